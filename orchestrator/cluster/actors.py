@@ -1,0 +1,113 @@
+"""The Ray actor in which a worker or a server lives, and a handle by which the driver speaks to it.
+
+A plain class, wrapped by `ray.remote` only when a member is started. `prepare` and `run` block the compute thread; `take`
+answers beside them. Failures are answers (`{"failed": ...}`), not exceptions, so that nothing needs pickle and Ray adds no
+traceback of its own; only the death of the process is an exception, and means just that.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any, Literal
+
+import ray
+
+from orchestrator import errors
+from orchestrator.cluster.outbox import Outbox, capture_prints
+
+if TYPE_CHECKING:
+    from orchestrator.transports.base import Transport
+
+Role = Literal["worker", "server"]
+Answer = dict[str, Any]
+
+
+class MemberActor:
+    """One member's process. project: the working directory of the launch, from which the pipeline is imported."""
+
+    def __init__(self, role: Role, settings: str, secret: bytes, project: str) -> None:
+        self._outbox = Outbox()
+        capture_prints(self._outbox)
+        if project not in sys.path:
+            sys.path.insert(0, project)
+        os.chdir(project)
+        self._role = role
+        self._settings_text = settings
+        self._secret = secret
+
+    def prepare(self) -> Answer:
+        """`{"facts", "address", "pid", "node"}`: ready to join a generation."""
+        return self._answer(self._prepare)
+
+    def run(self, generation: dict[str, Any], rank: int, peers: dict[int, Any], facts: dict[str, Any]) -> Answer:
+        """Live the generation: `{"digest"}` at its end."""
+        return self._answer(lambda: self._run(generation, rank, peers, facts))
+
+    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    def take(self, after: int, wait_s: float, gather_s: float) -> list[dict[str, Any]]:
+        """Long poll for entries of the outbox (see there)."""
+        return self._outbox.take(after, wait_s, gather_s)
+
+    def save_weights(self, path: str) -> None:
+        """Write the model's parameters and persistent buffers as a safetensors file on this node."""
+        from safetensors.torch import save_file
+
+        save_file(self._member.state(), path)
+
+    def _prepare(self) -> Answer:
+        from orchestrator.engine.worker import Server, Worker
+        from orchestrator.settings import from_yaml
+        from orchestrator.transports.shared_memory import SharedRegions
+        from orchestrator.transports.sockets import Listener
+
+        settings = from_yaml(self._settings_text)
+        self._timeout_s = settings.cluster.step_timeout_s
+        self._listener = Listener(self._secret)
+        self._regions = SharedRegions()
+        self._member: Any = (Worker if self._role == "worker" else Server)(settings, self._regions)
+        facts = self._member.prepare()
+        node = ray.get_runtime_context().get_node_id()
+        return {"facts": facts, "address": self._listener.addresses["unix"], "pid": os.getpid(), "node": node}
+
+    def _run(self, generation: dict[str, Any], rank: int, peers: dict[int, Any], facts: dict[str, Any]) -> Answer:
+        from orchestrator.engine.worker import Generation
+        from orchestrator.topologies import build_schedule
+        from orchestrator.transports.sockets import connect
+
+        schedule = build_schedule(generation["topology"], generation["workers"], **generation["options"])
+        plan = Generation(generation["number"], schedule, tuple(map(tuple, generation["shards"])))
+        transports = []
+
+        def join() -> Transport:
+            transports.append(connect(self._listener, rank, plan.number, peers, self._regions, self._timeout_s))
+            return transports[0]
+
+        try:
+            return {"digest": self._member.run(plan, rank, join, facts, self._outbox.put)}
+        finally:
+            for transport in transports:
+                transport.abort()  # after a regular end it is closed already, and this does nothing
+
+    def _answer(self, action: Any) -> Answer:
+        from orchestrator.engine.lockstep import Withdrawn
+        from orchestrator.transports.base import DeadlineExceeded, PeerLost
+
+        try:
+            return action()  # type: ignore[no-any-return]
+        except (PeerLost, Withdrawn) as error:
+            return {"withdrew": str(error)}
+        except DeadlineExceeded as error:
+            stalled = errors.Stalled(str(error), "raise cluster.step_timeout_s if a step may take that long")
+            return {"failed": stalled.as_dict()}
+        except errors.OrchestratorError as error:
+            return {"failed": error.as_dict()}
+        except MemoryError as error:
+            text = str(error) or "no memory left"
+            return {"failed": errors.RunFailed(text, "use a smaller model, fewer workers, or more memory").as_dict()}
+        except Exception as error:
+            fault = errors.RunFailed(
+                f"{type(error).__name__}: {error}", "this is a fault of orchestrator; error.txt has the traceback", traceback.format_exc()
+            )
+            return {"failed": fault.as_dict()}

@@ -1,0 +1,90 @@
+"""A private Ray on this machine, started for one run and gone with it.
+
+`address="local"` is explicit, because a plain `ray.init()` joins whatever cluster RAY_ADDRESS or a left-over file names. Its
+files lie in a folder of their own that is removed at the end; the folder of a driver that was killed is removed by the next
+start. Actors are reached only with a token that exists in this process's environment, so other users of the machine
+cannot run code here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from orchestrator.errors import ClusterUnavailable
+
+_PREFIX = "orc-"
+_OBJECT_STORE_BYTES = 128 * 2**20  # only the trained weights travel through it; gradients have their own way
+_SOCKET_PATH_LIMIT = 40  # characters of the folder; Ray adds some 65, and a Unix socket's path ends at 107
+
+
+class LocalRay:
+    """A context manager. cpus: how many CPUs the actors will ask for, whether or not the machine has them."""
+
+    def __init__(self, cpus: float) -> None:
+        self._cpus = cpus
+        self._folder: Path | None = None
+
+    def __enter__(self) -> Self:
+        _remove_abandoned()
+        self._folder = _new_folder()
+        prepare_environment()
+        import ray
+
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        try:
+            ray.init(
+                address="local",
+                num_cpus=max(1, -(-int(self._cpus * 1000) // 1000)),
+                include_dashboard=False,
+                logging_level="error",
+                log_to_driver=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                _temp_dir=str(self._folder),
+            )
+        except Exception as error:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            raise ClusterUnavailable(
+                f"Ray could not be started: {str(error).splitlines()[0]}", "look at memory, disk and open files of this machine"
+            ) from error
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        import ray
+
+        ray.shutdown()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def prepare_environment() -> None:
+    """Make Ray private and silent, reporting to nobody. Ray reads these when it is imported, so this comes before."""
+    os.environ["RAY_AUTH_MODE"] = "token"
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # These lines reach the terminal past log_to_driver; the controller tells of a lost worker itself.
+    os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "worker died or was killed|Raylet is terminated|state-dump"
+
+
+def _new_folder() -> Path:
+    """A folder whose name carries this process's id, so that a later start knows when it is abandoned."""
+    parent = tempfile.gettempdir()
+    if len(parent) > _SOCKET_PATH_LIMIT - 20:
+        parent = "/tmp"
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
+
+
+def _remove_abandoned() -> None:
+    for parent in {tempfile.gettempdir(), "/tmp"}:
+        for folder in Path(parent).glob(f"{_PREFIX}*-*"):
+            pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+            with contextlib.suppress(OSError):
+                if pid.isdigit() and folder.stat().st_uid == os.getuid() and not Path(f"/proc/{pid}").exists():
+                    shutil.rmtree(folder, ignore_errors=True)

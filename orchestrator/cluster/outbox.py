@@ -1,0 +1,69 @@
+"""What an actor has to tell, kept until the driver has it: a list with a number for each entry, read by long polling."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Any, TextIO
+
+Entry = dict[str, Any]
+
+
+class Outbox:
+    """Written by the compute thread, read by the actor's control thread."""
+
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
+        self._first = 0  # number of the oldest entry that is kept
+        self._changed = threading.Condition()
+
+    def put(self, entry: Entry) -> None:
+        with self._changed:
+            self._entries.append(entry)
+            self._changed.notify_all()
+
+    def take(self, after: int, wait_s: float, gather_s: float) -> list[Entry]:
+        """Forget the entries before number `after`, which the driver has; wait up to `wait_s` for others, then `gather_s`
+        more, so that a fast run sends many at once; return them."""
+        with self._changed:
+            del self._entries[: max(0, after - self._first)]
+            self._first = max(self._first, after)
+            self._changed.wait_for(lambda: bool(self._entries), wait_s)
+        if gather_s > 0:
+            time.sleep(gather_s)
+        with self._changed:
+            return list(self._entries)
+
+
+class Printed:
+    """A text stream that puts whole lines into an outbox: what the user's code prints must reach the user."""
+
+    encoding = "utf-8"
+    errors = "replace"
+
+    def __init__(self, outbox: Outbox, behind: TextIO) -> None:
+        self._outbox = outbox
+        self._behind = behind
+        self._line = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            self._outbox.put({"printed": line})
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        return self._behind.fileno()
+
+
+def capture_prints(outbox: Outbox) -> None:
+    """From now on, what this process prints goes to the outbox."""
+    sys.stdout = Printed(outbox, sys.stdout)  # type: ignore[assignment]
+    sys.stderr = Printed(outbox, sys.stderr)  # type: ignore[assignment]

@@ -1,0 +1,82 @@
+"""`conf=NAME|PATH [key=value ...]`: check, start, train, record, sum up."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from orchestrator.cluster.local import LocalRay
+from orchestrator.cluster.members import Members, roles
+from orchestrator.driver import preflight, signals, summary
+from orchestrator.driver.folders import project_folder
+from orchestrator.driver.outcome import Outcome
+from orchestrator.driver.progress import Progress, for_stream
+from orchestrator.driver.record import Record, open_record
+from orchestrator.driver.session import Session
+from orchestrator.errors import OrchestratorError, RunFailed
+from orchestrator.settings import Settings, to_yaml
+from orchestrator.topologies import Schedule, build_schedule
+
+
+def launch(settings: Settings) -> tuple[str, Outcome]:
+    """The whole story; returns the run's id and what it came to.
+
+    Raises ConfigurationError and NotRerunnable before anything is started; an error of the run itself is in the outcome.
+    """
+    project = Path.cwd()
+    provenance = preflight.check(settings, project)
+    folder = project_folder(project)
+    display = for_stream()
+    for obstacle in provenance.obstacles:
+        display.say(f"note: this run cannot be repeated exactly: {obstacle}")
+    with signals.posted() as mailbox, ThreadPoolExecutor(1) as pool:
+        # MLflow takes as long to import as Ray to start, so they do it side by side.
+        opening = pool.submit(open_record, settings, folder, provenance)
+        try:
+            outcome = _train(settings, project, opening, display, mailbox)
+        except OrchestratorError as error:
+            outcome = Outcome(workers=settings.cluster.workers, error=error)
+        except BaseException as error:
+            opening.result().close(Outcome(error=RunFailed(f"{type(error).__name__}: {error}")))
+            raise
+        finally:
+            display.close()
+        record = opening.result()
+        record.close(outcome)
+    if outcome.error is None:
+        display.say(_summary(settings, outcome, record))
+    return record.tracker.run_id, outcome
+
+
+def _train(
+    settings: Settings, project: Path, opening: Future[Record], display: Progress, mailbox: signals.Mailbox
+) -> Outcome:
+    """Start Ray and the members, run them to the end, fetch the trained weights."""
+    schedule = build_schedule(settings.topology.name, settings.cluster.workers, **settings.topology.options())
+    with LocalRay(_cpus(settings, schedule, display)):
+        members = Members(
+            roles(schedule), to_yaml(settings), secrets.token_bytes(32), str(project), settings.cluster.cpus_per_worker
+        )
+        record = opening.result()
+        for run_id in record.orphans:
+            display.say(f"note: run {run_id} was left RUNNING by a driver that is gone; it is marked KILLED now")
+        outcome = Session(settings, schedule, members, record, display).run(mailbox)
+        if outcome.error is None:
+            members.save_weights(0, str(record.files.weights))
+    return outcome
+
+
+def _cpus(settings: Settings, schedule: Schedule, display: Progress) -> float:
+    """What the local Ray is started with: as many as the run needs (rule D4)."""
+    cpus, cores = settings.cluster.cpus_per_worker * schedule.members, len(os.sched_getaffinity(0))
+    if cpus > cores:
+        display.say(f"note: {schedule.members} processes that want {cpus:g} CPUs share {cores} cores")
+    return cpus
+
+
+def _summary(settings: Settings, outcome: Outcome, record: Record) -> str:
+    tracker = record.tracker
+    layout = f"{outcome.workers} worker{'s' * (outcome.workers > 1)}, topology {settings.topology.name}"
+    return summary.text(outcome, tracker.name, layout, tracker.run_id, tracker.experiment_id, record.store.uri)

@@ -1,0 +1,43 @@
+"""Where a project keeps what runs write: `.orchestrator/`, which git ignores because it holds its own `.gitignore`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orchestrator.errors import ConfigurationError
+
+NAME = ".orchestrator"
+
+
+def project_folder(project: Path) -> Path:
+    """The project's `.orchestrator`, created when it is missing. Raises ConfigurationError when it cannot be."""
+    folder = project / NAME
+    try:
+        folder.mkdir(exist_ok=True)
+        ignore = folder / ".gitignore"
+        if not ignore.exists():
+            ignore.write_text("*\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            [f"{folder} cannot be written: {error.strerror}"], "run from a folder in which you may write"
+        ) from error
+    return folder
+
+
+class RunFolder:
+    """`.orchestrator/<run id>/`: the files of one run."""
+
+    def __init__(self, folder: Path, run_id: str) -> None:
+        self.path = folder / run_id
+        self.path.mkdir(exist_ok=True)
+        self.journal = self.path / "journal.jsonl"
+        self.trace = self.path / "trace.jsonl"
+        self.settings = self.path / "settings.yaml"
+        self.environment = self.path / "environment.json"
+        self.weights = self.path / "model.safetensors"
+        self.error = self.path / "error.txt"
+
+    def artifacts(self) -> list[Path]:
+        """The files that are logged under `run/`, those that exist."""
+        files = [self.journal, self.trace, self.settings, self.environment, self.error]
+        return [file for file in files if file.exists()]

@@ -1,0 +1,63 @@
+"""What a run came to, as a value; and as the JSON object that the command line promises."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from orchestrator.errors import Interrupted, OrchestratorError
+
+Status = Literal["finished", "failed", "killed"]
+
+
+@dataclass
+class Outcome:
+    """loss: of the last step; metrics: of the last evaluation; times in seconds of the monotonic clock."""
+
+    workers: int = 0
+    steps: int = 0
+    loss: float | None = None
+    digest: str | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    generations: int = 0
+    error: OrchestratorError | None = None
+    first_step_at: float | None = None
+    last_step_at: float | None = None
+
+    @property
+    def status(self) -> Status:
+        if self.error is None:
+            return "finished"
+        return "killed" if isinstance(self.error, Interrupted) else "failed"
+
+    @property
+    def steps_per_s(self) -> float | None:
+        if self.first_step_at is None or self.last_step_at is None or self.last_step_at <= self.first_step_at:
+            return None
+        return (self.steps - 1) / (self.last_step_at - self.first_step_at)
+
+    def as_dict(self, run_id: str | None, started: float) -> dict[str, Any]:
+        """The object of the contract. run_id: None when no run was created; started: time of the command."""
+        report: dict[str, Any] = {
+            "run_id": run_id,
+            "status": self.status,
+            "steps": self.steps,
+            "digest": self.digest,
+            "loss": _number(self.loss),
+            "metrics": {name: _number(value) for name, value in self.metrics.items()},
+            "workers": self.workers,
+            "generations": self.generations,
+            "recoveries": [],
+            "launch_s": None if self.first_step_at is None else round(self.first_step_at - started, 3),
+            "steps_per_s": None if self.steps_per_s is None else round(self.steps_per_s, 3),
+        }
+        if self.error is not None:
+            error = self.error.as_dict()
+            report["error"] = {key: error[key] for key in ("kind", "message", "remedy")}
+        return report
+
+
+def _number(value: float | None) -> float | None:
+    """JSON has no NaN and no infinity."""
+    return value if value is None or math.isfinite(value) else None

@@ -1,0 +1,98 @@
+"""Evaluation on the validation set, spread over the workers, with a result free of their number (rule A6).
+
+Validation batch j belongs to shard j modulo the number of shards and so to that shard's host. Each batch fills its own row of
+slots; the rows are combined by maximum and reduced with `math.fsum`. Two walks: the first tells how many metrics there are
+and whether a batch failed, the second carries the rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from orchestrator.engine.ballots import EMPTY, from_slots, to_slots
+from orchestrator.engine.exchange import EVALUATION, EVALUATION_VOTE, Exchange
+from orchestrator.engine.lockstep import Withdrawn
+from orchestrator.engine.replica import Replica
+from orchestrator.engine.work import Work
+from orchestrator.errors import OrchestratorError, PipelineRaised
+
+_FIXED = 3  # loss, its weight, rows; the metrics follow
+
+
+class Results:
+    """What one member computed: the names of the metrics, a row of values per batch, or the fault that stopped it."""
+
+    def __init__(self) -> None:
+        self.names: list[str] | None = None
+        self.rows: dict[int, list[float]] = {}
+        self.fault: tuple[int, OrchestratorError] | None = None
+
+    def add(self, batch: int, names: list[str], values: list[float]) -> None:
+        if self.names is not None and names != self.names:
+            raise PipelineRaised(
+                f"metrics() returned {names} for validation batch {batch} and {self.names} before",
+                "return the same names for every batch",
+            )
+        self.names = names
+        self.rows[batch] = values
+
+
+def compute(work: Work, replica: Replica, shards: Sequence[int], total_shards: int, step: int) -> Results:
+    """Evaluate the batches that these shards own. The model's mode and buffers are left as they were."""
+    results = Results()
+    replica.begin_step()
+    work.model.eval()
+    for batch in range(len(work.evaluation_batches)):
+        if batch % total_shards not in shards:
+            continue
+        try:
+            results.add(batch, *work.evaluate(step, batch))
+        except OrchestratorError as error:
+            results.fault = (batch, error)
+            break
+    work.model.train()
+    replica.begin_shard()
+    return results
+
+
+def combine(exchange: Exchange, step: int, batches: int, results: Results) -> dict[str, float]:
+    """The metrics over the whole validation set, the same at every worker; a server passes empty results and may get no names.
+
+    Raises PipelineRaised, Withdrawn, and what the transport raises.
+    """
+    metrics = _agree(exchange, step, batches, results)
+    width = _FIXED + metrics
+    filled = {batch * width + i: value for batch, row in results.rows.items() for i, value in enumerate(row)}
+    slots = exchange.maximum(step, 0, EVALUATION, to_slots(batches * width, filled))
+    values = from_slots(slots)
+    rows = [[values[batch * width + i] for i in range(width)] for batch in range(batches)]
+    means = {"validation/loss": _mean([(row[0], row[1]) for row in rows])}
+    for i, name in enumerate(results.names or []):
+        means[f"validation/{name}"] = _mean([(row[_FIXED + i], row[2]) for row in rows])
+    return means
+
+
+def _agree(exchange: Exchange, step: int, batches: int, results: Results) -> int:
+    """The number of metrics; all members have to name as many, and none may have failed."""
+    count = EMPTY if results.names is None else len(results.names)
+    failing = EMPTY if results.fault is None else batches - results.fault[0]
+    vote = torch.tensor([failing, count, EMPTY if count == EMPTY else -count], dtype=torch.int64)
+    failing, most, fewest = exchange.maximum(step, 0, EVALUATION_VOTE, vote).tolist()
+    if failing != EMPTY:
+        batch = batches - failing
+        own = results.fault is not None and results.fault[0] == batch
+        raise results.fault[1] if own and results.fault else Withdrawn(f"validation batch {batch} failed")
+    if most != -fewest:
+        raise PipelineRaised(f"metrics() returned {-fewest} to {most} values for different validation batches")
+    return int(most)
+
+
+def _mean(values: list[tuple[float, float]]) -> float:
+    """The weighted mean; not a number where the model's values are not, which evaluation reports and does not judge."""
+    total = math.fsum(weight for _, weight in values)
+    if not all(math.isfinite(value) for value, _ in values):
+        return math.nan
+    return math.fsum(value * weight for value, weight in values) / total if total else math.nan

@@ -1,0 +1,141 @@
+"""A worker's part in a lockstep step: compute the hosted shards onto the grid, then take the summed gradient over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from orchestrator.engine.ballots import Agreement, Ballot
+from orchestrator.engine.exchange import Memory
+from orchestrator.engine.replica import Replica
+from orchestrator.engine.work import Work, naming
+from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
+from orchestrator.numerics.exact import Accumulator, magnitudes
+from orchestrator.numerics.grid import ABSENT, Grid, is_finite
+from orchestrator.updates.clipping import clip
+
+Gradients = Sequence[torch.Tensor | None]
+
+
+class Learner:
+    """Hosts shards. `evaluation_due` says by this member's clock whether to evaluate after the present step."""
+
+    def __init__(
+        self,
+        work: Work,
+        replica: Replica,
+        optimizer: torch.optim.Optimizer,
+        memory: Memory,
+        *,
+        shards: Sequence[int],
+        exact: bool,
+        clip_norm: float | None,
+        evaluation_due: Callable[[], bool],
+    ) -> None:
+        self._work = work
+        self._replica = replica
+        self._optimizer = optimizer
+        self._accumulator = Accumulator(replica.layout, memory.contribution, exact=exact)
+        self._results = [replica.layout.views(result) for result in memory.results]
+        self._shards = tuple(shards)
+        self._clip_norm = clip_norm
+        self._evaluation_due = evaluation_due
+        self._fault: tuple[int, OrchestratorError] | None = None
+        self._kept: tuple[Gradients, float, Ballot] | None = None
+
+    def contribute(self, step: int, attempt: int, grid: Grid) -> Ballot:
+        if attempt == 0:
+            self._replica.begin_step()
+        elif self._kept is not None:
+            return self._contribute_kept(grid)
+        self._kept = None
+        self._accumulator.clear()
+        tally = _Tally(self._replica)
+        for shard in self._shards:
+            try:
+                computed = self._compute(step, shard)
+                if computed is None:
+                    continue
+                loss, weight, gradients, sizes = computed
+                tally.add(shard, loss, weight, sizes)
+            except OrchestratorError as error:
+                self._fault = (shard, error)
+                return Ballot(failing_shard=shard)
+            self._accumulator.add(gradients, weight, grid)
+            if len(self._shards) == 1:
+                self._kept = (gradients, weight, tally.ballot(evaluate=False))
+        return tally.ballot(evaluate=self._evaluation_due())
+
+    def fault(self, shard: int) -> Exception | None:
+        return self._fault[1] if self._fault is not None and self._fault[0] == shard else None
+
+    def apply(self, step: int, agreement: Agreement) -> None:
+        agreed = [
+            None if magnitude == ABSENT else result
+            for magnitude, result in zip(agreement.magnitudes, self._results[step % 2], strict=True)
+        ]
+        gradients = agreed[: len(self._replica.parameters)]
+        clipped = gradients if self._clip_norm is None else clip(gradients, self._clip_norm)
+        for parameter, gradient in zip(self._replica.parameters, clipped, strict=True):
+            parameter.grad = gradient
+        with naming(f"the optimizer (step {step})"):
+            self._optimizer.step()
+        self._replica.adopt(agreed[len(self._replica.parameters) :], agreement.counters)
+
+    def _contribute_kept(self, grid: Grid) -> Ballot:
+        """A worker with one shard need not compute it again: only the grid has changed (rule A4)."""
+        assert self._kept is not None
+        gradients, weight, ballot = self._kept
+        self._accumulator.clear()
+        self._accumulator.add(gradients, weight, grid)
+        return ballot
+
+    def _compute(self, step: int, shard: int) -> tuple[float, float, Gradients, list[int]] | None:
+        """Loss, weight, contributions and magnitudes of one shard; None when it has nothing to contribute."""
+        self._replica.begin_shard()
+        computed = self._work.loss(step, shard)
+        if computed is None:
+            return None
+        loss, weight = computed
+        gradients = self._replica.contribution()
+        sizes = magnitudes(gradients, weight)
+        for slot, size in zip(self._replica.layout.slots, sizes, strict=True):
+            if size != ABSENT and not is_finite(size):
+                raise NonFinite(
+                    f"the gradient of {slot.name} is not finite at step {step}, shard {shard}",
+                    "lower optimizer.lr, set gradient.clip, or look at the samples of this micro-batch",
+                )
+        return loss.item(), weight, gradients, sizes
+
+
+class _Tally:
+    """What the hosted shards of one attempt add up to, apart from the gradient itself."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._magnitudes = [ABSENT] * len(replica.layout.slots)
+        self._weights: dict[int, float] = {}
+        self._losses: dict[int, float] = {}
+        self._counters: list[int] | None = None
+
+    def add(self, shard: int, loss: float, weight: float, sizes: list[int]) -> None:
+        self._magnitudes = [max(pair) for pair in zip(self._magnitudes, sizes, strict=True)]
+        self._weights[shard] = weight
+        self._losses[shard] = loss
+        counters = self._replica.counter_values()
+        if self._counters is not None and counters != self._counters:
+            name = next(
+                n for n, a, b in zip(self._replica.counter_names(), counters, self._counters, strict=True) if a != b
+            )
+            raise PipelineRaised(f"the shards left different values in the integer buffer {name!r}")
+        self._counters = counters
+
+    def ballot(self, *, evaluate: bool) -> Ballot:
+        return Ballot(
+            evaluate=evaluate,
+            magnitudes=self._magnitudes,
+            weights=self._weights,
+            losses=self._losses,
+            counters=self._counters,
+        )

@@ -1,0 +1,109 @@
+"""One lockstep (BSP) step, the same for workers and servers: contribute, agree, sum, apply.
+
+    attempt 0   every worker computes its shards on the present grid      contribute
+                all agree on magnitudes, weights, losses, failures        vote
+                the grid does not fit: refit it, attempt 1                (the first step always takes this way)
+                the grid fits: sum exactly, apply                         exchange, apply
+
+A step either happens for all members or for none: whatever goes wrong in a shard is part of the vote, so nobody waits for data
+that will not come.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from orchestrator.engine.ballots import Agreement, Ballot, Shape
+from orchestrator.engine.exchange import VOTE, Exchange
+from orchestrator.errors import Inconsistent, PipelineRaised
+from orchestrator.numerics.grid import Grid
+
+ATTEMPTS = 2
+
+
+class Withdrawn(Exception):  # noqa: N818 - not an error of its own: somebody else's error ends the run
+    """This member stops because another member's shard failed; that member tells the story."""
+
+
+class Member(Protocol):
+    """What differs between a worker, which learns, and a server, which only adds."""
+
+    def contribute(self, step: int, attempt: int, grid: Grid) -> Ballot:
+        """Put this member's exact contribution into its region and say what the others must know. Never raises for a fault
+        of the pipeline: the fault goes into the ballot, and `fault` hands it out after the vote."""
+
+    def fault(self, shard: int) -> Exception | None:
+        """The fault of `shard`, if this member hosts it."""
+
+    def apply(self, step: int, agreement: Agreement) -> None:
+        """Take the summed gradient over."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A committed step. gradient: the fingerprint of the summed gradient, signed 64 bits."""
+
+    step: int
+    loss: float
+    gradient: int
+    evaluate: bool
+
+
+class Lockstep:
+    """Runs steps; its state between steps is the grid."""
+
+    def __init__(self, member: Member, exchange: Exchange, shape: Shape, names: list[str], *, exact: bool) -> None:
+        self._member = member
+        self._exchange = exchange
+        self._shape = shape
+        self._names = names  # of the layout's tensors, then of the counters
+        self._exact = exact
+        self.grid = Grid.unset(shape.tensors, shape.shards)
+
+    def step(self, step: int) -> Outcome:
+        """Raises PipelineRaised, NonFinite, Inconsistent, Withdrawn, and what the transport raises."""
+        attempt, agreement = self._settle(step)
+        fingerprint = self._exchange.total(step, attempt, agreement.total_weight)
+        self._member.apply(step, agreement)
+        if self._exact:
+            self.grid = self.grid.committed(agreement.magnitudes)
+        return Outcome(step, agreement.loss, fingerprint, agreement.evaluate)
+
+    def _settle(self, step: int) -> tuple[int, Agreement]:
+        """Attempts until the grid fits; the agreement of the last one."""
+        earlier: Agreement | None = None
+        for attempt in range(ATTEMPTS):
+            agreement = self._vote(step, attempt)
+            if earlier is not None:
+                self._check_repeated(step, earlier, agreement)
+            misfits = self.grid.misfits(agreement.magnitudes) if self._exact else []
+            if not misfits:
+                return attempt, agreement
+            self.grid = self.grid.refit(agreement.magnitudes)
+            earlier = agreement
+        raise AssertionError("a grid that was fitted to equal magnitudes fits")
+
+    def _vote(self, step: int, attempt: int) -> Agreement:
+        ballot = self._member.contribute(step, attempt, self.grid)
+        vector = self._exchange.maximum(step, attempt, VOTE, ballot.encode(self._shape))
+        agreement = Agreement.decode(vector, self._shape)
+        if agreement.failing_shard is not None:
+            raise self._member.fault(agreement.failing_shard) or Withdrawn(f"shard {agreement.failing_shard} failed")
+        if agreement.total_weight == 0:
+            raise PipelineRaised(f"step {step}: the weights of all shards are zero", "a step needs something to learn from")
+        for i in agreement.disagreeing_counters:
+            name = self._names[self._shape.tensors + i]
+            raise PipelineRaised(f"step {step}: the shards left different values in the integer buffer {name!r}")
+        return agreement
+
+    def _check_repeated(self, step: int, first: Agreement, second: Agreement) -> None:
+        """Computing a micro-batch again gives the same bits, or nothing here can be exact."""
+        shards = [s for s in first.losses if first.losses[s] != second.losses.get(s)]
+        tensors = [self._names[i] for i, m in enumerate(first.magnitudes) if m != second.magnitudes[i]]
+        if shards or tensors:
+            what = f"loss of shard {shards[0]}" if shards else f"gradient of {tensors[0]}"
+            raise Inconsistent(
+                f"step {step}: the {what} came out differently when the same micro-batch was computed again",
+                "a pipeline must keep no state between batches and draw randomness only from torch, numpy or random",
+            )

@@ -1,0 +1,144 @@
+"""The user's side of a step: batches from the pipeline's datasets, losses and metrics from its functions, faults by name.
+
+Everything that calls the user's code stands here, so that every exception of it is turned into one PipelineRaised that names
+the place, with the user's own frames in the message and the full traceback in `details`.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from orchestrator.data.loading import fetch
+from orchestrator.data.order import Order, Sampler, evaluation_batches
+from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
+from orchestrator.numerics import streams
+from orchestrator.pipeline import Pipeline
+
+_OWN = Path(__file__).resolve().parent.parent
+
+
+class Work:
+    """Micro-batches and evaluation batches of one run. Built under the run's seed; raises PipelineRaised."""
+
+    def __init__(self, pipeline: type[Pipeline], args: dict[str, Any], *, seed: int, batch_size: int, shards: int) -> None:
+        self._seed = seed
+        with naming("the pipeline's __init__"), streams.seeded(seed, "pipeline"):
+            self.pipeline = pipeline(**args)
+        with naming("datasets()"), streams.seeded(seed, "datasets"):
+            self._train, self._validation = self._datasets()
+        with naming("model()"), streams.seeded(seed, "model"):
+            self.model = self.pipeline.model()
+        if not isinstance(self.model, torch.nn.Module):
+            raise PipelineRaised(f"model() returned {type(self.model).__name__}", "return a torch.nn.Module")
+        self.order = Order(seed, _length(self._train, "training"), batch_size, shards)
+        self._sampler = Sampler(self.order)
+        held_out = 0 if self._validation is None else _length(self._validation, "validation")
+        self.evaluation_batches = evaluation_batches(held_out, max(1, batch_size // shards))
+
+    def loss(self, step: int, shard: int) -> tuple[torch.Tensor, float] | None:
+        """(mean loss, weight) of micro-batch (step, shard), with its graph; None when the micro-batch is empty.
+
+        The caller has called `model.train()`. Raises PipelineRaised, NonFinite.
+        """
+        indices = self._sampler.indices(step, shard)
+        if not indices:
+            return None
+        where = f"step {step}, shard {shard}"
+        with naming(f"reading samples ({where})"), streams.seeded(self._seed, "samples", step, shard):
+            batch = fetch(self._train, indices, self.pipeline.collate)
+        with naming(f"loss() ({where})"), streams.seeded(self._seed, "compute", step, shard):
+            loss, weight = _mean_and_weight(self.pipeline.loss(self.model, batch), len(indices))
+            if weight == 0:
+                return None
+            if not math.isfinite(loss.item()):
+                raise NonFinite(f"the loss is {loss.item()} at {where}", _NON_FINITE_REMEDY)
+            loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach(), weight
+
+    def evaluate(self, step: int, batch: int) -> tuple[list[str], list[float]]:
+        """Names and values of one validation batch: loss, its weight, rows, then the pipeline's metrics by name.
+
+        The caller has called `model.eval()`.
+        """
+        indices = self.evaluation_batches[batch]
+        where = f"after step {step}, validation batch {batch}"
+        with naming(f"reading samples ({where})"), streams.seeded(self._seed, "evaluation samples", step, batch):
+            items = fetch(self._validation, indices, self.pipeline.collate)
+        with naming(f"evaluation ({where})"), streams.seeded(self._seed, "evaluation", step, batch), torch.no_grad():
+            loss, weight = _mean_and_weight(self.pipeline.loss(self.model, items), len(indices))
+            metrics = dict(sorted(self.pipeline.metrics(self.model, items).items()))
+            values = [loss.item(), weight, float(len(indices)), *(float(value) for value in metrics.values())]
+        return list(metrics), values
+
+    def _datasets(self) -> tuple[Any, Any]:
+        returned: Any = self.pipeline.datasets()
+        if not (isinstance(returned, tuple) and len(returned) == 2):
+            raise PipelineRaised(
+                f"datasets() returned {type(returned).__name__}", "return (train, validation), or (train, None)"
+            )
+        return returned
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Turns an exception of the user's code inside the block into a PipelineRaised that says what was being done."""
+    try:
+        yield
+    except OrchestratorError:
+        raise
+    except Exception as error:
+        raise PipelineRaised(
+            f"{what} raised {type(error).__name__}: {error}{_frames(error)}",
+            "the full traceback is in the run's folder, in error.txt",
+            traceback.format_exc(),
+        ) from None
+
+
+def _frames(error: BaseException) -> str:
+    """The frames that are neither ours nor an installed package's, innermost last."""
+    frames = [
+        f"\n    {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if _OWN not in Path(frame.filename).resolve().parents and "site-packages" not in frame.filename
+    ]
+    return "".join(frames)
+
+
+_NON_FINITE_REMEDY = "lower optimizer.lr, set gradient.clip, or look at the samples of this micro-batch"
+
+
+def _length(dataset: Any, which: str) -> int:
+    if isinstance(dataset, torch.utils.data.IterableDataset):
+        raise PipelineRaised(
+            f"the {which} dataset is an IterableDataset",
+            "use a map-style dataset (__len__ and __getitem__): exact order needs samples that can be addressed",
+        )
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise PipelineRaised(
+            f"the {which} dataset is a {type(dataset).__name__}", "it needs __len__ and __getitem__ (a map-style dataset)"
+        )
+    length = len(dataset)
+    if length == 0 and which == "training":
+        raise PipelineRaised("the training dataset is empty", "look at what datasets() reads")
+    return length
+
+
+def _mean_and_weight(returned: Any, rows: int) -> tuple[torch.Tensor, float]:
+    """What loss() returned, checked: a scalar float tensor, alone or with its weight."""
+    loss, weight = returned if isinstance(returned, Sequence) and len(returned) == 2 else (returned, rows)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        shape = f" of shape {tuple(loss.shape)}, {loss.dtype}" if isinstance(loss, torch.Tensor) else ""
+        raise PipelineRaised(
+            f"loss() returned a {type(loss).__name__}{shape}", "return a scalar float tensor, or (scalar tensor, weight)"
+        )
+    value = float(weight)
+    if not math.isfinite(value) or value < 0:
+        raise PipelineRaised(f"loss() returned the weight {value}", "a weight is a finite number, zero or more")
+    return loss.reshape(()), value

@@ -1,0 +1,105 @@
+"""The errors a user can meet, each with the exit code of the command line.
+
+    OrchestratorError                 1   anything below; never raised itself
+    +-- UsageError                    2   the command line asks for something that does not exist
+    |   +-- ConfigurationError        2   settings that are wrong; carries every problem found
+    +-- RunFailed                     1   the run started and could not go on
+    |   +-- PipelineRaised            1   the user's code raised
+    |   +-- NonFinite                 1   a loss or a gradient is not a number, or infinite
+    |   +-- Inconsistent              1   replicas, shards or attempts disagree where they must not
+    |   +-- WorkerLost                1   a worker or a server died
+    |   +-- Stalled                   1   nothing moved for `cluster.step_timeout_s`
+    |   +-- ClusterUnavailable        1   Ray cannot start, or cannot give what the run asks for
+    +-- NotRerunnable                 4   the run cannot be repeated exactly, and exactness was asked for
+    +-- Interrupted                 130   SIGINT or SIGTERM
+
+An error says what and where in its message and what to do about it in its remedy. It is an ordinary value: a worker sends
+it to the driver as the dictionary `as_dict` gives, because an exception that crosses processes must not need pickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+
+class OrchestratorError(Exception):
+    """An error that a user can cause or meet: one message, one remedy, one exit code."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, remedy: str = "", details: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+        self.details = details  # a full traceback, for the run's folder; never shown
+
+    @property
+    def kind(self) -> str:
+        return type(self).__name__
+
+    def as_dict(self) -> dict[str, str]:
+        return {"kind": self.kind, "message": self.message, "remedy": self.remedy, "details": self.details}
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  {self.remedy}" if self.remedy else self.message
+
+
+class UsageError(OrchestratorError):
+    exit_code = 2
+
+
+class ConfigurationError(UsageError):
+    """Settings that are wrong. `problems` holds one sentence each, so that all are reported at once."""
+
+    def __init__(self, problems: Sequence[str], remedy: str = "") -> None:
+        self.problems = tuple(problems)
+        heading = "the configuration is wrong:" if len(self.problems) > 1 else "the configuration is wrong: "
+        body = "".join(f"\n  - {problem}" for problem in self.problems) if len(self.problems) > 1 else self.problems[0]
+        super().__init__(heading + body, remedy)
+
+
+class RunFailed(OrchestratorError):
+    pass
+
+
+class PipelineRaised(RunFailed):
+    pass
+
+
+class NonFinite(RunFailed):
+    pass
+
+
+class Inconsistent(RunFailed):
+    pass
+
+
+class WorkerLost(RunFailed):
+    pass
+
+
+class Stalled(RunFailed):
+    pass
+
+
+class ClusterUnavailable(RunFailed):
+    pass
+
+
+class NotRerunnable(OrchestratorError):
+    exit_code = 4
+
+
+class Interrupted(OrchestratorError):
+    exit_code = 130
+
+
+def from_dict(error: dict[str, str]) -> OrchestratorError:
+    """The error that `as_dict` described; a kind this version does not know becomes a RunFailed."""
+    kinds = {kind.__name__: kind for kind in _descendants(OrchestratorError) if kind is not ConfigurationError}
+    return kinds.get(error["kind"], RunFailed)(error["message"], error["remedy"], error["details"])
+
+
+def _descendants(kind: type[OrchestratorError]) -> list[type[OrchestratorError]]:
+    return [kind, *(below for child in kind.__subclasses__() for below in _descendants(child))]

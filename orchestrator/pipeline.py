@@ -1,0 +1,110 @@
+"""What a user writes: a class that makes the model and the datasets and says what the loss is.
+
+    from orchestrator import Pipeline
+
+    class Digits(Pipeline):
+        def __init__(self, hidden: int = 64): ...       # pipeline.args of the configuration
+        def model(self): ...                            # -> torch.nn.Module
+        def datasets(self): ...                         # -> (train, validation or None), map-style torch Datasets
+        def loss(self, model, batch): ...               # -> scalar tensor, mean over the batch (or: mean, weight)
+
+A pipeline keeps no state between batches: a micro-batch may be computed by any worker, at any time, more than once, and has
+to give the same bits each time. Randomness comes from torch, numpy or `random`; all three are seeded for every micro-batch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import Dataset
+
+
+class Pipeline:
+    """The base of every pipeline. `model`, `datasets` and `loss` have to be written; the rest has defaults."""
+
+    def model(self) -> torch.nn.Module:
+        """A new model. Its initial values are drawn under the run's seed; parameters are float32."""
+        raise NotImplementedError
+
+    def datasets(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
+        """The training set, and the validation set or None; both have a length and are read by index."""
+        raise NotImplementedError
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> Any:
+        """A scalar tensor: the mean over the batch. Where rows are the wrong weight (masked tokens): (mean, weight)."""
+        raise NotImplementedError
+
+    def metrics(self, model: torch.nn.Module, batch: Any) -> Mapping[str, torch.Tensor]:  # noqa: ARG002
+        """Further means over a validation batch, by name."""
+        return {}
+
+    def collate(self, items: Sequence[Any]) -> Any:
+        """A batch from the items of a dataset; by default torch's `default_collate`."""
+        from torch.utils.data import default_collate
+
+        return default_collate(list(items))
+
+    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer | None:  # noqa: ARG002
+        """An optimizer of torch.optim over the model's parameters, instead of the configuration's `optimizer`."""
+        return None
+
+
+def defines(pipeline: type[Pipeline], method: str) -> bool:
+    """Whether the class has a method of its own rather than the default."""
+    return getattr(pipeline, method) is not getattr(Pipeline, method)
+
+
+def find(target: str, args: Mapping[str, Any]) -> type[Pipeline]:
+    """The class that "package.module:Class" names, checked to be a whole pipeline that takes `args`.
+
+    Raises ConfigurationError: no such module or class, not a pipeline, a method missing, arguments that do not fit.
+    """
+    module_name, _, class_name = target.partition(":")
+    if not module_name or not class_name:
+        raise ConfigurationError([f"pipeline.target: {target!r} does not have the form 'package.module:Class'"])
+    module = _import(module_name)
+    found = getattr(module, class_name, None)
+    if found is None:
+        classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
+        near = difflib.get_close_matches(class_name, classes, n=1)
+        hint = f"; did you mean {module_name}:{near[0]}?" if near else ""
+        raise ConfigurationError([f"pipeline.target: {module_name} has no class {class_name!r}{hint}"])
+    if not (inspect.isclass(found) and issubclass(found, Pipeline)):
+        raise ConfigurationError([f"pipeline.target: {target} is not a subclass of orchestrator.Pipeline"])
+    missing = [name for name in ("model", "datasets", "loss") if not defines(found, name)]
+    if missing:
+        raise ConfigurationError([f"pipeline.target: {target} does not define {' and '.join(missing)}"])
+    try:
+        inspect.signature(found).bind(**args)
+    except TypeError as error:
+        raise ConfigurationError([f"pipeline.args: {class_name}{inspect.signature(found)}: {error}"]) from None
+    return found
+
+
+def _import(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise ConfigurationError(
+                [f"pipeline.target: importing {name} failed: no module named {error.name!r}"],
+                f"install {error.name}, or mend the import",
+            ) from error
+        raise ConfigurationError(
+            [f"pipeline.target: there is no module {name!r}"],
+            "modules are looked up from the working directory: run from the folder that holds the package",
+        ) from None
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigurationError(
+            [f"pipeline.target: importing {name} raised {type(error).__name__}: {error} ({where.filename}:{where.lineno})"]
+        ) from error

@@ -1,0 +1,52 @@
+"""The commit that a folder stands at, and whether the work tree differs from it. Plain git, read only.
+
+`GIT_*` variables are dropped (a hook may have set them) and optional locks are off, so nothing of the user's is touched.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Code:
+    """root: the work tree's top folder; commit: None before the first one; changed: paths that differ from the commit."""
+
+    root: Path
+    commit: str | None
+    changed: tuple[str, ...]
+
+    @property
+    def dirty(self) -> bool:
+        return bool(self.changed) or self.commit is None
+
+
+def capture(folder: Path) -> Code | None:
+    """The state of the repository that holds `folder`; None where there is no git or no repository."""
+    top = _git(folder, "rev-parse", "--show-toplevel")
+    if top is None:
+        return None
+    root = Path(top.rstrip("\n"))
+    commit = _git(root, "rev-parse", "--verify", "-q", "HEAD")
+    status = _git(root, "status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames") or ""
+    changed = tuple(entry[3:] for entry in status.split("\0") if entry)
+    return Code(root, commit.strip() if commit else None, changed)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """git's answer, or None when it has none."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            ["git", "-c", "core.fsmonitor=false", *arguments],
+            cwd=folder,
+            env={**environment, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"},
+            capture_output=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        return None
+    return done.stdout.decode("utf-8", "surrogateescape") if done.returncode == 0 else None

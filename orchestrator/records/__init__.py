@@ -1,0 +1,1 @@
+"""What a run leaves behind, as lines: the journal of events and the trace of steps. Standard library only."""

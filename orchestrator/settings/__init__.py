@@ -1,0 +1,63 @@
+"""The whole configuration: frozen dataclasses, and the loader that fills them from files and the command line.
+
+    settings = load(["digits"], ["cluster.workers=2", "topology=tree"])
+    settings.cluster.workers                     # 2
+    from_yaml(to_yaml(settings)) == settings     # True: this text is what workers, records and reruns get
+
+To add a setting, add one field to its section in `schema.py`: annotation, default, and `result(...)` or
+`execution(...)` with one sentence and what the value must be. Loading, messages, identity and `docs/settings.md` follow
+from that line. A rule between two keys is one more entry of `RULES` in the same file.
+
+A setting that is not built yet has no field, so that giving it is an error. OmegaConf supplies the YAML dialect and the
+interpolations. Types are converted here (`values.py`), because OmegaConf damages text that looks like a number
+(`run.name=1e3`), stops at the first error, and names its own internals in messages.
+
+    values.py     one value: what a type accepts, and how it is told what was expected
+    schema.py     the fields, the rules between them
+    sources.py    a file or the command line as a list of paths and values
+    loading.py    sources merged, interpolated, converted; every problem found
+    views.py      settings as YAML, as flat keys, as an identity, as a page of documentation
+"""
+
+from __future__ import annotations
+
+from orchestrator.settings.loading import from_yaml, load
+from orchestrator.settings.schema import (
+    ClusterSettings,
+    DataSettings,
+    EvaluationSettings,
+    GradientSettings,
+    OptimizerSettings,
+    PipelineSettings,
+    RunSettings,
+    Settings,
+    SyncSettings,
+    TopologySettings,
+    TraceSettings,
+    TrackingSettings,
+)
+from orchestrator.settings.values import Every
+from orchestrator.settings.views import determining, document, flat, to_dict, to_yaml
+
+__all__ = [
+    "ClusterSettings",
+    "DataSettings",
+    "EvaluationSettings",
+    "Every",
+    "GradientSettings",
+    "OptimizerSettings",
+    "PipelineSettings",
+    "RunSettings",
+    "Settings",
+    "SyncSettings",
+    "TopologySettings",
+    "TraceSettings",
+    "TrackingSettings",
+    "determining",
+    "document",
+    "flat",
+    "from_yaml",
+    "load",
+    "to_dict",
+    "to_yaml",
+]

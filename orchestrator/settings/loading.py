@@ -1,0 +1,259 @@
+"""Sources merged left to right into settings, with every problem found at once.
+
+Each leaf keeps the place it came from, so that each problem can name it. Mappings merge, everything else is replaced.
+Interpolations, `${run.seed}` or `${oc.env:HOME}`, are OmegaConf's; they see the merged configuration with its defaults.
+
+What it does not do: read files (`sources.py`) or know a single key by name, but for the pair of rule F3.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from orchestrator.errors import ConfigurationError
+from orchestrator.settings import sources
+from orchestrator.settings.schema import (
+    BY_PATH,
+    KEYS,
+    SECTIONS,
+    TWO_LENGTHS,
+    Key,
+    KeyPath,
+    Rule,
+    Settings,
+    broken_rules,
+    locate,
+    shorthand,
+)
+from orchestrator.settings.sources import Source
+from orchestrator.settings.values import Given, MismatchError, plain, read, show
+
+Merged = dict[Key, dict[KeyPath, Given]]  # of an open key: what stands below it, by path; of others: one, at ()
+
+LENGTHS = (BY_PATH["run", "steps"], BY_PATH["run", "epochs"])  # a later source that sets one clears the other
+COMMON_OPTIONS = ("lr", "weight_decay", "momentum", "betas")  # of optimizers, whose options are no keys of the schema
+_NUM_SUGGESTIONS = 3
+
+
+def load(conf: Sequence[str], overrides: Sequence[str], *, folder: Path = Path("conf")) -> Settings:
+    """The settings of files, merged left to right, and of `key=value` overrides, which come last.
+
+    A file is a name in `folder` without its ending, or a path, which has a slash or ends with .yaml or .yml.
+    Raises ConfigurationError with every problem: where, which key, what is wrong, what was perhaps meant.
+    """
+    return _settings([*(sources.from_name(entry, folder) for entry in conf), sources.from_command_line(overrides)])
+
+
+def from_yaml(text: str, name: str = "settings") -> Settings:
+    """The settings that a YAML text alone describes, such as that of `to_yaml`. Raises ConfigurationError."""
+    return _settings([sources.from_text(text, name)])
+
+
+def _settings(found: Sequence[Source]) -> Settings:
+    merged: Merged = {}
+    problems = [problem for source in found for problem in (*source.problems, *_merge(merged, source))]
+    unresolved = _interpolate(merged)
+    problems += [problem for each in unresolved.values() for problem in each]
+    complete = all(source.readable for source in found)
+    values: dict[Key, Any] = {}
+    for key in KEYS:
+        if key in unresolved:
+            continue
+        if key.is_required and key not in merged:
+            problems += [_required(key)] if complete else []
+            continue
+        try:
+            values[key] = _value(key, merged.get(key, {}))
+        except MismatchError as mismatch:
+            problems.append(_problem(_where(merged, key), key.name, str(mismatch)))
+    if complete:
+        problems += [_problem(_blame(merged, rule), sentence) for rule, sentence in broken_rules(values)]
+    if problems:
+        raise ConfigurationError(problems)
+    return _build(values)
+
+
+def _required(key: Key) -> str:
+    return f"{key.name}: required" + (f"; must be {key.about.must.text}" if key.about.must else "")
+
+
+def _build(values: dict[Key, Any]) -> Settings:
+    sections: dict[str, Any] = {
+        name: section(**{key.attribute: value for key, value in values.items() if key.holder == name})
+        for name, section in SECTIONS.items()
+    }
+    return Settings(**sections, **{key.attribute: value for key, value in values.items() if key.holder is None})
+
+
+def _merge(merged: Merged, source: Source) -> list[str]:
+    """Put a source over what is there. Returns problems."""
+    problems: list[str] = []
+    changed: set[Key] = set()
+    for path, given in source.leaves:
+        if given.value == {} and len(path) == 1 and path[0] in SECTIONS:
+            continue
+        path = path if given.value is None or given.value == {} else shorthand(path)
+        located = locate(path)
+        if located is None:
+            problems.append(_problem(given.where, ".".join(path), _no_such_key(path, given)))
+            continue
+        key, rest = located
+        if not key.is_open:
+            merged[key] = {(): given}
+            changed.add(key)
+            continue
+        try:
+            read(key.kind, Given(_nested({rest: given}) if rest else given.value))
+        except MismatchError as mismatch:
+            problems.append(_problem(given.where, key.name, str(mismatch)))
+        else:
+            _put(merged.setdefault(key, {}), rest, given)
+    lengths = [key for key in LENGTHS if key in changed and merged[key][()].value is not None]
+    if len(lengths) > 1:
+        problems.append(_problem(_where(merged, lengths[-1]), TWO_LENGTHS))
+    if lengths:
+        for other in set(LENGTHS) - {lengths[0]}:
+            merged.pop(other, None)
+    return problems
+
+
+def _put(below: dict[KeyPath, Given], path: KeyPath, given: Given) -> None:
+    """Set one leaf below an open key, in place of what contains it or lies below it; {} merges into what is there."""
+    if given.value == {} and any(other[: len(path)] == path and len(other) > len(path) for other in below):
+        return
+    for other in list(below):
+        shared = min(len(other), len(path))
+        if other[:shared] == path[:shared]:
+            del below[other]
+    if path:
+        below[path] = given
+
+
+def _value(key: Key, below: dict[KeyPath, Given]) -> Any:
+    """Raises MismatchError."""
+    if key.is_open:
+        return read(key.kind, Given(_nested(below)), key.about.must)
+    return read(key.kind, below[()], key.about.must) if below else key.default
+
+
+def _nested(below: dict[KeyPath, Given]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for path, given in below.items():
+        _set(nested, path, plain(given.value))
+    return nested
+
+
+def _set(tree: dict[str, Any], path: KeyPath, value: Any) -> None:
+    for part in path[:-1]:
+        tree = tree.setdefault(part, {})
+    tree[path[-1]] = value
+
+
+def _interpolate(merged: Merged) -> dict[Key, list[str]]:
+    """Replace each interpolation by what it stands for. Returns the problems of those that stand for nothing."""
+    pending = {
+        (key, rest): given
+        for key, below in merged.items()
+        for rest, given in below.items()
+        if _has_interpolation(given.value)
+    }
+    if not pending:
+        return {}
+    problems: dict[Key, list[str]] = {}
+    tree: dict[str, Any] = {}
+    for key in KEYS:
+        if key not in merged and not key.is_required and not key.is_open:
+            _set(tree, key.path, plain(key.default))
+        for rest, given in merged.get(key, {}).items():
+            value = _interpolable(key, given)
+            try:
+                OmegaConf.create([value])
+            except (OmegaConfBaseException, ValueError) as error:  # bad syntax, or a type that will be refused anyway
+                if pending.pop((key, rest), None):
+                    problems.setdefault(key, []).append(_unresolved(key, rest, given, error))
+            else:
+                _set(tree, (*key.path, *rest), value)
+    config = OmegaConf.create(tree)
+    for (key, rest), given in pending.items():
+        try:
+            merged[key][rest] = Given(_resolved(config, (*key.path, *rest)), None, given.where)
+        except OmegaConfBaseException as error:
+            problems.setdefault(key, []).append(_unresolved(key, rest, given, error))
+    return problems
+
+
+def _has_interpolation(value: Any) -> bool:
+    if isinstance(value, list | dict):
+        return any(map(_has_interpolation, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, str) and "${" in value
+
+
+def _interpolable(key: Key, given: Given) -> Any:
+    """What an interpolation of this key gives: its value where it has one already, else what was given."""
+    if key.is_open:
+        return given.value
+    if _has_interpolation(given.value):
+        return given.text if isinstance(given.text, list) else given.value
+    try:
+        return plain(read(key.kind, given))
+    except MismatchError:
+        return given.value
+
+
+def _resolved(config: Any, path: KeyPath) -> Any:
+    for part in path:
+        config = config[part]
+    return OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
+
+
+def _unresolved(key: Key, rest: KeyPath, given: Given, error: Exception) -> str:
+    reason = re.sub(r"^\w+ raised while resolving interpolation: ", "", str(error).splitlines()[0])
+    return _problem(given.where, ".".join((*key.path, *rest)), f"cannot resolve {show(given.value)}: {reason}")
+
+
+def _no_such_key(path: KeyPath, given: Given) -> str:
+    inside = [key.attribute for key in KEYS if key.holder == path[0]]
+    if inside and len(path) == 1:
+        if given.value is None:
+            return f"has no value; give it keys ({', '.join(inside)}) or leave it out"
+        return f"expected keys ({', '.join(inside)}), got {show(given.value)}"
+    if found := _suggestions(path):
+        return f"no such key; did you mean {' or '.join(found)}?"
+    if inside:
+        return f"no such key; {path[0]} has {', '.join(inside)}"
+    return f"no such key; there are {', '.join(dict.fromkeys(key.holder or key.attribute for key in KEYS))}"
+
+
+def _suggestions(path: KeyPath) -> list[str]:
+    """Keys that were perhaps meant, the likeliest first: on any level, of the same name, or of a similar one."""
+    leaf = path[-1]
+    tops = [*SECTIONS, *(key.name for key in KEYS if key.holder is None)]
+    names = list(dict.fromkeys([*(key.name for key in KEYS), *SECTIONS]))
+    for top in difflib.get_close_matches(path[0], tops, n=1):
+        if top != path[0] and len(path) > 1 and locate((top, *path[1:])):
+            return [".".join((top, *path[1:]))]
+    found = [f"optimizer.{leaf}"] if leaf in COMMON_OPTIONS else []
+    found += [name for name in names if name.rpartition(".")[2] == leaf]
+    found += difflib.get_close_matches(".".join(path), names, n=_NUM_SUGGESTIONS, cutoff=0.8)
+    found += [name for name in names if difflib.get_close_matches(leaf, [name.rpartition(".")[2]], n=1, cutoff=0.75)]
+    return list(dict.fromkeys(found))[:_NUM_SUGGESTIONS]
+
+
+def _where(merged: Merged, key: Key) -> str:
+    return next((given.where for given in reversed(merged.get(key, {}).values())), "")
+
+
+def _blame(merged: Merged, rule: Rule) -> str:
+    places = [_where(merged, BY_PATH[tuple(name.split("."))]) for name in rule.keys]
+    return next((place for place in places if place), "")
+
+
+def _problem(*parts: str) -> str:
+    return ": ".join(part for part in parts if part)

@@ -1,0 +1,351 @@
+"""The fields of the configuration, and the rules between them.
+
+Each field says in its metadata what it is, what its value must be, and whether it determines the result of a run or
+only its execution (rule F2); identity, rerun and documentation derive from that. `layout` marks the keys that say how
+workers and servers are laid out: under `reduction: fast` sums follow the layout's order, so these then determine the
+result too. Settings are validated where they are built, in `Settings.__post_init__`, whoever builds them.
+
+What it does not do: check what needs torch or the user's code (options of the optimizer, the target of the pipeline).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+from orchestrator.errors import ConfigurationError
+from orchestrator.settings.values import (
+    NOT_EMPTY,
+    POSITIVE,
+    Constraint,
+    Every,
+    Given,
+    MismatchError,
+    at_least,
+    matching,
+    one_of,
+    read,
+    show,
+)
+from orchestrator.topologies import TOPOLOGIES
+
+KeyPath = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class About:
+    """doc: one sentence; must: what the value must be beyond its type; layout: see the head of this file."""
+
+    doc: str
+    determines: Literal["result", "execution"]
+    must: Constraint | None = None
+    layout: bool = False
+
+
+def result(doc: str, must: Constraint | None = None) -> dict[str, About]:
+    """Metadata of a field that determines the result."""
+    return {"about": About(doc, "result", must)}
+
+
+def execution(doc: str, must: Constraint | None = None, *, layout: bool = False) -> dict[str, About]:
+    """Metadata of a field that determines only how a run is executed."""
+    return {"about": About(doc, "execution", must, layout)}
+
+
+SEED = Constraint("at least 0 and below 2**63", lambda seed: bool(0 <= seed < 2**63))
+TARGET = matching(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", "package.module:Class")
+NO_NAME = Constraint("a mapping without the key 'name'", lambda options: "name" not in options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    name: str | None = field(default=None, metadata=execution("The name of the run in the tracker.", NOT_EMPTY))
+    experiment: str = field(
+        default="default", metadata=execution("The experiment of the tracker that the run is filed under.", NOT_EMPTY)
+    )
+    seed: int = field(default=0, metadata=result("The seed of all randomness.", SEED))
+    steps: int | None = field(
+        default=None, metadata=result("How many steps to train; either this or `run.epochs`.", at_least(1))
+    )
+    epochs: int | None = field(
+        default=None,
+        metadata=result("How many passes over the training data; either this or `run.steps`.", at_least(1)),
+    )
+    threads: int = field(
+        default=1, metadata=result("Threads of torch in each worker; another number gives other bits.", at_least(1))
+    )
+    precision: Literal["float32"] = field(
+        default="float32", metadata=result("The type in which gradients are computed.")
+    )
+    device: Literal["cpu"] = field(default="cpu", metadata=result("Where gradients are computed."))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineSettings:
+    target: str = field(metadata=result("The class of the pipeline, importable from the working directory.", TARGET))
+    args: dict[str, Any] = field(
+        default_factory=dict, metadata=result("The arguments with which the pipeline is built.")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    shards: int = field(
+        default=8, metadata=result("The slices into which every step is divided; at most so many workers.", at_least(1))
+    )
+    batch_size: int = field(default=64, metadata=result("Rows of a whole step, over all shards.", at_least(1)))
+    inputs: tuple[str, ...] = field(default=(), metadata=result("The files and folders that the pipeline reads."))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSettings:
+    workers: int = field(default=1, metadata=execution("How many workers host the shards.", at_least(1), layout=True))
+    cpus_per_worker: float = field(default=1.0, metadata=execution("CPUs that Ray sets aside for a worker.", POSITIVE))
+    start_timeout_s: float = field(
+        default=120.0, metadata=execution("Seconds within which all workers must have started.", POSITIVE)
+    )
+    step_timeout_s: float = field(
+        default=600.0, metadata=execution("Seconds without progress after which the run counts as stalled.", POSITIVE)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopologySettings:
+    """Each option of a topology in `TOPOLOGIES` is a field here; None leaves it to the topology."""
+
+    name: str = field(
+        default="ring",
+        metadata=execution("Who sends what to whom when workers add up gradients.", one_of(TOPOLOGIES), layout=True),
+    )
+    arity: int | None = field(
+        default=None, metadata=execution("Children of a node of the tree.", at_least(1), layout=True)
+    )
+    servers: int | None = field(
+        default=None, metadata=execution("How many parameter servers hold slices.", at_least(1), layout=True)
+    )
+
+    def options(self) -> dict[str, int]:
+        """The options to build the topology with: those that are set over the defaults that it has."""
+        return {option: getattr(self, option) or default for option, default in TOPOLOGIES[self.name].options.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncSettings:
+    mode: Literal["bsp"] = field(default="bsp", metadata=result("When a replica may go on: bsp is lockstep."))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """In YAML the options stand beside the name: `optimizer: {name: adamw, lr: 0.001}`."""
+
+    name: str | None = field(
+        default=None,
+        metadata=result("The optimizer of torch; required unless the pipeline brings its own.", NOT_EMPTY),
+    )
+    options: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=result("Any option of that optimizer, such as `lr`, `betas` or `weight_decay`.", NO_NAME),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientSettings:
+    clip: float | None = field(
+        default=None, metadata=result("The largest global L2 norm of a gradient; longer ones are scaled.", POSITIVE)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings:
+    every: Every | None = field(
+        default=None, metadata=execution("How often the validation set is evaluated; null: only at the end.")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceSettings:
+    digest_every: int = field(
+        default=100,
+        metadata=execution("Steps between two digests of all parameters; 0: only at the end.", at_least(0)),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingSettings:
+    uri: str | None = field(default=None, metadata=execution("The MLflow store; null: the project's own.", NOT_EMPTY))
+    every_s: float = field(default=1.0, metadata=execution("Seconds between two writes to the store.", POSITIVE))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The whole configuration of a run. Raises ConfigurationError, with every problem, when it is wrong."""
+
+    run: RunSettings = field(default_factory=RunSettings)
+    pipeline: PipelineSettings
+    data: DataSettings = field(default_factory=DataSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    topology: TopologySettings = field(default_factory=TopologySettings)
+    sync: SyncSettings = field(default_factory=SyncSettings)
+    reduction: Literal["exact", "fast"] = field(
+        default="exact", metadata=result("exact: sums free of order, the same bits on any layout; fast: plain sums.")
+    )
+    transport: Literal["auto", "shared_memory"] = field(
+        default="auto", metadata=execution("How gradients travel between workers.")
+    )
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    gradient: GradientSettings = field(default_factory=GradientSettings)
+    evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
+    trace: TraceSettings = field(default_factory=TraceSettings)
+    tracking: TrackingSettings = field(default_factory=TrackingSettings)
+    strict: bool = field(default=False, metadata=execution("Refuse to start a run that could not be repeated exactly."))
+    output: Literal["text", "json"] = field(
+        default="text", metadata=execution("json: the last line of stdout is one JSON object.")
+    )
+
+    def __post_init__(self) -> None:
+        values = {key: key.value(self) for key in KEYS}
+        problems = [f"{key.name}: {problem}" for key in KEYS if (problem := _unfit(key, values[key]))]
+        if not problems:
+            problems = [sentence for _, sentence in broken_rules(values)]
+        if problems:
+            raise ConfigurationError(problems)
+
+
+@dataclass(frozen=True, eq=False)
+class Key:
+    """One field of the schema: `path` is where its value stands in YAML, `holder` and `attribute` where in Settings."""
+
+    path: KeyPath
+    holder: str | None
+    attribute: str
+    kind: Any
+    about: About
+    default: Any
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.path)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any key may stand below it."""
+        return typing.get_origin(self.kind) is dict
+
+    @property
+    def is_required(self) -> bool:
+        return self.default is dataclasses.MISSING
+
+    def value(self, settings: Settings) -> Any:
+        return getattr(settings if self.holder is None else getattr(settings, self.holder), self.attribute)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What values of several keys must be together. `broken` gets them in this order; the first is the one to blame."""
+
+    keys: tuple[str, ...]
+    broken: Callable[..., str | None]
+
+
+def _length_is_given_once(steps: int | None, epochs: int | None) -> str | None:
+    if steps is None and epochs is None:
+        return "run.steps or run.epochs: one is required"
+    if steps is not None and epochs is not None:
+        return TWO_LENGTHS
+    return None
+
+
+def _workers_have_shards(workers: int, shards: int) -> str | None:
+    if workers <= shards:
+        return None
+    return (
+        f"cluster.workers: {workers} workers for {shards} shards; a worker hosts at least one shard: "
+        "lower cluster.workers or raise data.shards (which changes the result)"
+    )
+
+
+def _shards_have_rows(batch_size: int, shards: int) -> str | None:
+    if batch_size >= shards:
+        return None
+    return (
+        f"data.batch_size: {batch_size} rows for {shards} shards; a shard computes at least one row: "
+        "raise data.batch_size or lower data.shards"
+    )
+
+
+def _topology_has_option(option: str, value: int | None, topology: str) -> str | None:
+    if value is None or option in TOPOLOGIES[topology].options:
+        return None
+    having = [name for name, other in TOPOLOGIES.items() if option in other.options]
+    return f"topology.{option}: {topology} has no {option}; {' and '.join(having)} {'have' if having[1:] else 'has'}"
+
+
+TWO_LENGTHS = "run.steps and run.epochs: only one can be set"
+
+RULES = (
+    Rule(("run.steps", "run.epochs"), _length_is_given_once),
+    Rule(("cluster.workers", "data.shards"), _workers_have_shards),
+    Rule(("data.batch_size", "data.shards"), _shards_have_rows),
+    *(
+        Rule((f"topology.{option.name}", "topology.name"), partial(_topology_has_option, option.name))
+        for option in dataclasses.fields(TopologySettings)
+        if option.name != "name"
+    ),
+)
+
+
+def broken_rules(values: Mapping[Key, Any]) -> list[tuple[Rule, str]]:
+    """The rules that the values break, each with its sentence; rules over keys without a value are left out."""
+    named = {key.name: value for key, value in values.items() if not key.is_open}
+    known = [rule for rule in RULES if all(name in named for name in rule.keys)]
+    found = [(rule, rule.broken(*(named[name] for name in rule.keys))) for rule in known]
+    return [(rule, sentence) for rule, sentence in found if sentence is not None]
+
+
+def _unfit(key: Key, value: Any) -> str | None:
+    try:
+        kept = read(key.kind, Given(value), key.about.must)
+    except MismatchError as mismatch:
+        return str(mismatch)
+    return None if kept == value else f"expected {show(kept)}, got {show(value)}"
+
+
+def _keys(holder: str | None, kind: type) -> list[Key]:
+    hints = typing.get_type_hints(kind)
+    found: list[Key] = []
+    for entry in dataclasses.fields(kind):
+        hint = hints[entry.name]
+        if "about" not in entry.metadata:
+            found += _keys(entry.name, hint)
+            continue
+        above = () if holder is None else (holder,)
+        flat_options = kind is OptimizerSettings and entry.name == "options"
+        default = entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
+        path = above if flat_options else (*above, entry.name)
+        found.append(Key(path, holder, entry.name, hint, entry.metadata["about"], default))
+    return found
+
+
+KEYS: tuple[Key, ...] = tuple(_keys(None, Settings))
+BY_PATH: dict[KeyPath, Key] = {key.path: key for key in KEYS}
+SECTIONS: dict[str, Any] = {
+    name: hint for name, hint in typing.get_type_hints(Settings).items() if dataclasses.is_dataclass(hint)
+}
+
+
+def locate(path: KeyPath) -> tuple[Key, KeyPath] | None:
+    """The key that a path in YAML belongs to, and what of the path lies below it; None when there is no such key."""
+    key = BY_PATH.get(path[:2]) or BY_PATH.get(path[:1])
+    if key is None or (key.path != path and not key.is_open):
+        return None
+    return key, path[len(key.path) :]
+
+
+def shorthand(path: KeyPath) -> KeyPath:
+    """The path that a scalar given at `path` sets: `topology` is short for `topology.name`, `sync` for `sync.mode`."""
+    names = ("name", "mode") if len(path) == 1 and path[0] in SECTIONS else ()
+    return next(((*path, name) for name in names if (*path, name) in BY_PATH), path)

@@ -1,0 +1,160 @@
+"""A source of settings, a YAML file or the command line, as a list of paths and values, and what is wrong with it.
+
+YAML is OmegaConf's dialect (`1e-3` is a number, dates are text, a duplicate key is an error), read node by node,
+because a node still knows how its value was typed and in which line.
+
+What it does not do: decide which keys exist, or that one source overrides another (`loading.py`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from omegaconf._yaml import get_yaml_loader
+
+from orchestrator.settings import schema
+from orchestrator.settings.values import Given, is_text, show
+
+COMMAND_LINE = "command line"
+Loader = get_yaml_loader(max_yaml_expanded_nodes=100_000)
+_NULLS = ("", "~", "null", "Null", "NULL")
+_TEXT_TAG = "tag:yaml.org,2002:str"
+
+
+class Leaf(NamedTuple):
+    path: schema.KeyPath
+    given: Given
+
+
+@dataclass
+class Source:
+    """problems: sentences; readable: False where it is not known what the source says and nothing counts as absent."""
+
+    leaves: list[Leaf] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    readable: bool = True
+
+
+class _MalformedError(ValueError):
+    """A source, or an override, that is not YAML as it must be; the message is the whole problem."""
+
+
+def from_name(entry: str, folder: Path) -> Source:
+    """The file that `conf=entry` means: a path if it looks like one, else a name in `folder`."""
+    is_path = "/" in entry or entry.endswith((".yaml", ".yml"))
+    file = Path(entry) if is_path else folder / f"{entry}.yaml"
+    try:
+        return from_text(file.read_text(encoding="utf-8"), str(file))
+    except FileNotFoundError:
+        problem = f"conf={entry}: there is no such file" if is_path else _no_such_name(entry, folder)
+    except UnicodeDecodeError as error:
+        problem = f"{file}: is not text in UTF-8 (byte {error.start})"
+    except (OSError, ValueError) as error:
+        problem = f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}"
+    return Source(problems=[problem], readable=False)
+
+
+def from_text(text: str, name: str) -> Source:
+    """A YAML document; problems carry its name and the line."""
+    try:
+        loader, root = _compose(text, lambda mark: f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name)
+        if root is None:
+            raise _MalformedError(f"{name}: is empty; expected keys such as run and pipeline")
+        if not isinstance(root, yaml.MappingNode):
+            value = show(loader.construct_object(root, deep=True))
+            raise _MalformedError(f"{name}: expected keys such as run and pipeline, got {value}")
+    except _MalformedError as malformed:
+        return Source(problems=[str(malformed)], readable=False)
+    return _collect(_leaves(loader, root, (), lambda node: f"{name}:{node.start_mark.line + 1}"))
+
+
+def from_command_line(overrides: Sequence[str]) -> Source:
+    found = [_from_override(override) for override in overrides]
+    return Source(
+        leaves=[leaf for source in found for leaf in source.leaves],
+        problems=[problem for source in found for problem in source.problems],
+    )
+
+
+def _from_override(override: str) -> Source:
+    name, equals, typed = override.partition("=")
+    path = tuple(name.split("."))
+    if not equals or not all(path):
+        return Source(problems=[f"{COMMAND_LINE}: {show(override)}: expected key=value"])
+    located = schema.locate(path)
+    if typed in _NULLS:
+        return Source([Leaf(path, Given(None, typed, COMMAND_LINE))])
+    if located is not None and is_text(located[0].kind):
+        return Source([Leaf(path, Given(typed, typed, COMMAND_LINE))])
+    try:
+        loader, node = _compose(typed, lambda _: f"{COMMAND_LINE}: {name}")
+    except _MalformedError as malformed:
+        return Source(problems=[str(malformed)])
+    if node is None:  # a comment, such as `#5`
+        return Source([Leaf(path, Given(typed, typed, COMMAND_LINE))])
+    return _collect(_below(loader, node, path, COMMAND_LINE, lambda _: COMMAND_LINE))
+
+
+def _compose(text: str, at: Callable[[yaml.Mark | None], str]) -> tuple[Any, yaml.Node | None]:
+    """The root node, with merge keys resolved; duplicate keys and circular aliases excluded. Raises _MalformedError."""
+    try:
+        loader = Loader(text)
+        node = loader.get_single_node()
+        if node is not None:
+            loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        raise _MalformedError(
+            f"{at(error.problem_mark or error.context_mark)}: not valid YAML: {error.problem}"
+        ) from None
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise _MalformedError(f"{at(None)}: not valid YAML: {str(error).splitlines()[0]}") from None
+    return loader, node
+
+
+def _leaves(
+    loader: Any, mapping: yaml.MappingNode, above: schema.KeyPath, where: Callable[[yaml.Node], str]
+) -> Iterator[Leaf | str]:
+    """Depth first: every value that is not itself a mapping with keys, and a sentence for every key that is no key."""
+    for key, value in mapping.value:
+        if key.tag != _TEXT_TAG:
+            typed = key.value if isinstance(key, yaml.ScalarNode) else show(loader.construct_object(key, deep=True))
+            yield f"{where(key)}: {'.'.join((*above, typed))}: this key is not text; put it in quotes"
+        elif not above and "." in key.value and schema.locate(tuple(key.value.split("."))):
+            section, _, rest = key.value.partition(".")
+            yield f"{where(key)}: {key.value}: keys are nested in a file: write {section}: {{{rest}: ...}}"
+        else:
+            yield from _below(loader, value, (*above, key.value), where(key), where)
+
+
+def _below(
+    loader: Any, node: yaml.Node, path: schema.KeyPath, line: str, where: Callable[[yaml.Node], str]
+) -> Iterator[Leaf | str]:
+    if isinstance(node, yaml.MappingNode) and node.value:
+        yield from _leaves(loader, node, path, where)
+    else:
+        yield Leaf(path, Given(loader.construct_object(node, deep=True), _as_typed(node), line))
+
+
+def _as_typed(node: yaml.Node) -> Any:
+    if isinstance(node, yaml.SequenceNode):
+        return [_as_typed(item) for item in node.value]
+    return node.value if isinstance(node, yaml.ScalarNode) else None
+
+
+def _collect(found: Iterator[Leaf | str]) -> Source:
+    items = list(found)
+    return Source([item for item in items if isinstance(item, Leaf)], [item for item in items if isinstance(item, str)])
+
+
+def _no_such_name(name: str, folder: Path) -> str:
+    there = sorted(file.stem for file in folder.glob("*.yaml")) if folder.is_dir() else []
+    if not there:
+        return f"conf={name}: there is no file {folder / name}.yaml, nor any other in {folder}"
+    close = difflib.get_close_matches(name, there, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"conf={name}: there is no file {folder / name}.yaml; {folder} has {', '.join(there)}{hint}"

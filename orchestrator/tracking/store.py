@@ -1,0 +1,122 @@
+"""Opening the MLflow store of a project: quietly, safely for several launches at once, and with orphans marked.
+
+MLflow's fluent API is not used: it keeps a global run, and marks an interrupted one FINISHED at exit. Creating the database is
+a race that leaves it unusable (four processes at once all crashed), so it is opened under a file lock. A driver that was
+killed with SIGKILL leaves its run RUNNING for ever; the next start on the same machine marks it KILLED.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+PID, STARTED, HOST, BOOT = (f"orchestrator.{name}" for name in ("pid", "pid_started", "host", "boot_id"))
+
+
+def default_uri(folder: Path) -> str:
+    """The store inside the project's `.orchestrator` folder."""
+    return f"sqlite:///{folder.resolve() / 'mlflow.db'}"
+
+
+def identity_of_process() -> dict[str, str]:
+    """Tags by which a later start can tell whether this process is still alive."""
+    pid = os.getpid()
+    return {PID: str(pid), STARTED: _started(pid) or "", HOST: socket.gethostname(), BOOT: _boot_id()}
+
+
+class Store:
+    """An open store: `client` and the URI. folder: where artifacts of new experiments and the lock lie.
+
+    Raises ConfigurationError when the store cannot be opened.
+    """
+
+    def __init__(self, uri: str | None, folder: Path) -> None:
+        self.uri = uri or default_uri(folder)
+        self._artifacts = (folder.resolve() / "artifacts").as_uri()
+        _silence()
+        with (folder / "mlflow.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.client = _open(self.uri)
+
+    def experiment(self, name: str) -> str:
+        """The id of the experiment, created when it is new, with artifacts in the project's folder."""
+        from mlflow.exceptions import MlflowException
+
+        found = self.client.get_experiment_by_name(name)
+        if found is None:
+            local = self.uri.startswith("sqlite:")
+            try:
+                return str(self.client.create_experiment(name, artifact_location=self._artifacts if local else None))
+            except MlflowException:  # another launch made it in the meantime
+                found = self.client.get_experiment_by_name(name)
+                if found is None:
+                    raise
+        return str(found.experiment_id)
+
+    def mark_orphans(self, experiment_id: str) -> list[str]:
+        """Mark runs that say RUNNING but whose driver, on this machine, is gone; returns their ids."""
+        here = identity_of_process()
+        filters = f"attributes.status = 'RUNNING' and tags.`{HOST}` = '{here[HOST]}'"
+        orphans = [
+            run.info.run_id
+            for run in self.client.search_runs([experiment_id], filters)
+            if not _is_alive(run.data.tags, here[BOOT])
+        ]
+        for run_id in orphans:
+            self.client.set_terminated(run_id, "KILLED")
+        return orphans
+
+
+def _silence() -> None:
+    """No telemetry, no git calls, no banner; before MLflow is imported."""
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    os.environ["DO_NOT_TRACK"] = "true"
+    os.environ["GIT_PYTHON_REFRESH"] = "quiet"
+    for name in ("alembic", "mlflow.store.db.utils"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def _open(uri: str) -> MlflowClient:
+    import mlflow
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client = mlflow.MlflowClient(uri, uri)
+        client.search_experiments(max_results=1)
+    except (MlflowException, OSError) as error:
+        raise ConfigurationError(
+            [f"tracking.uri: the MLflow store {uri} cannot be opened: {str(error).splitlines()[0]}"],
+            "leave tracking.uri out for the project's own store",
+        ) from error
+    return client
+
+
+def _is_alive(tags: dict[str, str], boot_id: str) -> bool:
+    if PID not in tags or tags.get(BOOT) != boot_id:
+        return PID not in tags
+    return _started(int(tags[PID])) == tags.get(STARTED)
+
+
+def _started(pid: int) -> str | None:
+    """When the process started, in clock ticks since boot: with the pid it names a process for good."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return stat.rpartition(")")[2].split()[19]
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,47 @@
+"""How much memory can be had now: what the machine has, or, if less, what the control groups of this process leave.
+
+Why ask: a memfd that is too large is not refused by the kernel. It takes page after page until the OOM killer chooses
+a victim, which may be anybody. Asked before, a full memory is an ordinary error with two numbers in it.
+
+Source: "MemAvailable" in proc_pid_meminfo(5); memory controller, Documentation/admin-guide/cgroup-v2.rst and
+cgroup-v1/memory.rst. What it does not do: reserve. Somebody else may take the memory between the question and the
+use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+# Of each version: limit, usage, and the name in memory.stat of the page cache that the kernel gives up first.
+_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """`root` holds proc/ and sys/, for tests."""
+    lines = (root / "proc/meminfo").read_text().splitlines()
+    machine = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return min([machine, *(_left(group) for group in _control_groups(root))])
+
+
+def _control_groups(root: Path) -> Iterator[Path]:
+    """The folders of this process's memory groups, innermost first. Inside a container some may not be visible."""
+    mounts = root / "sys/fs/cgroup"
+    for line in (root / "proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        mount = mounts / "memory" if controllers else mounts
+        own = mount / path.lstrip("/")
+        yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(mount))
+
+
+def _left(group: Path) -> int:
+    for limit, usage, cache in _FILES:
+        if (group / limit).exists() and (allowed := (group / limit).read_text().strip()) != "max":
+            statistics = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            return int(allowed) - int((group / usage).read_text()) + int(statistics[cache])
+    return 1 << 62

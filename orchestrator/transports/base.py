@@ -1,0 +1,87 @@
+"""The seam between an exchange and the wire: send, receive, close; a deadline on each wait; two errors.
+
+A transport belongs to one generation: one membership, one set of connections. It connects this member (its rank) with the
+peers that the schedule links it to, delivers each peer's messages in the order in which they were sent, and knows nothing of
+what they mean. Between members that share memory a message is a notice of a few bytes and `receive` returns a *view* of
+the sender's region: nothing is copied, and the sender must not write there before the schedule says that it was read
+(rule C1; `tests/topologies/test_happens_before.py` proves it for every schedule). Between hosts the bytes travel.
+
+What it does not do: retry, reconnect, reorder, decide who is dead. A lost peer is an error for everyone connected to it;
+what that means is the controller's business.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+
+
+class Tag(NamedTuple):
+    """What a message is; the receiver names the tag it expects and anything else is a `ProtocolError`."""
+
+    generation: int
+    step: int
+    attempt: int
+    phase: int
+    chunk: int
+
+
+class Received(NamedTuple):
+    """payload: 1-D, possibly a view of the sender's memory (read only, by agreement); note: 64 bits beside it, signed."""
+
+    payload: torch.Tensor
+    note: int
+
+
+class PeerLost(ConnectionError):
+    """The connection with `peer` ended and no farewell had come: it died, or it gave this generation up."""
+
+    def __init__(self, peer: int, why: str) -> None:
+        super().__init__(f"lost contact with member {peer}: {why}")
+        self.peer = peer
+
+
+class DeadlineExceeded(TimeoutError):
+    """Nothing came from `peer` in time."""
+
+    def __init__(self, peer: int, tag: Tag | None, waited_s: float) -> None:
+        super().__init__(f"waited {waited_s:.1f} s for member {peer} ({tag})")
+        self.peer = peer
+
+
+class ProtocolError(AssertionError):
+    """A message came that the schedule does not foresee: a fault of ours, never of a user."""
+
+
+class Transport(Protocol):
+    def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
+        """Hand a 1-D contiguous tensor to `peer`; returns at once, before `peer` has read it.
+
+        A payload that lies in a region of `Regions` that the transport was given is shared, not copied: it must stay as it
+        is until the schedule says it was read. Any other payload is copied before this returns.
+        Raises PeerLost.
+        """
+
+    def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
+        """The next message of `peer`, which must carry `tag`. While waiting, the loss of *any* connected peer that has not
+        said farewell ends the wait.
+
+        Raises PeerLost, DeadlineExceeded, ProtocolError.
+        """
+
+    def close(self) -> None:
+        """Say farewell to all peers and close. Messages already sent still arrive. Safe to call twice."""
+
+    def abort(self) -> None:
+        """Close without farewell: to every peer this member is lost from now on. Safe to call twice."""
+
+
+class Regions(Protocol):
+    """Memory of one member that peers on the same host can read; outlives the transports of single generations."""
+
+    def allocate(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """A new zeroed 1-D tensor, its start on a page boundary. Raises MemoryError when the memory is not there *now*."""
+
+    def close(self) -> None:
+        """Give the memory back; tensors of it must not be used any more."""

@@ -1,0 +1,67 @@
+"""The wire format: one fixed header per frame, then the payload's bytes if they travel with it.
+
+A frame is a payload (INLINE: its bytes follow; REGION: it lies in the sender's region `region` at `offset`) or a
+FAREWELL: the sender leaves the generation and sends nothing more. Everything is in the machine's byte order and
+nothing is pickled.
+
+What it does not do: negotiate. Both ends run the same code of the same run; the magic number catches a stream that
+slipped and a peer of the other byte order.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from orchestrator.transports.base import ProtocolError, Tag
+
+INLINE: Final = 1
+REGION: Final = 2
+FAREWELL: Final = 3
+
+# The index is the code on the wire: append only.
+DTYPES: Final = (
+    torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8,
+    torch.bfloat16, torch.float16, torch.int16, torch.int8, torch.bool,
+)  # fmt: skip
+_CODES: Final = {dtype: code for code, dtype in enumerate(DTYPES)}
+
+# magic, kind, dtype, region | generation, step | attempt, phase, chunk | offset in bytes, elements | note
+_HEADER: Final = struct.Struct("=IBBHqqiiiQQq")
+_MAGIC: Final = 0x6F726366
+HEADER_BYTES: Final = _HEADER.size
+
+
+class Frame(NamedTuple):
+    kind: int
+    tag: Tag
+    dtype: torch.dtype = torch.uint8
+    elements: int = 0
+    note: int = 0
+    region: int = 0
+    offset_bytes: int = 0
+
+
+def encode(frame: Frame) -> bytes:
+    """Raises TypeError for a dtype that has no code, struct.error for a number that does not fit its field."""
+    code = _CODES.get(frame.dtype)
+    if code is None:
+        raise TypeError(f"{frame.dtype} cannot be sent; these can: {', '.join(map(str, DTYPES))}")
+    payload = frame.offset_bytes, frame.elements, frame.note
+    return _HEADER.pack(_MAGIC, frame.kind, code, frame.region, *frame.tag, *payload)
+
+
+def decode(header: bytes | bytearray) -> Frame:
+    """Raises ProtocolError for anything that `encode` did not write."""
+    magic, kind, code, region, generation, step, attempt, phase, chunk, offset, elements, note = _HEADER.unpack(header)
+    if magic != _MAGIC or kind not in (INLINE, REGION, FAREWELL) or code >= len(DTYPES):
+        raise ProtocolError(f"no frame starts with {bytes(header[:8])!r}")
+    return Frame(kind, Tag(generation, step, attempt, phase, chunk), DTYPES[code], elements, note, region, offset)
+
+
+def raw(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a 1-D contiguous tensor, without a copy; writing there writes the tensor."""
+    view: Any = tensor.detach().view(torch.uint8).numpy()
+    return memoryview(view)

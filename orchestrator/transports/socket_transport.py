@@ -1,0 +1,195 @@
+"""The transport over sockets of one generation: links with all peers, one poller, no thread.
+
+`sockets.py` connects the links and hands the transport out. `send` writes what goes at once and queues the rest;
+`receive` waits with everything that the transport has under way (reads of all peers, writes of what is queued), so no
+order of sends and receives can block two members against each other. A payload in a region goes as a notice to a peer
+that mapped it, and as bytes to any other.
+
+Bytes move only while this member is in `receive`, `flush` or `close`, for there is no thread that would do it meanwhile.
+
+Thread use: one thread sends, receives and closes. `abort` may come from any other thread, not from a signal handler:
+it ends the connections at once, wakes the thread that waits, and takes the descriptors away when that thread has let
+go.
+
+What it does not do: make the peer read. What a peer has not taken lies in this member's outbox, without a limit of
+its own: a schedule bounds it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping as ReadOnlyDict
+from typing import Final
+
+import torch
+
+from orchestrator.transports import frames
+from orchestrator.transports.base import DeadlineExceeded, PeerLost, ProtocolError, Received, Tag
+from orchestrator.transports.links import Link, Poller
+from orchestrator.transports.shared_memory import SharedRegions
+
+_FLUSH_S: Final = 3.0  # how long `close` waits for peers that do not read
+_CHECK_S: Final = 1.0  # how often hosts of remote peers are looked after, while waiting
+_NOTHING: Final = memoryview(b"")
+_FAREWELL: Final = frames.encode(frames.Frame(frames.FAREWELL, Tag(0, 0, 0, 0, 0)))
+
+
+class SocketTransport:
+    """Implements `base.Transport`. After `close` or `abort` on this side its verbs raise ConnectionAbortedError."""
+
+    def __init__(self, regions: SharedRegions | None) -> None:
+        self.poller = Poller()
+        self._regions = regions
+        self._shared = len(regions.descriptors) if regions else 0  # peers know those; later ones are copied
+        self._links: dict[int, Link] = {}
+        self._remote: list[Link] = []
+        self._next_check = 0.0
+        self._using = threading.Lock()  # held by whoever sends, receives or closes
+        self._ending = threading.Lock()  # guards the three below, and that `_wake` is open
+        self._aborted = False
+        self._closed = False
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.poller.watch(self._wake, lambda: None)
+
+    @property
+    def links(self) -> ReadOnlyDict[int, Link]:
+        return self._links
+
+    def adopt(self, link: Link) -> None:
+        """Only `sockets.connect` adds links, before anybody else has the transport."""
+        self._links[link.peer] = link
+        if link.is_remote:
+            self._remote.append(link)
+
+    def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
+        if payload.dim() != 1 or not payload.is_contiguous() or payload.device.type != "cpu":
+            raise ValueError(f"a payload is 1-D, contiguous, on the CPU; this one: {payload.shape} on {payload.device}")
+        with self._using:
+            link = self._link(peer)
+            place = self._place(link, payload)
+            region, offset = place or (0, 0)
+            kind = frames.REGION if place else frames.INLINE
+            frame = frames.Frame(kind, tag, payload.dtype, payload.numel(), note, region, offset)
+            link.write(frames.encode(frame), _NOTHING if place else frames.raw(payload))
+            if link.left or link.ended:
+                raise PeerLost(peer, "it has left" if link.left else link.ended)
+
+    def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
+        with self._using:
+            link = self._link(peer)
+            if not link.inbox:
+                link.read()
+            if not link.inbox:
+                self._wait_for(link, tag, timeout_s)
+            came, received = link.inbox.popleft()
+        if came != tag:
+            raise ProtocolError(f"expected {tag} from member {peer}, got {came}")
+        return received
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until nothing that was sent needs this member any more. Call it before a long time without the transport:
+        what a peer has not taken yet stays here until `receive`, `flush` or `close` goes on with it.
+
+        Raises PeerLost, DeadlineExceeded.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._using:
+            while True:
+                self._check_open()
+                self.raise_losses()
+                unsent = [link.peer for link in self._links.values() if not link.flushed]
+                if not unsent:
+                    return
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    raise DeadlineExceeded(unsent[0], None, timeout_s)
+                self._progress(remaining)
+
+    def close(self) -> None:
+        with self._using:
+            if self._closed:
+                return
+            try:
+                self._say_farewell(time.monotonic() + _FLUSH_S)
+            finally:
+                self._dispose()
+
+    def abort(self) -> None:
+        with self._ending:
+            if self._closed:
+                return
+            self._aborted = True
+            os.eventfd_write(self._wake, 1)
+            for link in self._links.values():
+                link.shutdown()
+        with self._using:
+            self._dispose()
+
+    def raise_losses(self) -> None:
+        """Raises PeerLost if a peer is gone without a farewell."""
+        for link in self._links.values():
+            if link.lost:
+                raise PeerLost(link.peer, link.ended)
+
+    def _link(self, peer: int) -> Link:
+        self._check_open()
+        if peer not in self._links:
+            raise ProtocolError(f"member {peer} is none of the peers of this transport: {sorted(self._links)}")
+        return self._links[peer]
+
+    def _place(self, link: Link, payload: torch.Tensor) -> tuple[int, int] | None:
+        if not self._shared or self._regions is None or link.is_remote:
+            return None
+        place = self._regions.locate(payload)
+        return place if place and place[0] < self._shared else None
+
+    def _wait_for(self, link: Link, tag: Tag, timeout_s: float) -> None:
+        """Until the link's inbox holds a message. What came before a loss is delivered before the loss is told."""
+        began = time.monotonic()
+        while not link.inbox:
+            self._check_open()
+            if link.lost:
+                raise PeerLost(link.peer, link.ended)
+            self.raise_losses()
+            if link.left:
+                raise PeerLost(link.peer, "it has left")
+            remaining = began + timeout_s - time.monotonic()
+            if remaining <= 0:
+                raise DeadlineExceeded(link.peer, tag, timeout_s)
+            self._progress(remaining)
+
+    def _progress(self, timeout_s: float) -> None:
+        self.poller.wait(min(timeout_s, _CHECK_S))
+        if self._remote and (now := time.monotonic()) >= self._next_check:
+            self._next_check = now + _CHECK_S
+            for link in self._remote:
+                link.check_reachable()
+
+    def _say_farewell(self, deadline: float) -> None:
+        """Flush what was sent, and a farewell. Between hosts wait until the peers' kernels have it: closing a TCP
+        socket that has unread data discards what it was still to send."""
+        for link in self._links.values():
+            link.write(_FAREWELL, _NOTHING)
+        pending = list(self._links.values())
+        while pending and not self._aborted and (remaining := deadline - time.monotonic()) > 0:
+            pending = [link for link in pending if not (link.flushed and link.acknowledged())]
+            if pending:
+                # Nothing wakes a waiter when the last acknowledgement comes, so between hosts this looks every few ms.
+                flushed = all(link.flushed for link in pending)
+                self._progress(min(remaining, 0.002) if flushed else remaining)
+
+    def _check_open(self) -> None:
+        if self._aborted or self._closed:
+            raise ConnectionAbortedError("this transport is closed on this side")
+
+    def _dispose(self) -> None:
+        with self._ending:
+            if self._closed:
+                return
+            self._closed = True
+            for link in self._links.values():
+                link.close()
+            self.poller.close()
+            os.close(self._wake)

@@ -1,0 +1,89 @@
+"""One handshake over one socket: gives a generator of `handshake.py` its input and output, descriptors included.
+
+It reads exactly what the protocol asks for, so that the first frame stays in the socket for the link that comes
+after. Non-blocking: whoever owns the poller calls `advance` when the socket is ready. It has no deadline of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Generator, Sequence
+from typing import Generic, TypeVar
+
+from orchestrator.transports.handshake import MAX_REGIONS, Step
+from orchestrator.transports.shared_memory import Descriptor
+
+Result = TypeVar("Result")
+
+
+class Talk(Generic[Result]):
+    """One handshake over one socket, carried on whenever `advance` is called; may be left alone in between."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        protocol: Generator[Step, bytes, Result],
+        descriptors: Sequence[Descriptor] = (),
+    ) -> None:
+        self.connection = connection
+        self.result: Result | None = None
+        self.received_fds: list[int] = []
+        self._protocol = protocol
+        self._own_fds = [descriptor.fd for descriptor in descriptors]
+        self._begin(next(protocol))
+
+    @property
+    def sending(self) -> bool:
+        return bool(self._unsent)
+
+    def advance(self) -> bool:
+        """Go on until the result is there (True) or the socket has to be waited for (False).
+        Raises OSError and what the protocol raises."""
+        try:
+            while self.result is None:
+                if self._unsent:
+                    self._send()
+                elif len(self._read) < self._expect_bytes:
+                    self._receive()
+                else:
+                    self._resume()
+        except BlockingIOError:
+            return False
+        return True
+
+    def close_fds(self) -> None:
+        while self.received_fds:
+            os.close(self.received_fds.pop())
+
+    def close(self) -> None:
+        self.close_fds()
+        self.connection.close()
+
+    def _begin(self, step: Step) -> None:
+        self._unsent, self._expect_bytes, self._read = step.send, step.expect_bytes, bytearray()
+        self._passing = self._own_fds if step.with_descriptors else []
+
+    def _resume(self) -> None:
+        try:
+            self._begin(self._protocol.send(bytes(self._read)))
+        except StopIteration as end:
+            self.result = end.value
+
+    def _send(self) -> None:
+        if self._passing:
+            sent = socket.send_fds(self.connection, [self._unsent], self._passing)
+        else:
+            sent = self.connection.send(self._unsent, socket.MSG_NOSIGNAL)
+        self._unsent, self._passing = self._unsent[sent:], []
+
+    def _receive(self) -> None:
+        missing = self._expect_bytes - len(self._read)
+        if self.connection.family == socket.AF_UNIX:
+            data, fds, _, _ = socket.recv_fds(self.connection, missing, MAX_REGIONS, socket.MSG_CMSG_CLOEXEC)
+            self.received_fds += fds
+        else:
+            data = self.connection.recv(missing)
+        if not data:
+            raise ConnectionResetError("it hung up during the handshake")
+        self._read += data

@@ -1,0 +1,22 @@
+"""Clipping by the global L2 norm.
+
+Every worker holds the whole summed gradient, so every worker computes the norm over whole tensors, alike (rule A6). The
+gradient itself is left as it is: another worker may still need it to catch up with this step.
+Source: Pascanu et al., "On the difficulty of training recurrent neural networks" (2013), section 3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+def clip(gradients: Sequence[torch.Tensor | None], limit: float) -> list[torch.Tensor | None]:
+    """The gradients, scaled down together so that their norm is at most `limit`; None stays None."""
+    present = [gradient for gradient in gradients if gradient is not None]
+    norm = float(torch.nn.utils.get_total_norm(present)) if present else 0.0
+    if norm <= limit:
+        return list(gradients)
+    scaled = iter(torch._foreach_mul(present, limit / norm))
+    return [None if gradient is None else next(scaled) for gradient in gradients]

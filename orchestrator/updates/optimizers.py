@@ -1,0 +1,66 @@
+"""The optimizers of torch.optim on offer, checked against the settings before a run starts.
+
+Left out by name: LBFGS calls the model again within a step, SparseAdam wants sparse gradients, and both would need an
+exchange of their own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from orchestrator.errors import PipelineRaised
+
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    name.lower(): getattr(torch.optim, name)
+    for name in (
+        "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
+    )
+}  # fmt: skip
+_NOT_OPTIONS = ("params", "differentiable", "capturable")
+
+
+def problems(name: str, options: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the `optimizer` section, a sentence each; tried on a parameter, so torch's own checks count."""
+    if name not in OPTIMIZERS:
+        near = difflib.get_close_matches(name, OPTIMIZERS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        return [f"optimizer.name: {name!r} is not on offer{hint} (there are {', '.join(OPTIMIZERS)})"]
+    known = options_of(name)
+    unknown = [key for key in options if key not in known]
+    if unknown:
+        return [f"optimizer.{key}: {name} has no such option (it has {', '.join(known)})" for key in unknown]
+    try:
+        OPTIMIZERS[name]([torch.nn.Parameter(torch.zeros(1))], **_arguments(options))
+    except (TypeError, ValueError, RuntimeError) as error:
+        return [f"optimizer: {name} refuses {dict(options)}: {error}"]
+    return []
+
+
+def options_of(name: str) -> list[str]:
+    """The option names of an optimizer on offer."""
+    return [key for key in inspect.signature(OPTIMIZERS[name]).parameters if key not in _NOT_OPTIONS]
+
+
+def build(name: str, options: Mapping[str, Any], model: torch.nn.Module) -> torch.optim.Optimizer:
+    """The optimizer over the model's trainable parameters."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return OPTIMIZERS[name](parameters, **_arguments(options))
+
+
+def check(optimizer: object) -> None:
+    """Raises PipelineRaised for what a pipeline's own `optimizer(model)` may not return."""
+    offered = tuple(OPTIMIZERS.values())
+    if not isinstance(optimizer, offered):
+        raise PipelineRaised(
+            f"optimizer() returned a {type(optimizer).__name__}", f"return one of torch.optim's: {', '.join(OPTIMIZERS)}"
+        )
+
+
+def _arguments(options: Mapping[str, Any]) -> dict[str, Any]:
+    """YAML has lists where torch wants tuples (betas)."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}

@@ -1,0 +1,1 @@
+"""Example pipelines, each small and real."""

@@ -1,0 +1,645 @@
+"""Settings: what is loaded, what is refused and in which words, and that their text gives them back."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.errors import ConfigurationError
+from orchestrator.settings import (
+    ClusterSettings,
+    DataSettings,
+    EvaluationSettings,
+    Every,
+    GradientSettings,
+    OptimizerSettings,
+    PipelineSettings,
+    RunSettings,
+    Settings,
+    TopologySettings,
+    TraceSettings,
+    TrackingSettings,
+    determining,
+    document,
+    flat,
+    from_yaml,
+    load,
+    to_dict,
+    to_yaml,
+)
+from orchestrator.settings.schema import KEYS
+from orchestrator.topologies import TOPOLOGIES
+
+ROOT = Path(__file__).parent.parent
+SMALLEST = ["pipeline.target=pipelines.digits:Digits", "run.steps=3"]
+Write = Callable[[str, str], str]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Writes a configuration and returns its path."""
+
+    def write(name: str, text: str) -> str:
+        file = tmp_path / name
+        file.write_text(textwrap.dedent(text), encoding="utf-8")
+        return str(file)
+
+    return write
+
+
+def problems(*overrides: str, conf: tuple[str, ...] = (), folder: Path = ROOT / "conf") -> tuple[str, ...]:
+    with pytest.raises(ConfigurationError) as caught:
+        load(conf, [*SMALLEST, *overrides], folder=folder)
+    assert all("\n" not in problem and "object_type" not in problem for problem in caught.value.problems)
+    return caught.value.problems
+
+
+def given_on_command_line(*overrides: str) -> Settings:
+    return load([], [*SMALLEST, *overrides])
+
+
+# What is loaded
+
+
+def test_the_example_is_what_it_says() -> None:
+    settings = load(["digits"], [], folder=ROOT / "conf")
+    assert settings == Settings(
+        run=RunSettings(name="digits", steps=400, seed=1),
+        pipeline=PipelineSettings(target="pipelines.digits:Digits"),
+        data=DataSettings(shards=8, batch_size=64, inputs=("data/digits",)),
+        cluster=ClusterSettings(workers=4),
+        topology=TopologySettings(name="ring"),
+        optimizer=OptimizerSettings(name="adamw", options={"lr": 0.002}),
+        evaluation=EvaluationSettings(every=Every(steps=100)),
+    )
+
+
+def test_later_sources_win_mappings_merge_and_lists_are_replaced(write: Write) -> None:
+    first = write(
+        "first.yaml",
+        """
+        run: {seed: 1, steps: 5}
+        pipeline: {target: "a.b:C", args: {hidden: 64, layers: {kind: gelu, sizes: [1, 2]}}}
+        data: {inputs: [x, y]}
+        optimizer: {name: sgd, lr: 0.1, momentum: 0.9}
+        """,
+    )
+    second = write(
+        "second.yaml",
+        """
+        run: {seed: 2, threads: 3}
+        pipeline: {args: {layers: {sizes: [3]}}}
+        data: {inputs: [z]}
+        optimizer: {lr: 0.2}
+        """,
+    )
+    settings = load([first, second], ["run.threads=4", "run.threads=5", "optimizer.lr=0.3", "pipeline.args.hidden=8"])
+    assert (settings.run.seed, settings.run.steps, settings.run.threads) == (2, 5, 5)
+    assert settings.pipeline.args == {"hidden": 8, "layers": {"kind": "gelu", "sizes": [3]}}
+    assert settings.data.inputs == ("z",)
+    assert settings.optimizer == OptimizerSettings(name="sgd", options={"lr": 0.3, "momentum": 0.9})
+
+
+def test_below_an_open_key_a_scalar_and_a_mapping_replace_each_other() -> None:
+    assert given_on_command_line("pipeline.args={a: {b: 1}}", "pipeline.args.a=2").pipeline.args == {"a": 2}
+    assert given_on_command_line("pipeline.args.a=2", "pipeline.args.a.b=1").pipeline.args == {"a": {"b": 1}}
+    assert given_on_command_line("pipeline.args.a.b=1", "pipeline.args={a: {}}").pipeline.args == {"a": {"b": 1}}
+    assert given_on_command_line("pipeline.args.a={}", "pipeline.args={}").pipeline.args == {"a": {}}
+    assert given_on_command_line("pipeline.args.a.b=1", "pipeline.args.a=").pipeline.args == {"a": None}
+
+
+@pytest.mark.parametrize("earlier", ["steps", "epochs"])
+def test_a_later_source_that_sets_one_length_clears_the_other(write: Write, earlier: str) -> None:
+    later = {"steps": "epochs", "epochs": "steps"}[earlier]
+    file = write("a.yaml", f"{{run: {{{earlier}: 3, {later}: null}}, pipeline: {{target: 'a:B'}}}}")
+    run = load([file], [f"run.{later}=7"]).run
+    assert (getattr(run, earlier), getattr(run, later)) == (None, 7)
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("tree", "tree"), ("{name: tree, arity: 3}", "tree")])
+def test_a_scalar_sets_the_name_or_the_mode_of_its_section(write: Write, typed: str, meant: str) -> None:
+    file = write(
+        "a.yaml", f"topology: {typed}\nsync: bsp\noptimizer: sgd\nrun: {{steps: 1}}\npipeline: {{target: 'a:B'}}"
+    )
+    for settings in (load([file], []), given_on_command_line(f"topology={typed}", "sync=bsp", "optimizer=sgd")):
+        assert (settings.topology.name, settings.sync.mode, settings.optimizer.name) == (meant, "bsp", "sgd")
+
+
+@pytest.mark.parametrize("text", ["1e3", "012", "0x10", "true", "on", "a: b", "[a", "'x'", "a=b", "#5", "1:30", " x "])
+def test_text_stays_as_typed(text: str) -> None:
+    assert given_on_command_line(f"run.name={text}").run.name == text
+
+
+def test_text_stays_as_typed_in_files(write: Write) -> None:
+    file = write(
+        "a.yaml", "run: {name: 012, experiment: 1e3, steps: 1}\npipeline: {target: 'a:B'}\ndata: {inputs: [010, on]}"
+    )
+    settings = load([file], [])
+    assert (settings.run.name, settings.run.experiment, settings.data.inputs) == ("012", "1e3", ("010", "on"))
+
+
+def test_open_keys_take_any_yaml() -> None:
+    settings = given_on_command_line(
+        "optimizer.lr=1e-3",
+        "optimizer.betas=[0.9, 0.99]",
+        "pipeline.args.a=text",
+        "pipeline.args.b=true",
+        "pipeline.args.c=",
+    )
+    assert settings.optimizer.options == {"lr": 0.001, "betas": [0.9, 0.99]}
+    assert settings.pipeline.args == {"a": "text", "b": True, "c": None}
+
+
+@pytest.mark.parametrize("nothing", ["", "null", "~"])
+def test_nothing_is_null_where_the_key_allows_it(nothing: str) -> None:
+    settings = load(["digits"], [f"run.name={nothing}", f"evaluation.every={nothing}"], folder=ROOT / "conf")
+    assert (settings.run.name, settings.evaluation.every) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("typed", "every", "back"),
+    [
+        ("20", Every(steps=20), 20),
+        ("'20'", Every(steps=20), 20),
+        ("30s", Every(seconds=30.0), "30s"),
+        ("0.5s", Every(seconds=0.5), "0.5s"),
+    ],
+)
+def test_every_is_steps_or_seconds(typed: str, every: Every, back: int | str) -> None:
+    settings = given_on_command_line(f"evaluation.every={typed}")
+    assert settings.evaluation.every == every
+    assert to_dict(settings)["evaluation"]["every"] == back
+    assert str(every) == str(back)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"steps": 1, "seconds": 1.0}, {"steps": 0}, {"seconds": 0.0}, {"seconds": math.inf}]
+)
+def test_every_is_exactly_one_positive_number(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"steps|seconds"):
+        Every(**arguments)
+
+
+def test_interpolations_see_the_merged_configuration_and_its_defaults(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_TEST", "1e-3")
+    file = write(
+        "a.yaml",
+        r"""
+        run: {name: "seed-${.seed}-${oc.env:ORCHESTRATOR_TEST}", experiment: "\\${run.seed}", steps: "${data.shards}"}
+        pipeline: {target: "a:B", args: {rows: "${data.batch_size}", deep: ["${run.seed}", {x: "${run.experiment}"}]}}
+        cluster: {workers: "${data.shards}"}
+        data: {inputs: [012, "${run.seed}"]}
+        """,
+    )
+    settings = load([file], ["run.seed=5", "optimizer.lr=${oc.decode:${oc.env:ORCHESTRATOR_TEST}}"])
+    assert settings.run.name == "seed-5-1e-3"
+    assert settings.run.experiment == "${run.seed}"
+    assert (settings.run.steps, settings.cluster.workers) == (8, 8)
+    assert settings.pipeline.args == {"rows": 64, "deep": [5, {"x": "${run.seed}"}]}
+    assert settings.data.inputs == ("012", "5")
+    assert settings.optimizer.options == {"lr": 0.001}
+
+
+def test_merge_keys_and_anchors_are_yaml(write: Write) -> None:
+    file = write(
+        "a.yaml",
+        """
+        run: {steps: 1}
+        pipeline:
+          target: "a:B"
+          args: {first: &base {x: 1, y: 2}, second: {<<: *base, y: 3}, third: *base}
+        """,
+    )
+    args = load([file], []).pipeline.args
+    assert args == {"first": {"x": 1, "y": 2}, "second": {"x": 1, "y": 3}, "third": {"x": 1, "y": 2}}
+
+
+def test_options_of_a_topology_are_merged_over_its_defaults() -> None:
+    assert TopologySettings().options() == {}
+    assert TopologySettings(name="tree").options() == TOPOLOGIES["tree"].options
+    assert TopologySettings(name="tree", arity=5).options() == {"arity": 5}
+    assert TopologySettings(name="parameter_server", servers=3).options() == {"servers": 3}
+
+
+def test_every_option_of_a_topology_is_a_field() -> None:
+    fields = {field.name for field in dataclasses.fields(TopologySettings)} - {"name"}
+    assert fields == {option for topology in TOPOLOGIES.values() for option in topology.options}
+
+
+# What is refused, and in which words
+
+WORKERS = (
+    "9 workers for 8 shards; a worker hosts at least one shard: "
+    "lower cluster.workers or raise data.shards (which changes the result)"
+)
+WRONG = {
+    "foo": "'foo': expected key=value",
+    "=3": "'=3': expected key=value",
+    "run..seed=3": "'run..seed=3': expected key=value",
+    "lr=0.1": "lr: no such key; did you mean optimizer.lr?",
+    "run.weight_decay=0.1": "run.weight_decay: no such key; did you mean optimizer.weight_decay?",
+    "workers=4": "workers: no such key; did you mean cluster.workers?",
+    "optimiser.lr=0.1": "optimiser.lr: no such key; did you mean optimizer.lr?",
+    "run.sed=3": "run.sed: no such key; did you mean run.seed?",
+    "topolgy=ring": "topolgy: no such key; did you mean topology?",
+    "digest_every=3": "digest_every: no such key; did you mean trace.digest_every?",
+    "--run.seed=3": "--run.seed: no such key; did you mean run.seed?",
+    "run.seed.x=3": "run.seed.x: no such key; did you mean run.seed?",
+    "data.foo=3": "data.foo: no such key; data has shards, batch_size, inputs",
+    "zzz=3": "zzz: no such key; there are run, pipeline, data, cluster, topology, sync, reduction, transport, "
+    "optimizer, gradient, evaluation, trace, tracking, strict, output",
+    "run.seed=abc": "run.seed: expected a whole number, got 'abc'",
+    "run.seed=1.5": "run.seed: expected a whole number, got 1.5",
+    "run.seed=true": "run.seed: expected a whole number, got true",
+    "run.seed=#5": "run.seed: expected a whole number, got '#5'",
+    "run.seed=": "run.seed: has no value; expected a whole number",
+    "run.seed={}": "run.seed: expected a whole number, got {}",
+    "run.seed=-1": "run.seed: must be at least 0 and below 2**63, got -1",
+    f"run.seed={2**63}": f"run.seed: must be at least 0 and below 2**63, got {2**63}",
+    "run.steps=0": "run.steps: must be at least 1, got 0",
+    "run.threads=0": "run.threads: must be at least 1, got 0",
+    "run.precision=float64": "run.precision: expected one of float32, got 'float64'",
+    "run.device=cuda": "run.device: expected one of cpu, got 'cuda'",
+    "run.experiment=": "run.experiment: has no value; expected text",
+    "pipeline.target=a.b": "pipeline.target: must be of the form package.module:Class, got 'a.b'",
+    "pipeline.args=3": "pipeline.args: expected a mapping such as {key: value}, got 3",
+    "pipeline.args=": "pipeline.args: has no value; expected a mapping such as {key: value}",
+    "pipeline.args={a: {1: 2}}": "pipeline.args.a.1: this key is not text; put it in quotes",
+    "pipeline.args.a=[{1: 2}]": "pipeline.args: the key a.0.1 is not text; put it in quotes",
+    "pipeline.args.a=!!binary aGk=": "pipeline.args: a is of type bytes; "
+    "values are text, numbers, true, false, null, lists and mappings",
+    "pipeline.args.a=[1": "pipeline.args.a: not valid YAML: did not find expected ',' or ']'",
+    "pipeline.args.a=!!int x": "pipeline.args.a: not valid YAML: invalid literal for int() with base 10: 'x'",
+    "data.inputs=data/digits": "data.inputs: expected a list of texts such as [a, b], got 'data/digits'",
+    "data.inputs=[[a]]": "data.inputs: expected a list of texts such as [a, b], got [['a']]",
+    "data.batch_size=7": "data.batch_size: 7 rows for 8 shards; a shard computes at least one row: "
+    "raise data.batch_size or lower data.shards",
+    "data.shards=65": "data.batch_size: 64 rows for 65 shards; a shard computes at least one row: "
+    "raise data.batch_size or lower data.shards",
+    "cluster.workers=9": f"cluster.workers: {WORKERS}",
+    "cluster.cpus_per_worker=0": "cluster.cpus_per_worker: must be greater than 0, got 0.0",
+    "cluster.start_timeout_s=.inf": "cluster.start_timeout_s: must be finite, got inf",
+    "cluster.step_timeout_s=soon": "cluster.step_timeout_s: expected a number, got 'soon'",
+    "cluster=4": "cluster: expected keys (workers, cpus_per_worker, start_timeout_s, step_timeout_s), got 4",
+    "cluster=": "cluster: has no value; "
+    "give it keys (workers, cpus_per_worker, start_timeout_s, step_timeout_s) or leave it out",
+    "topology=rign": "topology.name: must be one of ring, tree, parameter_server, peer_to_peer, got 'rign'",
+    "topology=": "topology: has no value; give it keys (name, arity, servers) or leave it out",
+    "topology.arity=2": "topology.arity: ring has no arity; tree has",
+    "topology={name: tree, servers: 2}": "topology.servers: tree has no servers; parameter_server has",
+    "topology={name: tree, arity: 0}": "topology.arity: must be at least 1, got 0",
+    "sync=ssp": "sync.mode: expected one of bsp, got 'ssp'",
+    "reduction=quick": "reduction: expected one of exact, fast, got 'quick'",
+    "transport=tcp": "transport: expected one of auto, shared_memory, got 'tcp'",
+    "gradient.clip=0": "gradient.clip: must be greater than 0, got 0.0",
+    "evaluation=20": "evaluation: expected keys (every), got 20",
+    "evaluation.every=0": "evaluation.every: expected a number of steps such as 20 or of seconds such as 30s, got 0",
+    "evaluation.every=5m": "evaluation.every: "
+    "expected a number of steps such as 20 or of seconds such as 30s, got '5m'",
+    "trace.digest_every=-1": "trace.digest_every: must be at least 0, got -1",
+    "strict=maybe": "strict: expected true or false, got 'maybe'",
+    "output=xml": "output: expected one of text, json, got 'xml'",
+    "run.epochs=3": "run.steps and run.epochs: only one can be set",
+    "run.steps=": "run.steps or run.epochs: one is required",
+    "run.name=${nope}": "run.name: cannot resolve '${nope}': Interpolation key 'nope' not found",
+    "run.name=${run.name}": "run.name: cannot resolve '${run.name}': Recursive interpolation detected",
+    "run.name=${a": "run.name: cannot resolve '${a': no viable alternative at input '${a'",
+    "run.name=${oc.env:ORCHESTRATOR_NOT_SET}": "run.name: cannot resolve '${oc.env:ORCHESTRATOR_NOT_SET}': "
+    "\"Environment variable 'ORCHESTRATOR_NOT_SET' not found\"",
+    "pipeline.args.a.b=${nope}": "pipeline.args.a.b: cannot resolve '${nope}': Interpolation key 'nope' not found",
+    "run.seed=${run.device}": "run.seed: expected a whole number, got 'cpu'",
+}
+
+
+@pytest.mark.parametrize(("override", "problem"), WRONG.items())
+def test_a_wrong_override_is_told_in_one_line(override: str, problem: str) -> None:
+    assert problems(override) == (f"command line: {problem}",)
+
+
+WRONG_FILES = {
+    "": "a.yaml: is empty; expected keys such as run and pipeline",
+    "- 1\n- 2\n": "a.yaml: expected keys such as run and pipeline, got [1, 2]",
+    "digits\n": "a.yaml: expected keys such as run and pipeline, got 'digits'",
+    "run:\n  seed: 1\n  seed: 2\n": "a.yaml:3:3: not valid YAML: found duplicate key seed",
+    "run:\n  seed: [1\n": "a.yaml:3:1: not valid YAML: did not find expected ',' or ']'",
+    "run: &a\n  x: *a\n": "a.yaml:1:6: not valid YAML: YAML recursive aliases are not supported.",
+    "run: {seed: !!python/name:os.system }\n": "a.yaml:1:13: not valid YAML: "
+    "could not determine a constructor for the tag 'tag:yaml.org,2002:python/name:os.system'",
+    "run:\n  seed: 1\n--- \nrun: {}\n": "a.yaml:3:1: not valid YAML: but found another document",
+    "run:\n  seed: 1\n  sed: 2\n": "a.yaml:3: run.sed: no such key; did you mean run.seed?",
+    "run.seed: 1\n": "a.yaml:1: run.seed: keys are nested in a file: write run: {seed: ...}",
+    "run:\n  seed: x\n": "a.yaml:2: run.seed: expected a whole number, got 'x'",
+    "cluster:\n": "a.yaml:1: cluster: has no value; give it keys "
+    "(workers, cpus_per_worker, start_timeout_s, step_timeout_s) or leave it out",
+    "1: 2\n": "a.yaml:1: 1: this key is not text; put it in quotes",
+    "run: {steps: 3, epochs: 4}": "a.yaml:1: run.steps and run.epochs: only one can be set",
+    "run: {name: 'a\x01'}": "a.yaml: not valid YAML: unacceptable character #x0001: control characters are not allowed",
+}
+
+
+@pytest.mark.parametrize(("text", "problem"), WRONG_FILES.items())
+def test_a_wrong_file_is_told_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, problem: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.yaml").write_text(text)
+    assert problems(conf=("a.yaml",)) == (problem,)
+
+
+def test_a_file_that_is_not_there_is_told_with_those_that_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("conf")
+    assert problems(conf=("digitz",), folder=folder) == (
+        "conf=digitz: there is no file conf/digitz.yaml, nor any other in conf",
+    )
+    folder.mkdir()
+    (folder / "digits.yaml").touch()
+    (folder / "language.yaml").touch()
+    assert problems(conf=("digitz", "zzz", "./digits", "x.yml", "./"), folder=folder) == (
+        "conf=digitz: there is no file conf/digitz.yaml; conf has digits, language; did you mean digits?",
+        "conf=zzz: there is no file conf/zzz.yaml; conf has digits, language",
+        "conf=./digits: there is no such file",
+        "conf=x.yml: there is no such file",
+        ".: cannot be read: Is a directory",
+    )
+
+
+def test_a_file_that_is_not_text_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.yaml").write_bytes(b"run: \xff")
+    assert problems(conf=("a.yaml",)) == ("a.yaml: is not text in UTF-8 (byte 5)",)
+
+
+def test_all_problems_are_told_at_once_each_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.yaml").write_text("run: {seed: -1}\ncluster:\n  workers: 9\n  worker: 3\nlr: 1\n")
+    with pytest.raises(ConfigurationError) as caught:
+        load(["a.yaml"], ["sync=ssp", "data.batch_size=4", "foo", "run.name=${nope}"])
+    assert caught.value.problems == (
+        "a.yaml:4: cluster.worker: no such key; did you mean cluster.workers?",
+        "a.yaml:5: lr: no such key; did you mean optimizer.lr?",
+        "command line: 'foo': expected key=value",
+        "command line: run.name: cannot resolve '${nope}': Interpolation key 'nope' not found",
+        "a.yaml:1: run.seed: must be at least 0 and below 2**63, got -1",
+        "pipeline.target: required; must be of the form package.module:Class",
+        "command line: sync.mode: expected one of bsp, got 'ssp'",
+        "run.steps or run.epochs: one is required",
+        f"a.yaml:3: cluster.workers: {WORKERS}",
+        "command line: data.batch_size: 4 rows for 8 shards; a shard computes at least one row: "
+        "raise data.batch_size or lower data.shards",
+    )
+    assert caught.value.exit_code == 2
+
+
+def test_nothing_counts_as_missing_when_a_file_could_not_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load([str(tmp_path / "no.yaml")], ["cluster.workers=100", "run.seed=x"])
+    assert caught.value.problems == (
+        f"conf={tmp_path}/no.yaml: there is no such file",
+        "command line: run.seed: expected a whole number, got 'x'",
+    )
+
+
+def test_settings_are_validated_where_they_are_built() -> None:
+    pipeline = PipelineSettings(target="a:B")
+    assert Settings(run=RunSettings(steps=1), pipeline=pipeline).data.shards == 8
+    with pytest.raises(ConfigurationError) as caught:
+        Settings(
+            run=RunSettings(steps=1, seed=-1),
+            pipeline=PipelineSettings(target="a:B", args={"sizes": (1, 2)}),
+            data=DataSettings(inputs=["a"]),  # type: ignore[arg-type]
+            optimizer=OptimizerSettings(options={"name": "sgd"}),
+        )
+    assert caught.value.problems == (
+        "run.seed: must be at least 0 and below 2**63, got -1",
+        "pipeline.args: sizes is of type tuple; values are text, numbers, true, false, null, lists and mappings",
+        "data.inputs: expected ('a',), got ['a']",
+        "optimizer: must be a mapping without the key 'name', got {'name': 'sgd'}",
+    )
+    with pytest.raises(ConfigurationError) as caught:
+        Settings(run=RunSettings(steps=1), pipeline=pipeline, cluster=ClusterSettings(workers=9))
+    assert caught.value.problems == (f"cluster.workers: {WORKERS}",)
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        given_on_command_line().run.seed = 3  # type: ignore[misc]
+
+
+# Their text gives them back
+
+texts = st.text(min_size=1) | st.sampled_from(
+    [
+        "1e3",
+        "on",
+        "null",
+        "~",
+        "012",
+        "0x1F",
+        "1:30",
+        ".inf",
+        "2020-01-01",
+        "???",
+        "=",
+        "<<",
+        "- a",
+        "a: b",
+        "#",
+        " x ",
+        "\n",
+    ]
+    + [
+        "${x}",
+        r"\${x}",
+        r"\\${x}",
+        "${",
+        "a\\${b\\",
+        "'${x}' \\",
+        "\\",
+        "\ufeffx",
+        "\x85",
+        "\u2028",
+        "\U0001f600",
+        "\x7f",
+    ]
+)
+floats = st.floats(allow_nan=False)
+positive = st.floats(min_value=0, exclude_min=True, allow_infinity=False)
+counts = st.integers(min_value=1)
+scalars = st.none() | st.booleans() | st.integers() | floats | texts | st.just("")
+trees = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=8
+)
+mappings = st.dictionaries(texts.filter(lambda key: key != "name"), trees, max_size=3)
+
+
+@st.composite
+def all_settings(draw: st.DrawFn) -> Settings:
+    shards = draw(st.integers(1, 100))
+    name = draw(st.sampled_from(sorted(TOPOLOGIES)))
+    options = {option: draw(st.none() | counts) for option in TOPOLOGIES[name].options}
+    length = {draw(st.sampled_from(["steps", "epochs"])): draw(counts)}
+    run = st.builds(
+        RunSettings,
+        name=st.none() | texts,
+        experiment=texts,
+        seed=st.integers(0, 2**63 - 1),
+        threads=counts,
+        **{key: st.just(value) for key, value in length.items()},
+    )
+    data = st.builds(
+        DataSettings,
+        shards=st.just(shards),
+        batch_size=st.integers(shards, 10**9),
+        inputs=st.lists(texts | st.just("")).map(tuple),
+    )
+    cluster = st.builds(
+        ClusterSettings,
+        workers=st.integers(1, shards),
+        cpus_per_worker=positive,
+        start_timeout_s=positive,
+        step_timeout_s=positive,
+    )
+    every = st.none() | st.builds(Every, steps=counts) | st.builds(Every, seconds=positive)
+    return Settings(
+        run=draw(run),
+        pipeline=PipelineSettings(target="a.b:C", args=draw(mappings)),
+        data=draw(data),
+        cluster=draw(cluster),
+        topology=TopologySettings(name=name, **options),
+        optimizer=draw(st.builds(OptimizerSettings, name=texts, options=mappings)),
+        gradient=draw(st.builds(GradientSettings, clip=st.none() | positive)),
+        evaluation=EvaluationSettings(every=draw(every)),
+        trace=draw(st.builds(TraceSettings, digest_every=st.integers(0))),
+        tracking=draw(st.builds(TrackingSettings, uri=st.none() | texts, every_s=positive)),
+        reduction=draw(st.sampled_from(["exact", "fast"])),
+        transport=draw(st.sampled_from(["auto", "shared_memory"])),
+        strict=draw(st.booleans()),
+        output=draw(st.sampled_from(["text", "json"])),
+    )
+
+
+@given(all_settings())
+def test_the_text_of_settings_gives_equal_settings(settings: Settings) -> None:
+    again = from_yaml(to_yaml(settings))
+    assert again == settings
+    assert repr(flat(again)) == repr(flat(settings))  # 1 and 1.0, 0.0 and -0.0 stay apart
+    assert to_yaml(again) == to_yaml(settings)
+
+
+def test_the_text_as_a_file_gives_equal_settings_and_takes_overrides(write: Write) -> None:
+    settings = load(["digits"], ["strict=true", "output=json", "run.name=${oc.env:HOME}"], folder=ROOT / "conf")
+    file = write("settings.yaml", to_yaml(settings))
+    assert load([file], []) == settings
+    assert load([file], ["run.epochs=2"]).run == dataclasses.replace(settings.run, steps=None, epochs=2)
+
+
+# Views
+
+
+def test_flat_has_a_dotted_key_for_every_leaf() -> None:
+    settings = given_on_command_line(
+        "pipeline.args={hidden: 64, deep: {x: [1, 2], none: {}}}",
+        "optimizer.lr=1e-3",
+        "evaluation.every=30s",
+        "data.inputs=[a]",
+    )
+    leaves = flat(settings)
+    assert leaves["pipeline.args.hidden"] == 64
+    assert leaves["pipeline.args.deep.x"] == [1, 2]
+    assert leaves["pipeline.args.deep.none"] == {}
+    assert (leaves["optimizer.name"], leaves["optimizer.lr"]) == (None, 0.001)
+    assert (leaves["evaluation.every"], leaves["data.inputs"], leaves["run.name"]) == ("30s", ["a"], None)
+    assert {key.name for key in KEYS if not key.is_open} <= set(leaves)
+
+
+def test_flat_keeps_a_key_with_a_dot_apart_from_nested_keys() -> None:
+    dotted = dataclasses.replace(given_on_command_line(), pipeline=PipelineSettings(target="a:B", args={"a.b": 1}))
+    nested = dataclasses.replace(given_on_command_line(), pipeline=PipelineSettings(target="a:B", args={"a": {"b": 1}}))
+    assert flat(dotted) != flat(nested)
+
+
+def test_views_are_copies() -> None:
+    settings = given_on_command_line("pipeline.args.sizes=[1]")
+    to_dict(settings)["pipeline"]["args"]["sizes"].append(2)
+    flat(settings)["pipeline.args.sizes"].append(2)
+    assert settings.pipeline.args == {"sizes": [1]}
+
+
+EXECUTION = (
+    ["run.name=x", "run.experiment=x", "cluster.workers=3", "cluster.cpus_per_worker=2", "cluster.start_timeout_s=1"]
+    + [
+        "cluster.step_timeout_s=1",
+        "topology={name: tree, arity: 3}",
+        "topology=parameter_server",
+        "transport=shared_memory",
+    ]
+    + [
+        "evaluation.every=3",
+        "trace.digest_every=1",
+        "tracking.uri=x",
+        "tracking.every_s=2",
+        "strict=true",
+        "output=json",
+    ]
+)
+RESULT = ["run.seed=3", "run.steps=4", "run.threads=2", "pipeline.target=a:B", "pipeline.args.x=1", "data.shards=4"] + [
+    "data.batch_size=32",
+    "data.inputs=[a]",
+    "reduction=fast",
+    "optimizer=sgd",
+    "optimizer.lr=1",
+    "gradient.clip=1",
+]
+
+
+@pytest.mark.parametrize("override", EXECUTION)
+def test_what_determines_the_execution_is_no_part_of_the_identity(override: str) -> None:
+    settings = given_on_command_line(override)
+    assert settings != given_on_command_line()
+    assert determining(settings) == determining(given_on_command_line())
+
+
+@pytest.mark.parametrize("override", RESULT)
+def test_what_determines_the_result_is_part_of_the_identity(override: str) -> None:
+    assert determining(given_on_command_line(override)) != determining(given_on_command_line())
+
+
+@pytest.mark.parametrize("override", ["cluster.workers=3", "topology=tree", "topology={name: tree, arity: 3}"])
+def test_fast_sums_make_the_layout_part_of_the_identity(override: str) -> None:
+    fast = given_on_command_line("reduction=fast")
+    assert determining(given_on_command_line("reduction=fast", override)) != determining(fast)
+    assert set(determining(fast)) - set(determining(given_on_command_line())) == {
+        "cluster.workers",
+        "topology.name",
+        "topology.arity",
+        "topology.servers",
+    }
+
+
+def test_every_key_says_what_it_is() -> None:
+    for key in KEYS:
+        assert key.about.doc.endswith("."), key.name
+        assert "|" not in key.about.doc, key.name
+
+
+def test_the_page_of_documentation_is_current() -> None:
+    command = "python -c \"import orchestrator.settings as s; print(s.document(), end='')\" > docs/settings.md"
+    assert (ROOT / "docs/settings.md").read_text() == document(), f"run: {command}"
+
+
+def test_loading_settings_needs_no_torch() -> None:
+    check = "import sys, orchestrator.settings; assert not {'torch', 'ray', 'mlflow', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=True)

@@ -1,0 +1,339 @@
+"""What `base.Transport` promises, over every transport there is."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from orchestrator.transports.base import DeadlineExceeded, PeerLost, ProtocolError, Received, Tag, Transport
+from orchestrator.transports.frames import DTYPES
+from tests.transports.worlds import PATIENCE_S, TAG, World, together
+
+
+def tag(step: int) -> Tag:
+    return TAG._replace(step=step)
+
+
+def numbers(*values: float) -> torch.Tensor:
+    return torch.tensor(values)
+
+
+def receive(transport: Transport, peer: int, step: int = 0) -> Received:
+    return transport.receive(peer, tag(step), PATIENCE_S)
+
+
+def test_messages_of_one_peer_arrive_in_order_whatever_others_send(world: World) -> None:
+    first, second, third = world.members(3)
+    for step in range(100):
+        first.transport.send(2, tag(step), numbers(step))
+        second.transport.send(2, tag(step), numbers(-step))
+    assert [receive(third.transport, 1, step).payload.item() for step in range(100)] == [-step for step in range(100)]
+    assert [receive(third.transport, 0, step).payload.item() for step in range(100)] == list(range(100))
+
+
+@pytest.mark.parametrize("field", Tag._fields)
+def test_another_tag_than_the_expected_is_a_fault(world: World, field: str) -> None:
+    sender, receiver = world.members(2)
+    sender.transport.send(1, TAG, numbers(1))
+    with pytest.raises(ProtocolError, match=f"expected .*{field}=7.* from member 0, got .*{field}="):
+        receiver.transport.receive(0, TAG._replace(**{field: 7}), PATIENCE_S)
+
+
+def test_tags_and_notes_survive_at_their_limits(world: World) -> None:
+    sender, receiver = world.members(2)
+    limits = [Tag(2**63 - 1, 2**63 - 1, 2**31 - 1, 2**31 - 1, 2**31 - 1), Tag(-1, -1, -1, -1, -1)]
+    for each in limits:
+        for note in (-(2**63), -1, 0, 2**63 - 1):
+            sender.transport.send(1, each, numbers(1), note)
+            assert receiver.transport.receive(0, each, PATIENCE_S).note == note
+
+
+def test_a_stranger_is_a_fault(world: World) -> None:
+    member, _ = world.members(2)
+    with pytest.raises(ProtocolError, match="member 5"):
+        member.transport.send(5, TAG, numbers(1))
+    with pytest.raises(ProtocolError, match="member 0"):
+        member.transport.receive(0, TAG, PATIENCE_S)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("in_region", [True, False])
+def test_every_dtype_arrives_with_its_bits(world: World, dtype: torch.dtype, in_region: bool) -> None:
+    sender, receiver = world.members(2)
+    top = 2 if dtype is torch.bool else 256
+    bits = torch.randint(top, (24,), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    payload = bits.view(dtype)
+    if in_region:
+        payload = sender.regions.allocate(payload.numel(), dtype)
+        payload.view(torch.uint8).copy_(bits)
+    sender.transport.send(1, TAG, payload)
+    received = receive(receiver.transport, 0).payload
+    assert received.dtype == dtype
+    assert torch.equal(received.view(torch.uint8), bits)
+
+
+def test_a_payload_may_be_empty(world: World) -> None:
+    sender, receiver = world.members(2)
+    region = sender.regions.allocate(4, torch.float64)
+    for step, payload in enumerate([torch.empty(0), torch.empty(0, dtype=torch.int32), region[2:2], region]):
+        sender.transport.send(1, tag(step), payload, note=step)
+        received = receive(receiver.transport, 0, step)
+        assert (received.payload.shape, received.payload.dtype) == (payload.shape, payload.dtype)
+        assert received.note == step
+
+
+def test_a_payload_in_a_region_is_read_in_place(world: World) -> None:
+    sender, receiver = world.members(2)
+    region = sender.regions.allocate(8, torch.float32)
+    region.copy_(torch.arange(8))
+    sender.transport.send(1, TAG, region[2:5])
+    received = receive(receiver.transport, 0).payload
+    assert received.tolist() == [2, 3, 4]
+    region.add_(10)
+    assert received.tolist() == ([12, 13, 14] if world.shares else [2, 3, 4])
+
+
+def test_a_payload_outside_regions_is_copied_before_send_returns(world: World) -> None:
+    sender, receiver = world.members(2)
+    payloads = [torch.ones(3), torch.ones(1_000_000)]  # the large one is more than a kernel buffers
+    for payload in payloads:
+        sender.transport.send(1, TAG, payload)
+        payload.fill_(2)
+
+    def read() -> list[bool]:
+        return [bool((receive(receiver.transport, 0).payload == 1).all()) for _ in payloads]
+
+    def flush() -> list[bool]:
+        sender.transport.flush(PATIENCE_S)
+        return []
+
+    assert together([read, flush])[0] == [True, True]
+
+
+def test_flush_notices_a_loss(world: World) -> None:
+    member, _, dead = world.members(3)
+    member.transport.flush(0.0)
+    member.transport.send(1, TAG, torch.ones(5_000_000))
+    dead.transport.abort()
+    with pytest.raises(PeerLost) as raised:
+        member.transport.flush(PATIENCE_S)
+    assert raised.value.peer == 2
+    member.transport.abort()
+    with pytest.raises(ConnectionAbortedError):
+        member.transport.flush(PATIENCE_S)
+
+
+def test_a_received_copy_belongs_to_the_receiver(world: World) -> None:
+    sender, receiver = world.members(2)
+    for step in range(3):
+        sender.transport.send(1, tag(step), torch.full((1000,), float(step)))
+    received = [receive(receiver.transport, 0, step).payload for step in range(3)]
+    received[0].fill_(-1)
+    assert [payload[0].item() for payload in received] == [-1, 1, 2]
+
+
+def test_a_payload_that_needs_a_gradient_is_sent_as_numbers(world: World) -> None:
+    sender, receiver = world.members(2)
+    sender.transport.send(1, TAG, torch.ones(2, requires_grad=True))
+    assert not receive(receiver.transport, 0).payload.requires_grad
+
+
+@pytest.mark.parametrize(
+    "payload", [torch.ones(2, 2), torch.ones(()), torch.ones(4)[::2], torch.ones(2, device="meta")]
+)
+def test_other_payloads_are_refused(world: World, payload: torch.Tensor) -> None:
+    sender, _ = world.members(2)
+    with pytest.raises(ValueError, match="1-D, contiguous"):
+        sender.transport.send(1, TAG, payload)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_large_payloads_both_ways_at_once_do_not_block(world: World, count: int) -> None:
+    members = world.members(count)
+
+    def exchange(rank: int) -> list[float]:
+        others = [peer for peer in range(count) if peer != rank]
+        for peer in others:
+            members[rank].transport.send(peer, TAG, torch.full((2_000_000,), float(rank)))
+        got = [receive(members[rank].transport, peer).payload[-1].item() for peer in others]
+        members[rank].transport.flush(PATIENCE_S)
+        return got
+
+    got = together([lambda rank=rank: exchange(rank) for rank in range(count)])  # type: ignore[misc]
+    assert got == [[peer for peer in range(count) if peer != rank] for rank in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_mixture_of_messages_arrives_as_sent(world: World, seed: int) -> None:
+    count, rounds = 3, 60
+    members = world.members(count)
+    regions = [member.regions.allocate(16_000, torch.float32) for member in members]
+    for rank, region in enumerate(regions):
+        region.copy_(torch.arange(16_000) + rank)
+
+    def payload(source: int, target: int, step: int) -> torch.Tensor:
+        draw = random.Random(f"{seed} {source} {target} {step}")
+        if draw.random() < 0.5:
+            return torch.full((draw.choice([0, 1, 100, 30_000]),), draw.random(), dtype=draw.choice(DTYPES[:2]))
+        start = draw.randrange(16_000)
+        return regions[source][start : start + draw.randrange(16_000)]
+
+    def live(rank: int) -> bool:
+        others = [peer for peer in range(count) if peer != rank]
+        transport, intact = members[rank].transport, True
+        for step in range(rounds):
+            for peer in others:
+                transport.send(peer, tag(step), payload(rank, peer, step), note=step - rank)
+            for peer in random.Random(f"{seed} {rank} {step}").sample(others, len(others)):
+                received, sent = receive(transport, peer, step), payload(peer, rank, step)
+                intact &= torch.equal(received.payload, sent) and received.payload.dtype == sent.dtype
+                intact &= received.note == step - peer
+        members[rank].transport.flush(PATIENCE_S)
+        return intact
+
+    assert all(together([lambda rank=rank: live(rank) for rank in range(count)]))  # type: ignore[misc]
+
+
+def test_the_deadline_ends_a_wait_and_nothing_else(world: World) -> None:
+    sender, receiver = world.members(2)
+    for timeout_s in (0.0, 0.05):
+        with pytest.raises(DeadlineExceeded, match="member 0") as raised:
+            receiver.transport.receive(0, TAG, timeout_s)
+        assert raised.value.peer == 0
+    sender.transport.send(1, TAG, numbers(4))
+    assert receive(receiver.transport, 0).payload.item() == 4
+
+
+def test_a_message_that_is_there_needs_no_time(world: World) -> None:
+    sender, receiver = world.members(2)
+    for step in range(2):
+        sender.transport.send(1, tag(step), numbers(step))
+    receive(receiver.transport, 0, 0)  # the second lies behind it
+    assert receiver.transport.receive(0, tag(1), 0.0).payload.item() == 1
+
+
+@pytest.mark.parametrize("leave", ["close", "abort"])
+def test_what_was_sent_before_the_end_is_received_first(world: World, leave: str) -> None:
+    sender, receiver = world.members(2)
+    region = sender.regions.allocate(1000, torch.float32)
+    sender.transport.send(1, tag(0), numbers(0))
+    sender.transport.send(1, tag(1), region)
+    getattr(sender.transport, leave)()
+    assert receive(receiver.transport, 0, 0).payload.item() == 0
+    assert receive(receiver.transport, 0, 1).payload.shape == region.shape
+    with pytest.raises(PeerLost, match="member 0: it has left" if leave == "close" else "member 0") as raised:
+        receive(receiver.transport, 0, 2)
+    assert raised.value.peer == 0
+    assert ("it has left" in str(raised.value)) == (leave == "close")
+
+
+def test_close_delivers_large_payloads_to_a_peer_whose_own_were_never_read(world: World) -> None:
+    first, second = world.members(2)
+    second.transport.send(0, TAG, torch.ones(100_000))
+    first.transport.send(1, TAG, torch.ones(1_000_000))
+
+    def read() -> bool:
+        return bool((receive(second.transport, 0).payload == 1).all())
+
+    def leave() -> bool:
+        first.transport.close()
+        return True
+
+    assert together([read, leave]) == [True, True]
+
+
+def test_a_farewell_disturbs_nobody_who_waits_for_another(world: World) -> None:
+    leaver, sender, receiver = world.members(3)
+    leaver.transport.close()
+    with pytest.raises(DeadlineExceeded):
+        receiver.transport.receive(1, TAG, 0.05)
+    sender.transport.send(2, TAG, numbers(1))
+    assert receive(receiver.transport, 1).payload.item() == 1
+
+
+def test_the_loss_of_a_third_member_ends_the_wait(world: World) -> None:
+    dead, silent, waiting = world.members(3)
+
+    def die() -> None:
+        receive(dead.transport, 2)
+        dead.transport.abort()
+
+    def wait() -> int:
+        waiting.transport.send(0, TAG, numbers(0))
+        with pytest.raises(PeerLost) as raised:
+            receive(waiting.transport, 1)
+        return raised.value.peer
+
+    assert together([die, wait])[1] == 0
+    silent.transport.send(2, TAG, numbers(7))
+    assert receive(waiting.transport, 1).payload.item() == 7  # what came is delivered, loss or not
+    with pytest.raises(PeerLost):
+        receive(waiting.transport, 1)  # and nobody waits again
+    with pytest.raises(PeerLost) as raised:
+        waiting.transport.send(0, TAG, numbers(0))
+    assert raised.value.peer == 0
+
+
+def test_nothing_is_sent_to_who_has_left(world: World) -> None:
+    leaver, member = world.members(2)
+    leaver.transport.close()
+    with pytest.raises(PeerLost, match="it has left"):
+        receive(member.transport, 0)
+    with pytest.raises(PeerLost, match="it has left"):
+        member.transport.send(0, TAG, numbers(0))
+
+
+@pytest.mark.parametrize("first", ["close", "abort"])
+@pytest.mark.parametrize("second", ["close", "abort"])
+def test_closing_twice_is_safe_and_the_first_time_counts(world: World, first: str, second: str) -> None:
+    member, peer = world.members(2)
+    getattr(member.transport, first)()
+    getattr(member.transport, second)()
+    verbs: list[Callable[[], object]] = [
+        lambda: member.transport.send(1, TAG, numbers(1)),
+        lambda: receive(member.transport, 1),
+    ]
+    for verb in verbs:
+        with pytest.raises(ConnectionAbortedError, match="closed on this side"):
+            verb()
+    with pytest.raises(PeerLost) as raised:
+        receive(peer.transport, 0)
+    assert ("it has left" in str(raised.value)) == (first == "close")
+
+
+@pytest.mark.parametrize("attempt", range(5))
+def test_abort_from_another_thread_ends_a_wait(world: World, attempt: int) -> None:
+    member, peer = world.members(2)
+    entered = threading.Event()
+
+    def wait() -> None:
+        entered.set()
+        with pytest.raises(ConnectionAbortedError):
+            receive(member.transport, 1)
+
+    def abort() -> None:
+        entered.wait()
+        for _ in range(attempt):  # a little later each time: before, at and after the start of the wait
+            with pytest.raises(DeadlineExceeded):
+                peer.transport.receive(0, TAG, 0.001)
+        member.transport.abort()
+
+    together([wait, abort])
+    with pytest.raises(PeerLost):
+        receive(peer.transport, 0)
+
+
+def test_a_view_outlives_transport_and_regions(world: World) -> None:
+    sender, receiver = world.members(2)
+    region = sender.regions.allocate(1000, torch.float32)
+    region.fill_(3)
+    sender.transport.send(1, TAG, region)
+    received = receive(receiver.transport, 0).payload
+    sender.transport.close()
+    receiver.transport.close()
+    sender.regions.close()
+    assert bool((received == 3).all())

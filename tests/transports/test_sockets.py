@@ -1,0 +1,330 @@
+"""What is true of sockets only: who may connect, which generation, what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from orchestrator.transports import frames, sockets
+from orchestrator.transports.base import DeadlineExceeded, PeerLost, ProtocolError
+from orchestrator.transports.handshake import MAX_REGIONS
+from orchestrator.transports.shared_memory import SharedRegions
+from orchestrator.transports.socket_transport import SocketTransport
+from orchestrator.transports.sockets import Listener, connect
+from tests.transports.worlds import PATIENCE_S, SECRET, TAG, together
+
+KINDS = pytest.mark.parametrize("kind", ["unix", "tcp"])
+
+
+class Members:
+    """Listeners of a run; `connect` makes member `rank` connect with the others of `group`, or with all."""
+
+    def __init__(self, kind: str, count: int) -> None:
+        self.listeners = [Listener(SECRET, "127.0.0.1") for _ in range(count)]
+        self.kind = kind
+        self.transports: list[SocketTransport] = []
+
+    def connect(
+        self, rank: int, generation: int = 1, regions: SharedRegions | None = None, timeout_s: float = PATIENCE_S
+    ) -> SocketTransport:
+        peers = {peer: listener.addresses[self.kind] for peer, listener in enumerate(self.listeners) if peer != rank}
+        transport = connect(self.listeners[rank], rank, generation, peers, regions, timeout_s)
+        self.transports.append(transport)
+        return transport
+
+    def close(self) -> None:
+        for transport in self.transports:
+            transport.abort()
+        for listener in self.listeners:
+            listener.close()
+
+
+Make = Callable[[str, int], Members]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    made: list[Members] = []
+
+    def members(kind: str, count: int) -> Members:
+        made.append(Members(kind, count))
+        return made[-1]
+
+    yield members
+    for each in made:
+        each.close()
+
+
+def failure(call: Callable[[], object]) -> Exception | None:
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
+def open_fds() -> dict[str, str]:
+    fds = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            fds[entry.name] = str(entry.readlink())
+        except FileNotFoundError:  # the one that read the folder
+            continue
+    return fds
+
+
+def mapped_regions() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:orchestrator")
+
+
+@KINDS
+def test_nothing_is_left_after_fifty_generations(make: Make, kind: str) -> None:
+    members = make(kind, 2)
+    regions = [SharedRegions() for _ in range(2)]
+    mine = [each.allocate(10, torch.float32) for each in regions]
+    fds, mappings = open_fds(), mapped_regions()
+    for generation in range(50):
+        first, second = together(
+            [lambda rank=rank: members.connect(rank, generation, regions[rank]) for rank in range(2)]  # type: ignore[misc]
+        )
+        first.send(1, TAG, mine[0])
+        second.receive(0, TAG, PATIENCE_S)
+        (first.abort if generation % 2 else first.close)()
+        second.close()
+    assert open_fds() == fds
+    assert mapped_regions() == mappings
+    for each in regions:
+        each.close()
+    assert len(open_fds()) == len(fds) - 2
+    assert mapped_regions() == mappings  # the tensors still hold them
+    mine.clear()
+    assert mapped_regions() == mappings - 2
+
+
+@KINDS
+def test_no_descriptor_is_inherited(make: Make, kind: str) -> None:
+    before = open_fds()
+    members = make(kind, 2)
+    regions = SharedRegions()
+    regions.allocate(10, torch.float32)
+    together([lambda rank=rank: members.connect(rank, regions=regions) for rank in range(2)])  # type: ignore[misc]
+    new = set(open_fds()) - set(before)
+    assert len(new) > 8
+    assert not any(os.get_inheritable(int(fd)) for fd in new)
+    regions.close()
+
+
+def test_addresses_travel_as_json(make: Make) -> None:
+    addresses = make("unix", 1).listeners[0].addresses
+    assert json.loads(json.dumps(addresses)) == addresses
+    assert set(addresses) == {"unix", "tcp"}
+
+
+@KINDS
+def test_another_secret_is_refused_by_both(make: Make, kind: str) -> None:
+    members = make(kind, 2)
+    members.listeners[1].secret = b"known to the members of another run"
+    errors = together([lambda rank=rank: failure(lambda: members.connect(rank, timeout_s=0.3)) for rank in range(2)])  # type: ignore[misc]
+    assert [type(error) for error in errors] == [PermissionError, PermissionError]
+    assert "does not know the secret" in str(errors[0])
+
+
+def test_another_user_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    members = make("unix", 2)
+    monkeypatch.setattr(sockets, "peer_credentials", lambda connection: (1, os.geteuid() + 1))
+    with pytest.raises(PermissionError, match="another user"):
+        members.connect(0)
+
+
+def test_a_short_secret_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 16 bytes, this one 5"):
+        Listener(b"short")
+
+
+@pytest.mark.parametrize("address", [["unix", 5], ["tcp", "localhost"], ["carrier pigeon", "x"], []])
+def test_what_is_no_address_is_refused(make: Make, address: list[str | int]) -> None:
+    with pytest.raises(ValueError, match="an address is"):
+        connect(make("unix", 1).listeners[0], 0, 1, {1: address}, None, PATIENCE_S)
+
+
+def test_too_many_regions_are_refused(make: Make) -> None:
+    regions = SharedRegions()
+    for _ in range(MAX_REGIONS + 1):
+        regions.allocate(1, torch.uint8)
+    with pytest.raises(ValueError, match="201 regions; a peer can be given 200"):
+        make("unix", 1).connect(0, regions=regions)
+    regions.close()
+
+
+def test_as_many_regions_as_are_allowed_are_shared(make: Make) -> None:
+    members, regions = make("unix", 2), SharedRegions()
+    tensors = [regions.allocate(1, torch.int64) for _ in range(MAX_REGIONS)]
+    first, second = together([lambda: members.connect(0, regions=regions), lambda: members.connect(1)])
+    for tensor in tensors:
+        first.send(1, TAG, tensor)
+    views = [second.receive(0, TAG, PATIENCE_S).payload for _ in tensors]
+    for value, tensor in enumerate(tensors):
+        tensor.fill_(value)
+    assert [view.item() for view in views] == list(range(MAX_REGIONS))
+    regions.close()
+
+
+def test_a_region_that_came_after_the_connection_is_copied(make: Make) -> None:
+    members, regions = make("unix", 2), SharedRegions()
+    regions.allocate(1, torch.float32)
+    first, second = together([lambda: members.connect(0, regions=regions), lambda: members.connect(1)])
+    late = regions.allocate(3, torch.float32)
+    first.send(1, TAG, late)
+    late.fill_(1)
+    assert second.receive(0, TAG, PATIENCE_S).payload.tolist() == [0, 0, 0]
+    regions.close()
+
+
+@KINDS
+def test_a_caller_of_an_earlier_generation_is_refused_and_disturbs_nobody(make: Make, kind: str) -> None:
+    members = make(kind, 2)
+    early, late = together(
+        [lambda: failure(lambda: members.connect(0, 1)), lambda: failure(lambda: members.connect(1, 2, timeout_s=0.2))]
+    )
+    assert isinstance(early, PeerLost)
+    assert "it is in generation 2, this member in 1" in str(early)
+    assert isinstance(late, DeadlineExceeded)
+    assert late.peer == 0
+    together([lambda rank=rank: members.connect(rank, 2) for rank in range(2)])  # type: ignore[misc]
+
+
+@KINDS
+def test_a_caller_of_a_later_generation_is_kept_until_then(make: Make, kind: str) -> None:
+    members = make(kind, 2)
+
+    def follow() -> SocketTransport:
+        assert isinstance(failure(lambda: members.connect(1, 1, timeout_s=0.2)), DeadlineExceeded)
+        return members.connect(1, 2)
+
+    first, second = together([lambda: members.connect(0, 2), follow])
+    first.send(1, TAG, torch.ones(1))
+    assert second.receive(0, TAG, PATIENCE_S).payload.item() == 1
+
+
+@KINDS
+def test_callers_that_are_no_members_disturb_nobody(make: Make, kind: str) -> None:
+    members = make(kind, 2)
+    strangers = []
+    for words in (b"", b"GET / HTTP/1.1\r\n\r\n" * 10, b"hcro"):
+        family, target = {
+            "unix": (socket.AF_UNIX, "\0" + str(members.listeners[1].addresses["unix"][1])),
+            "tcp": (socket.AF_INET, tuple(members.listeners[1].addresses["tcp"][1:])),
+        }[kind]
+        stranger = socket.socket(family, socket.SOCK_STREAM)
+        stranger.connect(target)
+        stranger.send(words)
+        strangers.append(stranger)
+    together([lambda rank=rank: members.connect(rank) for rank in range(2)])  # type: ignore[misc]
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_a_member_that_is_not_expected_is_refused(make: Make) -> None:
+    members = make("unix", 3)
+    unexpected = together(
+        [
+            lambda: failure(lambda: members.connect(0)),
+            lambda: failure(lambda: connect(members.listeners[2], 2, 1, {}, None, PATIENCE_S).close()),
+            lambda: failure(
+                lambda: connect(members.listeners[1], 1, 1, {2: members.listeners[2].addresses["unix"]}, None, 0.3)
+            ),
+        ]
+    )
+    assert unexpected[1] is None
+
+
+def test_cancel_ends_the_wait_for_that_generation_and_not_the_next(make: Make) -> None:
+    members = make("unix", 2)
+    members.listeners[1].cancel(0)
+    threading.Timer(0.0, members.listeners[1].cancel, [1]).start()
+    with pytest.raises(ConnectionAbortedError, match="generation 1 was called off"):
+        members.connect(1, 1)
+    with pytest.raises(ConnectionAbortedError, match="generation 1 was called off"):
+        members.connect(1, 1)
+    together([lambda rank=rank: members.connect(rank, 2) for rank in range(2)])  # type: ignore[misc]
+
+
+@KINDS
+def test_a_peer_that_listens_no_more_is_lost_at_once(make: Make, kind: str) -> None:
+    members = make(kind, 2)
+    members.listeners[1].close()
+    with pytest.raises(PeerLost, match="member 1: it does not listen"):
+        members.connect(0)
+
+
+@KINDS
+def test_a_peer_that_ends_before_it_answers_is_lost(make: Make, kind: str) -> None:
+    members = make(kind, 2)
+
+    def end() -> None:
+        assert isinstance(failure(lambda: members.connect(1, 0, timeout_s=0.2)), DeadlineExceeded)
+        members.listeners[1].close()
+
+    lost, _ = together([lambda: failure(lambda: members.connect(0, 1)), lambda: failure(end)])
+    assert isinstance(lost, PeerLost)
+    assert lost.peer == 1
+
+
+def test_a_peer_that_gives_up_is_lost_to_who_still_connects(make: Make) -> None:
+    members = make("unix", 3)  # the third never comes
+    members.listeners[2].cancel(1)
+    errors = together(
+        [lambda: failure(lambda: members.connect(0, timeout_s=0.2)), lambda: failure(lambda: members.connect(1))]
+    )
+    assert isinstance(errors[0], DeadlineExceeded)
+    assert isinstance(errors[1], PeerLost)
+    assert errors[1].peer in (0, 2)
+
+
+def test_flush_has_a_deadline(make: Make) -> None:
+    members = make("unix", 2)
+    first, _ = together([lambda rank=rank: members.connect(rank) for rank in range(2)])  # type: ignore[misc]
+    first.send(1, TAG, torch.ones(1_000_000))
+    with pytest.raises(DeadlineExceeded) as raised:
+        first.flush(0.05)
+    assert raised.value.peer == 1
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        bytes(frames.HEADER_BYTES),
+        frames.encode(frames.Frame(frames.REGION, TAG, torch.float32, 1, region=9)),
+        frames.encode(frames.Frame(frames.REGION, TAG, torch.float32, 1000)),
+        frames.encode(frames.Frame(frames.REGION, TAG, torch.float32, 1, offset_bytes=40)),
+    ],
+    ids=["no frame", "no such region", "too long", "outside"],
+)
+def test_what_is_no_frame_is_a_fault_and_ends_the_link(make: Make, garbage: bytes) -> None:
+    members, regions = make("unix", 2), SharedRegions()
+    regions.allocate(10, torch.float32)
+    first, second = together([lambda rank=rank: members.connect(rank, regions=regions) for rank in range(2)])  # type: ignore[misc]
+    first.links[1].write(garbage, memoryview(b""))
+    with pytest.raises(ProtocolError, match="member 0 sent what is no frame"):
+        second.receive(0, TAG, PATIENCE_S)
+    with pytest.raises(PeerLost, match="no frame"):
+        second.receive(0, TAG, PATIENCE_S)
+    regions.close()
+
+
+def test_secrets_of_any_length_from_sixteen_bytes_work(make: Make) -> None:
+    members = make("tcp", 2)
+    for size in (16, 1000):
+        secret = secrets.token_bytes(size)
+        for listener in members.listeners:
+            listener.secret = secret
+        for transport in together([lambda rank=rank: members.connect(rank, size) for rank in range(2)]):  # type: ignore[misc]
+            transport.close()
