@@ -171,6 +171,7 @@ class Link:
             os.close(self._pidfd)
             self._pidfd = None
         self.memory = ()
+        self.inbox.clear()
 
     def _advance(self) -> bool:
         """What was wanted has been read: a header, or the body that a header announced. True at the end of a frame."""

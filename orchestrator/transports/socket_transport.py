@@ -5,7 +5,8 @@
 order of sends and receives can block two members against each other. A payload in a region goes as a notice to a peer
 that mapped it, and as bytes to any other.
 
-Bytes move only while this member is in `receive`, `flush` or `close`, for there is no thread that would do it meanwhile.
+Bytes move only while this member is in `receive`, `flush` or `close`, for there is no thread that would do it
+meanwhile.
 
 Thread use: one thread sends, receives and closes. `abort` may come from any other thread, not from a signal handler:
 it ends the connections at once, wakes the thread that waits, and takes the descriptors away when that thread has let
@@ -74,6 +75,7 @@ class SocketTransport:
             frame = frames.Frame(kind, tag, payload.dtype, payload.numel(), note, region, offset)
             link.write(frames.encode(frame), _NOTHING if place else frames.raw(payload))
             if link.left or link.ended:
+                self._check_open()  # it may be our own abort that ended it
                 raise PeerLost(peer, "it has left" if link.left else link.ended)
 
     def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:

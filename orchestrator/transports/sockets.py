@@ -28,7 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NoReturn
 
 from orchestrator.transports import shared_memory
 from orchestrator.transports.base import DeadlineExceeded, PeerLost, ProtocolError
@@ -238,11 +238,11 @@ class _Assembly:
     def _dial(self, peer: int, address: Address) -> None:
         try:
             connection = _dialed(address)
-        except ConnectionError as error:
-            raise PeerLost(peer, f"it does not listen at {list(address)}: {error.strerror}") from error
+        except OSError as error:
+            _raise_as_loss(peer, error)
         descriptors = self._offered(connection)
         protocol = dial(self._me, peer, [descriptor.size_bytes for descriptor in descriptors])
-        self._shake(peer, Talk(connection, protocol, descriptors), partial(_give_up, peer))
+        self._shake(peer, Talk(connection, protocol, descriptors), partial(_raise_as_loss, peer))
 
     def _offered(self, connection: socket.socket) -> tuple[Descriptor, ...]:
         return self._descriptors if connection.family == socket.AF_UNIX else ()
@@ -293,15 +293,15 @@ class _Assembly:
         done(talk)
 
 
-def _give_up(peer: int, error: Exception) -> None:
-    """What a dialer makes of a handshake that failed."""
+def _raise_as_loss(peer: int, error: Exception) -> NoReturn:
+    """What a dialer makes of a call that failed."""
     if isinstance(error, OSError) and not isinstance(error, PeerLost | PermissionError):
         raise PeerLost(peer, str(error)) from error
     raise error
 
 
 def _dialed(address: Address) -> socket.socket:
-    """A socket that is connected, or connecting. Raises ConnectionError, PermissionError."""
+    """A socket that is connected, or connecting. Raises OSError, PermissionError among them."""
     target: str | tuple[str, int]
     match address:
         case ["unix", str(name)]:
@@ -313,9 +313,12 @@ def _dialed(address: Address) -> socket.socket:
     connection = socket.socket(family, socket.SOCK_STREAM)
     try:
         connection.setblocking(False)
-        with contextlib.suppress(BlockingIOError):  # under way
+        try:
             connection.connect(target)
-        if connection.family == socket.AF_UNIX and peer_credentials(connection)[1] != os.geteuid():
+        except BlockingIOError:
+            if family == socket.AF_UNIX:  # it has more callers than it can queue; over TCP the call is just under way
+                raise
+        if family == socket.AF_UNIX and peer_credentials(connection)[1] != os.geteuid():
             raise PermissionError(f"{list(address)} belongs to another user")
     except BaseException:
         connection.close()

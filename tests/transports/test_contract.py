@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -163,7 +164,7 @@ def test_large_payloads_both_ways_at_once_do_not_block(world: World, count: int)
         members[rank].transport.flush(PATIENCE_S)
         return got
 
-    got = together([lambda rank=rank: exchange(rank) for rank in range(count)])  # type: ignore[misc]
+    got = together([partial(exchange, rank) for rank in range(count)])
     assert got == [[peer for peer in range(count) if peer != rank] for rank in range(count)]
 
 
@@ -195,7 +196,7 @@ def test_any_mixture_of_messages_arrives_as_sent(world: World, seed: int) -> Non
         members[rank].transport.flush(PATIENCE_S)
         return intact
 
-    assert all(together([lambda rank=rank: live(rank) for rank in range(count)]))  # type: ignore[misc]
+    assert all(together([partial(live, rank) for rank in range(count)]))
 
 
 def test_the_deadline_ends_a_wait_and_nothing_else(world: World) -> None:

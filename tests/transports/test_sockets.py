@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ import torch
 from orchestrator.transports import frames, sockets
 from orchestrator.transports.base import DeadlineExceeded, PeerLost, ProtocolError
 from orchestrator.transports.handshake import MAX_REGIONS
+from orchestrator.transports.links import Link
 from orchestrator.transports.shared_memory import SharedRegions
 from orchestrator.transports.socket_transport import SocketTransport
 from orchestrator.transports.sockets import Listener, connect
@@ -71,6 +75,18 @@ def failure(call: Callable[[], object]) -> Exception | None:
     return None
 
 
+def event_of(owner: object, method: str) -> threading.Event:
+    """Set once `owner.method` has been called."""
+    event, original = threading.Event(), getattr(owner, method)
+
+    def call_and_tell(*arguments: object) -> None:
+        original(*arguments)
+        event.set()
+
+    setattr(owner, method, call_and_tell)
+    return event
+
+
 def open_fds() -> dict[str, str]:
     fds = {}
     for entry in Path("/proc/self/fd").iterdir():
@@ -92,11 +108,10 @@ def test_nothing_is_left_after_fifty_generations(make: Make, kind: str) -> None:
     mine = [each.allocate(10, torch.float32) for each in regions]
     fds, mappings = open_fds(), mapped_regions()
     for generation in range(50):
-        first, second = together(
-            [lambda rank=rank: members.connect(rank, generation, regions[rank]) for rank in range(2)]  # type: ignore[misc]
-        )
-        first.send(1, TAG, mine[0])
-        second.receive(0, TAG, PATIENCE_S)
+        first, second = together([partial(members.connect, rank, generation, regions[rank]) for rank in range(2)])
+        for _ in range(2):
+            first.send(1, TAG, mine[0])
+        second.receive(0, TAG, PATIENCE_S)  # and the other is still in the inbox
         (first.abort if generation % 2 else first.close)()
         second.close()
     assert open_fds() == fds
@@ -115,7 +130,7 @@ def test_no_descriptor_is_inherited(make: Make, kind: str) -> None:
     members = make(kind, 2)
     regions = SharedRegions()
     regions.allocate(10, torch.float32)
-    together([lambda rank=rank: members.connect(rank, regions=regions) for rank in range(2)])  # type: ignore[misc]
+    together([partial(members.connect, rank, regions=regions) for rank in range(2)])
     new = set(open_fds()) - set(before)
     assert len(new) > 8
     assert not any(os.get_inheritable(int(fd)) for fd in new)
@@ -132,14 +147,20 @@ def test_addresses_travel_as_json(make: Make) -> None:
 def test_another_secret_is_refused_by_both(make: Make, kind: str) -> None:
     members = make(kind, 2)
     members.listeners[1].secret = b"known to the members of another run"
-    errors = together([lambda rank=rank: failure(lambda: members.connect(rank, timeout_s=0.3)) for rank in range(2)])  # type: ignore[misc]
+
+    def answer() -> Exception | None:
+        select.select(members.listeners[1].sockets, [], [])  # until somebody calls
+        return failure(lambda: members.connect(1, timeout_s=0.5))
+
+    errors = together([lambda: failure(lambda: members.connect(0)), answer])
     assert [type(error) for error in errors] == [PermissionError, PermissionError]
-    assert "does not know the secret" in str(errors[0])
+    assert "who answers for member 1 does not know the secret" in str(errors[0])
+    assert "who called as member 0 does not know the secret" in str(errors[1])
 
 
 def test_another_user_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     members = make("unix", 2)
-    monkeypatch.setattr(sockets, "peer_credentials", lambda connection: (1, os.geteuid() + 1))
+    monkeypatch.setattr(sockets, "peer_credentials", lambda _connection: (1, os.geteuid() + 1))
     with pytest.raises(PermissionError, match="another user"):
         members.connect(0)
 
@@ -191,25 +212,35 @@ def test_a_region_that_came_after_the_connection_is_copied(make: Make) -> None:
 @KINDS
 def test_a_caller_of_an_earlier_generation_is_refused_and_disturbs_nobody(make: Make, kind: str) -> None:
     members = make(kind, 2)
-    early, late = together(
-        [lambda: failure(lambda: members.connect(0, 1)), lambda: failure(lambda: members.connect(1, 2, timeout_s=0.2))]
-    )
-    assert isinstance(early, PeerLost)
-    assert "it is in generation 2, this member in 1" in str(early)
-    assert isinstance(late, DeadlineExceeded)
-    assert late.peer == 0
-    together([lambda rank=rank: members.connect(rank, 2) for rank in range(2)])  # type: ignore[misc]
+
+    def call_early_then_in_time() -> SocketTransport:
+        with pytest.raises(PeerLost, match="it is in generation 2, this member in 1"):
+            members.connect(0, 1)
+        return members.connect(0, 2)
+
+    first, second = together([call_early_then_in_time, lambda: members.connect(1, 2)])
+    first.send(1, TAG, torch.ones(1))
+    assert second.receive(0, TAG, PATIENCE_S).payload.item() == 1
 
 
 @KINDS
 def test_a_caller_of_a_later_generation_is_kept_until_then(make: Make, kind: str) -> None:
     members = make(kind, 2)
+    listener = members.listeners[1]
+
+    def call_off() -> None:
+        kept.wait()
+        listener.cancel(1)
 
     def follow() -> SocketTransport:
-        assert isinstance(failure(lambda: members.connect(1, 1, timeout_s=0.2)), DeadlineExceeded)
+        with pytest.raises(ConnectionAbortedError):
+            members.connect(1, 1)
         return members.connect(1, 2)
 
-    first, second = together([lambda: members.connect(0, 2), follow])
+    kept = event_of(listener, "keep")
+    first, second, _ = together([lambda: members.connect(0, 2), follow, call_off])
+    assert first is not None
+    assert second is not None
     first.send(1, TAG, torch.ones(1))
     assert second.receive(0, TAG, PATIENCE_S).payload.item() == 1
 
@@ -217,33 +248,28 @@ def test_a_caller_of_a_later_generation_is_kept_until_then(make: Make, kind: str
 @KINDS
 def test_callers_that_are_no_members_disturb_nobody(make: Make, kind: str) -> None:
     members = make(kind, 2)
-    strangers = []
-    for words in (b"", b"GET / HTTP/1.1\r\n\r\n" * 10, b"hcro"):
-        family, target = {
-            "unix": (socket.AF_UNIX, "\0" + str(members.listeners[1].addresses["unix"][1])),
-            "tcp": (socket.AF_INET, tuple(members.listeners[1].addresses["tcp"][1:])),
-        }[kind]
-        stranger = socket.socket(family, socket.SOCK_STREAM)
-        stranger.connect(target)
-        stranger.send(words)
-        strangers.append(stranger)
-    together([lambda rank=rank: members.connect(rank) for rank in range(2)])  # type: ignore[misc]
-    for stranger in strangers:
-        stranger.close()
+    listening = members.listeners[1].sockets[0 if kind == "unix" else 1]
+    with contextlib.ExitStack() as strangers:
+        for words in (b"", b"GET / HTTP/1.1\r\n\r\n" * 10, b"hcro"):
+            stranger = strangers.enter_context(socket.socket(listening.family, socket.SOCK_STREAM))
+            stranger.connect(listening.getsockname())
+            stranger.send(words)
+        together([partial(members.connect, rank) for rank in range(2)])
 
 
-def test_a_member_that_is_not_expected_is_refused(make: Make) -> None:
+def test_a_member_that_is_not_expected_is_refused_and_disturbs_nobody(make: Make) -> None:
     members = make("unix", 3)
-    unexpected = together(
-        [
-            lambda: failure(lambda: members.connect(0)),
-            lambda: failure(lambda: connect(members.listeners[2], 2, 1, {}, None, PATIENCE_S).close()),
-            lambda: failure(
-                lambda: connect(members.listeners[1], 1, 1, {2: members.listeners[2].addresses["unix"]}, None, 0.3)
-            ),
-        ]
-    )
-    assert unexpected[1] is None
+    last = members.listeners[2]
+
+    def call_uninvited() -> SocketTransport:
+        with pytest.raises(ProtocolError, match="member 2 expects no connection from member 0 in generation 1"):
+            connect(members.listeners[0], 0, 1, {2: last.addresses["unix"]}, None, PATIENCE_S)
+        return connect(members.listeners[1], 1, 1, {2: last.addresses["unix"]}, None, PATIENCE_S)
+
+    def wait_for_another() -> SocketTransport:
+        return connect(last, 2, 1, {1: members.listeners[1].addresses["unix"]}, None, PATIENCE_S)
+
+    members.transports += together([call_uninvited, wait_for_another])
 
 
 def test_cancel_ends_the_wait_for_that_generation_and_not_the_next(make: Make) -> None:
@@ -254,44 +280,76 @@ def test_cancel_ends_the_wait_for_that_generation_and_not_the_next(make: Make) -
         members.connect(1, 1)
     with pytest.raises(ConnectionAbortedError, match="generation 1 was called off"):
         members.connect(1, 1)
-    together([lambda rank=rank: members.connect(rank, 2) for rank in range(2)])  # type: ignore[misc]
+    together([partial(members.connect, rank, 2) for rank in range(2)])
 
 
 @KINDS
 def test_a_peer_that_listens_no_more_is_lost_at_once(make: Make, kind: str) -> None:
     members = make(kind, 2)
     members.listeners[1].close()
-    with pytest.raises(PeerLost, match="member 1: it does not listen"):
+    with pytest.raises(PeerLost, match=r"member 1: .*refused"):
         members.connect(0)
 
 
 @KINDS
 def test_a_peer_that_ends_before_it_answers_is_lost(make: Make, kind: str) -> None:
     members = make(kind, 2)
+    listener = members.listeners[1]
 
-    def end() -> None:
-        assert isinstance(failure(lambda: members.connect(1, 0, timeout_s=0.2)), DeadlineExceeded)
-        members.listeners[1].close()
+    def end() -> Exception | None:
+        select.select(listener.sockets, [], [])  # until somebody calls
+        return failure(listener.close)
 
-    lost, _ = together([lambda: failure(lambda: members.connect(0, 1)), lambda: failure(end)])
+    lost, _ = together([lambda: failure(lambda: members.connect(0)), end])
     assert isinstance(lost, PeerLost)
     assert lost.peer == 1
 
 
-def test_a_peer_that_gives_up_is_lost_to_who_still_connects(make: Make) -> None:
+@KINDS
+def test_a_caller_that_is_kept_learns_when_the_listener_ends(make: Make, kind: str) -> None:
+    members = make(kind, 2)
+    listener = members.listeners[1]
+    kept = event_of(listener, "keep")
+
+    def end() -> Exception | None:
+        with pytest.raises(ConnectionAbortedError):
+            members.connect(1, 1)
+        return failure(listener.close)
+
+    def call_off() -> None:
+        kept.wait()
+        listener.cancel(1)
+
+    lost, _, _ = together([lambda: failure(lambda: members.connect(0, 2)), end, call_off])
+    assert isinstance(lost, PeerLost)
+    assert lost.peer == 1
+
+
+def test_a_peer_that_gives_up_is_lost_to_who_still_connects(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     members = make("unix", 3)  # the third never comes
-    members.listeners[2].cancel(1)
-    errors = together(
-        [lambda: failure(lambda: members.connect(0, timeout_s=0.2)), lambda: failure(lambda: members.connect(1))]
+    linked = threading.Barrier(3)
+    adopt = SocketTransport.adopt
+
+    def adopt_and_tell(transport: SocketTransport, link: Link) -> None:
+        adopt(transport, link)
+        threading.Thread(target=linked.wait).start()
+
+    def call_off() -> None:
+        linked.wait()
+        members.listeners[0].cancel(1)
+
+    monkeypatch.setattr(SocketTransport, "adopt", adopt_and_tell)
+    first, second, _ = together(
+        [lambda: failure(lambda: members.connect(0)), lambda: failure(lambda: members.connect(1)), call_off]
     )
-    assert isinstance(errors[0], DeadlineExceeded)
-    assert isinstance(errors[1], PeerLost)
-    assert errors[1].peer in (0, 2)
+    assert isinstance(first, ConnectionAbortedError)
+    assert isinstance(second, PeerLost)
+    assert second.peer == 0
 
 
 def test_flush_has_a_deadline(make: Make) -> None:
     members = make("unix", 2)
-    first, _ = together([lambda rank=rank: members.connect(rank) for rank in range(2)])  # type: ignore[misc]
+    first, _ = together([partial(members.connect, rank) for rank in range(2)])
     first.send(1, TAG, torch.ones(1_000_000))
     with pytest.raises(DeadlineExceeded) as raised:
         first.flush(0.05)
@@ -311,7 +369,7 @@ def test_flush_has_a_deadline(make: Make) -> None:
 def test_what_is_no_frame_is_a_fault_and_ends_the_link(make: Make, garbage: bytes) -> None:
     members, regions = make("unix", 2), SharedRegions()
     regions.allocate(10, torch.float32)
-    first, second = together([lambda rank=rank: members.connect(rank, regions=regions) for rank in range(2)])  # type: ignore[misc]
+    first, second = together([partial(members.connect, rank, regions=regions) for rank in range(2)])
     first.links[1].write(garbage, memoryview(b""))
     with pytest.raises(ProtocolError, match="member 0 sent what is no frame"):
         second.receive(0, TAG, PATIENCE_S)
@@ -326,5 +384,5 @@ def test_secrets_of_any_length_from_sixteen_bytes_work(make: Make) -> None:
         secret = secrets.token_bytes(size)
         for listener in members.listeners:
             listener.secret = secret
-        for transport in together([lambda rank=rank: members.connect(rank, size) for rank in range(2)]):  # type: ignore[misc]
+        for transport in together([partial(members.connect, rank, size) for rank in range(2)]):
             transport.close()

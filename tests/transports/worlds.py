@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 import torch
@@ -87,7 +88,7 @@ class SocketWorld:
             shared = regions.shared if self.shares else None
             return Member(connect(self._listeners[rank], rank, TAG.generation, peers, shared, PATIENCE_S), regions)
 
-        self._members = together([lambda rank=rank: join(rank) for rank in range(count)])  # type: ignore[misc]
+        self._members = together([partial(join, rank) for rank in range(count)])
         return self._members
 
     def close(self) -> None:

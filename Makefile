@@ -1,0 +1,38 @@
+# make demo    train the digits network on four Ray workers, and say where to look
+# make test    everything
+# make check   lint, types and the tests that take milliseconds
+# Each makes .venv when it is missing. PYTHON is the interpreter it is made from.
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export DVC_NO_ANALYTICS := 1
+
+.PHONY: setup demo data test check clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[examples,dev]'
+	touch $@
+
+data: setup
+	dvc repro --quiet prepare_digits
+
+demo: data
+	python -m orchestrator conf=digits
+
+check: setup
+	ruff check .
+	ruff format --check .
+	mypy
+	python -m pytest -m "not ray"
+
+test: check data
+	python -m pytest -m ray
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
