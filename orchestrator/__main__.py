@@ -1,6 +1,6 @@
 """The command line: one verb key, then settings as key=value. Progress goes to stderr; stdout is for programs.
 
-    python -m orchestrator conf=NAME|PATH [key=value ...]      launch
+python -m orchestrator conf=NAME|PATH [key=value ...]      launch
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ def main() -> int:
         outcome.error = error
     if outcome.error is not None:
         print(f"error: {outcome.error}", file=sys.stderr)
+        if run_id is not None:
+            print(f"  run {run_id}, its files in .orchestrator/{run_id}/", file=sys.stderr)
     if as_json:
         print(json.dumps(outcome.as_dict(run_id, started)))
     return 0 if outcome.error is None else outcome.error.exit_code

@@ -106,5 +106,7 @@ def _import(name: str) -> Any:
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         raise ConfigurationError(
-            [f"pipeline.target: importing {name} raised {type(error).__name__}: {error} ({where.filename}:{where.lineno})"]
+            [
+                f"pipeline.target: importing {name} raised {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+            ]
         ) from error

@@ -20,7 +20,7 @@ HELD_OUT = 360
 
 def main() -> None:
     digits = load_digits()
-    order = numpy.random.RandomState(0).permutation(len(digits.target))  # noqa: NPY002
+    order = numpy.random.RandomState(0).permutation(len(digits.target))
     images = digits.images[order].astype(numpy.uint8)[:, None]
     labels = digits.target[order].astype(numpy.uint8)
     FOLDER.mkdir(parents=True, exist_ok=True)

@@ -45,7 +45,7 @@ class MemberActor:
         """Live the generation: `{"digest"}` at its end."""
         return self._answer(lambda: self._run(generation, rank, peers, facts))
 
-    @ray.method(concurrency_group="control")  # type: ignore[untyped-decorator]
+    @ray.method(concurrency_group="control")
     def take(self, after: int, wait_s: float, gather_s: float) -> list[dict[str, Any]]:
         """Long poll for entries of the outbox (see there)."""
         return self._outbox.take(after, wait_s, gather_s)
@@ -107,7 +107,6 @@ class MemberActor:
             text = str(error) or "no memory left"
             return {"failed": errors.RunFailed(text, "use a smaller model, fewer workers, or more memory").as_dict()}
         except Exception as error:
-            fault = errors.RunFailed(
-                f"{type(error).__name__}: {error}", "this is a fault of orchestrator; error.txt has the traceback", traceback.format_exc()
-            )
+            remedy = "this is a fault of orchestrator; the run's folder has the traceback, in error.txt"
+            fault = errors.RunFailed(f"{type(error).__name__}: {error}", remedy, traceback.format_exc())
             return {"failed": fault.as_dict()}

@@ -13,6 +13,7 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 from types import TracebackType
@@ -44,7 +45,7 @@ class LocalRay:
                 address="local",
                 num_cpus=max(1, -(-int(self._cpus * 1000) // 1000)),
                 include_dashboard=False,
-                logging_level="error",
+                logging_level=logging.ERROR,
                 log_to_driver=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 _temp_dir=str(self._folder),
@@ -52,11 +53,14 @@ class LocalRay:
         except Exception as error:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise ClusterUnavailable(
-                f"Ray could not be started: {str(error).splitlines()[0]}", "look at memory, disk and open files of this machine"
+                f"Ray could not be started: {str(error).splitlines()[0]}",
+                "look at memory, disk and open files of this machine",
             ) from error
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         import ray
 
         ray.shutdown()
@@ -82,9 +86,19 @@ def _new_folder() -> Path:
 
 
 def _remove_abandoned() -> None:
+    """Folders of drivers that are gone, and the helpers of their Ray, which would linger for a minute or two."""
     for parent in {tempfile.gettempdir(), "/tmp"}:
         for folder in Path(parent).glob(f"{_PREFIX}*-*"):
             pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
             with contextlib.suppress(OSError):
                 if pid.isdigit() and folder.stat().st_uid == os.getuid() and not Path(f"/proc/{pid}").exists():
+                    _kill_users(folder)
                     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kill_users(folder: Path) -> None:
+    """Kill this user's processes that hold a file of the folder open: Ray's helpers write their logs there."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if any(str(file.readlink()).startswith(f"{folder}/") for file in (process / "fd").iterdir()):
+                os.kill(int(process.name), signal.SIGKILL)

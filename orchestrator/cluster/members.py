@@ -18,7 +18,7 @@ _POLL_S = 2.0  # how long an idle actor holds a poll
 
 @dataclass(frozen=True)
 class Heard:
-    """Something a member said: an answer to `prepare` or `run`, entries of its outbox, or that it died (`why`)."""
+    """An answer to `prepare` or `run`, entries of the outbox, or the news that the member died (`why`: in Ray's words)."""
 
     member: int
     kind: Literal["prepared", "ran", "entries", "died"]
@@ -31,7 +31,8 @@ class Members:
     """All members of a run, by number. reporter: whose entries are wanted at once; the others' may wait."""
 
     def __init__(self, roles: list[Role], settings: str, secret: bytes, project: str, cpus: float) -> None:
-        actor = ray.remote(num_cpus=cpus, max_restarts=0, concurrency_groups={"control": 2})(MemberActor)
+        options: dict[str, Any] = {"num_cpus": cpus, "max_restarts": 0, "concurrency_groups": {"control": 2}}
+        actor: Any = ray.remote(**options)(MemberActor)
         self._actors = [actor.remote(role, settings, secret, project) for role in roles]
         self._seen = [0] * len(roles)
         self._waiting: dict[Any, tuple[int, str]] = {}
@@ -47,7 +48,7 @@ class Members:
         try:
             ray.get(self._actors[member].save_weights.remote(path))
         except RayError as error:
-            raise WorkerLost(f"the trained weights were lost with worker {member}: {_reason(error)}") from error
+            raise WorkerLost(f"the trained weights were lost with worker {member}", details=str(error)) from error
 
     def hear(self, timeout_s: float) -> Iterator[Heard]:
         """Whatever came within `timeout_s`; nothing when nothing came."""
@@ -61,7 +62,7 @@ class Members:
             try:
                 answer = ray.get(reference)
             except RayError as error:
-                yield Heard(member, "died", {}, [], _reason(error))
+                yield Heard(member, "died", {}, [], str(error))
                 continue
             if kind == "entries":
                 self._seen[member] += len(answer)
@@ -89,13 +90,6 @@ class Members:
 
 def roles(schedule: Schedule) -> list[Role]:
     """The role of each member of a schedule: workers first."""
-    return ["worker"] * schedule.workers + ["server"] * schedule.servers
-
-
-def _reason(error: RayError) -> str:
-    """Ray's account of a death in one line."""
-    text = str(error)
-    for line in text.splitlines():
-        if "Worker exit detail" in line or "exit detail" in line:
-            return line.strip()
-    return text.splitlines()[0].strip() if text else type(error).__name__
+    workers: list[Role] = ["worker"] * schedule.workers
+    servers: list[Role] = ["server"] * schedule.servers
+    return workers + servers

@@ -65,5 +65,5 @@ class Printed:
 
 def capture_prints(outbox: Outbox) -> None:
     """From now on, what this process prints goes to the outbox."""
-    sys.stdout = Printed(outbox, sys.stdout)  # type: ignore[assignment]
-    sys.stderr = Printed(outbox, sys.stderr)  # type: ignore[assignment]
+    sys.stdout = Printed(outbox, sys.stdout)
+    sys.stderr = Printed(outbox, sys.stderr)

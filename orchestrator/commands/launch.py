@@ -56,6 +56,7 @@ def _train(
     """Start Ray and the members, run them to the end, fetch the trained weights."""
     schedule = build_schedule(settings.topology.name, settings.cluster.workers, **settings.topology.options())
     with LocalRay(_cpus(settings, schedule, display)):
+        mailbox.watch()
         members = Members(
             roles(schedule), to_yaml(settings), secrets.token_bytes(32), str(project), settings.cluster.cpus_per_worker
         )

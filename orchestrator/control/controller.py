@@ -40,8 +40,11 @@ class Withdrew:
 
 @dataclass(frozen=True)
 class Died:
+    """why: for the message; details: all that is known, for the run's folder."""
+
     member: int
     why: str
+    details: str = ""
 
 
 @dataclass(frozen=True)
@@ -144,11 +147,8 @@ def _died(state: State, event: Died) -> tuple[State, tuple[Command, ...], str]:
     if event.member in state.finished:
         return state, (), ""
     name = state.name(event.member)
-    return _end(
-        state,
-        WorkerLost(f"{name} died: {event.why}", "look for the kernel's out-of-memory killer (dmesg), then launch again"),
-        f"{name} died",
-    )
+    remedy = "unless somebody killed it, look for the kernel's out-of-memory killer (dmesg); then launch again"
+    return _end(state, WorkerLost(f"{name} died: {event.why}", remedy, event.details), f"{name} died: {event.why}")
 
 
 def _finished(state: State, event: Finished) -> tuple[State, tuple[Command, ...], str]:
@@ -157,7 +157,9 @@ def _finished(state: State, event: Finished) -> tuple[State, tuple[Command, ...]
         return state, (), ""
     digests = {digest for member, digest in state.finished.items() if member < state.workers}
     if len(digests) > 1:
-        return _end(state, Inconsistent(f"the workers ended with different parameters: {sorted(map(str, digests))}"), "")
+        return _end(
+            state, Inconsistent(f"the workers ended with different parameters: {sorted(map(str, digests))}"), ""
+        )
     return _end(state, None, "all steps are done")
 
 
@@ -165,7 +167,8 @@ def _tick(state: State, now: float) -> tuple[State, tuple[Command, ...], str]:
     if state.phase == "preparing" and now - state.started > state.start_timeout_s:
         late = [state.name(member) for member in range(state.members) if member not in state.ready]
         error = ClusterUnavailable(
-            f"{', '.join(late)} not ready after {state.start_timeout_s:g} s", "raise cluster.start_timeout_s, or ask for less"
+            f"{', '.join(late)} not ready after {state.start_timeout_s:g} s",
+            "raise cluster.start_timeout_s, or ask for less",
         )
         return _end(state, error, "the start took too long")
     if state.withdrawn is not None and now - state.withdrawn[0] > GRACE_S:

@@ -13,7 +13,8 @@ Status = Literal["finished", "failed", "killed"]
 
 @dataclass
 class Outcome:
-    """loss: of the last step; metrics: of the last evaluation; times in seconds of the monotonic clock."""
+    """loss: of the last step; metrics: of the last evaluation; first_step_at: when the driver heard of the first step, on
+    the monotonic clock; training_s: from the end of the first step to the end of the last, evaluations included."""
 
     workers: int = 0
     steps: int = 0
@@ -23,7 +24,7 @@ class Outcome:
     generations: int = 0
     error: OrchestratorError | None = None
     first_step_at: float | None = None
-    last_step_at: float | None = None
+    training_s: float | None = None
 
     @property
     def status(self) -> Status:
@@ -33,9 +34,7 @@ class Outcome:
 
     @property
     def steps_per_s(self) -> float | None:
-        if self.first_step_at is None or self.last_step_at is None or self.last_step_at <= self.first_step_at:
-            return None
-        return (self.steps - 1) / (self.last_step_at - self.first_step_at)
+        return (self.steps - 1) / self.training_s if self.training_s else None
 
     def as_dict(self, run_id: str | None, started: float) -> dict[str, Any]:
         """The object of the contract. run_id: None when no run was created; started: time of the command."""

@@ -31,7 +31,9 @@ def check(settings: Settings, project: Path) -> Provenance:
     obstacles = [*_code_obstacles(found), *_data_obstacles(inputs)]
     if settings.strict and obstacles:
         listed = "".join(f"\n  - {obstacle}" for obstacle in obstacles)
-        raise NotRerunnable(f"strict: this run could not be repeated exactly:{listed}", "mend these, or leave strict out")
+        raise NotRerunnable(
+            f"strict: this run could not be repeated exactly:{listed}", "mend these, or leave strict out"
+        )
     return Provenance(found, inputs, obstacles)
 
 
@@ -45,7 +47,9 @@ def _pipeline_problems(settings: Settings) -> list[str]:
     if own and section.name is not None:
         return ["optimizer: the pipeline has an optimizer() of its own; remove one of the two"]
     if section.name is None:
-        return [] if own else ["optimizer: required, because the pipeline has no optimizer(); for example optimizer=adamw"]
+        return (
+            [] if own else ["optimizer: required, because the pipeline has no optimizer(); for example optimizer=adamw"]
+        )
     return optimizers.problems(section.name, section.options)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Protocol, TextIO
+from typing import Never, Protocol, TextIO
 
 from tqdm import tqdm
 
@@ -49,7 +49,7 @@ class Plain:
 class Bar:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._bar: tqdm[None] | None = None
+        self._bar: tqdm[Never] | None = None
 
     def start(self, steps: int) -> None:
         self._bar = tqdm(total=steps, file=self._stream, unit="step", dynamic_ncols=True, leave=False, mininterval=0.2)

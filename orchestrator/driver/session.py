@@ -46,6 +46,8 @@ class Session:
         self._merger = Merger(schedule.workers)
         self._said: dict[str, int] = {}
         self._addresses: dict[int, Any] = {}
+        self._pids: dict[int, int] = {}
+        self._dead: set[int] = set()
         self.outcome = Outcome(workers=schedule.workers)
         self._state = controller.State(
             schedule.workers, schedule.servers, time.monotonic(), settings.cluster.start_timeout_s
@@ -69,8 +71,7 @@ class Session:
         if heard.kind == "entries":
             self._entries(member, heard.entries)
         elif heard.kind == "died":
-            self._journal_event(f"{self._role(member)}_lost", member, why=heard.why)
-            self._decide(controller.Died(member, heard.why))
+            self._died(member, heard.why)
         elif "failed" in answer:
             self._decide(controller.Failed(member, from_dict(answer["failed"])))
         elif "withdrew" in answer:
@@ -119,6 +120,9 @@ class Session:
                 self._print(member, entry["printed"])
             elif entry.get("event") == "evaluated":
                 self._evaluated(entry)
+            elif entry.get("event") == "trained":
+                self.outcome.training_s = entry["seconds"]
+                self._journal.append([entry])
 
     def _record_trace(self, lines: list[Line]) -> None:
         try:
@@ -129,9 +133,7 @@ class Session:
         if not new:
             return
         self._trace.append(new)
-        now = time.monotonic()
-        self.outcome.first_step_at = self.outcome.first_step_at or now
-        self.outcome.last_step_at = now
+        self.outcome.first_step_at = self.outcome.first_step_at or time.monotonic()
         for line in new:
             self.outcome.steps = line["step"] + 1
             self.outcome.loss = float.fromhex(line["loss"])
@@ -145,7 +147,18 @@ class Session:
         shown = ", ".join(f"{name} {value:.4g}" for name, value in entry["metrics"].items())
         self._progress.say(f"after step {entry['step'] + 1}: {shown}")
 
+    def _died(self, member: int, details: str) -> None:
+        """Every question that waits for a dead member's answer ends in the same news; the first is enough."""
+        if member in self._dead:
+            return
+        self._dead.add(member)
+        process = f"its process (pid {self._pids[member]})" if member in self._pids else "its process"
+        when = f"at step {self.outcome.steps}" if self._state.phase == "running" else "before the first step"
+        self._journal_event(f"{self._role(member)}_lost", member, step=self.outcome.steps)
+        self._decide(controller.Died(member, f"{process} ended {when}", details))
+
     def _member_started(self, member: int, answer: dict[str, Any]) -> None:
+        self._pids[member] = answer["pid"]
         details = {"pid": answer["pid"], "node": answer["node"]}
         if member < self._schedule.workers:
             details["shards"] = place(self._settings.data.shards, self._schedule.workers)[member]
@@ -171,4 +184,3 @@ class Session:
 def _plain(value: float) -> float | str:
     """JSON has no NaN."""
     return value if math.isfinite(value) else str(value)
-

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM only post an event (rule D8); a second one of them gives the default back its right."""
+"""SIGINT and SIGTERM only post an event (rule D8); a second one of the same kind ends the process at once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+WATCHED = (signal.SIGINT, signal.SIGTERM)
+
 
 class Mailbox:
     """Holds the name of the signal that came, or None."""
@@ -14,22 +16,25 @@ class Mailbox:
     def __init__(self) -> None:
         self.signal: str | None = None
 
+    def watch(self) -> None:
+        """Post the signals from now on. Ray takes SIGTERM for itself when it starts, so this is called again after that."""
+        if self.signal is None:
+            for number in WATCHED:
+                signal.signal(number, self._post)
+
+    def _post(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self.signal = signal.Signals(number).name
+        signal.signal(number, signal.SIG_DFL)
+
 
 @contextmanager
 def posted() -> Iterator[Mailbox]:
-    """Inside the block the two signals are posted instead of raised."""
-    box = Mailbox()
-    watched = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in watched}
-
-    def post(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-        box.signal = signal.Signals(number).name
-        signal.signal(number, signal.SIG_DFL)
-
-    for number in watched:
-        signal.signal(number, post)
+    """Inside the block the signals are posted; behind it they are handled as before."""
+    before = {number: signal.getsignal(number) for number in WATCHED}
+    mailbox = Mailbox()
+    mailbox.watch()
     try:
-        yield box
+        yield mailbox
     finally:
-        for number in watched:
-            signal.signal(number, before[number])
+        for number, handler in before.items():
+            signal.signal(number, handler)

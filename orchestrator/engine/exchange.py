@@ -120,4 +120,3 @@ def _add(regions: dict[str, torch.Tensor], action: Add, chunk: slice, payload: t
 def _filled(borders: tuple[int, ...]) -> frozenset[int]:
     """The chunks that hold anything; a small model leaves some empty."""
     return frozenset(chunk for chunk in range(len(borders) - 1) if borders[chunk] < borders[chunk + 1])
-

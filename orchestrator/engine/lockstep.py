@@ -22,7 +22,7 @@ from orchestrator.numerics.grid import Grid
 ATTEMPTS = 2
 
 
-class Withdrawn(Exception):  # noqa: N818 - not an error of its own: somebody else's error ends the run
+class Withdrawn(Exception):
     """This member stops because another member's shard failed; that member tells the story."""
 
 
@@ -91,7 +91,9 @@ class Lockstep:
         if agreement.failing_shard is not None:
             raise self._member.fault(agreement.failing_shard) or Withdrawn(f"shard {agreement.failing_shard} failed")
         if agreement.total_weight == 0:
-            raise PipelineRaised(f"step {step}: the weights of all shards are zero", "a step needs something to learn from")
+            raise PipelineRaised(
+                f"step {step}: the weights of all shards are zero", "a step needs something to learn from"
+            )
         for i in agreement.disagreeing_counters:
             name = self._names[self._shape.tensors + i]
             raise PipelineRaised(f"step {step}: the shards left different values in the integer buffer {name!r}")

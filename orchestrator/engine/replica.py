@@ -100,7 +100,9 @@ class Replica:
         for name in self.counters:
             module, attribute = self._places[name]
             if getattr(module, attribute) is not self.counters[name]:
-                raise PipelineRaised(f"the buffer {name!r} was replaced in a training step", "change it in place instead")
+                raise PipelineRaised(
+                    f"the buffer {name!r} was replaced in a training step", "change it in place instead"
+                )
 
 
 def _refuse_unsupported(model: torch.nn.Module) -> None:
@@ -108,7 +110,8 @@ def _refuse_unsupported(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
             raise PipelineRaised(
-                f"parameter {name!r} has no shape yet", "give lazy layers their sizes, or run one batch through them in model()"
+                f"parameter {name!r} has no shape yet",
+                "give lazy layers their sizes, or run one batch through them in model()",
             )
         if parameter.dtype != torch.float32:
             raise PipelineRaised(f"parameter {name!r} is {parameter.dtype}", "parameters have to be torch.float32")

@@ -27,7 +27,9 @@ _OWN = Path(__file__).resolve().parent.parent
 class Work:
     """Micro-batches and evaluation batches of one run. Built under the run's seed; raises PipelineRaised."""
 
-    def __init__(self, pipeline: type[Pipeline], args: dict[str, Any], *, seed: int, batch_size: int, shards: int) -> None:
+    def __init__(
+        self, pipeline: type[Pipeline], args: dict[str, Any], *, seed: int, batch_size: int, shards: int
+    ) -> None:
         self._seed = seed
         with naming("the pipeline's __init__"), streams.seeded(seed, "pipeline"):
             self.pipeline = pipeline(**args)
@@ -122,7 +124,8 @@ def _length(dataset: Any, which: str) -> int:
         )
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise PipelineRaised(
-            f"the {which} dataset is a {type(dataset).__name__}", "it needs __len__ and __getitem__ (a map-style dataset)"
+            f"the {which} dataset is a {type(dataset).__name__}",
+            "it needs __len__ and __getitem__ (a map-style dataset)",
         )
     length = len(dataset)
     if length == 0 and which == "training":
@@ -136,7 +139,8 @@ def _mean_and_weight(returned: Any, rows: int) -> tuple[torch.Tensor, float]:
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         shape = f" of shape {tuple(loss.shape)}, {loss.dtype}" if isinstance(loss, torch.Tensor) else ""
         raise PipelineRaised(
-            f"loss() returned a {type(loss).__name__}{shape}", "return a scalar float tensor, or (scalar tensor, weight)"
+            f"loss() returned a {type(loss).__name__}{shape}",
+            "return a scalar float tensor, or (scalar tensor, weight)",
         )
     value = float(weight)
     if not math.isfinite(value) or value < 0:

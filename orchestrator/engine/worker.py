@@ -1,7 +1,7 @@
-"""A member's whole life in a run: prepare, then run steps until the last one. The same code runs in a Ray actor and in a thread.
+"""A member's whole life in a run: prepare, then run steps until the last one; in a Ray actor or in a thread.
 
-    Worker    hosts shards, holds a replica, reports the trace
-    Server    hosts none and only adds (topology parameter_server)
+Worker    hosts shards, holds a replica, reports the trace
+Server    hosts none and only adds (topology parameter_server)
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from orchestrator.engine.learner import Learner
 from orchestrator.engine.lockstep import Lockstep, Member, Outcome
 from orchestrator.engine.replica import Replica
 from orchestrator.engine.work import Work, naming
+from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import determinism
 from orchestrator.numerics.digests import distinct_state, model_digest
 from orchestrator.numerics.layout import Layout
@@ -106,7 +107,7 @@ class Worker:
         }
 
     def run(self, generation: Generation, rank: int, connect: Connect, facts: Mapping[str, Any], emit: Emit) -> str:
-        """Connect, then run all steps, emitting `{"trace": line}` and `{"event": "evaluated", ...}`; returns the digest.
+        """Connect, then run all steps, emitting `{"trace": line}` and events; returns the digest.
 
         Raises what a step raises (engine.lockstep, engine.evaluation, the transport).
         """
@@ -125,8 +126,10 @@ class Worker:
             evaluation_due=clock.asks if rank == 0 else lambda: False,
         )
         lockstep = _lockstep(settings, learner, exchange, facts)
+        first_step_at = 0.0
         for step in range(facts["steps"]):
             outcome = lockstep.step(step)
+            first_step_at = first_step_at or time.monotonic()
             emit({"trace": self._trace_line(outcome, last=step == facts["steps"] - 1)})
             if facts["evaluation_batches"] and clock.due(outcome):
                 shards = generation.shards[rank]
@@ -135,6 +138,8 @@ class Worker:
                 if rank == 0:
                     emit({"event": "evaluated", "step": step, "metrics": metrics})
         exchange.close()
+        if rank == 0:
+            emit({"event": "trained", "steps": facts["steps"], "seconds": time.monotonic() - first_step_at})
         return model_digest(self._work.model)
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -144,6 +149,8 @@ class Worker:
     def _build_optimizer(self) -> torch.optim.Optimizer:
         if not defines(type(self._work.pipeline), "optimizer"):
             section = self._settings.optimizer
+            if section.name is None:
+                raise ConfigurationError(["optimizer: required, because the pipeline has no optimizer()"])
             return optimizers.build(section.name, section.options, self._work.model)
         with naming("optimizer()"), seeded(self._settings.run.seed, "optimizer"):
             optimizer = self._work.pipeline.optimizer(self._work.model)
@@ -154,9 +161,7 @@ class Worker:
     def _trace_line(self, outcome: Outcome, *, last: bool) -> trace.Line:
         every = self._settings.trace.digest_every
         due = last or (every > 0 and (outcome.step + 1) % every == 0)
-        return trace.line(
-            outcome.step, outcome.loss, outcome.gradient, model_digest(self._work.model) if due else None
-        )
+        return trace.line(outcome.step, outcome.loss, outcome.gradient, model_digest(self._work.model) if due else None)
 
 
 class Server:
@@ -190,9 +195,7 @@ def _sum_dtype(settings: Settings) -> torch.dtype:
     return torch.float64 if settings.reduction == "exact" else torch.float32
 
 
-def _exchange(
-    settings: Settings, generation: Generation, rank: int, transport: Transport, memory: Memory
-) -> Exchange:
+def _exchange(settings: Settings, generation: Generation, rank: int, transport: Transport, memory: Memory) -> Exchange:
     timeout_s = settings.cluster.step_timeout_s
     return Exchange(generation.schedule, rank, generation.number, transport, memory, timeout_s)
 

@@ -31,4 +31,4 @@ def update(digest: hashlib._Hash, name: str, tensor: torch.Tensor) -> None:
     """Hash one tensor in: a header that cannot be confused with data, then its values in row-major order."""
     plain = tensor.detach().cpu().contiguous()
     digest.update(f"{name}\0{plain.dtype}\0{tuple(plain.shape)}\0".encode())
-    digest.update(plain.reshape(-1).view(torch.uint8).numpy())
+    digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)

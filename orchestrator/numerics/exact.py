@@ -63,22 +63,24 @@ class Accumulator:
         if self._scratch is None:
             self._add_fast(tensors, weight)
             return
-        present = [i for i, t in enumerate(tensors) if t is not None and t.numel() and grid.exponents[i] is not None]
-        if not present:
+        lsb = [None if exponent is None else 2.0**exponent for exponent in grid.exponents]
+        present = [(i, t, lsb[i]) for i, t in enumerate(tensors) if t is not None and t.numel()]
+        gridded = [(i, t, unit) for i, t, unit in present if unit is not None]
+        if not gridded:
             return
-        rounded = [self._rounded[i] for i in present]
-        anchors = [1.5 * 2.0**52 * 2.0 ** (grid.exponents[i] or 0) for i in present]
-        torch._foreach_copy_(rounded, [tensors[i] for i in present])  # type: ignore[arg-type]
+        rounded = [self._rounded[i] for i, _, _ in gridded]
+        anchors = [1.5 * 2.0**52 * unit for _, _, unit in gridded]
+        torch._foreach_copy_(rounded, [tensor for _, tensor, _ in gridded])
         if weight != 1.0:
             torch._foreach_mul_(rounded, weight)
         torch._foreach_add_(rounded, anchors)
         torch._foreach_sub_(rounded, anchors)
-        torch._foreach_add_([self._views[i] for i in present], rounded)
+        torch._foreach_add_([self._views[i] for i, _, _ in gridded], rounded)
 
     def _add_fast(self, tensors: Sequence[torch.Tensor | None], weight: float) -> None:
-        present = [i for i, tensor in enumerate(tensors) if tensor is not None and tensor.numel()]
+        present = [(i, tensor) for i, tensor in enumerate(tensors) if tensor is not None and tensor.numel()]
         if present:
-            torch._foreach_add_([self._views[i] for i in present], [tensors[i] for i in present], alpha=weight)  # type: ignore[arg-type]
+            torch._foreach_add_([self._views[i] for i, _ in present], [tensor for _, tensor in present], alpha=weight)
 
 
 def finish(total: torch.Tensor, divisor: float, result: torch.Tensor, first_block: int) -> int:

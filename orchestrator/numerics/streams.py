@@ -32,10 +32,10 @@ def seeded(seed: int, purpose: str, step: int = 0, shard: int = 0) -> Iterator[N
     with _generators:
         value = seed_of(seed, purpose, step, shard)
         torch.default_generator.manual_seed(value)
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.manual_seed_all(value)
         random.seed(value)
-        numpy.random.seed(value)  # noqa: NPY002
+        numpy.random.seed(value)
         yield
 
 

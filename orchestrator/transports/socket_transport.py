@@ -9,8 +9,8 @@ Bytes move only while this member is in `receive`, `flush` or `close`, for there
 meanwhile.
 
 Thread use: one thread sends, receives and closes. `abort` may come from any other thread, not from a signal handler:
-it ends the connections at once, wakes the thread that waits, and takes the descriptors away when that thread has let
-go.
+it ends the connections at once, and so wakes the thread that waits, and takes the descriptors away when that thread
+has let go.
 
 What it does not do: make the peer read. What a peer has not taken lies in this member's outbox, without a limit of
 its own: a schedule bounds it.
@@ -18,7 +18,6 @@ its own: a schedule bounds it.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Mapping as ReadOnlyDict
@@ -48,11 +47,9 @@ class SocketTransport:
         self._remote: list[Link] = []
         self._next_check = 0.0
         self._using = threading.Lock()  # held by whoever sends, receives or closes
-        self._ending = threading.Lock()  # guards the three below, and that `_wake` is open
+        self._ending = threading.Lock()  # guards the two below, and that the sockets are not closed yet
         self._aborted = False
         self._closed = False
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.poller.watch(self._wake, lambda: None)
 
     @property
     def links(self) -> ReadOnlyDict[int, Link]:
@@ -91,8 +88,8 @@ class SocketTransport:
         return received
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until nothing that was sent needs this member any more. Call it before a long time without the transport:
-        what a peer has not taken yet stays here until `receive`, `flush` or `close` goes on with it.
+        """Wait until nothing that was sent needs this member any more. Call it before computing for long: what a peer
+        has not taken yet stays here until `receive`, `flush` or `close` goes on with it.
 
         Raises PeerLost, DeadlineExceeded.
         """
@@ -123,9 +120,8 @@ class SocketTransport:
             if self._closed:
                 return
             self._aborted = True
-            os.eventfd_write(self._wake, 1)
             for link in self._links.values():
-                link.shutdown()
+                link.shutdown()  # which wakes the thread that waits for it, if one does
         with self._using:
             self._dispose()
 
@@ -194,4 +190,3 @@ class SocketTransport:
             for link in self._links.values():
                 link.close()
             self.poller.close()
-            os.close(self._wake)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from collections.abc import Generator, Sequence
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from orchestrator.transports.handshake import MAX_REGIONS, Step
 from orchestrator.transports.shared_memory import Descriptor
 
 Result = TypeVar("Result")
+_FD_BYTES: Final = struct.calcsize("i")
+_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MAX_REGIONS * _FD_BYTES)
 
 
 class Talk(Generic[Result]):
@@ -79,11 +82,11 @@ class Talk(Generic[Result]):
 
     def _receive(self) -> None:
         missing = self._expect_bytes - len(self._read)
-        if self.connection.family == socket.AF_UNIX:
-            data, fds, _, _ = socket.recv_fds(self.connection, missing, MAX_REGIONS, socket.MSG_CMSG_CLOEXEC)
-            self.received_fds += fds
-        else:
-            data = self.connection.recv(missing)
+        # Not socket.recv_fds: Python 3.11's drops the flags, and a descriptor would be inherited.
+        data, ancillary, _, _ = self.connection.recvmsg(missing, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                self.received_fds += memoryview(content[: len(content) // _FD_BYTES * _FD_BYTES]).cast("i")
         if not data:
             raise ConnectionResetError("it hung up during the handshake")
         self._read += data

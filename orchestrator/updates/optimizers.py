@@ -60,7 +60,8 @@ def check(optimizer: object) -> None:
     offered = tuple(OPTIMIZERS.values())
     if not isinstance(optimizer, offered):
         raise PipelineRaised(
-            f"optimizer() returned a {type(optimizer).__name__}", f"return one of torch.optim's: {', '.join(OPTIMIZERS)}"
+            f"optimizer() returned a {type(optimizer).__name__}",
+            f"return one of torch.optim's: {', '.join(OPTIMIZERS)}",
         )
 
 

@@ -288,6 +288,20 @@ def test_nothing_is_sent_to_who_has_left(world: World) -> None:
         member.transport.send(0, TAG, numbers(0))
 
 
+def test_who_finds_out_by_sending_still_receives_what_came_before(world: World) -> None:
+    leaver, member = world.members(2)
+    leaver.transport.send(1, TAG, numbers(8))
+    leaver.transport.close()
+
+    def send_on() -> None:
+        while True:  # a kernel takes a few before it hears that nobody listens
+            member.transport.send(0, TAG, numbers(0))
+
+    with pytest.raises(PeerLost, match="it has left"):
+        send_on()
+    assert receive(member.transport, 0).payload.item() == 8
+
+
 @pytest.mark.parametrize("first", ["close", "abort"])
 @pytest.mark.parametrize("second", ["close", "abort"])
 def test_closing_twice_is_safe_and_the_first_time_counts(world: World, first: str, second: str) -> None:

@@ -1,0 +1,165 @@
+"""Poller, link and talk by themselves, at moments that a whole transport meets only by chance."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from orchestrator.transports import frames, links
+from orchestrator.transports.base import PeerLost
+from orchestrator.transports.frames import Frame
+from orchestrator.transports.handshake import Identity, Sizes, accept, dial, hear
+from orchestrator.transports.links import Link, Poller
+from orchestrator.transports.shared_memory import SharedRegions
+from orchestrator.transports.sockets import Listener, connect
+from orchestrator.transports.talks import Talk
+from tests.transports.worlds import PATIENCE_S, SECRET, TAG, SocketWorld, together
+
+FAREWELL = frames.encode(Frame(frames.FAREWELL, TAG))
+MESSAGE = frames.encode(Frame(frames.INLINE, TAG, torch.uint8, 3)) + b"abc"
+
+
+@pytest.fixture
+def poller() -> Iterator[Poller]:
+    made = Poller()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    one, other = socket.socketpair()
+    one.setblocking(False)
+    other.setblocking(False)
+    with one, other:
+        yield one, other
+
+
+def test_a_stale_event_does_not_reach_the_next_owner_of_the_number(poller: Poller) -> None:
+    called: list[str] = []
+    events, quiet = [os.eventfd(1) for _ in range(2)], os.eventfd(0)
+
+    def replace(own: int, others: int) -> None:
+        called.append("first")
+        poller.forget(own)
+        poller.forget(others)
+        os.dup2(quiet, others)
+        poller.watch(others, lambda: called.append("next owner"))
+
+    for own, others in (events, events[::-1]):
+        poller.watch(own, lambda own=own, others=others: replace(own, others))  # type: ignore[misc]
+    poller.wait(PATIENCE_S)
+    assert called == ["first"]
+    for fd in (*events, quiet):
+        os.close(fd)
+
+
+@pytest.mark.parametrize("farewell", [True, False])
+def test_before_a_death_is_believed_the_socket_is_read(
+    poller: Poller, ends: tuple[socket.socket, socket.socket], farewell: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, end_of_process = os.pipe()
+    monkeypatch.setattr(links, "open_pidfd", lambda _connection: process)
+    link = Link(4, ends[0], [], poller)
+    os.close(end_of_process)
+    ends[1].send(MESSAGE * 3 + (FAREWELL if farewell else b""))
+    while not link.ended:
+        poller.wait(PATIENCE_S)
+    assert len(link.inbox) == 3
+    assert link.ended == "its process has ended"
+    assert (link.left, link.lost) == (farewell, not farewell)
+    link.close()
+
+
+def test_who_cannot_write_any_more_still_reads_the_last_words(
+    poller: Poller, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    link = Link(4, ends[0], [], poller)
+    ends[1].send(MESSAGE + FAREWELL)
+    ends[1].close()
+    link.write(MESSAGE, memoryview(b""))
+    assert len(link.inbox) == 1
+    assert link.left
+    link.close()
+
+
+def test_a_frame_may_come_in_pieces(poller: Poller, ends: tuple[socket.socket, socket.socket]) -> None:
+    link = Link(4, ends[0], [], poller)
+    for byte in MESSAGE + FAREWELL:
+        assert not link.left
+        ends[1].send(bytes([byte]))
+        link.read()
+    assert link.left
+    assert bytes(link.inbox[0][1].payload.tolist()) == b"abc"
+    link.close()
+
+
+def test_an_end_in_the_middle_of_a_frame_is_a_loss(poller: Poller, ends: tuple[socket.socket, socket.socket]) -> None:
+    link = Link(4, ends[0], [], poller)
+    ends[1].send(MESSAGE[:-1])
+    ends[1].close()
+    link.drain()
+    assert link.lost
+    assert not link.inbox
+    link.close()
+
+
+def test_descriptors_that_are_received_are_not_inherited(ends: tuple[socket.socket, socket.socket]) -> None:
+    me, regions = Identity(SECRET, 1, 0), SharedRegions()
+    regions.allocate(10, torch.uint8)
+    calling: Talk[Sizes] = Talk(ends[0], dial(me, 1, [10]), regions.descriptors)
+    greeting = Talk(ends[1], hear())
+    assert not calling.advance()
+    assert greeting.advance()
+    assert greeting.result is not None
+    answering = Talk(ends[1], accept(me._replace(rank=1), greeting.result, []))
+    assert not answering.advance()
+    assert not calling.advance()
+    assert answering.advance()
+    assert calling.advance()
+    assert (calling.result, answering.result) == ((), (10,))
+    assert [os.get_inheritable(fd) for fd in answering.received_fds] == [False]
+    answering.close()
+    regions.close()
+
+
+def test_between_hosts_close_waits_until_the_peers_kernel_has_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    unacknowledged = [70, 70, 0]
+    world = SocketWorld("tcp", shares=False)
+    member, _ = world.members(2)
+    monkeypatch.setattr(links, "_unacknowledged_bytes", lambda _connection: unacknowledged.pop(0))
+    member.transport.close()
+    assert not unacknowledged
+    world.close()
+
+
+def test_an_abort_during_send_is_not_taken_for_a_loss_of_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    listeners = [Listener(SECRET) for _ in range(2)]
+    addresses = [listener.addresses["unix"] for listener in listeners]
+    member, peer = together(
+        [
+            lambda: connect(listeners[0], 0, 1, {1: addresses[1]}, None, PATIENCE_S),
+            lambda: connect(listeners[1], 1, 1, {0: addresses[0]}, None, PATIENCE_S),
+        ]
+    )
+    aborting = threading.Thread(target=member.abort)
+    write = Link.write
+
+    def abort_and_write(link: Link, header: bytes, body: memoryview) -> None:
+        aborting.start()
+        with pytest.raises(PeerLost):
+            peer.receive(0, TAG, PATIENCE_S)
+        write(link, header, body)
+
+    monkeypatch.setattr(Link, "write", abort_and_write)
+    with pytest.raises(ConnectionAbortedError):
+        member.send(1, TAG, torch.ones(1))
+    aborting.join()
+    peer.abort()
+    for listener in listeners:
+        listener.close()
