@@ -9,20 +9,24 @@ import json
 import sys
 import time
 from contextlib import redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
 
 from orchestrator.cluster import local
 from orchestrator.driver.outcome import Outcome
 from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.numerics import determinism
-from orchestrator.settings import Settings, load
+from orchestrator.settings import load
 
 USAGE = """\
 usage: python -m orchestrator conf=NAME|PATH [key=value ...]
+       python -m orchestrator runs [output=json]
 
   conf=NAME          launch the run that conf/NAME.yaml describes; a path works too, and several,
                      comma-separated, are merged left to right
   key=value          change a setting, such as cluster.workers=2 or optimizer.lr=0.01; topology=ring is
                      short for topology.name=ring
+  runs               list the runs of this project, newest first
   output=json        the last line of stdout is one JSON object
   --help             this page
 
@@ -33,7 +37,7 @@ examples
 All settings: docs/settings.md. Runs are recorded in .orchestrator/ of the working directory.
 Exit codes: 0 fine, 1 the run failed, 2 bad usage or configuration, 4 cannot be rerun exactly (strict), 130 interrupted.
 """
-VERBS = ("conf",)
+VERBS = ("conf", "runs")
 
 
 def main() -> int:
@@ -48,33 +52,59 @@ def main() -> int:
     if "" not in sys.path:
         sys.path.insert(0, "")  # the console script starts without the working directory, `python -m` with it
     as_json = "output=json" in arguments
+    try:
+        verb = _verb(arguments)
+        if verb == "runs":
+            return _runs(arguments, as_json)
+    except OrchestratorError as error:
+        return _refused(error, as_json, started)
+    return _launch(verb, [argument for argument in arguments if argument != verb], as_json, started)
+
+
+def _verb(arguments: list[str]) -> str:
+    """The one argument that says what to do. Raises UsageError."""
+    verbs = [argument for argument in arguments if argument.partition("=")[0] in VERBS]
+    if len(verbs) != 1:
+        found = f"found {' and '.join(verbs)}" if verbs else "there is none"
+        raise UsageError(f"exactly one of conf=NAME and runs is needed; {found}", USAGE.rstrip())
+    return verbs[0]
+
+
+def _launch(verb: str, overrides: list[str], as_json: bool, started: float) -> int:
     run_id, outcome = None, Outcome()
     try:
         with redirect_stdout(sys.stderr):  # what a pipeline prints while it is imported is not for programs
-            settings = _settings(arguments)
+            settings = load(verb.partition("=")[2].split(","), overrides)
             as_json = settings.output == "json"
             from orchestrator.commands.launch import launch
 
             run_id, outcome = launch(settings)
     except OrchestratorError as error:
-        outcome.error = error
+        return _refused(error, as_json, started)
     if outcome.error is not None:
-        print(f"error: {outcome.error}", file=sys.stderr)
-        if run_id is not None:
-            print(f"  run {run_id}, its files in .orchestrator/{run_id}/", file=sys.stderr)
+        print(f"error: {outcome.error}\n  run {run_id}, its files in .orchestrator/{run_id}/", file=sys.stderr)
     if as_json:
         print(json.dumps(outcome.as_dict(run_id, started)))
     return 0 if outcome.error is None else outcome.error.exit_code
 
 
-def _settings(arguments: list[str]) -> Settings:
-    """The settings that the command line asks for. Raises UsageError, ConfigurationError."""
-    verbs = [argument for argument in arguments if argument.partition("=")[0] in VERBS]
-    if len(verbs) != 1:
-        found = f"found {' and '.join(verbs)}" if verbs else "there is none"
-        raise UsageError(f"exactly one of {', '.join(f'{verb}=' for verb in VERBS)} is needed; {found}", USAGE.rstrip())
-    conf = verbs[0].partition("=")[2]
-    return load(conf.split(","), [argument for argument in arguments if argument is not verbs[0]])
+def _runs(arguments: list[str], as_json: bool) -> int:
+    from orchestrator.commands.runs import runs, table
+
+    unknown = [argument for argument in arguments if argument not in ("runs", "output=json", "output=text")]
+    if unknown:
+        raise UsageError(f"runs takes only output=json, not {' '.join(unknown)}")
+    found = runs(Path.cwd())
+    print(json.dumps({"runs": [asdict(past) for past in found]}) if as_json else table(found))
+    return 0
+
+
+def _refused(error: OrchestratorError, as_json: bool, started: float) -> int:
+    """Nothing was started."""
+    print(f"error: {error}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(Outcome(error=error).as_dict(None, started)))
+    return error.exit_code
 
 
 if __name__ == "__main__":

@@ -97,7 +97,8 @@ class Interrupted(OrchestratorError):
 
 def from_dict(error: dict[str, str]) -> OrchestratorError:
     """The error that `as_dict` described; a kind this version does not know becomes a RunFailed."""
-    kinds = {kind.__name__: kind for kind in _descendants(OrchestratorError) if kind is not ConfigurationError}
+    kinds = {kind.__name__: kind for kind in _descendants(OrchestratorError)}
+    kinds["ConfigurationError"] = UsageError  # its problems are in the message already
     return kinds.get(error["kind"], RunFailed)(error["message"], error["remedy"], error["details"])
 
 

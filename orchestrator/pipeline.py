@@ -32,7 +32,8 @@ class Pipeline:
     """The base of every pipeline. `model`, `datasets` and `loss` have to be written; the rest has defaults."""
 
     def model(self) -> torch.nn.Module:
-        """A new model. Its initial values are drawn under the run's seed; parameters are float32."""
+        """A new model. Its initial values are drawn under the run's seed; parameters are float32. It is put into training
+        mode; a layer that is to stay in evaluation mode overrides its `train`, or is set so by `loss`."""
         raise NotImplementedError
 
     def datasets(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
@@ -95,18 +96,18 @@ def _import(name: str) -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            missing = error.name or str(error)
             raise ConfigurationError(
-                [f"pipeline.target: importing {name} failed: no module named {error.name!r}"],
-                f"install {error.name}, or mend the import",
+                [f"pipeline.target: importing {name} failed: no module named {missing!r}"],
+                f"install {missing}, or mend the import",
             ) from error
         raise ConfigurationError(
             [f"pipeline.target: there is no module {name!r}"],
             "modules are looked up from the working directory: run from the folder that holds the package",
         ) from None
-    except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
+    except (Exception, SystemExit) as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
+        where = "" if isinstance(error, SyntaxError) else f" ({frames[-1].filename}:{frames[-1].lineno})"
         raise ConfigurationError(
-            [
-                f"pipeline.target: importing {name} raised {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
-            ]
+            [f"pipeline.target: importing {name} raised {type(error).__name__}: {error}{where}"]
         ) from error

@@ -302,7 +302,7 @@ WRONG = {
     "topology={name: tree, arity: 0}": "topology.arity: must be at least 1, got 0",
     "sync=ssp": "sync.mode: expected one of bsp, got 'ssp'",
     "reduction=quick": "reduction: expected one of exact, fast, got 'quick'",
-    "transport=tcp": "transport: expected one of auto, shared_memory, got 'tcp'",
+    "transport=rdma": "transport: expected one of auto, shared_memory, tcp, got 'rdma'",
     "gradient.clip=0": "gradient.clip: must be greater than 0, got 0.0",
     "evaluation=20": "evaluation: expected keys (every), got 20",
     "evaluation.every=0": "evaluation.every: expected a number of steps such as 20 or of seconds such as 30s, got 0",
@@ -525,7 +525,7 @@ def all_settings(draw: st.DrawFn) -> Settings:
         trace=draw(st.builds(TraceSettings, digest_every=st.integers(0))),
         tracking=draw(st.builds(TrackingSettings, uri=st.none() | texts, every_s=positive)),
         reduction=draw(st.sampled_from(["exact", "fast"])),
-        transport=draw(st.sampled_from(["auto", "shared_memory"])),
+        transport=draw(st.sampled_from(["auto", "shared_memory", "tcp"])),
         strict=draw(st.booleans()),
         output=draw(st.sampled_from(["text", "json"])),
     )

@@ -38,7 +38,7 @@ class MemberActor:
         self._secret = secret
 
     def prepare(self) -> Answer:
-        """`{"facts", "address", "pid", "node"}`: ready to join a generation."""
+        """`{"facts", "addresses", "pid", "node"}`: ready to join a generation."""
         return self._answer(self._prepare)
 
     def run(self, generation: dict[str, Any], rank: int, peers: dict[int, Any], facts: dict[str, Any]) -> Answer:
@@ -64,12 +64,14 @@ class MemberActor:
 
         settings = from_yaml(self._settings_text)
         self._timeout_s = settings.cluster.step_timeout_s
-        self._listener = Listener(self._secret)
+        # Only who asks for it is reachable by TCP: a run on one node opens no port.
+        host = ray.util.get_node_ip_address() if settings.transport == "tcp" else None
+        self._listener = Listener(self._secret, host)
         self._regions = SharedRegions()
         self._member: Any = (Worker if self._role == "worker" else Server)(settings, self._regions)
         facts = self._member.prepare()
         node = ray.get_runtime_context().get_node_id()
-        return {"facts": facts, "address": self._listener.addresses["unix"], "pid": os.getpid(), "node": node}
+        return {"facts": facts, "addresses": self._listener.addresses, "pid": os.getpid(), "node": node}
 
     def _run(self, generation: dict[str, Any], rank: int, peers: dict[int, Any], facts: dict[str, Any]) -> Answer:
         from orchestrator.engine.worker import Generation

@@ -54,8 +54,10 @@ def _train(
     settings: Settings, project: Path, opening: Future[Record], display: Progress, mailbox: signals.Mailbox
 ) -> Outcome:
     """Start Ray and the members, run them to the end, fetch the trained weights."""
-    schedule = build_schedule(settings.topology.name, settings.cluster.workers, **settings.topology.options())
-    with LocalRay(_cpus(settings, schedule, display)):
+    schedule = _schedule(settings)
+    cpus = _cpus(settings, schedule, display)
+    display.say(f"starting {_layout(schedule)}")
+    with LocalRay(cpus):
         mailbox.watch()
         members = Members(
             roles(schedule), to_yaml(settings), secrets.token_bytes(32), str(project), settings.cluster.cpus_per_worker
@@ -69,6 +71,17 @@ def _train(
     return outcome
 
 
+def _schedule(settings: Settings) -> Schedule:
+    return build_schedule(settings.topology.name, settings.cluster.workers, **settings.topology.options())
+
+
+def _layout(schedule: Schedule) -> str:
+    """What a run runs on, such as "3 workers and 1 server, topology parameter_server"."""
+    counts = [(schedule.workers, "worker"), (schedule.servers, "server")]
+    members = [f"{number} {role}{'s' * (number > 1)}" for number, role in counts if number]
+    return f"{' and '.join(members)}, topology {schedule.topology}"
+
+
 def _cpus(settings: Settings, schedule: Schedule, display: Progress) -> float:
     """What the local Ray is started with: as many as the run needs (rule D4)."""
     cpus, cores = settings.cluster.cpus_per_worker * schedule.members, len(os.sched_getaffinity(0))
@@ -79,5 +92,5 @@ def _cpus(settings: Settings, schedule: Schedule, display: Progress) -> float:
 
 def _summary(settings: Settings, outcome: Outcome, record: Record) -> str:
     tracker = record.tracker
-    layout = f"{outcome.workers} worker{'s' * (outcome.workers > 1)}, topology {settings.topology.name}"
+    layout = _layout(_schedule(settings))
     return summary.text(outcome, tracker.name, layout, tracker.run_id, tracker.experiment_id, record.store.uri)

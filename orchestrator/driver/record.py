@@ -42,6 +42,8 @@ class Record:
             ending["error"] = outcome.error.message
             self.files.error.write_text(f"{outcome.error}\n\n{outcome.error.details}".rstrip() + "\n", encoding="utf-8")
             self.tracker.tag("error", outcome.error.message)
+        if outcome.steps:
+            self.tracker.tag("steps", str(outcome.steps))
         if outcome.digest is not None:
             self.tracker.tag("digest", outcome.digest)
         self.journal.append([ending])

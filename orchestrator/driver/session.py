@@ -45,7 +45,7 @@ class Session:
         self._progress = progress
         self._merger = Merger(schedule.workers)
         self._said: dict[str, int] = {}
-        self._addresses: dict[int, Any] = {}
+        self._addresses: dict[int, dict[str, Any]] = {}
         self._pids: dict[int, int] = {}
         self._dead: set[int] = set()
         self.outcome = Outcome(workers=schedule.workers)
@@ -77,7 +77,7 @@ class Session:
         elif "withdrew" in answer:
             self._decide(controller.Withdrew(member, answer["withdrew"]))
         elif heard.kind == "prepared":
-            self._addresses[member] = answer["address"]
+            self._addresses[member] = answer["addresses"]
             self._member_started(member, answer)
             self._decide(controller.Ready(member, answer["facts"]))
         else:
@@ -108,9 +108,11 @@ class Session:
         self.outcome.generations = 1
         self._progress.start(facts["steps"])
         links = self._schedule.links()
+        medium = "tcp" if self._settings.transport == "tcp" else "unix"
         for member in range(self._schedule.members):
             linked = {a if b == member else b for a, b in links if member in (a, b)}
-            self._members.run(member, generation, {peer: self._addresses[peer] for peer in linked}, facts)
+            peers = {peer: self._addresses[peer][medium] for peer in linked}
+            self._members.run(member, generation, peers, facts)
 
     def _entries(self, member: int, entries: list[dict[str, Any]]) -> None:
         lines = [entry["trace"] for entry in entries if "trace" in entry]

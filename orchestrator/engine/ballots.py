@@ -6,6 +6,7 @@ Everything that has to be agreed is put into that form:
     failing shard     shards - shard, so that the first failing shard wins
     evaluate          1 where a member's clock says that an evaluation is due
     magnitudes        bits of the largest weighted element, per tensor of the layout; ABSENT where no shard contributes
+    present           1 per tensor of the layout that some shard has a gradient for, or has changed
     weights, losses   one slot per shard, the bits of a float64; EMPTY everywhere but at the shard's host
     counters          each value and each negated value, so that agreement is seen as maximum == minimum
 """
@@ -39,6 +40,7 @@ class Ballot:
     failing_shard: int | None = None
     evaluate: bool = False
     magnitudes: Sequence[int] = ()
+    present: Sequence[bool] = ()
     weights: Mapping[int, float] = field(default_factory=dict)
     losses: Mapping[int, float] = field(default_factory=dict)
     counters: Sequence[int] | None = None
@@ -47,12 +49,13 @@ class Ballot:
         failing = EMPTY if self.failing_shard is None else shape.shards - self.failing_shard
         header = torch.tensor([failing, int(self.evaluate)], dtype=torch.int64)
         magnitudes = torch.tensor(self.magnitudes or [ABSENT] * shape.tensors, dtype=torch.int64)
+        present = torch.tensor(self.present or [False] * shape.tensors, dtype=torch.int64)
         counters = torch.full((2 * shape.counters,), EMPTY, dtype=torch.int64)
         if self.counters is not None:
             values = torch.tensor(self.counters, dtype=torch.int64)
             counters = torch.cat([values, -values])
         slots = [to_slots(shape.shards, values) for values in (self.weights, self.losses)]
-        return torch.cat([header, magnitudes, *slots, counters])
+        return torch.cat([header, magnitudes, present, *slots, counters])
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,7 @@ class Agreement:
     failing_shard: int | None
     evaluate: bool
     magnitudes: list[int]
+    present: list[bool]
     weights: dict[int, float]
     losses: dict[int, float]
     counters: list[int]
@@ -69,19 +73,24 @@ class Agreement:
 
     @classmethod
     def decode(cls, vector: torch.Tensor, shape: Shape) -> Agreement:
-        lengths = [2, shape.tensors, shape.shards, shape.shards, shape.counters, shape.counters]
-        header, magnitudes, weights, losses, highest, negated = torch.split(vector, lengths)
+        lengths = [2, shape.tensors, shape.tensors, shape.shards, shape.shards, shape.counters, shape.counters]
+        header, magnitudes, present, weights, losses, highest, negated = torch.split(vector, lengths)
         failing, evaluate = header.tolist()
         high, low = highest.tolist(), (-negated).tolist()
         return cls(
             failing_shard=None if failing == EMPTY else shape.shards - failing,
             evaluate=evaluate == 1,
             magnitudes=magnitudes.tolist(),
+            present=(present == 1).tolist(),
             weights=from_slots(weights),
             losses=from_slots(losses),
             counters=high,
             disagreeing_counters=[i for i in range(shape.counters) if high[i] != low[i] and high[i] != EMPTY],
         )
+
+    def computed(self, shard: int) -> tuple[float, float] | None:
+        """Weight and loss of a shard; None when it had nothing to compute."""
+        return (self.weights[shard], self.losses[shard]) if shard in self.losses else None
 
     @property
     def total_weight(self) -> float:

@@ -1,14 +1,16 @@
 """Evaluation on the validation set, spread over the workers, with a result free of their number (rule A6).
 
 Validation batch j belongs to shard j modulo the number of shards and so to that shard's host. Each batch fills its own row of
-slots; the rows are combined by maximum and reduced with `math.fsum`. Two walks: the first tells how many metrics there are
-and whether a batch failed, the second carries the rows.
+slots; the rows are combined by maximum and reduced with `math.fsum`. Two walks: the first tells how many metrics there are,
+whether all have the same names and whether a batch failed; the second carries the rows.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -41,21 +43,32 @@ class Results:
 
 
 def compute(work: Work, replica: Replica, shards: Sequence[int], total_shards: int, step: int) -> Results:
-    """Evaluate the batches that these shards own. The model's mode and buffers are left as they were."""
+    """Evaluate the batches that these shards own, each from the same buffers; modes and buffers are left as they were."""
     results = Results()
+    own = [batch for batch in range(len(work.evaluation_batches)) if batch % total_shards in shards]
     replica.begin_step()
-    work.model.eval()
-    for batch in range(len(work.evaluation_batches)):
-        if batch % total_shards not in shards:
-            continue
-        try:
-            results.add(batch, *work.evaluate(step, batch))
-        except OrchestratorError as error:
-            results.fault = (batch, error)
-            break
-    work.model.train()
+    with _in_eval_mode(work.model):
+        for batch in own:
+            replica.begin_shard()
+            try:
+                results.add(batch, *work.evaluate(step, batch))
+                replica.check_unchanged()
+            except OrchestratorError as error:
+                results.fault = (batch, error)
+                break
     replica.begin_shard()
     return results
+
+
+@contextmanager
+def _in_eval_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Afterwards every module is in the mode it was in: a pipeline may keep some of them frozen."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    yield
+    model.train()
+    for module, training in modes:
+        module.training = training
 
 
 def combine(exchange: Exchange, step: int, batches: int, results: Results) -> dict[str, float]:
@@ -76,22 +89,36 @@ def combine(exchange: Exchange, step: int, batches: int, results: Results) -> di
 
 
 def _agree(exchange: Exchange, step: int, batches: int, results: Results) -> int:
-    """The number of metrics; all members have to name as many, and none may have failed."""
-    count = EMPTY if results.names is None else len(results.names)
-    failing = EMPTY if results.fault is None else batches - results.fault[0]
-    vote = torch.tensor([failing, count, EMPTY if count == EMPTY else -count], dtype=torch.int64)
-    failing, most, fewest = exchange.maximum(step, 0, EVALUATION_VOTE, vote).tolist()
+    """The number of metrics; all members have to give them the same names, and none may have failed."""
+    vote = [EMPTY] * 4
+    if results.names is not None:
+        names = _hash(results.names)
+        vote = [EMPTY, len(results.names), names, -names]
+    if results.fault is not None:
+        vote[0] = batches - results.fault[0]
+    agreed = exchange.maximum(step, 0, EVALUATION_VOTE, torch.tensor(vote, dtype=torch.int64))
+    failing, count, high, low = agreed.tolist()
     if failing != EMPTY:
         batch = batches - failing
         own = results.fault is not None and results.fault[0] == batch
         raise results.fault[1] if own and results.fault else Withdrawn(f"validation batch {batch} failed")
-    if most != -fewest:
-        raise PipelineRaised(f"metrics() returned {-fewest} to {most} values for different validation batches")
-    return int(most)
+    if high != -low:
+        own = f" ({results.names} here)" if results.names else ""
+        raise PipelineRaised(
+            f"metrics() returned different names for different validation batches{own}",
+            "return the same names for every batch",
+        )
+    return int(count)
+
+
+def _hash(names: list[str]) -> int:
+    """63 bits."""
+    return int.from_bytes(hashlib.blake2b(repr(names).encode(), digest_size=8).digest(), "little") >> 1
 
 
 def _mean(values: list[tuple[float, float]]) -> float:
     """The weighted mean; not a number where the model's values are not, which evaluation reports and does not judge."""
+    values = [(value, weight) for value, weight in values if weight > 0]
     total = math.fsum(weight for _, weight in values)
     if not all(math.isfinite(value) for value, _ in values):
         return math.nan

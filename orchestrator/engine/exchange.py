@@ -77,6 +77,7 @@ class Exchange:
             elif not isinstance(action, Finish):
                 received = self._transport.receive(action.peer, moment.tag(action.chunk), self._timeout_s).payload
                 torch.maximum(current, received, out=current)
+        self._transport.flush(self._timeout_s)
         return current
 
     def total(self, step: int, attempt: int, divisor: float) -> int:
@@ -100,6 +101,7 @@ class Exchange:
                     prints[action.chunk] = received.note
                 else:
                     _add(regions, action, chunk, received.payload)
+        self._transport.flush(self._timeout_s)
         return exact.wrap(sum(prints.values()))
 
     def close(self) -> None:

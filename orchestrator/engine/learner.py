@@ -9,7 +9,7 @@ import torch
 from orchestrator.engine.ballots import Agreement, Ballot
 from orchestrator.engine.exchange import Memory
 from orchestrator.engine.replica import Replica
-from orchestrator.engine.work import Work, naming
+from orchestrator.engine.work import Work
 from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.numerics.exact import Accumulator, magnitudes
 from orchestrator.numerics.grid import ABSENT, Grid, is_finite
@@ -37,18 +37,22 @@ class Learner:
         self._replica = replica
         self._optimizer = optimizer
         self._accumulator = Accumulator(replica.layout, memory.contribution, exact=exact)
+        self._memory = memory
         self._results = [replica.layout.views(result) for result in memory.results]
         self._shards = tuple(shards)
         self._clip_norm = clip_norm
         self._evaluation_due = evaluation_due
         self._fault: tuple[int, OrchestratorError] | None = None
         self._kept: tuple[Gradients, float, Ballot] | None = None
+        self._repeated = False
 
     def contribute(self, step: int, attempt: int, grid: Grid) -> Ballot:
         if attempt == 0:
             self._replica.begin_step()
-        elif self._kept is not None:
+        elif self._kept is not None and self._repeated:
             return self._contribute_kept(grid)
+        # The first repetition is computed in full by everybody, for that exposes a pipeline that keeps state (rule B4).
+        self._repeated = self._repeated or attempt > 0
         self._kept = None
         self._accumulator.clear()
         tally = _Tally(self._replica)
@@ -58,7 +62,7 @@ class Learner:
                 if computed is None:
                     continue
                 loss, weight, gradients, sizes = computed
-                tally.add(shard, loss, weight, sizes)
+                tally.add(shard, loss, weight, sizes, self._replica.present())
             except OrchestratorError as error:
                 self._fault = (shard, error)
                 return Ballot(failing_shard=shard)
@@ -71,16 +75,13 @@ class Learner:
         return self._fault[1] if self._fault is not None and self._fault[0] == shard else None
 
     def apply(self, step: int, agreement: Agreement) -> None:
-        agreed = [
-            None if magnitude == ABSENT else result
-            for magnitude, result in zip(agreement.magnitudes, self._results[step % 2], strict=True)
-        ]
+        results = zip(agreement.present, self._results[step % 2], strict=True)
+        agreed = [result if present else None for present, result in results]
         gradients = agreed[: len(self._replica.parameters)]
         clipped = gradients if self._clip_norm is None else clip(gradients, self._clip_norm)
         for parameter, gradient in zip(self._replica.parameters, clipped, strict=True):
             parameter.grad = gradient
-        with naming(f"the optimizer (step {step})"):
-            self._optimizer.step()
+        self._work.optimize(step, self._optimizer, self._memory.results[step % 2])
         self._replica.adopt(agreed[len(self._replica.parameters) :], agreement.counters)
 
     def _contribute_kept(self, grid: Grid) -> Ballot:
@@ -95,15 +96,17 @@ class Learner:
         """Loss, weight, contributions and magnitudes of one shard; None when it has nothing to contribute."""
         self._replica.begin_shard()
         computed = self._work.loss(step, shard)
+        self._replica.check_unchanged()
         if computed is None:
             return None
         loss, weight = computed
         gradients = self._replica.contribution()
         sizes = magnitudes(gradients, weight)
-        for slot, size in zip(self._replica.layout.slots, sizes, strict=True):
-            if size != ABSENT and not is_finite(size):
+        for i, (slot, size) in enumerate(zip(self._replica.layout.slots, sizes, strict=True)):
+            if not is_finite(size):
+                what = f"gradient of {slot.name}" if i < len(self._replica.parameters) else f"statistic {slot.name}"
                 raise NonFinite(
-                    f"the gradient of {slot.name} is not finite at step {step}, shard {shard}",
+                    f"the {what} is not finite at step {step}, shard {shard}",
                     "lower optimizer.lr, set gradient.clip, or look at the samples of this micro-batch",
                 )
         return loss.item(), weight, gradients, sizes
@@ -115,12 +118,14 @@ class _Tally:
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._magnitudes = [ABSENT] * len(replica.layout.slots)
+        self._present = [False] * len(replica.layout.slots)
         self._weights: dict[int, float] = {}
         self._losses: dict[int, float] = {}
         self._counters: list[int] | None = None
 
-    def add(self, shard: int, loss: float, weight: float, sizes: list[int]) -> None:
+    def add(self, shard: int, loss: float, weight: float, sizes: list[int], present: list[bool]) -> None:
         self._magnitudes = [max(pair) for pair in zip(self._magnitudes, sizes, strict=True)]
+        self._present = [any(pair) for pair in zip(self._present, present, strict=True)]
         self._weights[shard] = weight
         self._losses[shard] = loss
         counters = self._replica.counter_values()
@@ -135,6 +140,7 @@ class _Tally:
         return Ballot(
             evaluate=evaluate,
             magnitudes=self._magnitudes,
+            present=self._present,
             weights=self._weights,
             losses=self._losses,
             counters=self._counters,

@@ -2,7 +2,7 @@
 
     exchanged   trainable parameters' gradients; running statistics of normalisation layers (their exact mean over shards)
     counters    small integer buffers: every shard must leave the same value (num_batches_tracked)
-    fixed       every other buffer: a change during a step is an error that names it (rule A8)
+    fixed       every other buffer, and while a shard computes all parameters: a change is an error that names it (rule A8)
 
 Each shard starts from the step's buffers, so what a shard computes does not depend on which shards its worker computed before.
 """
@@ -31,15 +31,16 @@ class Replica:
         self.model = model
         trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.parameters = [parameter for _, parameter in trainable]
+        self._parameters = dict(model.named_parameters())
         statistics = dict(_norm_statistics(model))
         self.statistics = list(statistics.values())
         self.layout = Layout.of([*trainable, *statistics.items()])
         self._move_into_flat_buffer()
-        others = [(name, b) for name, b in model.named_buffers() if id(b) not in {id(s) for s in self.statistics}]
-        self.counters = {name: b for name, b in others if _is_counter(b)}
-        self._fixed = {name: b for name, b in others if name not in self.counters}
-        self._fixed_start = {name: buffer.clone() for name, buffer in self._fixed.items()}
-        self._places = {name: _holder(model, name) for name, _ in others}
+        self._buffers = dict(model.named_buffers())
+        exchanged = {id(statistic) for statistic in self.statistics}
+        others = {name: buffer for name, buffer in self._buffers.items() if id(buffer) not in exchanged}
+        self.counters = {name: b for name, b in others.items() if _is_counter(b)}
+        self._fixed_start = {name: b.clone() for name, b in others.items() if name not in self.counters}
         self.begin_step()
         self.begin_shard()
 
@@ -52,14 +53,23 @@ class Replica:
         if self._start:
             torch._foreach_copy_([*self.statistics, *self.counters.values()], self._start)
         self.model.zero_grad(set_to_none=True)
+        self._versions = [parameter._version for parameter in self._parameters.values()]
 
     def contribution(self) -> list[torch.Tensor | None]:
         """After a backward pass: what this shard puts into the sum, in the order of the layout; None for a parameter without
-        gradient and for statistics that the shard left alone (a frozen layer's keep their bits). Views, valid until the
-        next `begin_shard`. Raises PipelineRaised for a buffer that may not change and for a sparse gradient."""
-        self._check_fixed_buffers()
-        touched = [None if _same(b, start) else b for b, start in zip(self.statistics, self._start, strict=False)]
-        return [*(_dense(p, p.grad) for p in self.parameters), *touched]
+        gradient. Views, valid until the next `begin_shard`. Raises PipelineRaised for a sparse gradient."""
+        for slot, parameter in zip(self.layout.slots, self.parameters, strict=False):
+            if parameter.grad is not None and parameter.grad.layout != torch.strided:
+                raise PipelineRaised(
+                    f"parameter {slot.name!r} has a sparse gradient", "use sparse=False for embeddings"
+                )
+        return [*(parameter.grad for parameter in self.parameters), *self.statistics]
+
+    def present(self) -> list[bool]:
+        """For each tensor of the layout: whether this shard has a gradient for it, or has changed it. Statistics that no
+        shard changes keep their bits (a frozen layer's); of others the mean is over all shards, changed or not."""
+        changed = [not _same(b, start) for b, start in zip(self.statistics, self._start, strict=False)]
+        return [*(parameter.grad is not None for parameter in self.parameters), *changed]
 
     def counter_values(self) -> list[int]:
         """The counters' present values, concatenated."""
@@ -87,44 +97,77 @@ class Replica:
             place.copy_(parameter.detach())
             parameter.data = place
 
-    def _check_fixed_buffers(self) -> None:
-        for name, buffer in self._fixed.items():
-            module, attribute = self._places[name]
-            if getattr(module, attribute) is buffer and _same(buffer, self._fixed_start[name]):
-                continue
-            raise PipelineRaised(
-                f"the buffer {name!r} of the model changed in a training step",
-                "only running statistics of normalisation layers and small integer counters may change; keep other state "
-                "out of the model, or make it a parameter",
-            )
-        for name in self.counters:
-            module, attribute = self._places[name]
-            if getattr(module, attribute) is not self.counters[name]:
+    def check_unchanged(self) -> None:
+        """After the user's code ran: raises PipelineRaised when it changed what has to be the same for every shard."""
+        for (name, parameter), version in zip(self._parameters.items(), self._versions, strict=True):
+            if parameter._version != version:
                 raise PipelineRaised(
-                    f"the buffer {name!r} was replaced in a training step", "change it in place instead"
+                    f"the parameter {name!r} was changed in place while a batch was computed",
+                    "only the optimizer may change parameters: leave out Embedding(max_norm=...), clamping and moving averages",
+                )
+        for name, start in self._fixed_start.items():
+            if not _same(self._buffers[name], start):
+                raise PipelineRaised(
+                    f"the buffer {name!r} of the model changed while a batch was computed",
+                    "only running statistics of normalisation layers and small integer counters may change; keep other state "
+                    "out of the model, or make it a parameter",
+                )
+        present = dict(self.model.named_buffers())
+        for name in [*self._buffers, *present]:
+            if present.get(name) is not self._buffers.get(name):
+                raise PipelineRaised(
+                    f"the buffer {name!r} was replaced, added or removed while a batch was computed",
+                    "change it in place instead",
                 )
 
 
 def _refuse_unsupported(model: torch.nn.Module) -> None:
-    owners: dict[int, str] = {}
-    for name, parameter in model.named_parameters():
-        if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
+        if torch.nn.parameter.is_lazy(tensor):
             raise PipelineRaised(
-                f"parameter {name!r} has no shape yet",
+                f"{kind} {name!r} has no shape yet",
                 "give lazy layers their sizes, or run one batch through them in model()",
             )
-        if parameter.dtype != torch.float32:
-            raise PipelineRaised(f"parameter {name!r} is {parameter.dtype}", "parameters have to be torch.float32")
-        if parameter.is_sparse or parameter.is_quantized:
-            raise PipelineRaised(f"parameter {name!r} is not an ordinary dense tensor", "use dense parameters")
-        storage = parameter.untyped_storage().data_ptr()
-        if parameter.numel() and owners.setdefault(storage, name) != name:
+        if kind == "parameter" and tensor.dtype != torch.float32:
+            raise PipelineRaised(f"parameter {name!r} is {tensor.dtype}", "parameters have to be torch.float32")
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
             raise PipelineRaised(
-                f"parameters {owners[storage]!r} and {name!r} share memory but are two objects",
-                "tie them by assigning the same Parameter to both places",
+                f"{kind} {name!r} is not an ordinary dense tensor in memory: {tensor.layout} on {tensor.device}",
+                "keep it dense and on the CPU",
             )
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+    _refuse_shared_memory(model)
+    if not any(parameter.requires_grad and parameter.numel() for parameter in model.parameters()):
         raise PipelineRaised("the model has no parameter that requires a gradient", "nothing could be trained")
+    for name, module in model.named_modules():
+        if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
+            raise PipelineRaised(
+                f"the module {name or 'model'!r} is compiled",
+                "leave torch.compile out: its kernels are not checked for exactness",
+            )
+
+
+def _refuse_shared_memory(model: torch.nn.Module) -> None:
+    """Parameters move, and would leave whatever shares their memory behind. Buffers may share it among themselves."""
+    owners: dict[int, str] = {}
+    for name, parameter in model.named_parameters():
+        owner = owners.setdefault(_address(parameter), name) if parameter.numel() else name
+        if owner != name:
+            raise _shared(owner, name)
+    for name, buffer in model.named_buffers():
+        if buffer.numel() and _address(buffer) in owners:
+            raise _shared(owners[_address(buffer)], name)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _shared(first: str, second: str) -> PipelineRaised:
+    return PipelineRaised(
+        f"{first!r} and {second!r} share memory but are two objects",
+        "tie them by assigning the same Parameter to both places",
+    )
 
 
 def _norm_statistics(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -146,21 +189,8 @@ def _is_counter(buffer: torch.Tensor) -> bool:
 
 def _same(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Equal to the bit. (A tensor's version does not tell: batch normalisation writes its statistics without raising it.)"""
-    if left.is_contiguous() and right.is_contiguous() and left.numel():
-        left, right = left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8)
-    return torch.equal(left, right)
+    return left.shape == right.shape and torch.equal(_bytes(left), _bytes(right))
 
 
-def _holder(model: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
-    path, _, attribute = name.rpartition(".")
-    return model.get_submodule(path), attribute
-
-
-def _dense(parameter: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
-    if gradient is None:
-        return None
-    if gradient.is_sparse:
-        raise PipelineRaised(
-            f"a parameter of shape {tuple(parameter.shape)} has a sparse gradient", "use sparse=False for embeddings"
-        )
-    return gradient
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)

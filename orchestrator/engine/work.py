@@ -21,6 +21,7 @@ from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.numerics import streams
 from orchestrator.pipeline import Pipeline
 
+_SMALLEST_WEIGHT, _LARGEST_WEIGHT = 1e-100, 1e100  # so that no product with a float32 leaves the range of float64
 _OWN = Path(__file__).resolve().parent.parent
 
 
@@ -64,6 +65,17 @@ class Work:
             loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach(), weight
 
+    def optimize(self, step: int, optimizer: torch.optim.Optimizer, gradients: torch.Tensor) -> None:
+        """One step of the optimizer, which finds its gradients as views of `gradients`; peers may still be reading those."""
+        version = gradients._version
+        with naming(f"the optimizer (step {step})"), streams.seeded(self._seed, "optimizer step", step):
+            optimizer.step()
+        if gradients._version != version:
+            raise PipelineRaised(
+                f"the optimizer changed gradients in place (step {step})",
+                "let it work on copies; torch's SGD does this only with nesterov and foreach together",
+            )
+
     def evaluate(self, step: int, batch: int) -> tuple[list[str], list[float]]:
         """Names and values of one validation batch: loss, its weight, rows, then the pipeline's metrics by name.
 
@@ -76,6 +88,10 @@ class Work:
         with naming(f"evaluation ({where})"), streams.seeded(self._seed, "evaluation", step, batch), torch.no_grad():
             loss, weight = _mean_and_weight(self.pipeline.loss(self.model, items), len(indices))
             metrics = dict(sorted(self.pipeline.metrics(self.model, items).items()))
+            if "loss" in metrics:
+                raise PipelineRaised(
+                    "metrics() returned one named 'loss'", "the loss is reported anyway; choose another name"
+                )
             values = [loss.item(), weight, float(len(indices)), *(float(value) for value in metrics.values())]
         return list(metrics), values
 
@@ -127,7 +143,8 @@ def _length(dataset: Any, which: str) -> int:
             f"the {which} dataset is a {type(dataset).__name__}",
             "it needs __len__ and __getitem__ (a map-style dataset)",
         )
-    length = len(dataset)
+    with naming(f"len() of the {which} dataset"):
+        length = len(dataset)
     if length == 0 and which == "training":
         raise PipelineRaised("the training dataset is empty", "look at what datasets() reads")
     return length
@@ -142,7 +159,10 @@ def _mean_and_weight(returned: Any, rows: int) -> tuple[torch.Tensor, float]:
             f"loss() returned a {type(loss).__name__}{shape}",
             "return a scalar float tensor, or (scalar tensor, weight)",
         )
-    value = float(weight)
-    if not math.isfinite(value) or value < 0:
-        raise PipelineRaised(f"loss() returned the weight {value}", "a weight is a finite number, zero or more")
+    value = float(weight.detach() if isinstance(weight, torch.Tensor) else weight)
+    if value != 0 and not _SMALLEST_WEIGHT <= value <= _LARGEST_WEIGHT:
+        raise PipelineRaised(
+            f"loss() returned the weight {value}",
+            f"a weight is zero, or a number between {_SMALLEST_WEIGHT:g} and {_LARGEST_WEIGHT:g}",
+        )
     return loss.reshape(()), value

@@ -7,7 +7,8 @@ Server    hosts none and only adds (topology parameter_server)
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +19,10 @@ from orchestrator.engine.adder import Adder
 from orchestrator.engine.ballots import Shape
 from orchestrator.engine.exchange import Exchange, Memory
 from orchestrator.engine.learner import Learner
-from orchestrator.engine.lockstep import Lockstep, Member, Outcome
+from orchestrator.engine.lockstep import Lockstep, Member, Outcome, Withdrawn
 from orchestrator.engine.replica import Replica
 from orchestrator.engine.work import Work, naming
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, OrchestratorError
 from orchestrator.numerics import determinism
 from orchestrator.numerics.digests import distinct_state, model_digest
 from orchestrator.numerics.layout import Layout
@@ -127,17 +128,17 @@ class Worker:
         )
         lockstep = _lockstep(settings, learner, exchange, facts)
         first_step_at = 0.0
-        for step in range(facts["steps"]):
-            outcome = lockstep.step(step)
-            first_step_at = first_step_at or time.monotonic()
-            emit({"trace": self._trace_line(outcome, last=step == facts["steps"] - 1)})
-            if facts["evaluation_batches"] and clock.due(outcome):
-                shards = generation.shards[rank]
-                results = evaluation.compute(self._work, self._replica, shards, settings.data.shards, step)
-                metrics = evaluation.combine(exchange, step, facts["evaluation_batches"], results)
-                if rank == 0:
-                    emit({"event": "evaluated", "step": step, "metrics": metrics})
-        exchange.close()
+        with _leaving(exchange):
+            for step in range(facts["steps"]):
+                outcome = lockstep.step(step)
+                first_step_at = first_step_at or time.monotonic()
+                emit({"trace": self._trace_line(outcome, last=step == facts["steps"] - 1)})
+                if facts["evaluation_batches"] and clock.due(outcome):
+                    shards = generation.shards[rank]
+                    results = evaluation.compute(self._work, self._replica, shards, settings.data.shards, step)
+                    metrics = evaluation.combine(exchange, step, facts["evaluation_batches"], results)
+                    if rank == 0:
+                        emit({"event": "evaluated", "step": step, "metrics": metrics})
         if rank == 0:
             emit({"event": "trained", "steps": facts["steps"], "seconds": time.monotonic() - first_step_at})
         return model_digest(self._work.model)
@@ -154,7 +155,7 @@ class Worker:
             return optimizers.build(section.name, section.options, self._work.model)
         with naming("optimizer()"), seeded(self._settings.run.seed, "optimizer"):
             optimizer = self._work.pipeline.optimizer(self._work.model)
-        optimizers.check(optimizer)
+        optimizers.check(optimizer, self._work.model)
         assert optimizer is not None
         return optimizer
 
@@ -184,11 +185,24 @@ class Server:
         exchange = _exchange(settings, generation, rank, connect(), memory)
         clock = Clock(settings, facts["steps"])
         lockstep = _lockstep(settings, Adder(), exchange, facts)
-        for step in range(facts["steps"]):
-            outcome = lockstep.step(step)
-            if facts["evaluation_batches"] and clock.due(outcome):
-                evaluation.combine(exchange, step, facts["evaluation_batches"], evaluation.Results())
+        with _leaving(exchange):
+            for step in range(facts["steps"]):
+                outcome = lockstep.step(step)
+                if facts["evaluation_batches"] and clock.due(outcome):
+                    evaluation.combine(exchange, step, facts["evaluation_batches"], evaluation.Results())
+
+
+@contextmanager
+def _leaving(exchange: Exchange) -> Iterator[None]:
+    """Say farewell at the end, also when this member stops for a fault: its messages are out by then, and a member that
+    still waits for a third one's has to learn of the fault instead of losing a peer. Only whom a transport failed, or an
+    error of ours, goes without a word."""
+    try:
+        yield
+    except (OrchestratorError, Withdrawn):
         exchange.close()
+        raise
+    exchange.close()
 
 
 def _sum_dtype(settings: Settings) -> torch.dtype:

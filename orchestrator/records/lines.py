@@ -1,6 +1,7 @@
 """Files of JSON lines with two verbs, append and read.
 
-A line is on its way to the disk when `append` returns; a crash can tear only the last line, which `read` leaves out.
+A line is on its way to the disk when `append` returns; a crash can tear only the last line, which `read` leaves out and the
+next writer cuts off.
 Source: optuna's journal storage.
 """
 
@@ -16,6 +17,8 @@ class LineFile:
     """Appends to one file; the caller is its only writer."""
 
     def __init__(self, path: Path) -> None:
+        if path.exists():
+            _cut_torn_line(path)
         self._file = path.open("a", encoding="utf-8")
 
     def append(self, lines: Iterable[Mapping[str, Any]]) -> None:
@@ -28,7 +31,15 @@ class LineFile:
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """The whole lines of the file, in order."""
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:  # a torn line may end within a character
         for line in file:
-            if line.endswith("\n"):
+            if line.endswith(b"\n"):
                 yield json.loads(line)
+
+
+def _cut_torn_line(path: Path) -> None:
+    with path.open("r+b") as file:
+        whole = 0
+        for line in file:
+            whole += len(line) if line.endswith(b"\n") else 0
+        file.truncate(whole)

@@ -193,8 +193,11 @@ class Settings:
     reduction: Literal["exact", "fast"] = field(
         default="exact", metadata=result("exact: sums free of order, the same bits on any layout; fast: plain sums.")
     )
-    transport: Literal["auto", "shared_memory"] = field(
-        default="auto", metadata=execution("How gradients travel between workers.")
+    transport: Literal["auto", "shared_memory", "tcp"] = field(
+        default="auto",
+        metadata=execution(
+            "How gradients travel between workers; auto: by shared memory on one node, by TCP between nodes."
+        ),
     )
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     gradient: GradientSettings = field(default_factory=GradientSettings)

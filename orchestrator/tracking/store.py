@@ -11,6 +11,7 @@ import fcntl
 import logging
 import os
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from orchestrator.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 PID, STARTED, HOST, BOOT = (f"orchestrator.{name}" for name in ("pid", "pid_started", "host", "boot_id"))
 
@@ -25,6 +27,20 @@ PID, STARTED, HOST, BOOT = (f"orchestrator.{name}" for name in ("pid", "pid_star
 def default_uri(folder: Path) -> str:
     """The store inside the project's `.orchestrator` folder."""
     return f"sqlite:///{folder.resolve() / 'mlflow.db'}"
+
+
+@dataclass(frozen=True)
+class Past:
+    """A run that the store knows. steps: completed ones; None when it ended before its first."""
+
+    run_id: str
+    name: str
+    experiment: str
+    status: str
+    started_ms: int
+    steps: int | None
+    metrics: dict[str, float]
+    digest: str | None
 
 
 def identity_of_process() -> dict[str, str]:
@@ -61,6 +77,32 @@ class Store:
                 if found is None:
                     raise
         return str(found.experiment_id)
+
+    def past(self) -> list[Past]:
+        """All runs of all experiments, newest first."""
+        experiments = {experiment.experiment_id: experiment.name for experiment in self.client.search_experiments()}
+        found: list[Past] = []
+        token: str | None = None
+        while True:
+            page = self.client.search_runs(list(experiments), order_by=["attributes.start_time DESC"], page_token=token)
+            found += [self._past(run, experiments[run.info.experiment_id]) for run in page]
+            token = page.token
+            if not token:
+                return found
+
+    @staticmethod
+    def _past(run: Run, experiment: str) -> Past:
+        tags, metrics = run.data.tags, dict(run.data.metrics)
+        return Past(
+            run_id=run.info.run_id,
+            name=run.info.run_name or "",
+            experiment=experiment,
+            status=run.info.status,
+            started_ms=run.info.start_time,
+            steps=int(tags["steps"]) if "steps" in tags else None,
+            metrics=metrics,
+            digest=tags.get("digest"),
+        )
 
     def mark_orphans(self, experiment_id: str) -> list[str]:
         """Mark runs that say RUNNING but whose driver, on this machine, is gone; returns their ids."""

@@ -1,4 +1,4 @@
-"""The seam between an exchange and the wire: send, receive, close; a deadline on each wait; two errors.
+"""The seam between an exchange and the wire: send, receive, flush, close, abort; a deadline on each wait; two errors.
 
 A transport belongs to one generation: one membership, one set of connections. It connects this member (its rank) with the
 peers that the schedule links it to, delivers each peer's messages in the order in which they were sent, and knows nothing of
@@ -35,7 +35,10 @@ class Received(NamedTuple):
 
 
 class PeerLost(ConnectionError):
-    """The connection with `peer` ended and no farewell had come: it died, or it gave this generation up."""
+    """The connection with `peer` ended: it died, or it gave this generation up, or it has left and is waited for in vain.
+
+    After this member's own `close` or `abort` its verbs raise the builtin ConnectionAbortedError instead, which accuses nobody.
+    """
 
     def __init__(self, peer: int, why: str) -> None:
         super().__init__(f"lost contact with member {peer}: {why}")
@@ -68,6 +71,13 @@ class Transport(Protocol):
         said farewell ends the wait.
 
         Raises PeerLost, DeadlineExceeded, ProtocolError.
+        """
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until everything sent is on its way without this member's help. A large payload that travels as bytes moves only
+        while its sender is in a verb of the transport, so an exchange ends with this before its member computes again.
+
+        Raises PeerLost, DeadlineExceeded.
         """
 
     def close(self) -> None:

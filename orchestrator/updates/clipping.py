@@ -7,6 +7,7 @@ Source: Pascanu et al., "On the difficulty of training recurrent neural networks
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -15,8 +16,16 @@ import torch
 def clip(gradients: Sequence[torch.Tensor | None], limit: float) -> list[torch.Tensor | None]:
     """The gradients, scaled down together so that their norm is at most `limit`; None stays None."""
     present = [gradient for gradient in gradients if gradient is not None]
-    norm = float(torch.nn.utils.get_total_norm(present)) if present else 0.0
+    norm = _norm(present) if present else 0.0
     if norm <= limit:
         return list(gradients)
     scaled = iter(torch._foreach_mul(present, limit / norm))
     return [None if gradient is None else next(scaled) for gradient in gradients]
+
+
+def _norm(gradients: Sequence[torch.Tensor]) -> float:
+    """Of finite elements. In float64 where squares overflow: scaling by limit / infinity would train nothing, in silence."""
+    norm = float(torch.nn.utils.get_total_norm(gradients))
+    if math.isfinite(norm):
+        return norm
+    return float(torch.nn.utils.get_total_norm([gradient.double() for gradient in gradients]))

@@ -35,6 +35,12 @@ def problems(name: str, options: Mapping[str, Any]) -> list[str]:
     unknown = [key for key in options if key not in known]
     if unknown:
         return [f"optimizer.{key}: {name} has no such option (it has {', '.join(known)})" for key in unknown]
+    if options.get("nesterov") and options.get("foreach"):
+        return [
+            "optimizer.foreach: with nesterov it overwrites gradients that other workers still read; leave foreach out"
+        ]
+    if options.get("fused") and options.get("foreach"):
+        return [f"optimizer: {name} is either fused or foreach, not both"]
     try:
         OPTIMIZERS[name]([], **_arguments(options))
     except (TypeError, ValueError, RuntimeError) as error:
@@ -55,13 +61,20 @@ def build(name: str, options: Mapping[str, Any], model: torch.nn.Module) -> torc
     return OPTIMIZERS[name](parameters, **_arguments(options))
 
 
-def check(optimizer: object) -> None:
+def check(optimizer: object, model: torch.nn.Module) -> None:
     """Raises PipelineRaised for what a pipeline's own `optimizer(model)` may not return."""
     offered = tuple(OPTIMIZERS.values())
     if not isinstance(optimizer, offered):
         raise PipelineRaised(
             f"optimizer() returned a {type(optimizer).__name__}",
             f"return one of torch.optim's: {', '.join(OPTIMIZERS)}",
+        )
+    known = {id(parameter) for parameter in model.parameters()}
+    strangers = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
+    if strangers:
+        raise PipelineRaised(
+            f"optimizer() updates a tensor of shape {tuple(strangers[0].shape)} that is no parameter of the model",
+            "make it a parameter of what model() returns: only those are summed over the shards",
         )
 
 

@@ -1,0 +1,37 @@
+"""`runs`: the runs of this project, newest first."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+from orchestrator.driver.folders import NAME
+from orchestrator.tracking import Past, Store
+
+_SHOWN_METRICS = 2
+
+
+def runs(project: Path) -> list[Past]:
+    """Those of the project's own store; none where nothing was ever launched. Raises ConfigurationError."""
+    folder = project / NAME
+    return Store(None, folder).past() if (folder / "mlflow.db").exists() else []
+
+
+def table(found: list[Past]) -> str:
+    """One line per run: enough of the id to name it, when, how it ended, what it came to."""
+    if not found:
+        return "no runs yet; launch one with conf=NAME"
+    rows: list[tuple[str, ...]] = [("run", "started", "status", "name", "steps", "results", "digest")]
+    rows += [_row(past) for past in found]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _row(past: Past) -> tuple[str, ...]:
+    started = datetime.fromtimestamp(past.started_ms / 1000).strftime("%Y-%m-%d %H:%M")
+    metrics = sorted(past.metrics.items(), key=lambda entry: (not entry[0].startswith("validation/"), entry[0]))
+    results = ", ".join(f"{name} {value:.4g}" for name, value in metrics[:_SHOWN_METRICS])
+    steps = "" if past.steps is None else str(past.steps)
+    return (past.run_id[:8], started, past.status.lower(), past.name, steps, results, (past.digest or "")[:12])

@@ -1,0 +1,63 @@
+"""Pipelines that do what users do by mistake. Copied into a project of its own by the tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+from orchestrator import Pipeline
+
+
+class Good(Pipeline):
+    def model(self) -> torch.nn.Module:
+        return torch.nn.Linear(4, 2)
+
+    def datasets(self) -> tuple[Any, Any]:
+        return TensorDataset(torch.randn(64, 4), torch.randint(0, 2, (64,))), None
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        return functional.cross_entropy(model(batch[0]), batch[1])
+
+
+class Raises(Good):
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:  # noqa: ARG002
+        print("about to fail")
+        raise KeyError("no such column")
+
+
+class NotANumber(Good):
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        return super().loss(model, batch) * float("nan")
+
+
+class NoFile(Good):
+    def datasets(self) -> tuple[Any, Any]:
+        return torch.load("nothing.pt"), None
+
+
+class Dies(Good):
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:  # noqa: ARG002
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+class Slow(Good):
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        time.sleep(0.05)
+        return super().loss(model, batch)
+
+
+class Incomplete(Pipeline):
+    def model(self) -> torch.nn.Module:
+        return torch.nn.Linear(4, 2)
+
+
+class Sized(Good):
+    def __init__(self, size: int) -> None:
+        self.size = size

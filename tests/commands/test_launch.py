@@ -1,0 +1,131 @@
+"""Launching the digits: one digest and one trace for all layouts, a true record, calm output."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from orchestrator.driver import record
+from tests.commands.conftest import Done, Project
+
+pytestmark = pytest.mark.ray
+
+SHORT = ("conf=digits", "run.steps=25", "evaluation.every=10", "output=json")
+LAYOUTS = [("ring", 4), ("ring", 1), ("tree", 3), ("parameter_server", 2), ("peer_to_peer", 5)]
+FIELDS = {
+    "run_id", "status", "steps", "digest", "loss", "metrics", "workers", "generations", "recoveries", "launch_s", "steps_per_s",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def launched(digits: Project) -> dict[tuple[str, int], Done]:
+    """The same short run on several layouts."""
+    return {
+        (topology, workers): digits.run(*SHORT, f"topology={topology}", f"cluster.workers={workers}")
+        for topology, workers in LAYOUTS
+    }
+
+
+def test_every_layout_gives_one_digest_and_one_trace(digits: Project, launched: dict[tuple[str, int], Done]) -> None:
+    for done in launched.values():
+        assert done.code == 0, done.err
+    assert len({done.report["digest"] for done in launched.values()}) == 1
+    traces = {(digits.folder(done.report["run_id"]) / "trace.jsonl").read_bytes() for done in launched.values()}
+    assert len(traces) == 1
+    lines = [json.loads(line) for line in traces.pop().splitlines()]
+    assert [line["step"] for line in lines] == list(range(25))
+    assert lines[-1]["parameters"] == launched[LAYOUTS[0]].report["digest"]
+
+
+def test_the_report_has_the_fields_of_the_contract(launched: dict[tuple[str, int], Done]) -> None:
+    report = launched["ring", 4].report
+    assert set(report) == FIELDS
+    assert (report["status"], report["steps"], report["workers"], report["generations"]) == ("finished", 25, 4, 1)
+    assert report["recoveries"] == []
+    assert 0 < report["launch_s"] < 120
+    assert report["steps_per_s"] > 0
+    assert set(report["metrics"]) == {"validation/loss", "validation/accuracy"}
+
+
+def test_the_output_is_calm(launched: dict[tuple[str, int], Done]) -> None:
+    done = launched["ring", 4]
+    assert len(done.out.splitlines()) == 1
+    expected = ("note: ", "starting ", "after step ", "step ", "digits: finished ", "  ")
+    assert [line for line in done.err.splitlines() if not line.startswith(expected)] == []
+
+
+def test_another_seed_gives_another_digest(digits: Project, launched: dict[tuple[str, int], Done]) -> None:
+    other = digits.run(*SHORT, "run.seed=2", "cluster.workers=2")
+    assert other.report["digest"] != launched["ring", 4].report["digest"]
+
+
+def test_resolved_settings_can_be_launched_again(digits: Project, launched: dict[tuple[str, int], Done]) -> None:
+    first = launched["tree", 3].report
+    settings = digits.folder(first["run_id"]) / "settings.yaml"
+    again = digits.run(f"conf={settings}")
+    assert again.report["digest"] == first["digest"]
+    assert (digits.folder(again.report["run_id"]) / "settings.yaml").read_text() == settings.read_text()
+
+
+def test_fast_sums_are_repeatable_for_one_layout(digits: Project, launched: dict[tuple[str, int], Done]) -> None:
+    first, second = (digits.run(*SHORT, "reduction=fast", "cluster.workers=3").report for _ in range(2))
+    assert first["digest"] == second["digest"]
+    assert first["digest"] != launched["ring", 4].report["digest"]
+    assert first["loss"] == pytest.approx(launched["ring", 4].report["loss"], rel=0.05)
+
+
+def test_the_console_script_does_the_same(digits: Project, launched: dict[tuple[str, int], Done]) -> None:
+    script = shutil.which("orchestrator", path=os.path.dirname(sys.executable))  # noqa: PTH120
+    assert script is not None
+    done = subprocess.run(
+        [script, *SHORT, "cluster.workers=2"],
+        cwd=digits.path,
+        env=digits.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert Done(0, done.stdout, done.stderr).report["digest"] == launched["ring", 4].report["digest"]
+
+
+@pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
+def test_mlflow_has_one_complete_run_per_launch(digits: Project, launched: dict[tuple[str, int], Done]) -> None:
+    report = launched["parameter_server", 2].report
+    store = record.Store(None, digits.path / ".orchestrator")
+    run = store.client.get_run(report["run_id"])
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "digits"
+    assert run.data.params["optimizer.lr"] == "0.002"
+    assert run.data.params["topology.name"] == "parameter_server"
+    assert run.data.tags["digest"] == report["digest"]
+    assert len(run.data.tags["git.commit"]) == 40
+    assert run.data.tags["git.dirty"] == "false"
+    assert run.data.tags["data.data/digits.md5"] == "4e8dbba9f9f44dcd0544dee665a46e9c.dir"
+    assert run.data.tags["package.torch"].startswith("2.13.0")
+    assert run.data.metrics["validation/accuracy"] == report["metrics"]["validation/accuracy"]
+    losses = store.client.get_metric_history(report["run_id"], "train/loss")
+    trace = [json.loads(line) for line in (digits.folder(report["run_id"]) / "trace.jsonl").read_text().splitlines()]
+    assert [(m.step, m.value) for m in losses] == [(line["step"], float.fromhex(line["loss"])) for line in trace]
+    artifacts = {file.path for file in store.client.list_artifacts(report["run_id"], "run")}
+    assert artifacts == {
+        f"run/{name}" for name in ("journal.jsonl", "trace.jsonl", "settings.yaml", "environment.json")
+    }
+    assert [file.path for file in store.client.list_artifacts(report["run_id"], "model")] == ["model/model.safetensors"]
+    assert set(digits.runs().values()) == {"FINISHED"}
+
+
+def test_the_journal_tells_who_took_part(digits: Project, launched: dict[tuple[str, int], Done]) -> None:
+    path = digits.folder(launched["parameter_server", 2].report["run_id"]) / "journal.jsonl"
+    events: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()]
+    workers = [event for event in events if event["event"] == "worker_started"]
+    assert sorted((event["worker"], event["rank"]) for event in workers) == [(0, 0), (1, 1)]
+    assert sorted(shard for event in workers for shard in event["shards"]) == list(range(8))
+    assert [event["server"] for event in events if event["event"] == "server_started"] == [0]
+    assert events[-1]["event"] == "run_ended"
+    assert [event["step"] for event in events if event["event"] == "evaluated"] == [9, 19, 24]

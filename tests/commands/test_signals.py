@@ -1,0 +1,80 @@
+"""Ctrl-C, SIGTERM, SIGKILL of the driver: the status is right, nothing stays, the next start tidies up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import time
+
+import pytest
+
+from tests.commands.conftest import Project
+
+SLOW = ("conf=good", "pipeline.target=faults:Slow", "run.steps=100000", "output=json")
+
+
+def wait_until_training(project: Project, process: subprocess.Popen[str], before: set[str]) -> str:
+    """The id of the run that appeared, once it has done a step."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        for run_id in set(project.runs()) - before:
+            trace = project.folder(run_id) / "trace.jsonl"
+            if trace.exists() and trace.stat().st_size:
+                return run_id
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.1)
+            raise AssertionError(process.communicate())
+    raise AssertionError("no step within two minutes")
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_is_killed_with_130(faulty: Project, number: signal.Signals) -> None:
+    before = set(faulty.runs())
+    process = faulty.start(*SLOW)
+    run_id = wait_until_training(faulty, process, before)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert f"interrupted by {number.name}" in err
+    assert "Traceback" not in err
+    report = json.loads(out.splitlines()[-1])
+    assert (report["run_id"], report["status"], report["error"]["kind"]) == (run_id, "killed", "Interrupted")
+    assert faulty.runs()[run_id] == "KILLED"
+
+
+@pytest.mark.ray
+def test_after_sigkill_the_members_end_and_the_next_start_tidies_up(faulty: Project) -> None:
+    before = set(faulty.runs())
+    process = faulty.start(*SLOW)
+    run_id = wait_until_training(faulty, process, before)
+    started = (json.loads(line) for line in (faulty.folder(run_id) / "journal.jsonl").read_text().splitlines())
+    workers = [event["pid"] for event in started if event["event"] == "worker_started"]
+    assert len(workers) == 2
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 30
+    for pid in workers:
+        wait_for_end(pid, deadline)
+    assert faulty.runs()[run_id] == "RUNNING"
+    done = faulty.run("conf=good", "cluster.workers=1")
+    assert done.code == 0, done.err
+    assert f"run {run_id} was left RUNNING" in done.err
+    assert faulty.runs()[run_id] == "KILLED"
+
+
+def wait_for_end(pid: int, deadline: float) -> None:
+    """Until the process has ended. Raises AssertionError when it lives on."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        ended, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+    finally:
+        os.close(descriptor)
+    assert ended, f"process {pid} outlives its driver"

@@ -1,0 +1,96 @@
+"""What users do by mistake: one clear message, the documented exit code, no traceback, nothing left behind."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.commands.conftest import Project
+
+# Arguments -> exit code and what the message must say. None of these starts Ray.
+REFUSED = {
+    "": (2, "exactly one of conf=NAME and runs is needed"),
+    "conf=goood": (2, "did you mean good?"),
+    "conf=good run.sed=3": (2, "run.sed: no such key; did you mean run.seed?"),
+    "conf=good lr=0.1": (2, "did you mean optimizer.lr?"),
+    "conf=good run.steps=many": (2, "run.steps: expected a whole number, got 'many'"),
+    "conf=good cluster.workers=5": (2, "5 workers for 4 shards"),
+    "conf=good topology=star": (2, "ring, tree, parameter_server, peer_to_peer"),
+    "conf=good topology.arity=3": (2, "arity"),
+    "conf=good sync=ssp": (2, "expected one of bsp"),
+    "conf=good pipeline.target=faults:Goood": (2, "did you mean faults:Good?"),
+    "conf=good pipeline.target=nowhere:Good": (2, "there is no module 'nowhere'"),
+    "conf=good pipeline.target=faults:Incomplete": (2, "does not define datasets and loss"),
+    "conf=good pipeline.target=faults:Sized": (2, "missing a required argument: 'size'"),
+    "conf=good optimizer=adamx": (2, "did you mean adamax?"),
+    "conf=good optimizer.momentun=0.9": (2, "sgd has no such option"),
+    "conf=good optimizer.lr=-1": (2, "Invalid learning rate"),
+    "conf=good data.inputs=[data/x]": (2, "there is no data/x"),
+    "conf=good runs": (2, "exactly one of conf=NAME and runs is needed"),
+    "runs cluster.workers=2": (2, "runs takes only output=json"),
+    "conf=good data.inputs=[faults.py] strict=true": (4, "faults.py is not under DVC"),
+}
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("arguments", REFUSED)
+def test_refused_before_anything_is_started(faulty: Project, arguments: str) -> None:
+    code, message = REFUSED[arguments]
+    before = faulty.runs()
+    done = faulty.run(*arguments.split())
+    assert (done.code, done.out) == (code, "")
+    assert done.err.startswith("error: ")
+    assert message in done.err
+    assert "Traceback" not in done.err
+    assert faulty.runs() == before
+
+
+@pytest.mark.ray
+def test_every_problem_is_told_at_once_and_to_programs_too(faulty: Project) -> None:
+    done = faulty.run("conf=good", "run.sed=1", "cluster.workers=many", "output=json")
+    assert done.code == 2
+    assert "run.sed" in done.err
+    assert "cluster.workers" in done.err
+    assert (done.report["status"], done.report["run_id"]) == ("failed", None)
+    assert done.report["error"]["kind"] == "ConfigurationError"
+
+
+# Pipelines that fail in the run: exit code 1, and the message.
+FAILING = {
+    "Raises": ("PipelineRaised", "loss() (step 0, shard 0) raised KeyError: 'no such column'"),
+    "NotANumber": ("NonFinite", "the loss is nan at step 0, shard 0"),
+    "NoFile": ("PipelineRaised", "datasets() raised FileNotFoundError"),
+    "Dies": ("WorkerLost", "died: its process (pid "),
+}
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("pipeline", FAILING)
+def test_a_failing_run_says_why_and_is_recorded_as_failed(faulty: Project, pipeline: str) -> None:
+    kind, message = FAILING[pipeline]
+    done = faulty.run("conf=good", f"pipeline.target=faults:{pipeline}", "output=json")
+    assert done.code == 1
+    assert done.report["error"]["kind"] == kind
+    assert message in done.report["error"]["message"]
+    assert message in done.err
+    assert "Traceback" not in done.err
+    run_id = done.report["run_id"]
+    assert faulty.runs()[run_id] == "FAILED"
+    assert message in (faulty.folder(run_id) / "error.txt").read_text()
+    if pipeline == "Raises":
+        assert "[worker 0] about to fail" in done.err
+        assert "faults.py:" in done.err
+        assert "Traceback" in (faulty.folder(run_id) / "error.txt").read_text()
+
+
+@pytest.mark.ray
+def test_no_git_repository_is_said_and_no_obstacle(faulty: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
+    bare = Project(tmp_path_factory.mktemp("bare"), faulty.mark)
+    (bare.path / "conf").mkdir()
+    for name in ("faults.py", "conf/good.yaml"):
+        (bare.path / name).write_text((faulty.path / name).read_text())
+    done = bare.run("conf=good", "cluster.workers=1")
+    assert done.code == 0
+    assert "in no git repository" in done.err
+    refused = bare.run("conf=good", "strict=true")
+    assert (refused.code, len(bare.runs())) == (4, 1)
+    assert bare.leftovers() == []

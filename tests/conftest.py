@@ -1,0 +1,5 @@
+"""The environment has to stand before anything imports torch (rule B3)."""
+
+from orchestrator.numerics.determinism import prepare_environment
+
+prepare_environment()

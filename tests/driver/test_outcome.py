@@ -1,0 +1,34 @@
+"""The JSON object of the contract, for every way a run can end."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from orchestrator.driver.outcome import Outcome
+from orchestrator.errors import Interrupted, NonFinite, OrchestratorError
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(None, "finished"), (NonFinite("nan", "lower it"), "failed"), (Interrupted("by SIGINT"), "killed")],
+)
+def test_status_and_error(error: OrchestratorError | None, status: str) -> None:
+    report = Outcome(error=error).as_dict("r", started=0.0)
+    assert report["status"] == status
+    assert ("error" in report) == (error is not None)
+    if error is not None:
+        assert report["error"] == {"kind": error.kind, "message": error.message, "remedy": error.remedy}
+
+
+def test_times_and_rates() -> None:
+    report = Outcome(steps=11, first_step_at=105.0, training_s=2.0).as_dict("r", started=100.0)
+    assert (report["launch_s"], report["steps_per_s"]) == (5.0, 5.0)
+
+
+def test_json_has_no_nan() -> None:
+    outcome = Outcome(loss=math.nan, metrics={"validation/loss": math.inf})
+    text = json.dumps(outcome.as_dict(None, 0.0), allow_nan=False)
+    assert json.loads(text)["metrics"] == {"validation/loss": None}

@@ -1,0 +1,492 @@
+"""Pipelines with one fault each. Training row r has the number r in its first column, so that a fault can choose its victim."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, IterableDataset
+
+from tests.engine.pipelines import CLASSES, FEATURES, Batch, Small
+
+VICTIM = 3.0  # which is in step 1, shard 3 of `runs.settings_for`, and in validation batch 1
+
+
+class Numbered(Small):
+    def inputs(self, rows: int) -> Tensor:
+        inputs = torch.randn(rows, FEATURES)
+        inputs[:, 0] = torch.arange(rows)
+        return inputs
+
+
+def _has_victim(batch: Batch) -> bool:
+    return bool((batch[0][:, 0] == VICTIM).any())
+
+
+class UserError(Exception):
+    pass
+
+
+# --- while a run is prepared
+
+
+class RaisesInInit(Numbered):
+    def __init__(self) -> None:
+        raise UserError("no such file")
+
+
+class RaisesInDatasets(Numbered):
+    def datasets(self) -> Any:
+        raise UserError("no such file")
+
+
+class RaisesInModel(Numbered):
+    def model(self) -> nn.Module:
+        raise UserError("no such file")
+
+
+class RaisesInOptimizer(Numbered):
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:  # noqa: ARG002
+        raise UserError("no such file")
+
+
+class ModelIsNoModule(Numbered):
+    def model(self) -> nn.Module:
+        return "a model"  # type: ignore[return-value]
+
+
+class OneDataset(Numbered):
+    def datasets(self) -> Any:
+        return super().datasets()[0]
+
+
+class NoLength(Numbered):
+    def datasets(self) -> Any:
+        return iter([1, 2, 3]), None
+
+
+class RaisingLength(Numbered):
+    class Broken(Dataset[Any]):
+        def __len__(self) -> int:
+            raise UserError("not counted yet")
+
+        def __getitem__(self, index: int) -> Any:
+            raise AssertionError(index)
+
+    def datasets(self) -> Any:
+        return self.Broken(), None
+
+
+class EmptyTraining(Numbered):
+    def datasets(self) -> Any:
+        return [], None
+
+
+class Streamed(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+class StreamedTraining(Numbered):
+    def datasets(self) -> Any:
+        return Streamed(), None
+
+
+class StreamedValidation(Numbered):
+    def datasets(self) -> Any:
+        return super().datasets()[0], Streamed()
+
+
+class OptimizerOfAnotherKind(Numbered):
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.LBFGS(model.parameters())
+
+
+class NoOptimizer(Numbered):
+    def optimizer(self, model: nn.Module) -> Any:  # noqa: ARG002
+        return None
+
+
+class OptimizerOfStrangers(Numbered):
+    """A learnable centre beside the model: its gradient would be each worker's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.centre = nn.Parameter(torch.zeros(4, 3))
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD([*model.parameters(), self.centre], lr=0.1)
+
+
+class DoublePrecision(Numbered):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, 4), nn.Linear(4, CLASSES).double())
+
+
+class LazyParameter(Numbered):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(CLASSES))
+
+
+class LazyBuffer(Numbered):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, CLASSES), nn.LazyBatchNorm1d(affine=False))
+
+
+class MetaDevice(Numbered):
+    def model(self) -> nn.Module:
+        return nn.Linear(FEATURES, CLASSES, device="meta")
+
+
+class SharedStorage(Numbered):
+    def model(self) -> nn.Module:
+        model = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, FEATURES))
+        first, second = (model.get_submodule(name) for name in "01")
+        second.weight = nn.Parameter(first.get_parameter("weight").data)
+        return model
+
+
+class SharedWithBuffer(Numbered):
+    def model(self) -> nn.Module:
+        model = nn.Linear(FEATURES, CLASSES)
+        model.register_buffer("view", model.weight.data[0])
+        return model
+
+
+class SparseBuffer(Numbered):
+    def model(self) -> nn.Module:
+        model = nn.Linear(FEATURES, CLASSES)
+        model.register_buffer("adjacency", torch.eye(3).to_sparse())
+        return model
+
+
+class NothingToTrain(Numbered):
+    def model(self) -> nn.Module:
+        model = nn.Linear(FEATURES, CLASSES).requires_grad_(False)
+        model.register_parameter("empty", nn.Parameter(torch.empty(0)))
+        return model
+
+
+class Compiled(Numbered):
+    def model(self) -> nn.Module:
+        model = nn.Sequential(nn.Linear(FEATURES, CLASSES))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, from importing its compiler
+            model.get_submodule("0").compile()
+        return model
+
+
+# --- while a shard is computed
+
+
+class NanLoss(Numbered):
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        loss = super().loss(model, batch)
+        return loss * float("nan") if _has_victim(batch) else loss
+
+
+class InfiniteLoss(Numbered):
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        loss = super().loss(model, batch)
+        return loss + float("inf") if _has_victim(batch) else loss
+
+
+class NanGradient(Numbered):
+    """The loss stays finite: the derivative of a root at 0 is infinite, and 0 times that is not a number."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        loss = super().loss(model, batch)
+        bias = model.get_parameter("bias")
+        return loss + ((bias - bias.detach()) * 0).sum().sqrt() if _has_victim(batch) else loss
+
+
+class InfiniteStatistic(Numbered):
+    def model(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(FEATURES, 1), nn.Unflatten(1, (1, 1)), Overflowing(), nn.Flatten(), nn.Linear(1, CLASSES)
+        )
+
+
+class Overflowing(nn.InstanceNorm1d):
+    def __init__(self) -> None:
+        super().__init__(1, track_running_stats=True)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        assert self.running_var is not None
+        self.running_var.fill_(float("inf"))
+        return inputs
+
+
+class RaisesInLoss(Numbered):
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        if _has_victim(batch):
+            raise UserError("cannot read row 3")
+        return super().loss(model, batch)
+
+
+class StopsIteration(Numbered):
+    def loss(self, model: nn.Module, batch: Batch) -> Any:  # noqa: ARG002
+        return next(iter(()))
+
+
+class RaisesInCollate(Numbered):
+    def collate(self, items: Sequence[Any]) -> Any:  # noqa: ARG002
+        raise UserError("rows of different lengths")
+
+
+class RaisesInDataset(Numbered):
+    class Broken(Dataset[Any]):
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, index: int) -> Any:
+            if index == VICTIM:
+                raise UserError("cannot read row 3")
+            return torch.ones(FEATURES), torch.tensor(1)
+
+    def datasets(self) -> Any:
+        return self.Broken(), None
+
+
+class LossPerRow(Numbered):
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        return model(batch[0]).sum(1)[:0]
+
+
+class LossIsNumber(Numbered):
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        return float(super().loss(model, batch).detach())
+
+
+class LossIsInteger(Numbered):
+    def loss(self, model: nn.Module, batch: Batch) -> Any:  # noqa: ARG002
+        return batch[1].sum()
+
+
+class LossWithoutGraph(Numbered):
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        return super().loss(model, batch).detach()
+
+
+class Weighted(Numbered):
+    weight: Any = 1.0
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        return super().loss(model, batch), self.weight
+
+
+class NegativeWeight(Weighted):
+    weight = -1.0
+
+
+class NanWeight(Weighted):
+    weight = float("nan")
+
+
+class EnormousWeight(Weighted):
+    """Finite, and every sum with it would overflow."""
+
+    weight = 1e300
+
+
+class TwoWeights(Weighted):
+    weight = torch.ones(2)
+
+
+class ZeroWeights(Weighted):
+    weight = torch.tensor(0)
+
+
+class ChangesFixedBuffer(Numbered):
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.register_buffer("seen", torch.zeros(2))
+        return model
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        model.get_buffer("seen").add_(1)
+        return super().loss(model, batch)
+
+
+class ChangesFixedBufferForNothing(ChangesFixedBuffer):
+    """Also where the shard's weight is zero."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        return super().loss(model, batch), 0
+
+
+class ReplacesFixedBuffer(ChangesFixedBuffer):
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        model.seen = torch.zeros(2)
+        return Numbered.loss(self, model, batch)
+
+
+class Counting(Numbered):
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.register_buffer("batches", torch.tensor(0))
+        return model
+
+
+class ReplacesCounter(Counting):
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        model.batches = model.get_buffer("batches") + 1
+        return super().loss(model, batch)
+
+
+class CountsRows(Counting):
+    """Shards disagree: the sum of a shard's row numbers."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        model.get_buffer("batches").add_(int(batch[0][:, 0].sum()))
+        return super().loss(model, batch)
+
+
+class ReplacesStatistics(Numbered):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, CLASSES), nn.BatchNorm1d(CLASSES, affine=False))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        norm = model.get_submodule("1").eval()
+        norm.running_mean = norm.get_buffer("running_mean") * 0.9
+        return super().loss(model, batch)
+
+
+class AddsBuffer(Numbered):
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        model.register_buffer("cache", torch.zeros(len(batch[0])))
+        return super().loss(model, batch)
+
+
+class Clamped(Numbered):
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        with torch.no_grad():
+            model.get_parameter("weight").clamp_(-1, 1)
+        return super().loss(model, batch)
+
+
+class MaxNorm(Small):
+    def inputs(self, rows: int) -> Tensor:
+        return torch.randint(4, (rows,))
+
+    def model(self) -> nn.Module:
+        return nn.Embedding(4, CLASSES, max_norm=0.01)
+
+
+class SparseGradient(Small):
+    def inputs(self, rows: int) -> Tensor:
+        return torch.randint(4, (rows,))
+
+    def model(self) -> nn.Module:
+        return nn.Embedding(4, CLASSES, sparse=True)
+
+
+class KeepsState(Numbered):
+    """A curriculum that counts batches in the pipeline."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches = itertools.count(1)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        return super().loss(model, batch) * next(self.batches)
+
+
+class KeepsStateInWeights(Numbered):
+    """Some shards weigh nothing until they are computed again; no loss that was seen before comes out differently."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        row = int(batch[0][0, 0])
+        known = row in self.seen
+        self.seen.add(row)
+        return super().loss(model, batch), int(known or row % 2 == 0)
+
+
+class DrawsForItself(Numbered):
+    """A generator of the pipeline's own, which nobody seeds for a shard."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(3)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        return super().loss(model, batch) * torch.rand((), generator=self.generator)
+
+
+# --- while a step is applied or evaluated
+
+
+class RaisesInStep(Numbered):
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return Raising(model.parameters(), lr=0.1)
+
+
+class Raising(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:  # noqa: ARG002
+        raise UserError("no step")
+
+
+class OverwritesGradients(Numbered):
+    """Gradient centralisation, in place: what peers may be reading."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return Centralising(model.parameters(), lr=0.1)
+
+
+class Centralising(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.sub_(parameter.grad.mean())
+        return super().step(closure)
+
+
+class NesterovForeach(Numbered):
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, foreach=True)
+
+
+class RaisesInMetrics(Numbered):
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        if _has_victim(batch):
+            raise UserError("no metric")
+        return super().metrics(model, batch)
+
+
+class MetricNamesVary(Numbered):
+    """As many everywhere, only the names differ."""
+
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:  # noqa: ARG002
+        return {"with_victim" if _has_victim(batch) else "without": torch.tensor(1.0)}
+
+
+class MetricCountsVary(Numbered):
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:  # noqa: ARG002
+        return {str(i): torch.tensor(1.0) for i in range(2 if _has_victim(batch) else 1)}
+
+
+class MetricIsNoScalar(Numbered):
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return {"logits": model(batch[0])}
+
+
+class MetricNamedLoss(Numbered):
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return {"loss": model(batch[0]).mean()}
+
+
+class EvaluationChangesBuffer(ChangesFixedBuffer):
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        return Numbered.loss(self, model, batch)
+
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        model.get_buffer("seen").add_(1)
+        return super().metrics(model, batch)

@@ -1,0 +1,389 @@
+"""Small pipelines, each with one property that could make a run depend on how it is executed.
+
+All of them classify random rows; the subclasses replace the model, the rows or the loss. The sizes are awkward on purpose:
+22 rows in steps of 10 leave an uneven last batch of 2, with empty shards; 7 held-out rows do not divide evenly either.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any, ClassVar
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import Dataset, TensorDataset
+
+from orchestrator import Pipeline
+
+FEATURES, CLASSES = 6, 3
+
+Batch = tuple[Tensor, ...]
+
+
+class Small(Pipeline):
+    """Rows of FEATURES numbers, a linear model."""
+
+    def __init__(self, rows: int = 22, held_out: int | None = 7) -> None:
+        self.rows = rows
+        self.held_out = held_out
+
+    def inputs(self, rows: int) -> Tensor:
+        return torch.randn(rows, FEATURES)
+
+    def datasets(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
+        train, held_out = (
+            TensorDataset(self.inputs(rows), torch.randint(CLASSES, (rows,)))
+            for rows in (self.rows, self.held_out or 0)
+        )
+        return train, None if self.held_out is None else held_out
+
+    def model(self) -> nn.Module:
+        return nn.Linear(FEATURES, CLASSES)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        inputs, labels = batch
+        return functional.cross_entropy(model(inputs), labels)
+
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        inputs, labels = batch
+        return {
+            "accuracy": (model(inputs).argmax(1) == labels).float().mean(),
+            "share_of_0": (labels == 0).float().mean(),
+        }
+
+
+class Mlp(Small):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Dropout(0.4), nn.Linear(16, CLASSES))
+
+
+class Wide(Small):
+    """More than one block of the layout, so that several chunks are on their way."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, 2000), nn.Tanh(), nn.Linear(2000, CLASSES))
+
+
+class Images(Small):
+    def inputs(self, rows: int) -> Tensor:
+        return torch.randn(rows, 2, 6, 6)
+
+    def norm(self, channels: int) -> nn.Module:  # noqa: ARG002
+        return nn.Identity()
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(2, 4, 3), self.norm(4), nn.ReLU(), nn.Dropout2d(0.3), nn.Flatten(), nn.Linear(4 * 4 * 4, CLASSES)
+        )
+
+
+class Batchnorm(Images):
+    """One row in a shard is enough, since a channel has many elements."""
+
+    def norm(self, channels: int) -> nn.Module:
+        return nn.BatchNorm2d(channels)
+
+
+class CumulativeBatchnorm(Images):
+    def norm(self, channels: int) -> nn.Module:
+        return nn.BatchNorm2d(channels, momentum=None)
+
+
+class BatchnormWithoutStatistics(Images):
+    def norm(self, channels: int) -> nn.Module:
+        return nn.BatchNorm2d(channels, track_running_stats=False)
+
+
+class BatchnormWithoutParameters(Images):
+    def norm(self, channels: int) -> nn.Module:
+        return nn.BatchNorm2d(channels, affine=False)
+
+
+class FrozenBatchnorm2d(nn.BatchNorm2d):
+    def train(self, mode: bool = True) -> FrozenBatchnorm2d:  # noqa: ARG002
+        super().train(False)
+        return self
+
+
+class FrozenBatchnorm(Images):
+    """Its statistics and the values that training finds there keep their bits."""
+
+    def norm(self, channels: int) -> nn.Module:
+        frozen = FrozenBatchnorm2d(channels)
+        frozen.running_mean = torch.randn(channels) / 3
+        frozen.running_var = torch.rand(channels) + 1e-30
+        return frozen
+
+
+class BatchnormFrozenByLoss(Batchnorm):
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        model.get_submodule("1").eval()
+        return super().loss(model, batch)
+
+
+class Groupnorm(Images):
+    def norm(self, channels: int) -> nn.Module:
+        return nn.GroupNorm(2, channels)
+
+
+class Instancenorm(Images):
+    def norm(self, channels: int) -> nn.Module:
+        return nn.InstanceNorm2d(channels, track_running_stats=True, affine=True)
+
+
+class ChannelsLast(Batchnorm):
+    def model(self) -> nn.Module:
+        return super().model().to(memory_format=torch.channels_last)  # type: ignore[call-overload,no-any-return]
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        inputs, labels = batch
+        return functional.cross_entropy(model(inputs.to(memory_format=torch.channels_last)), labels)
+
+
+class Sequences(Small):
+    def inputs(self, rows: int) -> Tensor:
+        return torch.randn(rows, 5, 8)
+
+
+class LstmModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 8, num_layers=2, batch_first=True, dropout=0.3)
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        states, _ = self.lstm(inputs)
+        logits: Tensor = self.out(states[:, -1])
+        return logits
+
+
+class Lstm(Sequences):
+    def model(self) -> nn.Module:
+        return LstmModel()
+
+
+class AttentionModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.attention = nn.MultiheadAttention(8, 2, dropout=0.2, batch_first=True)
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        normed = self.norm(inputs)
+        mixed = inputs + self.attention(normed, normed, normed, need_weights=False)[0]
+        heads = mixed.unflatten(2, (2, 4)).transpose(1, 2)
+        attended = functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+        logits: Tensor = self.out(attended.transpose(1, 2).flatten(2).mean(1))
+        return logits
+
+
+class Attention(Sequences):
+    def model(self) -> nn.Module:
+        return AttentionModel()
+
+
+class TiedModel(nn.Module):
+    """The embedding is the output layer too."""
+
+    def __init__(self, words: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, 8)
+        self.out = nn.Linear(8, words, bias=False)
+        self.out.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.out(self.embedding(tokens))
+        return logits
+
+
+class MaskedTokens(Small):
+    """Rows weigh as many tokens as they have; some shards have none at all, and a mean that is not a number."""
+
+    WORDS = 11
+
+    def inputs(self, rows: int) -> Tensor:
+        tokens = torch.randint(self.WORDS, (rows, 4))
+        return tokens.masked_fill(torch.rand(rows, 4) < 0.4, -1) * (torch.rand(rows, 1) < 0.6)
+
+    def model(self) -> nn.Module:
+        return TiedModel(self.WORDS)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        tokens = batch[0]
+        known = tokens > 0
+        return functional.cross_entropy(model(tokens[known]), tokens[known].roll(1)), known.sum()
+
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:  # noqa: ARG002
+        return {"known": (batch[0] > 0).float().mean()}
+
+
+class Frozen(Mlp):
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.get_submodule("0").requires_grad_(False)
+        return model
+
+
+class DroppingModel(nn.Module):
+    """`rare` and its statistics are used by some shards of some steps, `idle` by none; `scale` has one element, `empty`
+    none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 8)
+        self.rare = nn.Linear(8, 8)
+        self.rare_norm = nn.InstanceNorm1d(2, track_running_stats=True, affine=True)
+        self.idle = nn.Linear(8, 8)
+        self.scale = nn.Parameter(torch.tensor(0.7))
+        self.empty = nn.Parameter(torch.empty(0))
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(inputs))
+        if self.training and random.random() < 0.15:
+            hidden = self.rare_norm(self.rare(hidden).unflatten(1, (2, 4))).flatten(1)
+        logits: Tensor = self.out(hidden) * self.scale
+        return logits
+
+
+class LayerDrop(Small):
+    def model(self) -> nn.Module:
+        return DroppingModel()
+
+
+class Noisy(Dataset[Any]):
+    """Augments with all three generators, and reads several rows at once where it is asked to."""
+
+    def __init__(self, rows: int) -> None:
+        self.inputs = torch.randn(rows, FEATURES)
+        self.labels = torch.randint(CLASSES, (rows,))
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        noise = torch.randn(FEATURES) * random.gauss(1, 0.1) + float(numpy.random.normal())
+        return self.inputs[index] + noise / 10, self.labels[index]
+
+
+class Augmented(Mlp):
+    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
+        return Noisy(self.rows), Noisy(self.held_out or 0)
+
+
+class OwnOptimizer(Mlp):
+    """Two groups, one of them with momentum; built over drawn numbers, which are the run's too."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        first, last = (list(model.get_submodule(name).parameters()) for name in "03")
+        groups: list[dict[str, Any]] = [
+            {"params": first, "lr": 0.05 + random.random() / 100, "momentum": 0.9},
+            {"params": last},
+        ]
+        return torch.optim.SGD(groups, lr=0.2)
+
+
+class Langevin(Small):
+    """An optimizer that draws numbers of its own."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return NoisySgd(model.parameters(), lr=0.1)
+
+
+class NoisySgd(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        loss = super().step(closure)
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.add_(torch.randn_like(parameter), alpha=1e-3)
+        return loss
+
+
+class Jump(Small):
+    """One row in 20 makes every gradient 2**40 times as large as the others do."""
+
+    computed: ClassVar[Counter[str]] = Counter()
+
+    def inputs(self, rows: int) -> Tensor:
+        inputs = torch.cat([torch.randn(rows, FEATURES), torch.ones(rows, 1)], 1)
+        inputs[3:4, -1] = 2.0**40
+        return inputs
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        self.computed["losses"] += 1
+        inputs, labels = batch
+        each = functional.cross_entropy(model(inputs[:, :-1]), labels, reduction="none")
+        return (each * inputs[:, -1]).mean()
+
+
+class CustomBatches(Small):
+    """Items that `default_collate` would not take, through `collate`; read through `__getitems__`."""
+
+    def datasets(self) -> tuple[Dataset[Any], Dataset[Any]]:
+        return Texts(self.rows), Texts(self.held_out or 0)
+
+    def collate(self, items: Any) -> Batch:
+        return torch.stack([torch.tensor([len(text) / 9, *range(FEATURES - 1)]) for text in items]), torch.tensor(
+            [len(text) % CLASSES for text in items]
+        )
+
+
+class Texts(Dataset[Any]):
+    def __init__(self, rows: int) -> None:
+        self.texts = ["x" * random.randrange(9) for _ in range(rows)]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitems__(self, indices: list[int]) -> list[str]:
+        return [self.texts[index] for index in indices]
+
+    def __getitem__(self, index: int) -> str:
+        raise AssertionError("read rows through __getitems__")
+
+
+class RareStatistics(Small):
+    """The first row alone goes through the normalisation, with the mean 8."""
+
+    def inputs(self, rows: int) -> Tensor:
+        inputs = torch.zeros(rows, 1, 4)
+        inputs[0] = torch.tensor([6.0, 10.0, 7.0, 9.0])
+        return inputs
+
+    def model(self) -> nn.Module:
+        return RareModel()
+
+
+class RareModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.InstanceNorm1d(1, track_running_stats=True)
+        self.out = nn.Linear(4, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        used = bool(inputs.any())
+        logits: Tensor = self.out((self.norm(inputs) if used else inputs).flatten(1))
+        return logits
+
+
+class AwkwardBuffers(Mlp):
+    """Buffers that nobody changes, whose bits are easily misjudged as changed."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.register_buffer(
+            "not_a_number", torch.full((2, 3, 4, 4), float("nan")).to(memory_format=torch.channels_last)
+        )
+        model.register_buffer("mask", torch.full((5, 5), float("-inf")).triu(1).T)
+        model.register_buffer("flags", torch.tensor([True, False]), persistent=False)
+        model.register_buffer("nothing", torch.empty(0, 3))
+        model.register_buffer("phase", torch.tensor(1j))
+        model.register_buffer("wide", torch.zeros(1).expand(6))
+        model.register_buffer("lowest", torch.tensor([-(2**63), 2**63 - 1]))
+        model.register_buffer("table", torch.arange(40))
+        return model

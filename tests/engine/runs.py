@@ -1,0 +1,195 @@
+"""Whole runs inside one process: every member is a thread, the wire is `transports.memory`.
+
+    run = train(Mlp, workers=3, topology="tree", arity=3)      # Run: trace, digest, metrics, parameters
+    ends = members_end(Broken, workers=3)                      # how each member ended, an exception or a digest
+
+`LAYOUTS` are the ways in which one and the same run can be executed; no bit of its result may depend on which.
+
+Not here: the driver's part. The traces of the workers are compared, as the driver does, but by the test itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from orchestrator.control.placement import place
+from orchestrator.engine.worker import Generation, Server, Worker
+from orchestrator.pipeline import Pipeline
+from orchestrator.records.trace import Line
+from orchestrator.settings import (
+    ClusterSettings,
+    DataSettings,
+    EvaluationSettings,
+    Every,
+    GradientSettings,
+    OptimizerSettings,
+    PipelineSettings,
+    RunSettings,
+    Settings,
+    TopologySettings,
+    TraceSettings,
+)
+from orchestrator.topologies import build_schedule
+from orchestrator.transports.base import Transport
+from orchestrator.transports.memory import Hub, LocalRegions
+
+PATIENCE_S = 30.0  # for what has to come; reached only when a test fails
+
+Wire = Callable[[Hub, int, LocalRegions], Transport]
+End = str | BaseException | None  # a worker's digest, an exception, a server's nothing
+
+SGD = {"name": "sgd", "lr": 0.1}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a run is executed: what may not matter."""
+
+    workers: int = 1
+    topology: str = "ring"
+    arity: int | None = None
+    servers: int | None = None
+
+    def __str__(self) -> str:
+        options = {"arity": self.arity, "servers": self.servers}
+        return f"{self.topology}-{self.workers}" + "".join(f"-{k}{v}" for k, v in options.items() if v is not None)
+
+
+ONE = Layout()
+LAYOUTS = [
+    Layout(workers, topology)
+    for workers, topology in itertools.product((2, 3, 4, 5), ("ring", "tree", "parameter_server", "peer_to_peer"))
+]
+LAYOUTS[1::8] = [Layout(layout.workers, "tree", arity=3) for layout in LAYOUTS[1::8]]
+LAYOUTS[2::8] = [Layout(layout.workers, "parameter_server", servers=2) for layout in LAYOUTS[2::8]]
+LONELY = [
+    Layout(1, "tree"),
+    Layout(1, "parameter_server"),
+    Layout(1, "parameter_server", servers=2),
+    Layout(1, "peer_to_peer"),
+]
+
+
+def rotating(count: int, start: int) -> list[Layout]:
+    """`count` of LAYOUTS, others for each `start`, so that a table of cases covers all of them."""
+    endless = itertools.cycle(LAYOUTS)
+    return list(itertools.islice(endless, start * count % len(LAYOUTS), start * count % len(LAYOUTS) + count))
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run left behind. metrics: of each evaluation, in order; parameters: state of worker 0 at the end."""
+
+    trace: list[Line]
+    digest: str
+    metrics: list[dict[str, float]]
+    parameters: dict[str, torch.Tensor]
+
+    @property
+    def losses(self) -> list[float]:
+        return [float.fromhex(line["loss"]) for line in self.trace]
+
+
+def settings_for(
+    pipeline: type[Pipeline],
+    layout: Layout = ONE,
+    *,
+    args: dict[str, Any] | None = None,
+    steps: int | None = 4,
+    epochs: int | None = None,
+    seed: int = 7,
+    shards: int = 5,
+    batch_size: int = 10,
+    optimizer: dict[str, Any] | None = SGD,
+    clip: float | None = None,
+    reduction: Any = "exact",
+    evaluate_every: Every | None = None,
+    digest_every: int = 1,
+) -> Settings:
+    options = dict(optimizer or {})
+    return Settings(
+        run=RunSettings(steps=None if epochs else steps, epochs=epochs, seed=seed),
+        pipeline=PipelineSettings(target=f"{pipeline.__module__}:{pipeline.__name__}", args=args or {}),
+        data=DataSettings(shards=shards, batch_size=batch_size),
+        cluster=ClusterSettings(workers=layout.workers, step_timeout_s=PATIENCE_S),
+        topology=TopologySettings(name=layout.topology, arity=layout.arity, servers=layout.servers),
+        reduction=reduction,
+        optimizer=OptimizerSettings(name=options.pop("name", None), options=options),
+        gradient=GradientSettings(clip=clip),
+        evaluation=EvaluationSettings(every=evaluate_every),
+        trace=TraceSettings(digest_every=digest_every),
+    )
+
+
+def train(pipeline: type[Pipeline], layout: Layout = ONE, **settings: Any) -> Run:
+    """The run, after checking that all its workers tell the same. Raises the first exception of a member."""
+    members = _Members(settings_for(pipeline, layout, **settings))
+    ends = members.run()
+    for end in ends:
+        if isinstance(end, BaseException):
+            raise end
+    workers = range(layout.workers)
+    traces = [[entry["trace"] for entry in members.said[rank] if "trace" in entry] for rank in workers]
+    assert all(trace == traces[0] for trace in traces)
+    assert all(ends[rank] == ends[0] for rank in workers)
+    digest = ends[0]
+    assert isinstance(digest, str)
+    metrics = [entry["metrics"] for entry in members.said[0] if entry.get("event") == "evaluated"]
+    assert not any(entry.get("event") == "evaluated" for rank in workers[1:] for entry in members.said[rank])
+    first = members.members[0]
+    assert isinstance(first, Worker)
+    return Run(traces[0], digest, metrics, first.state())
+
+
+def members_end(
+    pipeline: type[Pipeline], layout: Layout = ONE, wire: Wire = Hub.transport, **settings: Any
+) -> list[End]:
+    """How each member ended; an exception while preparing ends all."""
+    try:
+        members = _Members(settings_for(pipeline, layout, **settings), wire)
+    except Exception as error:
+        return [error]
+    return members.run()
+
+
+class _Members:
+    """The members of one run, prepared; their facts have to agree, as the controller wants."""
+
+    def __init__(self, settings: Settings, wire: Wire = Hub.transport) -> None:
+        self._wire = wire
+        self._schedule = build_schedule(settings.topology.name, settings.cluster.workers, **settings.topology.options())
+        self._hub = Hub(self._schedule.members)
+        self._regions = [LocalRegions() for _ in range(self._schedule.members)]
+        kinds = [Worker] * self._schedule.workers + [Server] * self._schedule.servers
+        self.members = [kind(settings, regions) for kind, regions in zip(kinds, self._regions, strict=True)]
+        facts = [member.prepare() for member in self.members]
+        assert all(other == facts[0] for other in facts[: self._schedule.workers])
+        self._facts = facts[0]
+        self._generation = Generation(0, self._schedule, place(settings.data.shards, settings.cluster.workers))
+        self.said: list[list[dict[str, Any]]] = [[] for _ in self.members]
+
+    def run(self) -> list[End]:
+        with ThreadPoolExecutor(self._schedule.members) as pool:
+            futures = [pool.submit(self._live, rank) for rank in range(self._schedule.members)]
+            return [future.exception() or future.result() for future in futures]
+
+    def _live(self, rank: int) -> str | None:
+        """One member's life. As in the actor, whoever ends by an exception is lost to its peers."""
+        transport: Transport | None = None
+
+        def connect() -> Transport:
+            nonlocal transport
+            transport = self._wire(self._hub, rank, self._regions[rank])
+            return transport
+
+        try:
+            return self.members[rank].run(self._generation, rank, connect, self._facts, self.said[rank].append)
+        finally:
+            if transport is not None:
+                transport.abort()

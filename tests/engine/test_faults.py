@@ -1,0 +1,168 @@
+"""What is wrong with a pipeline is said by one kind of error with the place in its message; and nobody waits for the fallen.
+
+A fault is met by the member that has it; the others withdraw or lose it. Which layouts a fault is tried on rotates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from orchestrator.engine.lockstep import Withdrawn
+from orchestrator.errors import ConfigurationError, Inconsistent, NonFinite, OrchestratorError, PipelineRaised
+from orchestrator.pipeline import Pipeline
+from orchestrator.transports.base import PeerLost, Received, Tag, Transport
+from orchestrator.transports.memory import Hub, LocalRegions
+from tests.engine import faulty as f
+from tests.engine.runs import ONE, Layout, members_end, rotating
+
+
+@dataclass(frozen=True)
+class Fault:
+    pipeline: type[Pipeline]
+    kind: type[OrchestratorError]
+    words: tuple[str, ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.pipeline.__name__
+
+
+OWN = {"optimizer": None}
+PREPARING = [
+    Fault(f.RaisesInInit, PipelineRaised, ("__init__", "UserError: no such file", "faulty.py")),
+    Fault(f.RaisesInDatasets, PipelineRaised, ("datasets()", "UserError: no such file", "faulty.py")),
+    Fault(f.RaisesInModel, PipelineRaised, ("model()", "UserError: no such file")),
+    Fault(f.RaisesInOptimizer, PipelineRaised, ("optimizer()", "UserError: no such file"), OWN),
+    Fault(f.ModelIsNoModule, PipelineRaised, ("model()", "str")),
+    Fault(f.OneDataset, PipelineRaised, ("datasets()", "TensorDataset", "(train, None)")),
+    Fault(f.NoLength, PipelineRaised, ("training", "__len__")),
+    Fault(f.RaisingLength, PipelineRaised, ("len() of the training dataset", "not counted yet")),
+    Fault(f.EmptyTraining, PipelineRaised, ("training dataset is empty",)),
+    Fault(f.StreamedTraining, PipelineRaised, ("training", "IterableDataset")),
+    Fault(f.StreamedValidation, PipelineRaised, ("validation", "IterableDataset")),
+    Fault(f.OptimizerOfAnotherKind, PipelineRaised, ("optimizer()", "LBFGS", "adamw"), OWN),
+    Fault(f.NoOptimizer, PipelineRaised, ("optimizer()", "NoneType"), OWN),
+    Fault(f.OptimizerOfStrangers, PipelineRaised, ("optimizer()", "(4, 3)", "no parameter of the model"), OWN),
+    Fault(f.Numbered, ConfigurationError, ("optimizer", "required"), OWN),
+    Fault(f.DoublePrecision, PipelineRaised, ("'1.weight'", "torch.float64", "torch.float32")),
+    Fault(f.LazyParameter, PipelineRaised, ("parameter '0.weight'", "no shape")),
+    Fault(f.LazyBuffer, PipelineRaised, ("buffer '1.running_mean'", "no shape")),
+    Fault(f.MetaDevice, PipelineRaised, ("parameter 'weight'", "meta")),
+    Fault(f.SharedStorage, PipelineRaised, ("'0.weight' and '1.weight'", "share memory")),
+    Fault(f.SharedWithBuffer, PipelineRaised, ("'weight' and 'view'", "share memory")),
+    Fault(f.SparseBuffer, PipelineRaised, ("buffer 'adjacency'", "sparse")),
+    Fault(f.NothingToTrain, PipelineRaised, ("no parameter", "gradient")),
+    Fault(f.Compiled, PipelineRaised, ("'0'", "torch.compile")),
+]
+COMPUTING = [
+    Fault(f.NanLoss, NonFinite, ("loss is nan", "step 1, shard 3")),
+    Fault(f.InfiniteLoss, NonFinite, ("loss is inf", "step 1, shard 3")),
+    Fault(f.NanGradient, NonFinite, ("gradient of bias", "step 1, shard 3")),
+    Fault(f.InfiniteStatistic, NonFinite, ("statistic 2.running_var", "step 0, shard 0")),
+    Fault(f.RaisesInLoss, PipelineRaised, ("loss()", "step 1, shard 3", "UserError: cannot read row 3", "faulty.py")),
+    Fault(f.StopsIteration, PipelineRaised, ("loss()", "step 0, shard 0", "StopIteration")),
+    Fault(f.RaisesInCollate, PipelineRaised, ("reading samples", "step 0, shard 0", "different lengths")),
+    Fault(f.RaisesInDataset, PipelineRaised, ("reading samples", "step 0, shard", "cannot read row 3")),
+    Fault(f.LossPerRow, PipelineRaised, ("loss()", "shape (0,)", "scalar")),
+    Fault(f.LossIsNumber, PipelineRaised, ("loss()", "float", "scalar")),
+    Fault(f.LossIsInteger, PipelineRaised, ("loss()", "torch.int64", "scalar")),
+    Fault(f.LossWithoutGraph, PipelineRaised, ("loss()", "step 0, shard 0", "does not require grad")),
+    Fault(f.NegativeWeight, PipelineRaised, ("weight -1.0",)),
+    Fault(f.NanWeight, PipelineRaised, ("weight nan",)),
+    Fault(f.EnormousWeight, PipelineRaised, ("weight 1e+300",)),
+    Fault(f.TwoWeights, PipelineRaised, ("loss()", "step 0, shard 0")),
+    Fault(f.ZeroWeights, PipelineRaised, ("step 0", "weights of all shards are zero")),
+    Fault(f.ChangesFixedBuffer, PipelineRaised, ("'seen'", "changed")),
+    Fault(f.ChangesFixedBufferForNothing, PipelineRaised, ("'seen'", "changed")),
+    Fault(f.ReplacesFixedBuffer, PipelineRaised, ("'seen'", "replaced")),
+    Fault(f.ReplacesCounter, PipelineRaised, ("'batches'", "replaced")),
+    Fault(f.CountsRows, PipelineRaised, ("'batches'", "different values")),
+    Fault(f.ReplacesStatistics, PipelineRaised, ("'1.running_mean'", "replaced")),
+    Fault(f.AddsBuffer, PipelineRaised, ("'cache'", "added")),
+    Fault(f.Clamped, PipelineRaised, ("parameter 'weight'", "changed in place")),
+    Fault(f.MaxNorm, PipelineRaised, ("parameter 'weight'", "max_norm")),
+    Fault(f.SparseGradient, PipelineRaised, ("parameter 'weight'", "sparse")),
+    Fault(f.KeepsState, Inconsistent, ("step 0", "loss of shard 0", "no state")),
+    Fault(f.KeepsStateInWeights, Inconsistent, ("step 0", "shard 0", "no state")),
+    Fault(f.DrawsForItself, Inconsistent, ("step 0", "loss of shard 0", "no state")),
+    Fault(f.RaisesInStep, PipelineRaised, ("optimizer", "step 0", "UserError: no step"), OWN),
+    Fault(f.OverwritesGradients, PipelineRaised, ("optimizer", "step 0", "in place"), OWN),
+    Fault(f.NesterovForeach, PipelineRaised, ("optimizer", "step 0", "in place"), OWN),
+    Fault(f.RaisesInMetrics, PipelineRaised, ("evaluation", "after step 3, validation batch 1", "no metric")),
+    Fault(f.MetricNamesVary, PipelineRaised, ("metrics()", "names", "batch")),
+    Fault(f.MetricCountsVary, PipelineRaised, ("metrics()", "names", "batch")),
+    Fault(f.MetricIsNoScalar, PipelineRaised, ("evaluation", "validation batch 0", "one element")),
+    Fault(f.MetricNamedLoss, PipelineRaised, ("metrics()", "'loss'")),
+    Fault(f.EvaluationChangesBuffer, PipelineRaised, ("'seen'", "changed")),
+]
+
+
+@pytest.mark.parametrize("fault", PREPARING, ids=str)
+def test_a_fault_is_found_before_anything_runs(fault: Fault) -> None:
+    (end,) = members_end(fault.pipeline, **fault.settings)
+    assert isinstance(end, fault.kind)
+    _assert_tells(end, fault)
+
+
+@pytest.mark.parametrize(("number", "fault"), list(enumerate(COMPUTING)), ids=lambda value: str(value))
+def test_one_tells_and_all_end(number: int, fault: Fault) -> None:
+    for layout in (ONE, *rotating(2, number), Layout(5, "ring")):
+        ends = members_end(fault.pipeline, layout, **fault.settings)
+        assert all(isinstance(end, (fault.kind, Withdrawn, PeerLost)) for end in ends), (layout, ends)
+        told = [end for end in ends if isinstance(end, fault.kind)]
+        assert told
+        for end in told:
+            _assert_tells(end, fault)
+
+
+def _assert_tells(end: BaseException, fault: Fault) -> None:
+    assert isinstance(end, OrchestratorError)
+    for word in fault.words:
+        assert word in str(end)
+    assert "\n" not in end.remedy
+
+
+def test_the_first_failing_shard_tells_on_every_layout() -> None:
+    """Several shards fail in one step; the lowest has the word, whoever hosts it."""
+    for layout in (ONE, Layout(3), Layout(5, "tree"), Layout(4, "parameter_server", servers=2)):
+        ends = members_end(f.StopsIteration, layout)
+        told = [str(end) for end in ends if isinstance(end, PipelineRaised)]
+        assert len(told) == 1
+        assert "shard 0" in told[0]
+
+
+def test_the_traceback_is_kept_whole() -> None:
+    (end,) = members_end(f.RaisesInLoss)
+    assert isinstance(end, PipelineRaised)
+    assert end.details.startswith("Traceback")
+    assert "UserError: cannot read row 3" in end.details
+    assert "site-packages" not in end.message
+
+
+class Dawdling:
+    """A transport that gets to a message of member 0 in step 1 only when member 0 is gone."""
+
+    def __init__(self, inner: Transport, hub: Hub) -> None:
+        self._hub = hub
+        self._inner = inner
+        self.send, self.flush, self.close, self.abort = inner.send, inner.flush, inner.close, inner.abort
+
+    def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
+        if (peer, tag.step) == (0, 1):
+            with self._hub.changed:
+                assert self._hub.changed.wait_for(lambda: self._hub.states[0].name != "HERE", timeout_s)
+        return self._inner.receive(peer, tag, timeout_s)
+
+
+def test_who_withdraws_takes_nobody_the_story() -> None:
+    """In a ring of three, member 0 learns of the fault first and ends, member 1 passes it on late, member 2 has it."""
+
+    def wire(hub: Hub, rank: int, regions: LocalRegions) -> Transport:
+        transport = hub.transport(rank, regions)
+        return Dawdling(transport, hub) if rank == 1 else transport
+
+    ends = members_end(f.RaisesInLoss, Layout(3), wire, shards=10)
+    assert [type(end) for end in ends] == [Withdrawn, Withdrawn, PipelineRaised]

@@ -1,0 +1,43 @@
+"""What a compute thread sets, and what is recorded of it (rule B3)."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+import torch
+
+from orchestrator.numerics.determinism import ENVIRONMENT, prepare_environment, prepare_thread
+
+
+def test_the_environment_of_these_tests_is_prepared() -> None:
+    """conftest.py does it before torch is imported; without it, equal bits would be luck."""
+    assert all(os.environ.get(name) for name in ENVIRONMENT)
+
+
+def test_a_users_own_value_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    monkeypatch.delenv("OMP_DYNAMIC")
+    found = prepare_environment()
+    assert found == {**ENVIRONMENT, "MKL_CBWR": "COMPATIBLE"}
+    assert os.environ["OMP_DYNAMIC"] == "FALSE"
+
+
+def test_a_thread_is_set_up_and_says_how() -> None:
+    denormal = torch.tensor([2.0**-149])
+    found = {}
+
+    def work() -> None:
+        torch.set_flush_denormal(True)
+        found.update(prepare_thread(1))
+        found["product"] = float(denormal * 1.0)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found["threads"] == 1
+    assert found["deterministic_algorithms"] is True
+    assert found["flush_denormal"] is False
+    assert found["product"] == 2.0**-149
+    assert set(found["environment"]) == set(ENVIRONMENT)

@@ -1,0 +1,111 @@
+"""A digest stands for a model's state, bit for bit, name for name (rule F12)."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from orchestrator.numerics.digests import distinct_state, model_digest
+
+
+def _linear() -> nn.Linear:
+    linear = nn.Linear(2, 2)
+    with torch.no_grad():
+        linear.weight.copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        linear.bias.copy_(torch.tensor([0.5, -0.0]))
+    return linear
+
+
+def test_the_definition() -> None:
+    """Names sorted, each with dtype, shape and values in row-major order; recorded runs are compared by it."""
+    plain = hashlib.sha256()
+    plain.update(b"bias\0torch.float32\0(2,)\0" + struct.pack("<2f", 0.5, -0.0))
+    plain.update(b"weight\0torch.float32\0(2, 2)\0" + struct.pack("<4f", 1, 2, 3, 4))
+    assert model_digest(_linear()) == plain.hexdigest()
+    assert plain.hexdigest() == "4db78b1aacdbbeb705bf997e8cbe65513108403f9089e28b256a5d3ed9f140c1"
+
+
+def _set(name: str, values: torch.Tensor) -> Callable[[nn.Linear], None]:
+    return lambda linear: setattr(linear, name, nn.Parameter(values))
+
+
+def _renamed(linear: nn.Linear) -> None:
+    linear.register_parameter("wight", linear.get_parameter("weight"))
+    del linear._parameters["weight"]
+
+
+def _one_bit(linear: nn.Linear) -> None:
+    linear.weight.data.view(torch.int32)[1, 0] ^= 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _set("weight", torch.tensor([[1.0, 2.0, 3.0, 4.0]])),
+        _set("weight", torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)),
+        _set("weight", torch.tensor([[1.0, 3.0], [2.0, 4.0]])),
+        _set("bias", torch.tensor([0.5, 0.0])),
+        _set("extra", torch.empty(0)),
+        _renamed,
+        _one_bit,
+        lambda linear: linear.register_buffer("seen", torch.tensor(0)),
+        lambda linear: linear.register_buffer("seen", torch.tensor(False)),
+    ],
+)
+def test_every_difference_counts(change: Callable[[nn.Linear], None]) -> None:
+    linear = _linear()
+    change(linear)
+    assert model_digest(linear) != model_digest(_linear())
+
+
+def test_what_is_not_state_does_not_count() -> None:
+    linear = _linear()
+    linear.register_buffer("scratch", torch.tensor(3.0), persistent=False)
+    linear.eval().requires_grad_(False)
+    linear.weight.grad = torch.ones(2, 2)
+    assert model_digest(linear) == model_digest(_linear())
+
+
+def test_strides_do_not_count() -> None:
+    plain, transposed = _linear(), _linear()
+    transposed.weight.data = transposed.weight.data.T.contiguous().T
+    assert transposed.weight.stride() != plain.weight.stride()
+    assert model_digest(transposed) == model_digest(plain)
+
+
+def test_the_order_of_definition_does_not_count() -> None:
+    def model(names: str) -> nn.Module:
+        module = nn.Module()
+        for name in names:
+            module.register_parameter(name, nn.Parameter(torch.tensor([float(ord(name))])))
+        return module
+
+    assert model_digest(model("abc")) == model_digest(model("cab"))
+
+
+def test_a_tied_tensor_counts_once() -> None:
+    """Tied and merely equal parameters are different models: they train differently."""
+    tied, equal = (nn.Sequential(_linear(), _linear()) for _ in range(2))
+    tied.get_submodule("1").weight = tied.get_submodule("0").weight
+    assert list(distinct_state(tied)) == ["0.weight", "0.bias", "1.bias"]
+    assert model_digest(tied) != model_digest(equal)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.bool, torch.uint8, torch.int64]
+)
+def test_buffers_of_any_type(dtype: torch.dtype) -> None:
+    def digest(*values: int) -> str:
+        model = nn.Module()
+        model.register_buffer("b", torch.tensor(values, dtype=dtype).view(len(values)))
+        model.register_buffer("scalar", torch.tensor(1, dtype=dtype))
+        return model_digest(model)
+
+    assert digest(0, 1) != digest(1, 0)
+    assert digest(0, 1) == digest(0, 1)
+    assert digest() != digest(0)

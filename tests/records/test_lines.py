@@ -1,0 +1,67 @@
+"""Files of JSON lines: what was appended is read, and a crash costs at most the line that was being written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.records.lines import LineFile, read
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+values = st.one_of(st.none(), st.booleans(), st.integers(), texts, st.lists(texts, max_size=2))
+lines = st.dictionaries(texts, values, max_size=3)
+quick = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def _write(path: Path, entries: list[dict[str, Any]]) -> None:
+    file = LineFile(path)
+    file.append(entries)
+    file.close()
+
+
+@quick
+@given(st.lists(st.lists(lines, max_size=3), max_size=4))
+def test_what_is_appended_is_read(tmp_path: Path, batches: list[list[dict[str, Any]]]) -> None:
+    """Also line separators, quotes and anything else that a text may hold; over several writers, one after another."""
+    path = tmp_path / "lines.jsonl"
+    path.unlink(missing_ok=True)
+    for batch in batches:
+        _write(path, batch)
+    entries = [entry for batch in batches for entry in batch]
+    assert list(read(path)) == entries if batches else not path.exists()
+    assert not batches or path.read_bytes().count(b"\n") == len(entries)
+
+
+@quick
+@given(st.lists(lines, min_size=1, max_size=4), st.data())
+def test_a_torn_file_yields_the_whole_lines(tmp_path: Path, entries: list[dict[str, Any]], data: st.DataObject) -> None:
+    """Torn at any byte, also inside a character; and whoever writes next does not glue a line to the torn one."""
+    path = tmp_path / "lines.jsonl"
+    path.unlink(missing_ok=True)
+    _write(path, entries)
+    whole = path.read_bytes()
+    torn = whole[: data.draw(st.integers(0, len(whole)))]
+    path.write_bytes(torn)
+    survivors = entries[: torn.count(b"\n")]
+    assert list(read(path)) == survivors
+    _write(path, [{"after": "é"}])
+    assert list(read(path)) == [*survivors, {"after": "é"}]
+
+
+def test_a_line_is_readable_as_soon_as_it_is_appended(tmp_path: Path) -> None:
+    file = LineFile(tmp_path / "lines.jsonl")
+    file.append([{"a": 1}])
+    assert list(read(tmp_path / "lines.jsonl")) == [{"a": 1}]
+    file.append([])
+    file.append([{"b": 2}, {"c": 3}])
+    assert list(read(tmp_path / "lines.jsonl")) == [{"a": 1}, {"b": 2}, {"c": 3}]
+    file.close()
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        list(read(tmp_path / "none.jsonl"))

@@ -1,0 +1,147 @@
+"""The house: each floor imports only from floors below it, and the heavy libraries live in one room each.
+
+Imports are read from the syntax tree, those inside functions and under TYPE_CHECKING too.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+FLOORS = [
+    "__main__",
+    "commands",
+    "driver",
+    "cluster",
+    "tracking",
+    "provenance",
+    "engine",
+    "checkpoints",
+    "transports",
+    "updates",
+    "data",
+    "numerics",
+    "control",
+    "pipeline",
+    "settings",
+    "topologies",
+    "records",
+    "errors",
+]
+ONLY_ROOM = {"ray": "cluster", "mlflow": "tracking", "dvc": "provenance"}
+CALLS = ("importlib.import_module", "import_module", "__import__")
+STANDARD_LIBRARY_ONLY = ["records", "errors", "topologies"]
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "orchestrator"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def floor_of(file: Path) -> str:
+    """The floor that a file stands on; "" for the package's own `__init__.py`."""
+    first = file.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return "" if first == "__init__" else first
+
+
+def imports(text: str, file: Path) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of everything imported; of `from a import b` both a and a.b, since b may be a module."""
+    package = file.relative_to(ROOT).with_suffix("").parts[:-1]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else ()
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield node.lineno, base
+            yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in CALLS and isinstance(node.args[0], ast.Constant):
+            yield node.lineno, str(node.args[0].value)
+
+
+def floors_used(file: Path) -> set[str]:
+    """The floors that a file imports from; an import of `orchestrator` itself is one of its only content, pipeline."""
+    found = set()
+    for _, name in imports(file.read_text(), file):
+        parts = name.split(".")
+        if parts[0] == "orchestrator":
+            found.add(parts[1] if len(parts) > 1 and parts[1] in FLOORS else "pipeline")
+    return found
+
+
+def relative(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+def test_every_module_has_a_floor() -> None:
+    assert {floor_of(file) for file in FILES} <= {*FLOORS, ""}
+
+
+@pytest.mark.parametrize("file", FILES, ids=relative)
+def test_imports_go_down(file: Path) -> None:
+    floor = floor_of(file)
+    allowed = {"pipeline"} if floor == "" else set(FLOORS[FLOORS.index(floor) :])
+    assert floors_used(file) <= allowed
+
+
+@pytest.mark.parametrize("file", FILES, ids=relative)
+def test_heavy_libraries_have_one_room(file: Path) -> None:
+    for _, name in imports(file.read_text(), file):
+        library = name.split(".")[0]
+        assert ONLY_ROOM.get(library, floor_of(file)) == floor_of(file), name
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if floor_of(file) in STANDARD_LIBRARY_ONLY], ids=relative)
+def test_the_ground_floors_need_nothing_installed(file: Path) -> None:
+    for _, name in imports(file.read_text(), file):
+        assert name.split(".")[0] in {"orchestrator", *sys.stdlib_module_names}, name
+
+
+def test_modules_form_no_circle() -> None:
+    """Inside a floor, too, there is an order. `from package import module` needs the module, not what the package exports."""
+    modules = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in FILES}
+    below: dict[str, set[str]] = {}
+    for module, file in modules.items():
+        found = [(line, name) for line, name in imports(file.read_text(), file) if name in modules]
+        packages = {(line, name.rpartition(".")[0]) for line, name in found}
+        below[module] = {name for line, name in found if (line, name) not in packages}
+    while free := [module for module, others in below.items() if not others]:
+        for module in free:
+            del below[module]
+        for others in below.values():
+            others.difference_update(free)
+    assert below == {}
+
+
+SCENE = """
+import ray.util
+def late():
+    from orchestrator.engine import worker
+    import importlib
+    importlib.import_module("mlflow")
+if TYPE_CHECKING:
+    from . import session
+    from ..cluster.local import LocalRay
+"""
+
+
+def test_no_way_of_importing_is_overlooked() -> None:
+    """The tests above are only as good as this reading."""
+    found = {name for _, name in imports(SCENE, PACKAGE / "driver" / "scene.py")}
+    assert found == {
+        "ray.util",
+        "importlib",
+        "mlflow",
+        "orchestrator.engine",
+        "orchestrator.engine.worker",
+        "orchestrator.driver",
+        "orchestrator.driver.session",
+        "orchestrator.cluster.local",
+        "orchestrator.cluster.local.LocalRay",
+    }
+    assert len(set(FLOORS)) == len(FLOORS)
+    assert all(a != b for a, b in itertools.pairwise(FLOORS))

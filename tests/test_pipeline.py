@@ -1,0 +1,152 @@
+"""`pipeline.find`: the class that a target names, or one sentence that says what is wrong with it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator import Pipeline
+from orchestrator.errors import ConfigurationError
+from orchestrator.pipeline import defines, find
+
+Write = Callable[[str], str]
+
+WHOLE = """
+from orchestrator import Pipeline
+
+class Whole(Pipeline):
+    def __init__(self, hidden, *, depth=2): ...
+    def model(self): ...
+    def datasets(self): ...
+    def loss(self, model, batch): ...
+
+class Inherited(Whole):
+    def metrics(self, model, batch): ...
+
+class Half(Pipeline):
+    def model(self): ...
+
+class NoPipeline: ...
+
+def function(): ...
+"""
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Makes an importable module of the text and tells its name."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write_module(text: str) -> str:
+        name = f"found_module_{next(_numbers)}"
+        (tmp_path / f"{name}.py").write_text(text)
+        return name
+
+    return write_module
+
+
+def _problem(target: str, **args: object) -> str:
+    with pytest.raises(ConfigurationError) as raised:
+        find(target, args)
+    (problem,) = raised.value.problems
+    return f"{problem} | {raised.value.remedy}"
+
+
+def test_the_class_is_found(write: Write) -> None:
+    module = write(WHOLE)
+    found = find(f"{module}:Whole", {"hidden": 3})
+    assert issubclass(found, Pipeline)
+    assert found.__name__ == "Whole"
+    assert find(f"{module}:Inherited", {"hidden": 3, "depth": 1}).__name__ == "Inherited"
+
+
+def test_what_a_class_defines_itself(write: Write) -> None:
+    module = write(WHOLE)
+    whole, inherited = (find(f"{module}:{name}", {"hidden": 1}) for name in ("Whole", "Inherited"))
+    assert [defines(kind, "metrics") for kind in (Pipeline, whole, inherited)] == [False, False, True]
+    assert defines(inherited, "loss")
+    assert not defines(inherited, "optimizer")
+
+
+@pytest.mark.parametrize("target", ["", "module", "module:", ":Class", ":"])
+def test_a_target_has_two_parts(target: str) -> None:
+    assert "package.module:Class" in _problem(target)
+
+
+def test_a_module_that_does_not_exist() -> None:
+    assert "there is no module 'no_such_module'" in _problem("no_such_module:Whole")
+    assert "there is no module 'tests.no_such_module'" in _problem("tests.no_such_module:Whole")
+    assert "there is no module 'no_such_package.module'" in _problem("no_such_package.module:Whole")
+    assert "working directory" in _problem("no_such_module:Whole")
+
+
+def test_a_module_that_misses_another(write: Write) -> None:
+    module = write("import no_such_library.part")
+    problem = _problem(f"{module}:Whole")
+    assert f"importing {module} failed: no module named 'no_such_library'" in problem
+    assert "install no_such_library" in problem
+    unnamed = write("raise ModuleNotFoundError('anything')")
+    assert "anything" in _problem(f"{unnamed}:Whole")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("def read():\n    raise OSError('disk gone')\nread()", ("OSError: disk gone", ".py:2")),
+        ("x = 1\nfrom orchestrator import Pipelin", ("ImportError", "Pipelin", ".py:2")),
+        ("x = 1\ny = (", ("SyntaxError", "line 2")),
+        ("import sys\nsys.exit(3)", ("SystemExit: 3", ".py:2")),
+    ],
+)
+def test_a_module_that_cannot_be_imported(write: Write, text: str, words: tuple[str, ...]) -> None:
+    module = write(text)
+    problem = _problem(f"{module}:Whole")
+    assert f"importing {module} raised" in problem
+    assert all(word in problem for word in words), problem
+
+
+def test_a_class_that_does_not_exist(write: Write) -> None:
+    module = write(WHOLE)
+    problem = _problem(f"{module}:Whol")
+    assert f"{module} has no class 'Whol'" in problem
+    assert f"did you mean {module}:Whole?" in problem
+    assert "did you mean" not in _problem(f"{module}:Xyz")
+
+
+@pytest.mark.parametrize("name", ["NoPipeline", "function"])
+def test_what_is_no_pipeline(write: Write, name: str) -> None:
+    assert "is not a subclass of orchestrator.Pipeline" in _problem(f"{write(WHOLE)}:{name}")
+
+
+def test_a_pipeline_with_methods_missing(write: Write) -> None:
+    module = write(WHOLE)
+    assert "does not define datasets and loss" in _problem(f"{module}:Half")
+    assert "does not define model and datasets and loss" in _problem(f"{module}:Pipeline")
+
+
+@pytest.mark.parametrize(
+    ("args", "word"),
+    [({}, "'hidden'"), ({"hidden": 1, "widht": 2}, "'widht'"), ({"depth": 1}, "'hidden'")],
+)
+def test_arguments_that_do_not_fit(write: Write, args: dict[str, object], word: str) -> None:
+    problem = _problem(f"{write(WHOLE)}:Whole", **args)
+    assert problem.startswith("pipeline.args: Whole(hidden, *, depth=2)")
+    assert word in problem
+
+
+def test_the_defaults() -> None:
+    pipeline = Pipeline()
+    with pytest.raises(NotImplementedError):
+        pipeline.model()
+    with pytest.raises(NotImplementedError):
+        pipeline.datasets()
+    with pytest.raises(NotImplementedError):
+        pipeline.loss(None, None)  # type: ignore[arg-type]
+    assert pipeline.metrics(None, None) == {}  # type: ignore[arg-type]
+    assert pipeline.optimizer(None) is None  # type: ignore[arg-type]
+    assert pipeline.collate([1, 2]).tolist() == [1, 2]

@@ -1,0 +1,107 @@
+"""The optimizers on offer: every wrong option is said before a run starts, and none of them touches the gradients."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from orchestrator.errors import PipelineRaised
+from orchestrator.updates.optimizers import OPTIMIZERS, build, check, options_of, problems
+
+SWITCHES = ("foreach", "fused", "nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay")
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_can_be_built_and_steps(name: str) -> None:
+    assert problems(name, {}) == []
+    assert problems(name, {"lr": 0.01}) == []
+    model = nn.Linear(2, 2)
+    before = model.weight.detach().clone()
+    optimizer = build(name, {"lr": 0.1}, model)
+    check(optimizer, model)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(model.weight, before)
+
+
+def _variants() -> Iterator[Any]:
+    """Every switch of every optimizer, in all combinations."""
+    for name in OPTIMIZERS:
+        known = [switch for switch in SWITCHES if switch in options_of(name)]
+        for values in itertools.product((False, True), repeat=len(known)):
+            options: dict[str, Any] = dict(zip(known, values, strict=True))
+            if options.get("nesterov"):
+                options["momentum"] = 0.9
+            yield name, options
+
+
+def test_none_changes_the_gradients_that_peers_still_read() -> None:
+    """Whatever is not refused leaves them alone."""
+    refused = 0
+    for name, options in _variants():
+        for decay in (0.0, 0.1):
+            given = {"weight_decay": decay, **options} if "weight_decay" in options_of(name) else options
+            if problems(name, given):
+                refused += 1
+                continue
+            model = nn.Linear(2, 2)
+            optimizer = build(name, given, model)
+            for step in range(2):
+                gradient = torch.tensor([[1.0, -2.0], [0.5, step]])
+                version = gradient._version
+                model.weight.grad = gradient
+                optimizer.step()
+                assert (gradient._version, gradient[1, 1].item()) == (version, step), (name, given)
+    assert refused > 0
+
+
+def test_lists_of_yaml_become_tuples() -> None:
+    assert problems("adamw", {"betas": [0.8, 0.9]}) == []
+    assert build("adamw", {"betas": [0.8, 0.9]}, nn.Linear(1, 1)).defaults["betas"] == (0.8, 0.9)
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    model = nn.Sequential(nn.Linear(1, 1).requires_grad_(False), nn.Linear(1, 1))
+    (group,) = build("sgd", {"lr": 1.0}, model).param_groups
+    assert [id(p) for p in group["params"]] == [id(p) for p in model.get_submodule("1").parameters()]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("adanw", {}, ("optimizer.name", "'adanw'", "did you mean adamw", "sgd")),
+        ("lbfgs", {}, ("optimizer.name", "not on offer")),
+        ("sparseadam", {}, ("optimizer.name", "not on offer")),
+        ("sgd", {"betas": 1}, ("optimizer.betas", "no such option", "momentum")),
+        ("adam", {"params": 1}, ("optimizer.params", "no such option")),
+        ("adam", {"capturable": True}, ("optimizer.capturable", "no such option")),
+        ("adam", {"lr": -1.0}, ("adam", "lr", "-1.0")),
+        ("adam", {"lr": "fast"}, ("adam", "fast")),
+        ("adam", {"betas": [2.0, 0.9]}, ("adam", "beta")),
+        ("sgd", {"nesterov": True}, ("sgd", "Nesterov")),
+        ("adam", {"fused": True, "foreach": True}, ("adam", "either fused or foreach")),
+        ("sgd", {"momentum": 0.9, "nesterov": True, "foreach": True}, ("optimizer.foreach", "leave foreach out")),
+    ],
+)
+def test_wrong_options_are_told(name: str, options: dict[str, Any], words: tuple[str, ...]) -> None:
+    (problem,) = problems(name, options)
+    assert all(word in problem for word in words), problem
+
+
+def test_all_unknown_options_are_told() -> None:
+    assert len(problems("sgd", {"betas": 1, "eps": 2, "lr": 0.1})) == 2
+
+
+def test_a_pipelines_own_optimizer_is_checked() -> None:
+    model = nn.Linear(2, 2).requires_grad_(False)
+    check(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for wrong in (None, model, torch.optim.LBFGS(model.parameters())):
+        with pytest.raises(PipelineRaised, match=type(wrong).__name__):
+            check(wrong, model)
+    with pytest.raises(PipelineRaised, match="no parameter of the model"):
+        check(torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(3))], lr=0.1), model)
