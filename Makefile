@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 data: setup
-	dvc repro --quiet prepare_digits
+	dvc repro --quiet prepare_digits prepare_characters
 
 demo: data
 	python -m orchestrator conf=digits

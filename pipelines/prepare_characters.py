@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import numpy
-from pydoc_data.topics import topics
 
 FOLDER = Path("data/characters")
 HELD_OUT = 0.1

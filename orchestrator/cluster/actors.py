@@ -65,7 +65,7 @@ class MemberActor:
         settings = from_yaml(self._settings_text)
         self._timeout_s = settings.cluster.step_timeout_s
         # Only who asks for it is reachable by TCP: a run on one node opens no port.
-        host = ray.util.get_node_ip_address() if settings.transport == "tcp" else None
+        host = str(ray.util.get_node_ip_address()) if settings.transport == "tcp" else None  # type: ignore[no-untyped-call]
         self._listener = Listener(self._secret, host)
         self._regions = SharedRegions()
         self._member: Any = (Worker if self._role == "worker" else Server)(settings, self._regions)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.driver import record
+from orchestrator.tracking import Store
 from tests.commands.conftest import Done, Project
 
 pytestmark = pytest.mark.ray
@@ -97,7 +97,7 @@ def test_the_console_script_does_the_same(digits: Project, launched: dict[tuple[
 @pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
 def test_mlflow_has_one_complete_run_per_launch(digits: Project, launched: dict[tuple[str, int], Done]) -> None:
     report = launched["parameter_server", 2].report
-    store = record.Store(None, digits.path / ".orchestrator")
+    store = Store(None, digits.path / ".orchestrator")
     run = store.client.get_run(report["run_id"])
     assert run.info.status == "FINISHED"
     assert run.info.run_name == "digits"

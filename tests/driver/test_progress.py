@@ -16,7 +16,7 @@ class Terminal(io.StringIO):
 
 def test_plain_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("orchestrator.driver.progress.time.monotonic", lambda: clock[0])
     stream = io.StringIO()
     display = progress.for_stream(stream)
     display.start(1000)

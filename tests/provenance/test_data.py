@@ -82,3 +82,12 @@ def test_the_digits_are_made_byte_for_byte(tmp_path: Path, monkeypatch: pytest.M
     (item,) = data.capture(tmp_path, ["data/digits"])
     assert item.md5 == item.recorded_md5
     assert item.stage == "prepare_digits"
+
+
+def test_the_lock_is_of_the_scripts_as_they_are() -> None:
+    """Otherwise `dvc repro` in a fresh clone would change a committed file."""
+    stages = yaml.safe_load((REPOSITORY / "dvc.lock").read_text())["stages"]
+    recorded = {dep["path"]: dep["md5"] for stage in stages.values() for dep in stage.get("deps", [])}
+    scripts = {path: md5 for path, md5 in recorded.items() if path.endswith(".py")}
+    assert scripts == {path: data.md5_of(REPOSITORY / path)[0] for path in scripts}
+    assert len(scripts) >= 2
