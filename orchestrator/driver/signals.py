@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -18,7 +19,7 @@ class Mailbox:
 
     def watch(self) -> None:
         """Post the signals from now on. Ray takes SIGTERM for itself when it starts, so this is called again after that."""
-        if self.signal is None:
+        if self.signal is None and threading.current_thread() is threading.main_thread():  # others get no signals
             for number in WATCHED:
                 signal.signal(number, self._post)
 
@@ -36,5 +37,6 @@ def posted() -> Iterator[Mailbox]:
     try:
         yield mailbox
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)

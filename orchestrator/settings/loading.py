@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,20 @@ COMMON_OPTIONS = ("lr", "weight_decay", "momentum", "betas")  # of optimizers, w
 _NUM_SUGGESTIONS = 3
 
 
-def load(conf: Sequence[str], overrides: Sequence[str], *, folder: Path = Path("conf")) -> Settings:
+Conf = str | Mapping[str, Any]
+
+
+def load(conf: Sequence[Conf], overrides: Sequence[str], *, folder: Path = Path("conf")) -> Settings:
     """The settings of files, merged left to right, and of `key=value` overrides, which come last.
 
-    A file is a name in `folder` without its ending, or a path, which has a slash or ends with .yaml or .yml.
+    A file is a name in `folder` without its ending, or a path, which has a slash or ends with .yaml or .yml. A mapping stands
+    for a file with its content.
     Raises ConfigurationError with every problem: where, which key, what is wrong, what was perhaps meant.
     """
-    return _settings([*(sources.from_name(entry, folder) for entry in conf), sources.from_command_line(overrides)])
+    files = (
+        sources.from_name(entry, folder) if isinstance(entry, str) else sources.from_mapping(entry) for entry in conf
+    )
+    return _settings([*files, sources.from_command_line(overrides)])
 
 
 def from_yaml(text: str, name: str = "settings") -> Settings:

@@ -9,7 +9,7 @@ What it does not do: decide which keys exist, or that one source overrides anoth
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -71,6 +71,15 @@ def from_text(text: str, name: str) -> Source:
     except _MalformedError as malformed:
         return Source(problems=[str(malformed)], readable=False)
     return _collect(_leaves(loader, root, (), lambda node: f"{name}:{node.start_mark.line + 1}"))
+
+
+def from_mapping(content: Mapping[str, Any]) -> Source:
+    """The leaves of a mapping, which has to be what YAML can say."""
+    try:
+        return from_text(yaml.safe_dump(dict(content), sort_keys=False), "the mapping")
+    except yaml.representer.RepresenterError as error:
+        problem = f"the mapping: only text, numbers, lists and mappings can be settings, not {error.args[1]!r}"
+        return Source(problems=[problem], readable=False)
 
 
 def from_command_line(overrides: Sequence[str]) -> Source:

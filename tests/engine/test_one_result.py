@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from orchestrator.engine import evaluation
+from orchestrator.engine.replica import Replica
+from orchestrator.engine.work import Work
 from orchestrator.numerics.streams import seeded
 from orchestrator.pipeline import Pipeline
 from orchestrator.settings import Every
@@ -166,6 +169,21 @@ def test_statistics_that_some_shards_leave_alone_are_still_a_mean_over_all() -> 
     for layout in rotating(2, 0):
         other = train(p.RareStatistics, layout, steps=1, shards=5, batch_size=5, args={"rows": 5})
         assert other.parameters["norm.running_mean"].tolist() == pytest.approx([0.1 * 8 / 5], rel=1e-6)
+
+
+def test_statistics_of_a_shard_without_weight_do_not_count() -> None:
+    for layout in (ONE, Layout(4, "tree")):
+        run = train(p.WeightlessStatistics, layout, steps=2, shards=4, batch_size=4, args={"rows": 4})
+        assert run.parameters["norm.running_mean"].tolist() == [0.0]
+
+
+def test_evaluation_gives_every_module_its_mode_back() -> None:
+    work = Work(p.Batchnorm, {}, seed=0, batch_size=4, shards=2)
+    work.model.get_submodule("1").eval()
+    modes = [module.training for module in work.model.modules()]
+    evaluation.compute(work, Replica(work.model), [0, 1], 2, 0)
+    assert [module.training for module in work.model.modules()] == modes
+    assert len(set(modes)) == 2
 
 
 # --- rule A3: the grid

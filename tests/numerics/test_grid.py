@@ -7,7 +7,7 @@ import struct
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator.numerics.grid import (
@@ -31,6 +31,10 @@ def _value(magnitude: int) -> float:
 
 
 @given(finite, shard_counts)
+@example(1.9, 1)
+@example(1.9, 2)
+@example(1.0, 4)
+@example(1.9, 5)
 def test_what_is_needed_is_what_exactness_takes(value: float, shards: int) -> None:
     """|x| <= 2**51 lsb, and all shards together <= 2**53 lsb, also when each was rounded up; half the lsb would not do."""
     needed = needed_exponent(magnitude_bits(value), shards)
@@ -92,7 +96,21 @@ def test_a_refitted_grid_fits_and_leaves_the_others_alone(found: list[int], shar
         assert after == before if i not in misfits or needed is None else after == needed + HEADROOM
 
 
-@given(st.lists(magnitudes, min_size=1, max_size=40), shard_counts)
+# Mostly small moves, as gradients make them; sometimes a leap, sometimes nothing.
+moves = st.one_of(st.integers(-3, 3), st.integers(-30, 30), st.integers(-900, 900), st.none())
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[int]:
+    height, found = 0, []
+    for move in draw(st.lists(moves, min_size=1, max_size=40)):
+        height = max(-1000, min(1000, height + (move or 0)))
+        value = magnitude_bits(math.ldexp(draw(st.floats(1, 2, exclude_max=True)), height))
+        found.append(draw(st.sampled_from([ABSENT, 0])) if move is None else value)
+    return found
+
+
+@given(histories(), shard_counts)
 def test_a_history_of_steps(history: list[int], shards: int) -> None:
     """After each commit the grid still fits the step just done, which may be met again by who lags behind; it stays within
     [needed + HEADROOM, needed + SLACK]; it never moves down by more than one at a commit; and what is absent leaves it."""
@@ -119,6 +137,15 @@ def test_growth_within_the_headroom_and_decay_within_the_slack_repeat_no_step() 
     assert grid.misfits([magnitude_bits(2.0 ** (HEADROOM + 1))])
     assert not grid.misfits([magnitude_bits(2.0 ** (HEADROOM - SLACK))])
     assert grid.misfits([magnitude_bits(2.0 ** (HEADROOM - SLACK - 1))])
+
+
+def test_a_grid_follows_a_shrinking_gradient_one_bit_a_step() -> None:
+    grid = Grid.unset(1, 8).refit([magnitude_bits(1.0)])
+    first = grid.exponents[0]
+    assert first is not None
+    for step in range(20):
+        grid = grid.committed([magnitude_bits(2.0**-10)])
+        assert grid.exponents == (first - min(step + 1, 10),)
 
 
 def test_a_gradient_that_shrinks_by_half_a_step_never_repeats_one() -> None:

@@ -1,0 +1,62 @@
+"""The Python entry beside the command line: `orchestrator.launch`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run. folder: its files; loss: of the last step; metrics: of the last evaluation."""
+
+    run_id: str
+    folder: Path
+    steps: int
+    digest: str
+    loss: float
+    metrics: dict[str, float]
+
+
+def launch(conf: str | Path | Mapping[str, Any], *overrides: str) -> Run:
+    """Launch a run from Python and wait for its end; the same as `python -m orchestrator conf=... key=value ...`.
+
+    conf: a name in conf/, a path, or a mapping with the keys of such a file, in which the pipeline's target may be the class
+    itself. The project is the working directory. Raises OrchestratorError when the run is refused or fails.
+    """
+    from orchestrator.cluster import local
+    from orchestrator.numerics import determinism
+    from orchestrator.settings import load
+
+    if "ray" not in sys.modules:
+        local.prepare_environment()
+    determinism.prepare_environment()
+    settings = load([_named(conf) if isinstance(conf, Mapping) else str(conf)], overrides)
+    from orchestrator.commands import launch as story  # imports ray, which reads the environment
+
+    run_id, outcome = story.launch(settings)
+    if outcome.error is not None:
+        raise outcome.error
+    assert outcome.digest is not None
+    assert outcome.loss is not None
+    folder = Path.cwd() / ".orchestrator" / run_id
+    return Run(run_id, folder, outcome.steps, outcome.digest, outcome.loss, dict(outcome.metrics))
+
+
+def _named(conf: Mapping[str, Any]) -> dict[str, Any]:
+    """The mapping with the pipeline's class, if it is one, replaced by its name."""
+    from orchestrator.errors import ConfigurationError
+
+    section = conf.get("pipeline")
+    target = section.get("target") if isinstance(section, Mapping) else None
+    if not isinstance(target, type):
+        return dict(conf)
+    if target.__module__ == "__main__":
+        raise ConfigurationError(
+            [f"pipeline.target: {target.__name__} is defined in the script that runs, where workers cannot import it"],
+            "move the class into a module of its own",
+        )
+    return {**conf, "pipeline": {**dict(section or {}), "target": f"{target.__module__}:{target.__qualname__}"}}
