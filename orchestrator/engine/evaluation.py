@@ -21,6 +21,7 @@ from orchestrator.engine.replica import Replica
 from orchestrator.engine.work import Work
 from orchestrator.errors import OrchestratorError, PipelineRaised
 
+_LOSS = "validation/loss"
 _FIXED = 3  # loss, its weight, rows; the metrics follow
 
 
@@ -71,33 +72,45 @@ def _in_eval_mode(model: torch.nn.Module) -> Iterator[None]:
         module.training = training
 
 
-def combine(exchange: Exchange, step: int, batches: int, results: Results) -> dict[str, float]:
-    """The metrics over the whole validation set, the same at every worker; a server passes empty results and may get no names.
+def combine(
+    exchange: Exchange, step: int, batches: int, results: Results, watched: Sequence[str] = ()
+) -> dict[str, float]:
+    """The metrics over the whole validation set, the same at every member. One without results of its own, such as a server,
+    learns no names but those `watched` for, which decisions depend on.
 
-    Raises PipelineRaised, Withdrawn, and what the transport raises.
+    Raises PipelineRaised (also where there is no metric of a watched name), Withdrawn, and what the transport raises.
     """
-    metrics = _agree(exchange, step, batches, results)
+    metrics, columns = _agree(exchange, step, batches, results, watched)
     width = _FIXED + metrics
     filled = {batch * width + i: value for batch, row in results.rows.items() for i, value in enumerate(row)}
     slots = exchange.maximum(step, 0, EVALUATION, to_slots(batches * width, filled))
     values = from_slots(slots)
     rows = [[values[batch * width + i] for i in range(width)] for batch in range(batches)]
-    means = {"validation/loss": _mean([(row[0], row[1]) for row in rows])}
-    for i, name in enumerate(results.names or []):
-        means[f"validation/{name}"] = _mean([(row[_FIXED + i], row[2]) for row in rows])
+    means = {_LOSS: _mean([(row[0], row[1]) for row in rows])}
+    for name, i in {**columns, **_columns(results)}.items():
+        means[name] = _mean([(row[_FIXED + i], row[2]) for row in rows])
     return means
 
 
-def _agree(exchange: Exchange, step: int, batches: int, results: Results) -> int:
-    """The number of metrics; all members have to give them the same names, and none may have failed."""
-    vote = [EMPTY] * 4
+def _columns(results: Results) -> dict[str, int]:
+    """The full name of each metric, and its place in a row behind the fixed ones."""
+    return {f"validation/{name}": i for i, name in enumerate(results.names or [])}
+
+
+def _agree(
+    exchange: Exchange, step: int, batches: int, results: Results, watched: Sequence[str]
+) -> tuple[int, dict[str, int]]:
+    """The number of metrics, and the places of the watched ones. All members have to give the metrics the same names, and none
+    may have failed."""
+    sought = [name for name in watched if name != _LOSS]
+    vote = [EMPTY] * (4 + len(sought))
     if results.names is not None:
-        names = _hash(results.names)
-        vote = [EMPTY, len(results.names), names, -names]
+        names, columns = _hash(results.names), _columns(results)
+        vote = [EMPTY, len(results.names), names, -names, *(columns.get(name, EMPTY) for name in sought)]
     if results.fault is not None:
         vote[0] = batches - results.fault[0]
     agreed = exchange.maximum(step, 0, EVALUATION_VOTE, torch.tensor(vote, dtype=torch.int64))
-    failing, count, high, low = agreed.tolist()
+    failing, count, high, low, *places = agreed.tolist()
     if failing != EMPTY:
         batch = batches - failing
         own = results.fault is not None and results.fault[0] == batch
@@ -108,7 +121,13 @@ def _agree(exchange: Exchange, step: int, batches: int, results: Results) -> int
             f"metrics() returned different names for different validation batches{own}",
             "return the same names for every batch",
         )
-    return int(count)
+    for name, place in zip(sought, places, strict=True):
+        if place == EMPTY:
+            own = f"; there are {', '.join([_LOSS, *_columns(results)])}" if results.names is not None else ""
+            raise PipelineRaised(
+                f"there is no metric {name!r} to watch{own}", "see early_stopping.metric, schedule.metric"
+            )
+    return int(count), dict(zip(sought, places, strict=True))
 
 
 def _hash(names: list[str]) -> int:

@@ -13,13 +13,15 @@ from orchestrator.engine.work import Work
 from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.numerics.exact import Accumulator, magnitudes
 from orchestrator.numerics.grid import ABSENT, Grid, is_finite
+from orchestrator.updates import schedules
 from orchestrator.updates.clipping import clip
 
 Gradients = Sequence[torch.Tensor | None]
 
 
 class Learner:
-    """Hosts shards. `evaluation_due` says by this member's clock whether to evaluate after the present step."""
+    """Hosts shards. rate: the factor on the learning rates at a step; evaluation_due: whether, by this member's clock, to
+    evaluate after the present step."""
 
     def __init__(
         self,
@@ -31,6 +33,7 @@ class Learner:
         shards: Sequence[int],
         exact: bool,
         clip_norm: float | None,
+        rate: Callable[[int], float],
         evaluation_due: Callable[[], bool],
     ) -> None:
         self._work = work
@@ -41,6 +44,8 @@ class Learner:
         self._results = [replica.layout.views(result) for result in memory.results]
         self._shards = tuple(shards)
         self._clip_norm = clip_norm
+        self._rate = rate
+        self._rates = schedules.rates_of(optimizer)
         self._evaluation_due = evaluation_due
         self._fault: tuple[int, OrchestratorError] | None = None
         self._kept: tuple[Gradients, float, Ballot] | None = None
@@ -81,6 +86,7 @@ class Learner:
         clipped = gradients if self._clip_norm is None else clip(gradients, self._clip_norm)
         for parameter, gradient in zip(self._replica.parameters, clipped, strict=True):
             parameter.grad = gradient
+        schedules.set_rates(self._optimizer, self._rates, self._rate(step))
         self._work.optimize(step, self._optimizer, self._memory.results[step % 2])
         self._replica.adopt(agreed[len(self._replica.parameters) :], agreement.counters)
 

@@ -105,7 +105,7 @@ class Lockstep:
         shards = [s for s in computed if first.computed(s) != second.computed(s)]
         tensors = [self._names[i] for i, m in enumerate(first.magnitudes) if m != second.magnitudes[i]]
         if shards or tensors:
-            what = f"loss of shard {shards[0]}" if shards else f"gradient of {tensors[0]}"
+            what = f"loss or weight of shard {shards[0]}" if shards else f"gradient of {tensors[0]}"
             raise Inconsistent(
                 f"step {step}: the {what} came out differently when the same micro-batch was computed again",
                 "a pipeline must keep no state between batches and draw randomness only from torch, numpy or random",

@@ -19,7 +19,8 @@ from orchestrator.engine.adder import Adder
 from orchestrator.engine.ballots import Shape
 from orchestrator.engine.exchange import Exchange, Memory
 from orchestrator.engine.learner import Learner
-from orchestrator.engine.lockstep import Lockstep, Member, Outcome, Withdrawn
+from orchestrator.engine.lockstep import Lockstep, Member, Withdrawn
+from orchestrator.engine.loop import Clock, Done, Loop
 from orchestrator.engine.replica import Replica
 from orchestrator.engine.work import Work, naming
 from orchestrator.errors import ConfigurationError, OrchestratorError
@@ -32,7 +33,7 @@ from orchestrator.records import trace
 from orchestrator.settings import Settings
 from orchestrator.topologies.schedule import Schedule
 from orchestrator.transports.base import Regions, Transport
-from orchestrator.updates import optimizers
+from orchestrator.updates import optimizers, schedules
 
 Emit = Callable[[dict[str, Any]], None]
 Connect = Callable[[], Transport]  # called once the memory that peers will read is allocated
@@ -45,27 +46,6 @@ class Generation:
     number: int
     schedule: Schedule
     shards: tuple[tuple[int, ...], ...]
-
-
-class Clock:
-    """When evaluations are due. By steps it is a function of the step; by seconds worker 0's watch is put to the vote."""
-
-    def __init__(self, settings: Settings, steps: int) -> None:
-        every = settings.evaluation.every
-        self._steps = every.steps if every is not None else None
-        self._seconds = every.seconds if every is not None else None
-        self._last_step = steps - 1
-        self._since = time.monotonic()
-
-    def asks(self) -> bool:
-        return self._seconds is not None and time.monotonic() - self._since >= self._seconds
-
-    def due(self, outcome: Outcome) -> bool:
-        by_steps = self._steps is not None and (outcome.step + 1) % self._steps == 0
-        due = by_steps or outcome.evaluate or outcome.step == self._last_step
-        if due:
-            self._since = time.monotonic()
-        return due
 
 
 class Worker:
@@ -94,6 +74,10 @@ class Worker:
         self._replica = Replica(self._work.model)
         self._optimizer = self._build_optimizer()
         self._memory = Memory(self._replica.layout, self._regions, dtype=_sum_dtype(settings))
+        if settings.watches_a_metric and not self._work.evaluation_batches:
+            raise ConfigurationError(
+                ["early_stopping and schedule=plateau watch a metric, but datasets() returned no validation set"]
+            )
         steps = settings.run.steps
         if steps is None:
             steps = (settings.run.epochs or 0) * self._work.order.steps_per_epoch
@@ -112,35 +96,35 @@ class Worker:
 
         Raises what a step raises (engine.lockstep, engine.evaluation, the transport).
         """
-        settings = self._settings
+        settings, shards = self._settings, generation.shards[rank]
         determinism.prepare_thread(settings.run.threads)
         clock = Clock(settings, facts["steps"])
+        loop = Loop(settings, facts, clock)
         exchange = _exchange(settings, generation, rank, connect(), self._memory)
         learner = Learner(
             self._work,
             self._replica,
             self._optimizer,
             self._memory,
-            shards=generation.shards[rank],
+            shards=shards,
             exact=settings.reduction == "exact",
             clip_norm=settings.gradient.clip,
+            rate=lambda step: schedules.factor(settings.schedule, step, facts["steps"], loop.reductions),
             evaluation_due=clock.asks if rank == 0 else lambda: False,
         )
-        lockstep = _lockstep(settings, learner, exchange, facts)
+
+        def evaluate(step: int) -> evaluation.Results:
+            return evaluation.compute(self._work, self._replica, shards, settings.data.shards, step)
+
         first_step_at = 0.0
         with _leaving(exchange):
-            for step in range(facts["steps"]):
-                outcome = lockstep.step(step)
+            for done in loop.run(_lockstep(settings, learner, exchange, facts), exchange, evaluate):
                 first_step_at = first_step_at or time.monotonic()
-                emit({"trace": self._trace_line(outcome, last=step == facts["steps"] - 1)})
-                if facts["evaluation_batches"] and clock.due(outcome):
-                    shards = generation.shards[rank]
-                    results = evaluation.compute(self._work, self._replica, shards, settings.data.shards, step)
-                    metrics = evaluation.combine(exchange, step, facts["evaluation_batches"], results)
-                    if rank == 0:
-                        emit({"event": "evaluated", "step": step, "metrics": metrics})
+                emit({"trace": self._trace_line(done)})
+                if rank == 0 and done.metrics is not None:
+                    emit({"event": "evaluated", "step": done.outcome.step, "metrics": done.metrics})
         if rank == 0:
-            emit({"event": "trained", "steps": facts["steps"], "seconds": time.monotonic() - first_step_at})
+            emit({"event": "trained", "steps": done.outcome.step + 1, "seconds": time.monotonic() - first_step_at})
         return model_digest(self._work.model)
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -159,9 +143,9 @@ class Worker:
         assert optimizer is not None
         return optimizer
 
-    def _trace_line(self, outcome: Outcome, *, last: bool) -> trace.Line:
-        every = self._settings.trace.digest_every
-        due = last or (every > 0 and (outcome.step + 1) % every == 0)
+    def _trace_line(self, done: Done) -> trace.Line:
+        outcome, every = done.outcome, self._settings.trace.digest_every
+        due = done.last or (every > 0 and (outcome.step + 1) % every == 0)
         return trace.line(outcome.step, outcome.loss, outcome.gradient, model_digest(self._work.model) if due else None)
 
 
@@ -183,13 +167,10 @@ class Server:
         layout = Layout.from_dict(facts["layout"])
         memory = Memory(layout, self._regions, dtype=_sum_dtype(settings))
         exchange = _exchange(settings, generation, rank, connect(), memory)
-        clock = Clock(settings, facts["steps"])
-        lockstep = _lockstep(settings, Adder(), exchange, facts)
+        loop = Loop(settings, facts, Clock(settings, facts["steps"]))
         with _leaving(exchange):
-            for step in range(facts["steps"]):
-                outcome = lockstep.step(step)
-                if facts["evaluation_batches"] and clock.due(outcome):
-                    evaluation.combine(exchange, step, facts["evaluation_batches"], evaluation.Results())
+            for _ in loop.run(_lockstep(settings, Adder(), exchange, facts), exchange, lambda _: evaluation.Results()):
+                pass
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 Each field says in its metadata what it is, what its value must be, and whether it determines the result of a run or
 only its execution (rule F2); identity, rerun and documentation derive from that. `layout` marks the keys that say how
 workers and servers are laid out: under `reduction: fast` sums follow the layout's order, so these then determine the
-result too. Settings are validated where they are built, in `Settings.__post_init__`, whoever builds them.
+result too. `watched` marks what says when metrics are taken: it determines the result where early stopping or the plateau
+schedule depend on one. Settings are validated where they are built, in `Settings.__post_init__`, whoever builds them.
 
 What it does not do: check what needs torch or the user's code (options of the optimizer, the target of the pipeline).
 """
@@ -20,6 +21,7 @@ from typing import Any, Literal
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings.values import (
     NOT_EMPTY,
+    NOT_NEGATIVE,
     POSITIVE,
     Constraint,
     Every,
@@ -38,12 +40,13 @@ KeyPath = tuple[str, ...]
 
 @dataclass(frozen=True)
 class About:
-    """doc: one sentence; must: what the value must be beyond its type; layout: see the head of this file."""
+    """doc: one sentence; must: what the value must be beyond its type; layout, watched: see the head of this file."""
 
     doc: str
     determines: Literal["result", "execution"]
     must: Constraint | None = None
     layout: bool = False
+    watched: bool = False
 
 
 def result(doc: str, must: Constraint | None = None) -> dict[str, About]:
@@ -51,9 +54,11 @@ def result(doc: str, must: Constraint | None = None) -> dict[str, About]:
     return {"about": About(doc, "result", must)}
 
 
-def execution(doc: str, must: Constraint | None = None, *, layout: bool = False) -> dict[str, About]:
+def execution(
+    doc: str, must: Constraint | None = None, *, layout: bool = False, watched: bool = False
+) -> dict[str, About]:
     """Metadata of a field that determines only how a run is executed."""
-    return {"about": About(doc, "execution", must, layout)}
+    return {"about": About(doc, "execution", must, layout, watched)}
 
 
 SEED = Constraint("at least 0 and below 2**63", lambda seed: bool(0 <= seed < 2**63))
@@ -160,9 +165,61 @@ class GradientSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScheduleSettings:
+    """How the learning rate changes; see `orchestrator/updates/schedules.py`. None leaves an option to the schedule."""
+
+    name: Literal["constant", "linear", "cosine", "exponential", "steps", "inverse_sqrt", "plateau"] = field(
+        default="constant", metadata=result("How the learning rate goes on after the warm-up.")
+    )
+    warmup: int = field(default=0, metadata=result("Steps in which the learning rate rises to its value.", at_least(0)))
+    final: float | None = field(
+        default=None, metadata=result("linear, cosine: the factor at the last step; 0 if not given.", NOT_NEGATIVE)
+    )
+    gamma: float | None = field(
+        default=None,
+        metadata=result("exponential, steps, plateau: the factor of a reduction; 0.1 if not given.", POSITIVE),
+    )
+    every: int | None = field(default=None, metadata=result("steps: the steps between two reductions.", at_least(1)))
+    patience: int | None = field(
+        default=None,
+        metadata=result("plateau: evaluations without improvement until a reduction; 3 if not given.", at_least(1)),
+    )
+    metric: str | None = field(
+        default=None, metadata=result("plateau: the metric to watch; validation/loss if not given.", NOT_EMPTY)
+    )
+    mode: Literal["min", "max"] | None = field(
+        default=None, metadata=result("plateau: whether less or more is better; min if not given.")
+    )
+
+
+SCHEDULE_OPTIONS: dict[str, tuple[str, ...]] = {
+    "final": ("linear", "cosine"),
+    "gamma": ("exponential", "steps", "plateau"),
+    "every": ("steps",),
+    "patience": ("plateau",),
+    "metric": ("plateau",),
+    "mode": ("plateau",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStoppingSettings:
+    metric: str = field(default="validation/loss", metadata=result("The metric to watch.", NOT_EMPTY))
+    patience: int | None = field(
+        default=None,
+        metadata=result(
+            "Evaluations in a row without improvement after which the run stops; null: never.", at_least(1)
+        ),
+    )
+    mode: Literal["min", "max"] = field(default="min", metadata=result("Whether less or more is better."))
+    min_change: float = field(default=0.0, metadata=result("What counts as an improvement.", NOT_NEGATIVE))
+
+
+@dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
     every: Every | None = field(
-        default=None, metadata=execution("How often the validation set is evaluated; null: only at the end.")
+        default=None,
+        metadata=execution("How often the validation set is evaluated; null: only at the end.", watched=True),
     )
 
 
@@ -201,6 +258,8 @@ class Settings:
     )
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     gradient: GradientSettings = field(default_factory=GradientSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     trace: TraceSettings = field(default_factory=TraceSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
@@ -216,6 +275,11 @@ class Settings:
             problems = [sentence for _, sentence in broken_rules(values)]
         if problems:
             raise ConfigurationError(problems)
+
+    @property
+    def watches_a_metric(self) -> bool:
+        """Whether the course of the run depends on evaluations."""
+        return self.early_stopping.patience is not None or self.schedule.name == "plateau"
 
 
 @dataclass(frozen=True, eq=False)
@@ -287,12 +351,45 @@ def _topology_has_option(option: str, value: int | None, topology: str) -> str |
     return f"topology.{option}: {topology} has no {option}; {' and '.join(having)} {'have' if having[1:] else 'has'}"
 
 
+def _schedule_has_option(option: str, value: object, schedule: str) -> str | None:
+    having = SCHEDULE_OPTIONS[option]
+    if value is None or schedule in having:
+        return None
+    return f"schedule.{option}: {schedule} has no {option}; {' and '.join(having)} {'have' if having[1:] else 'has'}"
+
+
+def _steps_need_every(schedule: str, every: int | None) -> str | None:
+    return "schedule.every: required by schedule=steps" if schedule == "steps" and every is None else None
+
+
+def _watching_needs_steps(watching: str | None, every: Every | None) -> str | None:
+    """What depends on evaluations has to know their steps beforehand, or the result would depend on the clock."""
+    if watching is None or (every is not None and every.steps is not None):
+        return None
+    return f"{watching} needs evaluation.every in steps, such as evaluation.every=100"
+
+
+def _stopping_needs_steps(patience: int | None, every: Every | None) -> str | None:
+    return _watching_needs_steps(None if patience is None else "early_stopping.patience", every)
+
+
+def _plateau_needs_steps(schedule: str, every: Every | None) -> str | None:
+    return _watching_needs_steps("schedule=plateau" if schedule == "plateau" else None, every)
+
+
 TWO_LENGTHS = "run.steps and run.epochs: only one can be set"
 
 RULES = (
     Rule(("run.steps", "run.epochs"), _length_is_given_once),
     Rule(("cluster.workers", "data.shards"), _workers_have_shards),
     Rule(("data.batch_size", "data.shards"), _shards_have_rows),
+    Rule(("schedule.name", "schedule.every"), _steps_need_every),
+    Rule(("early_stopping.patience", "evaluation.every"), _stopping_needs_steps),
+    Rule(("schedule.name", "evaluation.every"), _plateau_needs_steps),
+    *(
+        Rule((f"schedule.{option}", "schedule.name"), partial(_schedule_has_option, option))
+        for option in SCHEDULE_OPTIONS
+    ),
     *(
         Rule((f"topology.{option.name}", "topology.name"), partial(_topology_has_option, option.name))
         for option in dataclasses.fields(TopologySettings)

@@ -71,9 +71,14 @@ def flat(settings: Settings) -> dict[str, Any]:
 
 
 def determining(settings: Settings) -> dict[str, Any]:
-    """Those of `flat` that determine the result (rule F2); under `reduction: fast` the layout is among them."""
-    layout = settings.reduction == "fast"
-    chosen = [key for key in KEYS if key.about.determines == "result" or (layout and key.about.layout)]
+    """Those of `flat` that determine the result (rule F2); under `reduction: fast` the layout is among them, and where a metric
+    is watched, the steps at which it is taken."""
+    layout, watched = settings.reduction == "fast", settings.watches_a_metric
+    chosen = [
+        key
+        for key in KEYS
+        if key.about.determines == "result" or (layout and key.about.layout) or (watched and key.about.watched)
+    ]
     return {name: value for key in chosen for name, value in _leaves(key, settings)}
 
 
@@ -148,4 +153,6 @@ def _default(key: Key) -> str:
 
 
 def _determines(key: Key) -> str:
+    if key.about.watched:
+        return "execution; result if early stopping or `schedule: plateau` watch a metric"
     return "execution; result if `reduction` is `fast`" if key.about.layout else key.about.determines

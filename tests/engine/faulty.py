@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -490,3 +490,24 @@ class EvaluationChangesBuffer(ChangesFixedBuffer):
     def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         model.get_buffer("seen").add_(1)
         return super().metrics(model, batch)
+
+
+class RaisesInOneStep(Numbered):
+    """Only the first optimizer of a run that comes to step 1 fails: what no vote can tell the others."""
+
+    steps: ClassVar[Iterator[int]] = itertools.count()
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return RaisingOnce(model.parameters(), lr=0.1)
+
+
+class RaisingOnce(torch.optim.SGD):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self._steps += 1
+        if self._steps == 2 and next(RaisesInOneStep.steps) == 0:
+            raise UserError("no step here")
+        return super().step(closure)

@@ -25,12 +25,14 @@ from orchestrator.records.trace import Line
 from orchestrator.settings import (
     ClusterSettings,
     DataSettings,
+    EarlyStoppingSettings,
     EvaluationSettings,
     Every,
     GradientSettings,
     OptimizerSettings,
     PipelineSettings,
     RunSettings,
+    ScheduleSettings,
     Settings,
     TopologySettings,
     TraceSettings,
@@ -111,6 +113,8 @@ def settings_for(
     reduction: Any = "exact",
     evaluate_every: Every | None = None,
     digest_every: int = 1,
+    schedule: dict[str, Any] | None = None,
+    early_stopping: dict[str, Any] | None = None,
 ) -> Settings:
     options = dict(optimizer or {})
     return Settings(
@@ -124,6 +128,8 @@ def settings_for(
         gradient=GradientSettings(clip=clip),
         evaluation=EvaluationSettings(every=evaluate_every),
         trace=TraceSettings(digest_every=digest_every),
+        schedule=ScheduleSettings(**(schedule or {})),
+        early_stopping=EarlyStoppingSettings(**(early_stopping or {})),
     )
 
 

@@ -5,17 +5,21 @@ A fault is met by the member that has it; the others withdraw or lose it. Which 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 
 from orchestrator.engine.lockstep import Withdrawn
 from orchestrator.errors import ConfigurationError, Inconsistent, NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.pipeline import Pipeline
+from orchestrator.topologies import TOPOLOGIES
 from orchestrator.transports.base import PeerLost, Received, Tag, Transport
 from orchestrator.transports.memory import Hub, LocalRegions
 from tests.engine import faulty as f
+from tests.engine import pipelines as p
 from tests.engine.runs import ONE, Layout, members_end, rotating
 
 
@@ -30,7 +34,7 @@ class Fault:
         return self.pipeline.__name__
 
 
-OWN = {"optimizer": None}
+OWN: dict[str, Any] = {"optimizer": None}
 PREPARING = [
     Fault(f.RaisesInInit, PipelineRaised, ("__init__", "UserError: no such file", "faulty.py")),
     Fault(f.RaisesInDatasets, PipelineRaised, ("datasets()", "UserError: no such file", "faulty.py")),
@@ -85,9 +89,9 @@ COMPUTING = [
     Fault(f.Clamped, PipelineRaised, ("parameter 'weight'", "changed in place")),
     Fault(f.MaxNorm, PipelineRaised, ("parameter 'weight'", "max_norm")),
     Fault(f.SparseGradient, PipelineRaised, ("parameter 'weight'", "sparse")),
-    Fault(f.KeepsState, Inconsistent, ("step 0", "loss of shard 0", "no state")),
+    Fault(f.KeepsState, Inconsistent, ("step 0", "of shard 0", "no state")),
     Fault(f.KeepsStateInWeights, Inconsistent, ("step 0", "shard 0", "no state")),
-    Fault(f.DrawsForItself, Inconsistent, ("step 0", "loss of shard 0", "no state")),
+    Fault(f.DrawsForItself, Inconsistent, ("step 0", "of shard 0", "no state")),
     Fault(f.RaisesInStep, PipelineRaised, ("optimizer", "step 0", "UserError: no step"), OWN),
     Fault(f.OverwritesGradients, PipelineRaised, ("optimizer", "step 0", "in place"), OWN),
     Fault(f.NesterovForeach, PipelineRaised, ("optimizer", "step 0", "in place"), OWN),
@@ -140,6 +144,43 @@ def test_the_traceback_is_kept_whole() -> None:
     assert end.details.startswith("Traceback")
     assert "UserError: cannot read row 3" in end.details
     assert "site-packages" not in end.message
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_nobody_waits_for_one_whose_optimizer_fails(topology: str) -> None:
+    f.RaisesInOneStep.steps = itertools.count()
+    ends = members_end(f.RaisesInOneStep, Layout(4, topology), **OWN)
+    assert sorted(type(end).__name__ for end in ends if not isinstance(end, PeerLost)) == ["PipelineRaised"]
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_nobody_waits_for_the_dead(topology: str) -> None:
+    """Any member may die at any of its messages, a server too; the others lose it and end."""
+    for victim in range(4 if topology == "parameter_server" else 3):
+        for fatal in (0, 3, 7):
+
+            def wire(hub: Hub, rank: int, regions: LocalRegions, victim: int = victim, fatal: int = fatal) -> Transport:
+                transport = hub.transport(rank, regions)
+                return Mortal(transport, hub, rank, fatal) if rank == victim else transport
+
+            ends = members_end(p.Mlp, Layout(3, topology), wire)
+            assert isinstance(ends[victim], ConnectionAbortedError)
+            assert all(isinstance(end, PeerLost) for rank, end in enumerate(ends) if rank != victim), ends
+
+
+class Mortal:
+    """A transport whose member dies instead of sending its message number `fatal`."""
+
+    def __init__(self, inner: Transport, hub: Hub, rank: int, fatal: int) -> None:
+        self._hub, self._rank, self._left = hub, rank, fatal
+        self._inner = inner
+        self.receive, self.flush, self.close, self.abort = inner.receive, inner.flush, inner.close, inner.abort
+
+    def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
+        if self._left == 0:
+            self._hub.kill(self._rank)
+        self._left -= 1
+        self._inner.send(peer, tag, payload, note)
 
 
 class Dawdling:

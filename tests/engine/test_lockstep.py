@@ -1,4 +1,4 @@
-"""One step as a decision: which attempts are made, what becomes of the grid, what ends the step. One scripted member, no model."""
+"""One step as a decision: which attempts are made, what becomes of the grid, what ends the step. One scripted member."""
 
 from __future__ import annotations
 
@@ -104,9 +104,9 @@ def test_fast_sums_need_no_second_attempt() -> None:
 @pytest.mark.parametrize(
     ("second", "what"),
     [
-        (replace(PLAIN, losses={0: 2.0, 1: 4.5}), "loss of shard 1"),
-        (replace(PLAIN, weights={0: 1.5, 1: 3.0}), "loss of shard 0"),
-        (replace(PLAIN, losses={0: 2.0}, weights={0: 1.0}), "loss of shard 1"),
+        (replace(PLAIN, losses={0: 2.0, 1: 4.5}), "loss or weight of shard 1"),
+        (replace(PLAIN, weights={0: 1.5, 1: 3.0}), "loss or weight of shard 0"),
+        (replace(PLAIN, losses={0: 2.0}, weights={0: 1.0}), "loss or weight of shard 1"),
         (replace(PLAIN, magnitudes=[magnitude_bits(1.0), magnitude_bits(2.5)]), "gradient of b"),
     ],
 )
