@@ -29,9 +29,17 @@ class Work:
     """Micro-batches and evaluation batches of one run. Built under the run's seed; raises PipelineRaised."""
 
     def __init__(
-        self, pipeline: type[Pipeline], args: dict[str, Any], *, seed: int, batch_size: int, shards: int
+        self,
+        pipeline: type[Pipeline],
+        args: dict[str, Any],
+        *,
+        seed: int,
+        batch_size: int,
+        shards: int,
+        precision: str = "float32",
     ) -> None:
         self._seed = seed
+        self._mixed = precision == "bfloat16"
         with naming("the pipeline's __init__"), streams.seeded(seed, "pipeline"):
             self.pipeline = pipeline(**args)
         with naming("datasets()"), streams.seeded(seed, "datasets"):
@@ -57,7 +65,9 @@ class Work:
         with naming(f"reading samples ({where})"), streams.seeded(self._seed, "samples", step, shard):
             batch = fetch(self._train, indices, self.pipeline.collate)
         with naming(f"loss() ({where})"), streams.seeded(self._seed, "compute", step, shard):
-            loss, weight = _mean_and_weight(self.pipeline.loss(self.model, batch), len(indices))
+            with self._autocast():
+                returned = self.pipeline.loss(self.model, batch)
+            loss, weight = _mean_and_weight(returned, len(indices))
             if weight == 0:
                 return None
             if not math.isfinite(loss.item()):
@@ -86,14 +96,19 @@ class Work:
         with naming(f"reading samples ({where})"), streams.seeded(self._seed, "evaluation samples", step, batch):
             items = fetch(self._validation, indices, self.pipeline.collate)
         with naming(f"evaluation ({where})"), streams.seeded(self._seed, "evaluation", step, batch), torch.no_grad():
-            loss, weight = _mean_and_weight(self.pipeline.loss(self.model, items), len(indices))
-            metrics = dict(sorted(self.pipeline.metrics(self.model, items).items()))
+            with self._autocast():
+                loss, weight = _mean_and_weight(self.pipeline.loss(self.model, items), len(indices))
+                metrics = dict(sorted(self.pipeline.metrics(self.model, items).items()))
             if "loss" in metrics:
                 raise PipelineRaised(
                     "metrics() returned one named 'loss'", "the loss is reported anyway; choose another name"
                 )
             values = [loss.item(), weight, float(len(indices)), *(float(value) for value in metrics.values())]
         return list(metrics), values
+
+    def _autocast(self) -> torch.autocast:
+        """Under `precision: bfloat16` products are computed in it; parameters and gradients stay float32 (rule A9)."""
+        return torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._mixed)
 
     def _datasets(self) -> tuple[Any, Any]:
         returned: Any = self.pipeline.datasets()

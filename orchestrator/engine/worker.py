@@ -69,6 +69,7 @@ class Worker:
             seed=settings.run.seed,
             batch_size=settings.data.batch_size,
             shards=settings.data.shards,
+            precision=settings.run.precision,
         )
         self._work.model.train()
         self._replica = Replica(self._work.model)

@@ -83,8 +83,8 @@ class RunSettings:
     threads: int = field(
         default=1, metadata=result("Threads of torch in each worker; another number gives other bits.", at_least(1))
     )
-    precision: Literal["float32"] = field(
-        default="float32", metadata=result("The type in which gradients are computed.")
+    precision: Literal["float32", "bfloat16"] = field(
+        default="float32", metadata=result("The type in which products are computed; parameters are float32.")
     )
     device: Literal["cpu"] = field(default="cpu", metadata=result("Where gradients are computed."))
 

@@ -113,12 +113,13 @@ def settings_for(
     reduction: Any = "exact",
     evaluate_every: Every | None = None,
     digest_every: int = 1,
+    precision: Any = "float32",
     schedule: dict[str, Any] | None = None,
     early_stopping: dict[str, Any] | None = None,
 ) -> Settings:
     options = dict(optimizer or {})
     return Settings(
-        run=RunSettings(steps=None if epochs else steps, epochs=epochs, seed=seed),
+        run=RunSettings(steps=None if epochs else steps, epochs=epochs, seed=seed, precision=precision),
         pipeline=PipelineSettings(target=f"{pipeline.__module__}:{pipeline.__name__}", args=args or {}),
         data=DataSettings(shards=shards, batch_size=batch_size),
         cluster=ClusterSettings(workers=layout.workers, step_timeout_s=PATIENCE_S),

@@ -43,7 +43,7 @@ def electorates(draw: st.DrawFn) -> list[Ballot]:
     return ballots
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(electorates(), st.randoms(use_true_random=False))
 def test_all_is_told_whatever_the_order(ballots: list[Ballot], shuffler: random.Random) -> None:
     agreed = agree([*ballots, Ballot()])  # a server has nothing to say

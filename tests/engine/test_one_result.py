@@ -64,6 +64,9 @@ CASES = [
     Case(p.Mlp, {"evaluate_every": Every(steps=2), "args": {"held_out": 23}}),
     Case(p.Batchnorm, {"evaluate_every": Every(steps=1)}),
     Case(p.Mlp, {"digest_every": 0}),
+    Case(p.Attention, {"precision": "bfloat16"}),
+    Case(p.Batchnorm, {"precision": "bfloat16"}),
+    Case(p.Lstm, {"precision": "bfloat16"}),
     Case(p.Mlp, {"seed": 2**63 - 1}),
     *(Case(p.Mlp, {"optimizer": {"name": name, "lr": 0.01}}) for name in OPTIMIZERS),
     Case(p.Mlp, {"optimizer": {"name": "sgd", "lr": 0.01, "momentum": 0.9, "nesterov": True}}),
@@ -250,3 +253,10 @@ def test_fast_stays_close_to_exact() -> None:
 def test_the_table_covers_all_layouts() -> None:
     used = set(itertools.chain.from_iterable(rotating(2, number) for number in range(len(CASES))))
     assert used == set(LAYOUTS)
+
+
+def test_bfloat16_is_another_result_and_a_near_one() -> None:
+    plain, mixed = (train(p.Mlp, precision=precision, steps=2) for precision in ("float32", "bfloat16"))
+    assert mixed.digest != plain.digest
+    assert mixed.losses == pytest.approx(plain.losses, rel=0.05)
+    assert all(value.dtype == torch.float32 for value in mixed.parameters.values())

@@ -76,7 +76,7 @@ def bits(values: torch.Tensor) -> list[str]:
     return [value.hex() for value in values.tolist()]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(contributions(), st.randoms(use_true_random=False))
 def test_order_and_grouping_change_no_bit(shards: list[Shard], shuffler: random.Random) -> None:
     grid, _ = agreed_grid(shards)
@@ -98,7 +98,7 @@ def _sum(partials: Sequence[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(contributions())
 @example([(1.0, [2.0**-149])])
 @example([(1.0, [3.4028234663852886e38]), (200.0, [-3.4028234663852886e38])])
@@ -120,7 +120,7 @@ def test_each_contribution_is_rounded_to_nearest_and_the_total_loses_nothing(sha
         assert total == math.fsum(map(float, exact))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(contributions(), st.integers(0, SLACK))
 def test_the_error_is_what_the_grid_promises(shards: list[Shard], coarser: int) -> None:
     """At any exponent that is accepted, from the finest to the coarsest."""
@@ -298,7 +298,7 @@ def test_zeros_have_the_magnitude_zero_and_absence_has_none() -> None:
 # --- finishing
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 40), st.integers(1, 1000), st.integers(0, 2**32 - 1))
 def test_the_quotient_is_rounded_once(blocks: int, divisor: int, seed: int) -> None:
     """float64 quotient, then one cast; chunked as the cache likes it."""

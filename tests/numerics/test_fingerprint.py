@@ -36,7 +36,7 @@ def test_the_definition() -> None:
     assert fingerprint_of(values, 5) == wrap(weighted)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 100), st.integers(1, 12), st.randoms(use_true_random=False))
 def test_chunks_add_up_in_any_order(seed: int, chunks: int, shuffler: random.Random) -> None:
     values = _values(seed)
@@ -48,7 +48,7 @@ def test_chunks_add_up_in_any_order(seed: int, chunks: int, shuffler: random.Ran
     assert wrap(sum(parts)) == fingerprint_of(values, 0)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, BLOCKS * BLOCK - 1), st.integers(0, 31))
 def test_a_single_bit_changes_it(place: int, bit: int) -> None:
     values = _values(1)
@@ -57,7 +57,7 @@ def test_a_single_bit_changes_it(place: int, bit: int) -> None:
     assert fingerprint_of(values, 0) != before
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.tuples(st.integers(0, BLOCKS - 1), st.integers(0, BLOCKS - 1)).filter(lambda pair: pair[0] != pair[1]))
 def test_swapped_blocks_change_it(pair: tuple[int, int]) -> None:
     values = _values(2).view(BLOCKS, BLOCK)
@@ -66,7 +66,7 @@ def test_swapped_blocks_change_it(pair: tuple[int, int]) -> None:
     assert fingerprint_of(values.view(-1), 0) != before
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(1, 40), st.integers(0, 1000), st.integers(1, 7))
 def test_finishing_fingerprints_what_it_writes(blocks: int, first_block: int, divisor: int) -> None:
     total = _values(3, blocks).double()

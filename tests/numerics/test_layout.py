@@ -19,7 +19,6 @@ layouts = st.lists(sizes, max_size=8).map(
 )
 
 
-@settings(deadline=None)
 @given(layouts)
 def test_slots_are_aligned_and_apart(layout: Layout) -> None:
     end = 0
@@ -32,7 +31,6 @@ def test_slots_are_aligned_and_apart(layout: Layout) -> None:
     assert layout.size - end < BLOCK + ALIGNMENT
 
 
-@settings(deadline=None)
 @given(layouts, st.integers(1, 40))
 def test_borders_cover_in_whole_blocks_of_nearly_equal_number(layout: Layout, chunks: int) -> None:
     borders = layout.borders(chunks)
@@ -43,14 +41,13 @@ def test_borders_cover_in_whole_blocks_of_nearly_equal_number(layout: Layout, ch
     assert max(lengths) - min(lengths) in (0, BLOCK)
 
 
-@settings(deadline=None)
 @given(layouts)
 def test_a_journey_as_json_changes_nothing(layout: Layout) -> None:
     assert Layout.from_dict(layout.as_dict()) == layout
     assert Layout.from_dict(json.loads(json.dumps(layout.as_dict()))) == layout
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(layouts, st.integers(0, 3))
 def test_views_are_the_tensors(layout: Layout, before: int) -> None:
     """Also where the flat buffer is itself a part of something."""

@@ -49,7 +49,7 @@ def test_neighbours_have_seeds_of_their_own() -> None:
     assert all(0 <= seed < 2**32 for seed in seeds)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 2**63 - 1), st.sampled_from(["samples", "compute"]), st.integers(0, 2**40), st.integers(0, 2**20))
 def test_all_generators_follow_the_stream(seed: int, purpose: str, step: int, shard: int) -> None:
     draws = []
@@ -110,7 +110,7 @@ def test_streams_may_be_nested() -> None:
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 50), st.integers(0, 60))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_a_permutation_depends_on_its_arguments_only(seed: int, epoch: int, elements: int) -> None:
     torch.manual_seed(0)
     one = permutation(seed, "order", epoch, elements)

@@ -14,7 +14,7 @@ from orchestrator.records.lines import LineFile, read
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 values = st.one_of(st.none(), st.booleans(), st.integers(), texts, st.lists(texts, max_size=2))
 lines = st.dictionaries(texts, values, max_size=3)
-quick = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def _write(path: Path, entries: list[dict[str, Any]]) -> None:

@@ -47,7 +47,7 @@ def interleavings(draw: st.DrawFn) -> list[tuple[int, list[Line]]]:
     return batches
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(interleavings())
 def test_any_interleaving_gives_the_trace_once(batches: list[tuple[int, list[Line]]]) -> None:
     """A line comes out with its first copy, and is forgotten with its last."""
@@ -62,7 +62,7 @@ def test_any_interleaving_gives_the_trace_once(batches: list[tuple[int, list[Lin
     assert not merger._pending
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(interleavings(), st.integers(0, 8), st.sampled_from(["loss", "gradient", "parameters"]), st.data())
 def test_a_replica_that_parts_is_found(
     batches: list[tuple[int, list[Line]]], step: int, what: str, data: st.DataObject

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.updates.clipping import clip
@@ -16,7 +16,6 @@ gradients = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(gradients, st.floats(1e-3, 1e7))
 def test_it_is_torchs_clipping(tensors: list[torch.Tensor | None], limit: float) -> None:
     before = [None if tensor is None else tensor.clone() for tensor in tensors]
