@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import shutil
@@ -36,18 +37,26 @@ class Done:
         return report
 
 
+def _temporary_folder() -> str:
+    """With a short path, since Ray puts Unix sockets into it; removed at the end of the tests."""
+    folder = tempfile.mkdtemp(prefix="t-", dir="/tmp")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 @dataclass
 class Project:
     """A working directory with a git repository. Its processes carry a mark, so that any that stay are found."""
 
     path: Path
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    temporary: str = field(default_factory=_temporary_folder)  # what other runs on this machine leave is not ours
 
     def environment(self) -> dict[str, str]:
         inherited = {
             name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "GIT_", "MLFLOW_"))
         }
-        return {**inherited, MARK: self.mark}
+        return {**inherited, MARK: self.mark, "TMPDIR": self.temporary}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -107,7 +116,7 @@ class Project:
 
     def leftovers(self) -> list[str]:
         """What a command must not leave: processes, folders of its Ray, runs that say RUNNING."""
-        folders = [str(folder) for folder in Path(tempfile.gettempdir()).glob("orc-*")]
+        folders = [str(folder) for folder in Path(self.temporary).glob("orc-*")]
         running = [f"run {run_id}" for run_id, status in self.runs().items() if status == "RUNNING"]
         return [*self.processes(), *folders, *running]
 
@@ -145,6 +154,10 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Project:
         "cluster: {workers: 2}\n"
         "optimizer: {name: sgd, lr: 0.1}\n"
     )
+    (project.path / "conf" / "broken.yaml").write_text("run: {steps: 4}\npipeline: [\n")
+    (project.path / "conf" / "empty.yaml").write_text("")
+    (project.path / "unimportable.py").write_text("import not_installed\n")
+    (project.path / "exploding.py").write_text("1 / 0\n")
     project.commit()
     return project
 

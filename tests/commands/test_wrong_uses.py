@@ -26,6 +26,25 @@ REFUSED = {
     "conf=good optimizer.lr=-1": (2, "Invalid learning rate"),
     "conf=good data.inputs=[data/x]": (2, "there is no data/x"),
     "conf=good runs": (2, "exactly one of conf=NAME and runs is needed"),
+    "conf=": (2, "conf="),
+    "conf=broken": (2, "conf/broken.yaml:3:1: not valid YAML"),
+    "conf=empty": (2, "conf/empty.yaml: is empty"),
+    "conf=good,goood": (2, "did you mean good?"),
+    "conf=good novalue": (2, "novalue"),
+    "conf=good cluster.workers=0": (2, "cluster.workers: must be at least 1"),
+    "conf=good run.seed=-1": (2, "run.seed: must be at least 0"),
+    "conf=good run.steps=2 run.epochs=1": (2, "run.steps and run.epochs: only one can be set"),
+    "conf=good data.batch_size=2": (2, "2 rows for 4 shards"),
+    "conf=good transport=rdma": (2, "expected one of auto, shared_memory, tcp"),
+    "conf=good run.precision=float16": (2, "expected one of float32, bfloat16"),
+    "conf=good schedule.gamma=0.5": (2, "constant has no gamma"),
+    "conf=good schedule=steps": (2, "schedule.every: required"),
+    "conf=good early_stopping.patience=2": (2, "needs evaluation.every in steps"),
+    "conf=good optimizer=lbfgs": (2, "'lbfgs' is not on offer"),
+    "conf=good pipeline.target=faults": (2, "package.module:Class"),
+    "conf=good pipeline.target=faults:TensorDataset": (2, "not a subclass of orchestrator.Pipeline"),
+    "conf=good pipeline.target=unimportable:X": (2, "no module named 'not_installed'"),
+    "conf=good pipeline.target=exploding:X": (2, "importing exploding raised ZeroDivisionError"),
     "runs cluster.workers=2": (2, "runs takes only output=json"),
     "conf=good data.inputs=[faults.py] strict=true": (4, "faults.py is not under DVC"),
 }
@@ -84,7 +103,7 @@ def test_a_failing_run_says_why_and_is_recorded_as_failed(faulty: Project, pipel
 
 @pytest.mark.ray
 def test_no_git_repository_is_said_and_no_obstacle(faulty: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
-    bare = Project(tmp_path_factory.mktemp("bare"), faulty.mark)
+    bare = Project(tmp_path_factory.mktemp("bare"))
     (bare.path / "conf").mkdir()
     for name in ("faults.py", "conf/good.yaml"):
         (bare.path / name).write_text((faulty.path / name).read_text())
