@@ -18,14 +18,18 @@ import difflib
 import importlib
 import inspect
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, OrchestratorError, PipelineRaised
 
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import Dataset
+
+_OWN = Path(__file__).resolve().parent
 
 
 class Pipeline:
@@ -111,3 +115,28 @@ def _import(name: str) -> Any:
         raise ConfigurationError(
             [f"pipeline.target: importing {name} raised {type(error).__name__}: {error}{where}"]
         ) from error
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Turns an exception of the user's code inside the block into a PipelineRaised that says what was being done."""
+    try:
+        yield
+    except OrchestratorError:
+        raise
+    except Exception as error:
+        raise PipelineRaised(
+            f"{what} raised {type(error).__name__}: {error}{_frames(error)}",
+            "the full traceback is in the run's folder, in error.txt",
+            traceback.format_exc(),
+        ) from None
+
+
+def _frames(error: BaseException) -> str:
+    """The frames that are neither ours nor an installed package's, innermost last."""
+    frames = [
+        f"\n    {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if _OWN not in Path(frame.filename).resolve().parents and "site-packages" not in frame.filename
+    ]
+    return "".join(frames)

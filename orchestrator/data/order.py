@@ -36,20 +36,19 @@ class Order:
 
 
 class Sampler:
-    """Looks positions up in the order of their epoch; keeps the order of the last epoch asked for."""
+    """Looks positions up in the order of their epoch; keeps two epochs, since one may be fetched ahead of the other's end."""
 
     def __init__(self, order: Order) -> None:
         self.order = order
-        self._epoch = -1
-        self._permutation = torch.empty(0, dtype=torch.int64)
+        self._permutations: dict[int, torch.Tensor] = {}
 
     def indices(self, step: int, shard: int) -> list[int]:
         """The samples of micro-batch (step, shard), as indices into the dataset; empty when it has none."""
         epoch, first, last = self.order.rows(step, shard)
-        if epoch != self._epoch:
-            self._permutation = streams.permutation(self.order.seed, "order", epoch, self.order.samples)
-            self._epoch = epoch
-        indices: list[int] = self._permutation[first:last].tolist()
+        if epoch not in self._permutations:
+            self._permutations = {kept: order for kept, order in self._permutations.items() if abs(kept - epoch) == 1}
+            self._permutations[epoch] = streams.permutation(self.order.seed, "order", epoch, self.order.samples)
+        indices: list[int] = self._permutations[epoch][first:last].tolist()
         return indices
 
 

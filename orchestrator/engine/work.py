@@ -7,22 +7,19 @@ the place, with the user's own frames in the message and the full traceback in `
 from __future__ import annotations
 
 import math
-import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from orchestrator.data.loaders import Key, Loaders, upcoming
 from orchestrator.data.loading import fetch
 from orchestrator.data.order import Order, Sampler, evaluation_batches
-from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
+from orchestrator.errors import NonFinite, PipelineRaised
 from orchestrator.numerics import streams
-from orchestrator.pipeline import Pipeline
+from orchestrator.pipeline import Pipeline, naming
 
 _SMALLEST_WEIGHT, _LARGEST_WEIGHT = 1e-100, 1e100  # so that no product with a float32 leaves the range of float64
-_OWN = Path(__file__).resolve().parent.parent
 
 
 class Work:
@@ -40,6 +37,7 @@ class Work:
     ) -> None:
         self._seed = seed
         self._mixed = precision == "bfloat16"
+        self._loaders: Loaders | None = None
         with naming("the pipeline's __init__"), streams.seeded(seed, "pipeline"):
             self.pipeline = pipeline(**args)
         with naming("datasets()"), streams.seeded(seed, "datasets"):
@@ -53,6 +51,10 @@ class Work:
         held_out = 0 if self._validation is None else _length(self._validation, "validation")
         self.evaluation_batches = evaluation_batches(held_out, max(1, batch_size // shards))
 
+    def fetch_ahead(self, loaders: Loaders, shards: Sequence[int], steps: int) -> None:
+        """From now on, training batches come from `loaders`, for a worker that hosts `shards` in a run of `steps`."""
+        self._loaders, self._hosted, self._steps = loaders, tuple(shards), steps
+
     def loss(self, step: int, shard: int) -> tuple[torch.Tensor, float] | None:
         """(mean loss, weight) of micro-batch (step, shard), with its graph; None when the micro-batch is empty.
 
@@ -62,8 +64,7 @@ class Work:
         if not indices:
             return None
         where = f"step {step}, shard {shard}"
-        with naming(f"reading samples ({where})"), streams.seeded(self._seed, "samples", step, shard):
-            batch = fetch(self._train, indices, self.pipeline.collate)
+        batch = self._fetch(step, shard, indices)
         with naming(f"loss() ({where})"), streams.seeded(self._seed, "compute", step, shard):
             with self._autocast():
                 returned = self.pipeline.loss(self.model, batch)
@@ -106,6 +107,16 @@ class Work:
             values = [loss.item(), weight, float(len(indices)), *(float(value) for value in metrics.values())]
         return list(metrics), values
 
+    def _fetch(self, step: int, shard: int, indices: list[int]) -> Any:
+        if self._loaders is not None:
+            key = Key(step, shard, tuple(indices))
+            return self._loaders.batch(key, upcoming(step, shard, self._hosted, self._steps, self._sampler.indices))
+        with (
+            naming(f"reading samples (step {step}, shard {shard})"),
+            streams.seeded(self._seed, "samples", step, shard),
+        ):
+            return fetch(self._train, indices, self.pipeline.collate)
+
     def _autocast(self) -> torch.autocast:
         """Under `precision: bfloat16` products are computed in it; parameters and gradients stay float32 (rule A9)."""
         return torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._mixed)
@@ -117,31 +128,6 @@ class Work:
                 f"datasets() returned {type(returned).__name__}", "return (train, validation), or (train, None)"
             )
         return returned
-
-
-@contextmanager
-def naming(what: str) -> Iterator[None]:
-    """Turns an exception of the user's code inside the block into a PipelineRaised that says what was being done."""
-    try:
-        yield
-    except OrchestratorError:
-        raise
-    except Exception as error:
-        raise PipelineRaised(
-            f"{what} raised {type(error).__name__}: {error}{_frames(error)}",
-            "the full traceback is in the run's folder, in error.txt",
-            traceback.format_exc(),
-        ) from None
-
-
-def _frames(error: BaseException) -> str:
-    """The frames that are neither ours nor an installed package's, innermost last."""
-    frames = [
-        f"\n    {frame.filename}:{frame.lineno} in {frame.name}: {frame.line}"
-        for frame in traceback.extract_tb(error.__traceback__)
-        if _OWN not in Path(frame.filename).resolve().parents and "site-packages" not in frame.filename
-    ]
-    return "".join(frames)
 
 
 _NON_FINITE_REMEDY = "lower optimizer.lr, set gradient.clip, or look at the samples of this micro-batch"

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from orchestrator.data.loaders import Loaders, Recipe
 from orchestrator.engine import evaluation
 from orchestrator.engine.adder import Adder
 from orchestrator.engine.ballots import Shape
@@ -22,13 +23,13 @@ from orchestrator.engine.learner import Learner
 from orchestrator.engine.lockstep import Lockstep, Member, Withdrawn
 from orchestrator.engine.loop import Clock, Done, Loop
 from orchestrator.engine.replica import Replica
-from orchestrator.engine.work import Work, naming
+from orchestrator.engine.work import Work
 from orchestrator.errors import ConfigurationError, OrchestratorError
 from orchestrator.numerics import determinism
 from orchestrator.numerics.digests import distinct_state, model_digest
 from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.streams import seeded
-from orchestrator.pipeline import defines, find
+from orchestrator.pipeline import defines, find, naming
 from orchestrator.records import trace
 from orchestrator.settings import Settings
 from orchestrator.topologies.schedule import Schedule
@@ -118,7 +119,7 @@ class Worker:
             return evaluation.compute(self._work, self._replica, shards, settings.data.shards, step)
 
         first_step_at = 0.0
-        with _leaving(exchange):
+        with self._fetching_ahead(shards, facts["steps"]), _leaving(exchange):
             for done in loop.run(_lockstep(settings, learner, exchange, facts), exchange, evaluate):
                 first_step_at = first_step_at or time.monotonic()
                 emit({"trace": self._trace_line(done)})
@@ -143,6 +144,21 @@ class Worker:
         optimizers.check(optimizer, self._work.model)
         assert optimizer is not None
         return optimizer
+
+    @contextmanager
+    def _fetching_ahead(self, shards: tuple[int, ...], steps: int) -> Iterator[None]:
+        """Loader processes, where the settings want them, for as long as the block runs."""
+        settings = self._settings
+        if settings.data.loaders == 0:
+            yield
+            return
+        recipe = Recipe(settings.pipeline.target, settings.pipeline.args, settings.run.seed, settings.run.threads)
+        loaders = Loaders(recipe, settings.data.loaders)
+        self._work.fetch_ahead(loaders, shards, steps)
+        try:
+            yield
+        finally:
+            loaders.close()
 
     def _trace_line(self, done: Done) -> trace.Line:
         outcome, every = done.outcome, self._settings.trace.digest_every

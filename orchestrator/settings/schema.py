@@ -103,6 +103,10 @@ class DataSettings:
         default=8, metadata=result("The slices into which every step is divided; at most so many workers.", at_least(1))
     )
     batch_size: int = field(default=64, metadata=result("Rows of a whole step, over all shards.", at_least(1)))
+    loaders: int = field(
+        default=0,
+        metadata=execution("Processes per worker that fetch batches ahead; 0: the worker fetches them.", at_least(0)),
+    )
     inputs: tuple[str, ...] = field(default=(), metadata=result("The files and folders that the pipeline reads."))
 
 

@@ -114,6 +114,7 @@ def settings_for(
     evaluate_every: Every | None = None,
     digest_every: int = 1,
     precision: Any = "float32",
+    loaders: int = 0,
     schedule: dict[str, Any] | None = None,
     early_stopping: dict[str, Any] | None = None,
 ) -> Settings:
@@ -121,7 +122,7 @@ def settings_for(
     return Settings(
         run=RunSettings(steps=None if epochs else steps, epochs=epochs, seed=seed, precision=precision),
         pipeline=PipelineSettings(target=f"{pipeline.__module__}:{pipeline.__name__}", args=args or {}),
-        data=DataSettings(shards=shards, batch_size=batch_size),
+        data=DataSettings(shards=shards, batch_size=batch_size, loaders=loaders),
         cluster=ClusterSettings(workers=layout.workers, step_timeout_s=PATIENCE_S),
         topology=TopologySettings(name=layout.topology, arity=layout.arity, servers=layout.servers),
         reduction=reduction,

@@ -1,0 +1,188 @@
+"""Batches fetched ahead by processes of their own, with the bits they have when fetched in the compute thread (rule B2).
+
+Random generators belong to a process, so a thread that fetches ahead would disturb the computation's; and a process that was
+forked would inherit Ray. So a loader is a fresh Python process. It builds the pipeline and its datasets under the run's seed as
+the worker does, and seeds each fetch by (step, shard).
+
+The protocol is plain: a loader reads requests from its standard input and writes answers to its standard output, each a length
+and a pickle; both ends are processes of one run, and nothing of it is recorded. A loader has at most one request, whose answer
+waits in the pipe. It ends when its input does, so it outlives its worker by one fetch at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import IO, Any, NamedTuple
+
+from orchestrator.data.loading import fetch
+from orchestrator.errors import OrchestratorError, PipelineRaised, RunFailed, from_dict
+from orchestrator.numerics import determinism, streams
+from orchestrator.pipeline import find, naming
+
+
+class Key(NamedTuple):
+    """Which micro-batch, and the samples it holds."""
+
+    step: int
+    shard: int
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a loader needs to build the datasets."""
+
+    target: str
+    args: dict[str, Any]
+    seed: int
+    threads: int
+
+
+class Loaders:
+    """A few loader processes. Raises what fetching raises: PipelineRaised; RunFailed when a loader died."""
+
+    def __init__(self, recipe: Recipe, processes: int) -> None:
+        self._loaders = [_Loader(recipe) for _ in range(processes)]
+
+    def batch(self, key: Key, upcoming: Iterator[Key]) -> Any:
+        """The batch of `key`; afterwards every loader that has nothing to do is given one of the `upcoming` keys."""
+        loader = next((loader for loader in self._loaders if loader.asked == key), None)
+        if loader is None:  # not foreseen: the first of all, or a step that is repeated
+            loader = min(self._loaders, key=lambda each: each.asked is not None)
+            if loader.asked is not None:
+                loader.answer()
+            loader.ask(key)
+        payload = loader.answer()
+        asked = {each.asked for each in self._loaders}
+        wanted = (each for each in upcoming if each not in asked)
+        for idle in self._loaders:
+            following = next(wanted, None) if idle.asked is None else None
+            if following is not None:
+                idle.ask(following)
+        return _result(payload)
+
+    def close(self) -> None:
+        """End the processes. Safe to call twice."""
+        for loader in self._loaders:
+            loader.close()
+
+
+class _Loader:
+    """The worker's end of one loader process. asked: the request that is not answered yet."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
+        self.asked: Key | None = None
+        self._write(asdict(recipe))
+
+    def ask(self, key: Key) -> None:
+        self._write(tuple(key))
+        self.asked = key
+
+    def answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        self.asked = None
+        answer = _read(self._process.stdout)
+        if answer is None:
+            raise self._died()
+        return dict(answer)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def _write(self, message: object) -> None:
+        assert self._process.stdin is not None
+        try:
+            _write(self._process.stdin, message)
+        except OSError:
+            raise self._died() from None
+
+    def _died(self) -> RunFailed:
+        return RunFailed(
+            f"a loader process ended with code {self._process.wait()}",
+            "look for the kernel's out-of-memory killer (dmesg), or fetch in the workers: data.loaders=0",
+        )
+
+
+def _result(answer: dict[str, Any]) -> Any:
+    if "failed" in answer:
+        raise from_dict(answer["failed"])
+    return answer["batch"]
+
+
+def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+    """A loader's life."""
+    recipe = Recipe(**_read(requests))
+    determinism.prepare_thread(recipe.threads)
+    failure: OrchestratorError | None = None
+    try:
+        with naming("the pipeline's __init__"), streams.seeded(recipe.seed, "pipeline"):
+            pipeline = find(recipe.target, recipe.args)(**recipe.args)
+        with naming("datasets()"), streams.seeded(recipe.seed, "datasets"):
+            train, _ = pipeline.datasets()
+    except OrchestratorError as error:
+        failure = error
+    while (request := _read(requests)) is not None:
+        key = Key(*request)
+        try:
+            if failure is not None:
+                raise failure
+            with (
+                naming(f"reading samples (step {key.step}, shard {key.shard})"),
+                streams.seeded(recipe.seed, "samples", key.step, key.shard),
+            ):
+                batch = fetch(train, key.indices, pipeline.collate)
+            _write(answers, {"batch": batch})
+        except OrchestratorError as error:
+            _write(answers, {"failed": error.as_dict()})
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            fault = PipelineRaised(
+                f"a batch of the pipeline cannot be handed to another process: {error}",
+                "return tensors, numbers, texts and containers of them, or fetch in the workers: data.loaders=0",
+            )
+            _write(answers, {"failed": fault.as_dict()})
+
+
+def _write(stream: IO[bytes], message: object) -> None:
+    payload = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    stream.write(struct.pack("<Q", len(payload)) + payload)
+    stream.flush()
+
+
+def _read(stream: IO[bytes]) -> Any:
+    """The next message; None at the end of the stream."""
+    header = stream.read(8)
+    if len(header) < 8:
+        return None
+    (length,) = struct.unpack("<Q", header)
+    payload = stream.read(length)
+    return pickle.loads(payload) if len(payload) == length else None
+
+
+def upcoming(step: int, shard: int, shards: Sequence[int], steps: int, indices: Any) -> Iterator[Key]:
+    """The micro-batches that a worker hosting `shards` computes after (step, shard), the empty ones left out."""
+    position = shards.index(shard) + 1
+    for later in range(step, steps):
+        for each in shards[position:]:
+            found = indices(later, each)
+            if found:
+                yield Key(later, each, tuple(found))
+        position = 0
+
+
+if __name__ == "__main__":
+    _requests, _answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what the pipeline prints must not get into the answers
+    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
+        _serve(_requests, _answers)

@@ -1,0 +1,83 @@
+"""Loader processes give the bits that the compute thread gives, tell the user's faults, and end with their worker."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from orchestrator.data.loaders import Key, Loaders, Recipe, upcoming
+from orchestrator.data.order import Order, Sampler
+from orchestrator.errors import PipelineRaised, RunFailed
+from tests.engine import faulty
+from tests.engine import pipelines as p
+from tests.engine.runs import ONE, Layout, train
+
+RECIPE = Recipe("tests.engine.pipelines:Augmented", {}, seed=3, threads=1)
+KEYS = [Key(step, shard, tuple(range(shard, shard + 3))) for step in range(2) for shard in range(2)]
+
+
+@pytest.fixture
+def loaders() -> Iterator[Loaders]:
+    started = Loaders(RECIPE, 2)
+    yield started
+    started.close()
+
+
+@pytest.mark.ray
+def test_a_batch_depends_on_its_key_only(loaders: Loaders) -> None:
+    forwards = [loaders.batch(key, iter(KEYS[i + 1 :])) for i, key in enumerate(KEYS)]
+    backwards = [loaders.batch(key, iter(())) for key in reversed(KEYS)][::-1]
+    for first, second in zip(forwards, backwards, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.ray
+def test_a_loader_that_died_is_said(loaders: Loaders) -> None:
+    for loader in loaders._loaders:
+        loader._process.kill()
+        loader._process.wait()
+    with pytest.raises(RunFailed, match="a loader process ended with code -9"):
+        loaders.batch(KEYS[0], iter(()))
+
+
+@pytest.mark.ray
+def test_a_loader_ends_when_its_worker_is_killed() -> None:
+    script = (
+        "import signal; from tests.data.test_loaders import *; started = Loaders(RECIPE, 1); started.batch(KEYS[0], iter(()));"
+        "print(started._loaders[0]._process.pid, flush=True); signal.pause()"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        loader = os.pidfd_open(int(worker.stdout.readline()))
+        worker.kill()
+    ended, _, _ = select.select([loader], [], [], 30)
+    os.close(loader)
+    assert ended
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("pipeline", [p.Augmented, p.Mlp, p.CustomBatches])
+def test_a_run_has_the_same_bits_with_loaders(pipeline: type[p.Small]) -> None:
+    reference = train(pipeline, ONE, epochs=2)
+    assert train(pipeline, ONE, epochs=2, loaders=2).trace == reference.trace
+    assert train(pipeline, Layout(2, "tree"), epochs=2, loaders=1).trace == reference.trace
+
+
+@pytest.mark.ray
+def test_a_fault_in_reading_names_the_sample_and_the_users_line() -> None:
+    with pytest.raises(PipelineRaised, match=r"reading samples \(step 0, shard \d\) raised") as raised:
+        train(faulty.RaisesInDataset, ONE, loaders=1)
+    assert "faulty.py:" in str(raised.value)
+
+
+def test_what_comes_next_is_what_a_worker_computes_next() -> None:
+    sampler = Sampler(Order(seed=0, samples=10, batch_size=4, shards=4))
+    keys = [(key.step, key.shard) for key in upcoming(0, 2, (1, 2, 3), 3, sampler.indices)]
+    assert keys == [(0, 3), (1, 1), (1, 2), (1, 3), (2, 1), (2, 3)]
+    assert list(upcoming(2, 3, (1, 2, 3), 3, sampler.indices)) == []
