@@ -132,15 +132,28 @@ def _ready(state: State, event: Ready) -> tuple[State, tuple[Command, ...], str]
         return state, (), ""
     facts = state.ready[0]
     for member in range(1, state.workers):
-        other = state.ready[member]
-        different = sorted(key for key in facts if facts[key] != other.get(key))
-        if different:
-            error = Inconsistent(
-                f"workers 0 and {member} prepared different runs: {', '.join(different)} differ",
-                "model() and datasets() must depend on nothing but their arguments, their files and the seeded generators",
-            )
+        error = _disagreement(member, facts, state.ready[member])
+        if error is not None:
             return _end(state, error, "the workers disagree")
     return replace(state, phase="running"), (Begin(facts),), f"all {state.members} members are ready and agree"
+
+
+def _disagreement(member: int, facts: Mapping[str, Any], others: Mapping[str, Any]) -> Inconsistent | None:
+    """Admission by proof (rule B4): every fact has to be equal but the machine, which explains why others are not."""
+    different = sorted(key for key in facts if key != "machine" and facts[key] != others.get(key))
+    if not different:
+        return None
+    if different == ["reference"]:
+        here, there = facts.get("machine", {}), others.get("machine", {})
+        why = [f"{key} {here[key]} and {there.get(key)}" for key in here if here[key] != there.get(key)]
+        return Inconsistent(
+            f"workers 0 and {member} compute different bits from the same micro-batch ({'; '.join(why) or 'like machines'})",
+            "run on machines of one kind, or make them alike: ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_CBWR",
+        )
+    return Inconsistent(
+        f"workers 0 and {member} prepared different runs: {', '.join(different)} differ",
+        "model() and datasets() must depend on nothing but their arguments, their files and the seeded generators",
+    )
 
 
 def _died(state: State, event: Died) -> tuple[State, tuple[Command, ...], str]:

@@ -91,6 +91,8 @@ class Worker:
             "counters": self._replica.counter_names(),
             "initial_parameters": model_digest(self._work.model),
             "compute": compute,
+            "reference": Learner.reference(self._work, self._replica),
+            "machine": determinism.machine(),
         }
 
     def run(self, generation: Generation, rank: int, connect: Connect, facts: Mapping[str, Any], emit: Emit) -> str:

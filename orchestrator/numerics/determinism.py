@@ -7,7 +7,11 @@ A value that the user has set is kept: it is part of the environment, which is r
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
+import platform
+from pathlib import Path
 from typing import Any
 
 ENVIRONMENT = {
@@ -26,6 +30,22 @@ def prepare_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in ENVIRONMENT}
 
 
+def machine() -> dict[str, str]:
+    """What may make two machines compute different bits, to name when they do."""
+    import torch
+
+    cpu = platform.processor()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
+    return {
+        "CPU": cpu,
+        "instruction set": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+        "libraries": hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:12],
+    }
+
+
 def prepare_thread(threads: int) -> dict[str, Any]:
     """Set the calling thread up for computing and return what is in force, for the record. Flush-to-zero is per thread."""
     import torch
@@ -37,6 +57,5 @@ def prepare_thread(threads: int) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "flush_denormal": False,
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "environment": {name: os.environ.get(name) for name in ENVIRONMENT},
     }

@@ -61,6 +61,15 @@ def test_workers_that_prepared_different_runs_do_not_begin() -> None:
     assert not any(isinstance(command, Begin) for command in commands)
 
 
+def test_a_worker_that_computes_other_bits_is_refused_by_proof() -> None:
+    here = {**FACTS, "reference": "a", "machine": {"CPU": "old", "torch": "2"}}
+    there = {**FACTS, "reference": "b", "machine": {"CPU": "new", "torch": "2"}}
+    _, commands = play([(0.0, Ready(0, here)), (0.0, Ready(2, {})), (0.0, Ready(1, there))])
+    assert "compute different bits from the same micro-batch (CPU old and new)" in str(end_of(commands))
+    _, commands = play([(0.0, Ready(0, here)), (0.0, Ready(2, {})), (0.0, Ready(1, {**there, "reference": "a"}))])
+    assert commands == [Begin(here)]
+
+
 def test_different_digests_are_an_error() -> None:
     _, commands = play([*READY, (2.0, Finished(0, "a")), (2.0, Finished(1, "b")), (2.0, Finished(2, None))])
     assert isinstance(end_of(commands), Inconsistent)
