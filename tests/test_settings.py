@@ -257,7 +257,7 @@ WRONG = {
     "digest_every=3": "digest_every: no such key; did you mean trace.digest_every?",
     "--run.seed=3": "--run.seed: no such key; did you mean run.seed?",
     "run.seed.x=3": "run.seed.x: no such key; did you mean run.seed?",
-    "data.foo=3": "data.foo: no such key; data has shards, batch_size, inputs",
+    "data.foo=3": "data.foo: no such key; data has shards, batch_size, loaders, inputs",
     "zzz=3": "zzz: no such key; there are run, pipeline, data, cluster, topology, sync, reduction, transport, "
     "optimizer, gradient, schedule, early_stopping, evaluation, trace, tracking, strict, output",
     "run.seed=abc": "run.seed: expected a whole number, got 'abc'",
