@@ -42,11 +42,25 @@ REDUCTIONS = ("exact", "fast")
 WARM_UP = 4  # steps that are not counted: the first fits the grid and computes twice
 
 
-class Times(NamedTuple):
-    """Seconds of each counted step."""
+class Instant(NamedTuple):
+    """Seconds: on the wall, and of this thread's own computing, which a busy machine disturbs less."""
 
-    engine: list[float]
-    plain: list[float]
+    wall: float
+    computing: float
+
+    @classmethod
+    def now(cls) -> Instant:
+        return cls(time.perf_counter(), time.thread_time())
+
+    def since(self, earlier: Instant) -> Instant:
+        return Instant(self.wall - earlier.wall, self.computing - earlier.computing)
+
+
+class Pair(NamedTuple):
+    """What one step took, here and there, one right after the other."""
+
+    engine: Instant
+    plain: Instant
 
 
 class PlainLoop:
@@ -91,30 +105,29 @@ def run_engine(settings: Settings, emit: Callable[[dict[str, Any]], None]) -> No
     worker.run(generation, 0, lambda: hub.transport(0, regions), facts, emit)
 
 
-def side_by_side(settings: Settings) -> Times:
+def side_by_side(settings: Settings) -> list[Pair]:
     """A step of the engine, a step of the plain loop, and so on."""
     plain = PlainLoop(settings)
-    times = Times([], [])
-    resumed = 0.0
+    pairs: list[Pair] = []
+    resumed = Instant.now()
 
     def take_turn(entry: dict[str, Any]) -> None:
         nonlocal resumed
         if "trace" not in entry:
             return
-        ended, step = time.perf_counter(), entry["trace"]["step"]
+        ended, step = Instant.now(), entry["trace"]["step"]
         plain.step(step)
-        now = time.perf_counter()
+        now = Instant.now()
         if step >= WARM_UP:
-            times.engine.append(ended - resumed)
-            times.plain.append(now - ended)
-        resumed = time.perf_counter()
+            pairs.append(Pair(ended.since(resumed), now.since(ended)))
+        resumed = Instant.now()
 
     run_engine(settings, take_turn)
-    return times
+    return pairs
 
 
 def profile(settings: Settings) -> None:
-    """Where the engine's time goes, by function; torch's own are in the table too."""
+    """Where the engine's time goes: its own functions with all they call, then the functions that take longest themselves."""
     profiler = cProfile.Profile()
 
     def count(entry: dict[str, Any]) -> None:
@@ -123,7 +136,11 @@ def profile(settings: Settings) -> None:
 
     run_engine(settings, count)
     profiler.disable()
-    pstats.Stats(profiler).sort_stats("tottime").print_stats(22)
+    found = pstats.Stats(profiler).strip_dirs()
+    found.sort_stats("cumulative").print_stats(
+        "(exact|replica|learner|work|exchange|lockstep|ballots|streams|clipping)", 24
+    )
+    found.sort_stats("tottime").print_stats(16)
 
 
 def settings_of(name: str, reduction: str, steps: int) -> Settings:
@@ -142,18 +159,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(name)
             profile(settings_of(name, "exact", chosen.steps + WARM_UP))
         return
-    print(f"{'pipeline':<12}{'reduction':<11}{'engine ms':>10}{'plain ms':>10}{'ratio':>8}   ratio of each round")
+    heading = ("pipeline", "reduction", "engine ms", "plain ms", "ratio", "computing")
+    print("".join(f"{title:>11}" for title in heading) + "   computing, round by round")
     for name in PIPELINES:
-        rounds: dict[str, list[Times]] = {reduction: [] for reduction in REDUCTIONS}
+        rounds: dict[str, list[list[Pair]]] = {reduction: [] for reduction in REDUCTIONS}
         for _ in range(chosen.rounds):
             for reduction in REDUCTIONS:
                 rounds[reduction].append(side_by_side(settings_of(name, reduction, chosen.steps + WARM_UP)))
         for reduction, found in rounds.items():
-            engine = statistics.median(seconds for times in found for seconds in times.engine)
-            plain = statistics.median(seconds for times in found for seconds in times.plain)
-            each = [statistics.median(times.engine) / statistics.median(times.plain) for times in found]
-            shown = " ".join(f"{ratio:.3f}" for ratio in each)
-            print(f"{name:<12}{reduction:<11}{engine * 1e3:>10.2f}{plain * 1e3:>10.2f}{engine / plain:>8.3f}   {shown}")
+            print(f"{name:>11}{reduction:>11}{_row(found)}", flush=True)
+
+
+def _row(rounds: Sequence[Sequence[Pair]]) -> str:
+    """Medians; the ratios are those of neighbouring steps."""
+    pairs = [pair for each in rounds for pair in each]
+    engine = statistics.median(pair.engine.wall for pair in pairs)
+    plain = statistics.median(pair.plain.wall for pair in pairs)
+    ratio = statistics.median(pair.engine.wall / pair.plain.wall for pair in pairs)
+    each = " ".join(f"{_computing(one):.3f}" for one in rounds)
+    return f"{engine * 1e3:>11.2f}{plain * 1e3:>11.2f}{ratio:>11.3f}{_computing(pairs):>11.3f}   {each}"
+
+
+def _computing(pairs: Sequence[Pair]) -> float:
+    return statistics.median(pair.engine.computing / pair.plain.computing for pair in pairs)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.tracking import tracker as module
 from orchestrator.tracking.tracker import Tracker
 
 
@@ -50,7 +49,7 @@ class Store:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("orchestrator.tracking.tracker.time.monotonic", lambda: now[0])
     return now
 
 
@@ -59,13 +58,18 @@ def make() -> tuple[Client, Tracker]:
     return store.client, Tracker(store, "1", None, every_s=1.0)
 
 
+def trouble(tracker: Tracker) -> str | None:
+    """A call, because a type checker takes an attribute for what it was."""
+    return tracker.trouble
+
+
 def test_what_a_failing_store_did_not_take_is_sent_later(clock: list[float]) -> None:
     client, tracker = make()
     client.fails = True
     tracker.metrics(0, {"loss": 1.0})
     clock[0] = 2.0
     tracker.tick()
-    assert tracker.trouble == "no route"
+    assert trouble(tracker) == "no route"
     tracker.metrics(1, {"loss": 0.5})
     clock[0] = 31.0
     tracker.tick()
@@ -73,7 +77,7 @@ def test_what_a_failing_store_did_not_take_is_sent_later(clock: list[float]) -> 
     client.fails = False
     clock[0] = 33.0
     tracker.tick()
-    assert tracker.trouble is None
+    assert trouble(tracker) is None
     assert client.said == [[("loss", 0), ("loss", 1)]]
 
 
