@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import io
 import os
@@ -48,22 +49,30 @@ def test_nothing_is_said_about_a_rate_that_is_not_known() -> None:
     assert progress.rate_and_left(1, 0.0, 5) == ""
 
 
+def everything(descriptor: int) -> str:
+    """What a pseudo-terminal shows until its other end is closed: it comes piece by piece."""
+    pieces = []
+    with contextlib.suppress(OSError):
+        while piece := os.read(descriptor, 1 << 16):
+            pieces.append(piece)
+    os.close(descriptor)
+    return b"".join(pieces).decode()
+
+
 def test_a_terminal_shows_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """A real pseudo-terminal of 100 columns, and a clock that goes at ten steps a second."""
     clock = [1000.0]
     monkeypatch.setattr("tqdm.std.time", lambda: clock[0])
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-    with open(theirs, "w") as stream:
+    with open(theirs, "w", encoding="utf-8") as stream:
         display = progress.for_stream(stream)
         display.start(100)
         for done in range(1, 51):
             clock[0] += 0.1
             display.step(done, 0.5)
-        shown = os.read(ours, 1 << 16).decode()
         display.close()
-    os.close(ours)
-    last = shown.rsplit("\r", 1)[-1]
+    last = [line for line in everything(ours).split("\r") if line.strip()][-1]
     assert "50/100" in last
     assert "00:05<00:05" in last
     assert "10.00step/s, loss 0.5]" in last
