@@ -20,13 +20,13 @@ from orchestrator.settings import load
 
 USAGE = """\
 usage: python -m orchestrator conf=NAME|PATH [key=value ...]
-       python -m orchestrator runs [output=json]
+       python -m orchestrator runs [output=json] [tracking.uri=URI]
 
   conf=NAME          launch the run that conf/NAME.yaml describes; a path works too, and several,
                      comma-separated, are merged left to right
   key=value          change a setting, such as cluster.workers=2 or optimizer.lr=0.01; topology=ring is
                      short for topology.name=ring
-  runs               list the runs of this project, newest first
+  runs               list the runs of this project, newest first; tracking.uri: those of that MLflow store
   output=json        the last line of stdout is one JSON object
   --help             this page
 
@@ -91,10 +91,12 @@ def _launch(verb: str, overrides: list[str], as_json: bool, started: float) -> i
 def _runs(arguments: list[str], as_json: bool) -> int:
     from orchestrator.commands.runs import runs, table
 
-    unknown = [argument for argument in arguments if argument not in ("runs", "output=json", "output=text")]
+    uris = [argument.partition("=")[2] for argument in arguments if argument.startswith("tracking.uri=")]
+    known = ("runs", "output=json", "output=text")
+    unknown = [argument for argument in arguments if argument not in known and not argument.startswith("tracking.uri=")]
     if unknown:
-        raise UsageError(f"runs takes only output=json, not {' '.join(unknown)}")
-    found = runs(Path.cwd())
+        raise UsageError(f"runs takes only output=json and tracking.uri=URI, not {' '.join(unknown)}")
+    found = runs(Path.cwd(), (uris[-1] if uris else None) or None)
     print(json.dumps({"runs": [asdict(past) for past in found]}) if as_json else table(found))
     return 0
 

@@ -34,7 +34,7 @@ FLOORS = [
     "records",
     "errors",
 ]
-ONLY_ROOM = {"ray": "cluster", "mlflow": "tracking", "dvc": "provenance"}
+ONLY_ROOM = {"ray": "cluster", "mlflow": "tracking", "dvc": "provenance", "matplotlib": "driver"}
 CALLS = ("importlib.import_module", "import_module", "__import__")
 STANDARD_LIBRARY_ONLY = ["records", "errors", "topologies"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchestrator.cluster.local import LocalRay
 from orchestrator.cluster.members import Members, roles
-from orchestrator.driver import preflight, signals, summary
+from orchestrator.driver import pictures, preflight, signals, summary
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.outcome import Outcome
 from orchestrator.driver.progress import Progress, for_stream
@@ -18,6 +18,7 @@ from orchestrator.driver.session import Session
 from orchestrator.errors import OrchestratorError, RunFailed
 from orchestrator.settings import Settings, to_yaml
 from orchestrator.topologies import Schedule, build_schedule
+from orchestrator.tracking import is_server
 
 
 def launch(settings: Settings) -> tuple[str, Outcome]:
@@ -35,6 +36,8 @@ def launch(settings: Settings) -> tuple[str, Outcome]:
         # MLflow takes as long to import as Ray to start, so they do it side by side.
         opening = pool.submit(open_record, settings, folder, provenance)
         try:
+            if is_server(settings.tracking.uri):
+                opening.result()  # it may be out of reach: known before anything is started
             outcome = _train(settings, project, opening, display, mailbox)
         except OrchestratorError as error:
             outcome = Outcome(workers=settings.cluster.workers, error=error)
@@ -44,7 +47,13 @@ def launch(settings: Settings) -> tuple[str, Outcome]:
         finally:
             display.close()
         record = opening.result()
-        record.close(outcome)
+        _draw(settings, record, display)
+        outcome.not_recorded = record.close(outcome)
+    if outcome.not_recorded is not None:
+        display.say(
+            f"warning: MLflow has not got all of this run: {outcome.not_recorded}\n"
+            f"  the files in .orchestrator/{record.tracker.run_id}/ are complete"
+        )
     if outcome.error is None:
         display.say(_summary(settings, outcome, record))
     return record.tracker.run_id, outcome
@@ -69,6 +78,14 @@ def _train(
         if outcome.error is None:
             members.save_weights(0, str(record.files.weights))
     return outcome
+
+
+def _draw(settings: Settings, record: Record, display: Progress) -> None:
+    """The pictures of the run; without them it is as whole as with them."""
+    files = record.files
+    trouble = pictures.draw(files.pictures, files.trace, files.journal, record.tracker.name, _schedule(settings))
+    if trouble is not None:
+        display.say(f"note: {trouble}")
 
 
 def _schedule(settings: Settings) -> Schedule:

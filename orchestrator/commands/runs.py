@@ -5,15 +5,20 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from orchestrator.driver.folders import NAME
-from orchestrator.tracking import Past, Store
+from orchestrator.driver.folders import NAME, project_folder
+from orchestrator.tracking import Past, Store, is_server
 
 _SHOWN_METRICS = 2
 
 
-def runs(project: Path) -> list[Past]:
-    """Those of the project's own store; none where nothing was ever launched. Raises ConfigurationError."""
+def runs(project: Path, uri: str | None = None) -> list[Past]:
+    """Those of the project's own store, none where nothing was ever launched; or those of the store `uri`.
+
+    Raises ConfigurationError.
+    """
     folder = project / NAME
+    if uri is not None:
+        return Store(uri, folder if is_server(uri) else project_folder(project)).past()
     return Store(None, folder).past() if (folder / "mlflow.db").exists() else []
 
 

@@ -36,6 +36,7 @@ class RunFolder:
         self.environment = self.path / "environment.json"
         self.weights = self.path / "model.safetensors"
         self.error = self.path / "error.txt"
+        self.pictures = self.path / "pictures"
 
     def artifacts(self) -> list[Path]:
         """The files that are logged under `run/`, those that exist."""

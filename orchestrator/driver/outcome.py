@@ -14,7 +14,8 @@ Status = Literal["finished", "failed", "killed"]
 @dataclass
 class Outcome:
     """loss: of the last step; metrics: of the last evaluation; first_step_at: when the driver heard of the first step, on
-    the monotonic clock; training_s: from the end of the first step to the end of the last, evaluations included."""
+    the monotonic clock; training_s: from the end of the first step to the end of the last, evaluations included;
+    not_recorded: why MLflow has not got all of it, which makes no run a failed one."""
 
     workers: int = 0
     steps: int = 0
@@ -25,6 +26,7 @@ class Outcome:
     error: OrchestratorError | None = None
     first_step_at: float | None = None
     training_s: float | None = None
+    not_recorded: str | None = None
 
     @property
     def status(self) -> Status:
@@ -51,6 +53,8 @@ class Outcome:
             "launch_s": None if self.first_step_at is None else round(self.first_step_at - started, 3),
             "steps_per_s": None if self.steps_per_s is None else round(self.steps_per_s, 3),
         }
+        if self.not_recorded is not None:
+            report["not_recorded"] = self.not_recorded
         if self.error is not None:
             error = self.error.as_dict()
             report["error"] = {key: error[key] for key in ("kind", "message", "remedy")}

@@ -34,8 +34,8 @@ class Record:
         self.journal = LineFile(files.journal)
         self.trace = LineFile(files.trace)
 
-    def close(self, outcome: Outcome) -> None:
-        """Write down how the run ended, here and in MLflow."""
+    def close(self, outcome: Outcome) -> str | None:
+        """Write down how the run ended, here and in MLflow; why MLflow could not take all of it, or None."""
         status = outcome.status
         ending: dict[str, object] = {"event": "run_ended", "status": status, "steps": outcome.steps}
         if outcome.error is not None:
@@ -51,19 +51,23 @@ class Record:
         self.trace.close()
         for path in self.files.artifacts():
             self.tracker.artifact(path, "run")
+        for picture in sorted(self.files.pictures.glob("*")):
+            self.tracker.artifact(picture, "pictures")
         if self.files.weights.exists():
             self.tracker.artifact(self.files.weights, "model")
         self.tracker.end(_MLFLOW[status])
+        return self.tracker.trouble
 
 
 def open_record(settings: Settings, folder: Path, provenance: Provenance) -> Record:
     """Create the MLflow run and its folder. Raises ConfigurationError when the store cannot be opened."""
     store = Store(settings.tracking.uri, folder)
-    experiment_id = store.experiment(settings.run.experiment)
-    orphans = store.mark_orphans(experiment_id)
-    tracker = Tracker(store, experiment_id, settings.run.name, every_s=settings.tracking.every_s)
     machine = environment.capture()
-    tracker.describe(flat(settings), _tags(provenance, machine))
+    with store.usable():
+        experiment_id = store.experiment(settings.run.experiment)
+        orphans = store.mark_orphans(experiment_id)
+        tracker = Tracker(store, experiment_id, settings.run.name, every_s=settings.tracking.every_s)
+        tracker.describe(flat(settings), _tags(provenance, machine))
     files = RunFolder(folder, tracker.run_id)
     files.settings.write_text(to_yaml(settings), encoding="utf-8")
     files.environment.write_text(json.dumps(machine.as_dict(), indent=1) + "\n", encoding="utf-8")

@@ -48,6 +48,7 @@ class Session:
         self._addresses: dict[int, dict[str, Any]] = {}
         self._pids: dict[int, int] = {}
         self._dead: set[int] = set()
+        self._told_of_trouble = False
         self.outcome = Outcome(workers=schedule.workers)
         self._state = controller.State(
             schedule.workers, schedule.servers, time.monotonic(), settings.cluster.start_timeout_s
@@ -61,10 +62,19 @@ class Session:
             for heard in self._members.hear(_TICK_S):
                 self._hear(heard)
             self._decide(controller.Tick())
-            self._tracker.tick()
+            self._track()
         for member in range(self._schedule.members):
             self._entries(member, self._members.drain(member))
         return self.outcome
+
+    def _track(self) -> None:
+        self._tracker.tick()
+        trouble = self._tracker.trouble
+        if trouble is not None and not self._told_of_trouble:
+            self._told_of_trouble = True
+            self._progress.say(
+                f"warning: MLflow does not take what this run reports; it goes on, and its files stay complete: {trouble}"
+            )
 
     def _hear(self, heard: Heard) -> None:
         member, answer = heard.member, heard.answer

@@ -11,6 +11,8 @@ import fcntl
 import logging
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +23,13 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
+_REQUEST_S = 10  # how long one request to a server may take; MLflow's own default, with its retries, is minutes
 PID, STARTED, HOST, BOOT = (f"orchestrator.{name}" for name in ("pid", "pid_started", "host", "boot_id"))
+
+
+def is_server(uri: str | None) -> bool:
+    """Whether the store is behind an MLflow server, which keeps the artifacts too."""
+    return uri is not None and uri.startswith(("http://", "https://"))
 
 
 def default_uri(folder: Path) -> str:
@@ -59,9 +67,16 @@ class Store:
         self.uri = uri or default_uri(folder)
         self._artifacts = (folder.resolve() / "artifacts").as_uri()
         _silence()
+        if is_server(self.uri):
+            self.client = _open(self.uri)
+            return
         with (folder / "mlflow.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.client = _open(self.uri)
+
+    def usable(self) -> AbstractContextManager[None]:
+        """Inside the block, a store that refuses what it is asked for is a ConfigurationError."""
+        return _usable(self.uri)
 
     def experiment(self, name: str) -> str:
         """The id of the experiment, created when it is new, with artifacts in the project's folder."""
@@ -79,12 +94,14 @@ class Store:
         return str(found.experiment_id)
 
     def past(self) -> list[Past]:
-        """All runs of all experiments, newest first."""
+        """All runs that this program recorded, of all experiments, newest first."""
         experiments = {experiment.experiment_id: experiment.name for experiment in self.client.search_experiments()}
         found: list[Past] = []
         token: str | None = None
         while True:
-            page = self.client.search_runs(list(experiments), order_by=["attributes.start_time DESC"], page_token=token)
+            page = self.client.search_runs(
+                list(experiments), f"tags.`{HOST}` LIKE '%'", order_by=["attributes.start_time DESC"], page_token=token
+            )
             found += [self._past(run, experiments[run.info.experiment_id]) for run in page]
             token = page.token
             if not token:
@@ -123,23 +140,38 @@ def _silence() -> None:
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     os.environ["DO_NOT_TRACK"] = "true"
     os.environ["GIT_PYTHON_REFRESH"] = "quiet"
+    # A server that is gone must not hold up the driver; what could not be sent is sent later (tracker.py).
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(_REQUEST_S))
     for name in ("alembic", "mlflow.store.db.utils"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def _open(uri: str) -> MlflowClient:
     import mlflow
+
+    with _usable(uri):
+        client = mlflow.MlflowClient(uri, uri)
+        client.search_experiments(max_results=1)
+    return client
+
+
+@contextmanager
+def _usable(uri: str) -> Iterator[None]:
+    """Turns what MLflow raises inside the block into a ConfigurationError that names the store and the remedy."""
     from mlflow.exceptions import MlflowException
 
     try:
-        client = mlflow.MlflowClient(uri, uri)
-        client.search_experiments(max_results=1)
-    except (MlflowException, OSError) as error:
+        yield
+    except (MlflowException, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        if is_server(uri):
+            what, remedy = f"the MLflow server {uri} cannot be used: {reason}", "start it, mend its address, or"
+        else:
+            what, remedy = f"the MLflow store {uri} cannot be opened: {reason}", ""
         raise ConfigurationError(
-            [f"tracking.uri: the MLflow store {uri} cannot be opened: {str(error).splitlines()[0]}"],
-            "leave tracking.uri out for the project's own store",
+            [f"tracking.uri: {what}"], f"{remedy} leave tracking.uri out for the project's own store".strip()
         ) from error
-    return client
 
 
 def _is_alive(tags: dict[str, str], boot_id: str) -> bool:

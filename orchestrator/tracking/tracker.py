@@ -1,10 +1,14 @@
-"""One MLflow run, from its creation to its end. Metrics are collected and sent in batches: a single one costs 4 to 90 ms."""
+"""One MLflow run, from its creation to its end. Metrics are collected and sent in batches: a single one costs 4 to 90 ms.
+
+Once the run exists, a store that fails, such as a server that goes away, ends nothing: what it did not take is kept and tried
+again, and `trouble` says why. The files of the run's folder hold the same and more.
+"""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +16,7 @@ from orchestrator.tracking.store import Store, identity_of_process
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 _BATCH = 1000  # MLflow's limit for one request
+_PATIENCE_S = 30.0
 _FORBIDDEN = re.compile(r"[^\w\-. /:]")
 
 
@@ -29,6 +34,8 @@ class Tracker:
         self.experiment_id = experiment_id
         self._every_s = every_s
         self._pending: list[Any] = []
+        self._later: list[Callable[[], object]] = []  # after the metrics, in order
+        self.trouble: str | None = None
         self._sent_at = time.monotonic()
 
     def describe(self, parameters: Mapping[str, Any], tags: Mapping[str, str]) -> None:
@@ -47,25 +54,41 @@ class Tracker:
         self._pending += [self._metric(_key(key), value, now_ms, step) for key, value in values.items()]
 
     def tick(self) -> None:
-        """Send what has waited long enough."""
-        if time.monotonic() - self._sent_at >= self._every_s or len(self._pending) >= _BATCH:
+        """Send what has waited long enough; after a failure not before `_PATIENCE_S`."""
+        now = time.monotonic()
+        if self.trouble is not None:
+            due = now - self._sent_at >= _PATIENCE_S
+        else:
+            due = now - self._sent_at >= self._every_s or len(self._pending) >= _BATCH
+        if due:
             self.flush()
 
     def flush(self) -> None:
-        while self._pending:
-            batch, self._pending = self._pending[:_BATCH], self._pending[_BATCH:]
-            self._client.log_batch(self.run_id, metrics=batch)
+        """Send everything, or as much as the store takes: `trouble` says what went wrong, the rest is kept."""
+        try:
+            while self._pending:
+                self._client.log_batch(self.run_id, metrics=self._pending[:_BATCH])
+                del self._pending[:_BATCH]
+            while self._later:
+                self._later[0]()
+                del self._later[0]
+            self.trouble = None
+        except Exception as error:  # MLflow's, sqlite's, requests': the run does not depend on them
+            self.trouble = str(error).splitlines()[0] if str(error) else type(error).__name__
         self._sent_at = time.monotonic()
 
     def tag(self, key: str, value: str) -> None:
-        self._client.set_tag(self.run_id, _key(key), value)
+        """Remembered, like metrics."""
+        self._later.append(lambda: self._client.set_tag(self.run_id, _key(key), value))
 
     def artifact(self, path: Path, folder: str) -> None:
-        self._client.log_artifact(self.run_id, str(path), folder)
+        """Remembered, like metrics: the file is read when it is sent."""
+        self._later.append(lambda: self._client.log_artifact(self.run_id, str(path), folder))
 
     def end(self, status: Status) -> None:
+        """Send all there is, the status last. `trouble` is None exactly when the store has everything."""
+        self._later.append(lambda: self._client.set_terminated(self.run_id, status))
         self.flush()
-        self._client.set_terminated(self.run_id, status)
 
 
 def _key(name: str) -> str:

@@ -117,6 +117,10 @@ def test_mlflow_has_one_complete_run_per_launch(digits: Project, launched: dict[
         f"run/{name}" for name in ("journal.jsonl", "trace.jsonl", "settings.yaml", "environment.json")
     }
     assert [file.path for file in store.client.list_artifacts(report["run_id"], "model")] == ["model/model.safetensors"]
+    assert [file.path for file in store.client.list_artifacts(report["run_id"], "pictures")] == [
+        "pictures/loss.png",
+        "pictures/topology.svg",
+    ]
     assert set(digits.runs().values()) == {"FINISHED"}
 
 

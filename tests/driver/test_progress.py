@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import io
+import os
+import pty
+import struct
+import termios
 
 import pytest
 
@@ -25,10 +31,52 @@ def test_plain_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
         display.step(done, 1 / done)
     display.close()
     assert stream.getvalue().splitlines() == [
-        "step 334/1000, loss 0.002994",
-        "step 668/1000, loss 0.001497",
-        "step 1000/1000, loss 0.001",
+        "step 334/1000, loss 0.002994, 33.3 steps/s, 20 s left",
+        "step 668/1000, loss 0.001497, 33.3 steps/s, 10 s left",
+        "step 1000/1000, loss 0.001, 33.3 steps/s",
     ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.2, "0 s"), (59.4, "59 s"), (60, "1 min 0 s"), (125, "2 min 5 s"), (12_000, "3 h 20 min")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert progress.duration(seconds) == text
+
+
+def test_nothing_is_said_about_a_rate_that_is_not_known() -> None:
+    assert progress.rate_and_left(0, 1.0, 5) == ""
+    assert progress.rate_and_left(1, 0.0, 5) == ""
+
+
+def everything(descriptor: int) -> str:
+    """What a pseudo-terminal shows until its other end is closed: it comes piece by piece."""
+    pieces = []
+    with contextlib.suppress(OSError):
+        while piece := os.read(descriptor, 1 << 16):
+            pieces.append(piece)
+    os.close(descriptor)
+    return b"".join(pieces).decode()
+
+
+def test_a_terminal_shows_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real pseudo-terminal of 100 columns, and a clock that goes at ten steps a second."""
+    clock = [1000.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: clock[0])
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    with open(theirs, "w", encoding="utf-8") as stream:
+        display = progress.for_stream(stream)
+        display.start(100)
+        for done in range(1, 51):
+            clock[0] += 0.1
+            display.step(done, 0.5)
+        display.close()
+    last = [line for line in everything(ours).split("\r") if line.strip()][-1]
+    assert "50/100" in last
+    assert "00:05<00:05" in last
+    assert "10.00step/s, loss 0.5]" in last
+    assert len(last) <= 100
 
 
 def test_a_bar_shows_steps_rate_and_loss_and_goes_away() -> None:

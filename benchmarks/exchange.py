@@ -1,0 +1,114 @@
+"""All-reduce of a gradient through our transports, exact and fast, beside gloo: the same processes, turn by turn.
+
+    python -m benchmarks.exchange [--repeats 15]
+
+A size is that of the float32 gradient. exact sends float64 sums and float32 results, fast and gloo float32 both ways; exact
+and fast also divide and fingerprint, which gloo does not. A time is the slowest member's from a common barrier, and
+a cell the median over the repeats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+from orchestrator.engine.exchange import Exchange, Memory
+from orchestrator.numerics.layout import Layout
+from orchestrator.topologies import build_schedule
+from orchestrator.transports.shared_memory import SharedRegions
+from orchestrator.transports.sockets import Listener, connect
+
+SIZES = {"4 kB": 4 << 10, "1 MB": 1 << 20, "25 MB": 25 << 20}
+MEMBERS = (2, 4)
+TOPOLOGIES = ("ring", "peer_to_peer")
+MEDIA = {"unix": "shared memory", "tcp": "TCP"}
+PATIENCE_S = 60.0
+SECRET = b"between the processes of one benchmark"
+
+Contestants = dict[str, Callable[[int], object]]  # name -> the all-reduce of one step
+
+
+def member(rank: int, members: int, meeting: str, repeats: int) -> None:
+    """The life of one process; rank 0 prints."""
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=members)
+    listener = Listener(SECRET, "127.0.0.1")
+    addresses: list[Any] = [None] * members
+    dist.all_gather_object(addresses, listener.addresses)
+    for size, size_bytes in SIZES.items():
+        rows = _compare(rank, members, size_bytes // 4, listener, addresses, repeats)
+        if rank == 0:
+            for name, seconds in rows.items():
+                ratio = seconds / rows["gloo"]
+                print(f"{members:>7}  {size:<6}  {name:<36}{seconds * 1e3:>9.3f}{ratio:>8.2f}", flush=True)
+    dist.barrier()
+    listener.close()
+    dist.destroy_process_group()
+
+
+def _compare(
+    rank: int, members: int, elements: int, listener: Listener, addresses: list[Any], repeats: int
+) -> dict[str, float]:
+    """Name -> median seconds."""
+    gradient = torch.randn(elements)
+    own = gradient.clone()  # gloo works in place, and what it works on does not matter
+    contestants: Contestants = {"gloo": lambda _: dist.all_reduce(own)}
+    opened: list[tuple[Exchange, SharedRegions]] = []
+    for medium, title in MEDIA.items():
+        for reduction, dtype in (("exact", torch.float64), ("fast", torch.float32)):
+            for topology in TOPOLOGIES:
+                regions = SharedRegions()
+                memory = Memory(Layout.of([("gradient", gradient)]), regions, dtype=dtype)
+                memory.contribution[:elements] = gradient
+                peers = {peer: addresses[peer][medium] for peer in range(members) if peer != rank}
+                shared = regions if medium == "unix" else None
+                number = elements * 100 + len(opened)
+                transport = connect(listener, rank, number, peers, shared, PATIENCE_S)
+                exchange = Exchange(build_schedule(topology, members), rank, number, transport, memory, PATIENCE_S)
+                opened.append((exchange, regions))
+                contestants[f"{reduction}, {title}, {topology.replace('_', ' ')}"] = _sum(exchange, members)
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for step in range(repeats + 2):
+        for name, act in contestants.items():
+            dist.barrier()
+            started = time.perf_counter()
+            act(step)
+            elapsed = torch.tensor(time.perf_counter() - started, dtype=torch.float64)
+            dist.all_reduce(elapsed, dist.ReduceOp.MAX)
+            if step >= 2:
+                times[name].append(elapsed.item())
+    dist.barrier()
+    for exchange, regions in opened:
+        exchange.close()
+        regions.close()
+    return {name: statistics.median(seconds) for name, seconds in times.items()}
+
+
+def _sum(exchange: Exchange, members: int) -> Callable[[int], object]:
+    return lambda step: exchange.total(step, 0, float(members))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.exchange")
+    parser.add_argument("--repeats", type=int, default=15)
+    chosen = parser.parse_args(arguments)
+    print(f"{'members':>7}  {'size':<6}  {'':<36}{'ms':>9}{'/ gloo':>8}", flush=True)
+    for members in MEMBERS:
+        with tempfile.TemporaryDirectory() as folder:
+            meeting = str(Path(folder) / "meeting")
+            spawn(member, args=(members, meeting, chosen.repeats), nprocs=members)  # type: ignore[no-untyped-call]
+
+
+if __name__ == "__main__":
+    main()

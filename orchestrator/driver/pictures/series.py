@@ -1,0 +1,67 @@
+"""What a picture of a run shows: losses by step, metrics by step, and what is left of many points. Pure but for reading.
+
+Numbers that are not finite have no place on an axis and are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+from orchestrator.records.lines import read
+
+Series = list[tuple[int, float]]  # (step, value), steps ascending
+
+COLUMNS = 400  # as many as one can tell apart in the picture
+_FACTOR = 30.0  # values that span more than this are shown on a logarithmic axis
+
+
+class Column(NamedTuple):
+    """Neighbouring points as one: the step in their middle, their mean, the smallest and the largest of them."""
+
+    step: float
+    mean: float
+    low: float
+    high: float
+
+
+def losses(trace: Path) -> Series:
+    """The training loss of each step."""
+    found = [(int(line["step"]), float.fromhex(line["loss"])) for line in read(trace)] if trace.exists() else []
+    return [point for point in found if math.isfinite(point[1])]
+
+
+def metrics(journal: Path) -> dict[str, Series]:
+    """The validation metrics by name, in the order of their names, the loss first."""
+    found: dict[str, dict[int, float]] = defaultdict(dict)
+    for event in read(journal) if journal.exists() else ():
+        if event["event"] == "evaluated":
+            for name, value in event["metrics"].items():
+                if isinstance(value, int | float) and math.isfinite(value):
+                    found[name][event["step"]] = value
+    names = sorted(found, key=lambda name: (not is_loss(name), name))
+    return {name: sorted(found[name].items()) for name in names}
+
+
+def is_loss(name: str) -> bool:
+    """Whether a metric shares the axis of the training loss."""
+    return name.rpartition("/")[2] == "loss"
+
+
+def columns(series: Series, most: int = COLUMNS) -> list[Column]:
+    """The points themselves where they are few, otherwise at most `most` columns, each of equally many neighbours."""
+    size = math.ceil(len(series) / most)
+    groups = [series[start : start + size] for start in range(0, len(series), size)] if series else []
+    return [_column(group) for group in groups]
+
+
+def wants_logarithm(*many: Series) -> bool:
+    values = [value for series in many for _, value in series]
+    return bool(values) and min(values) > 0 and max(values) / min(values) > _FACTOR
+
+
+def _column(group: Series) -> Column:
+    values = [value for _, value in group]
+    return Column((group[0][0] + group[-1][0]) / 2, math.fsum(values) / len(values), min(values), max(values))

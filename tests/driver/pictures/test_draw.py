@@ -1,0 +1,49 @@
+"""The pictures exist, are what they say they are, leave no global state behind, and cost no run its life."""
+
+from __future__ import annotations
+
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.driver.pictures import draw
+from orchestrator.records.lines import LineFile
+from orchestrator.topologies import build_schedule
+
+
+def write(path: Path, lines: list[dict[str, Any]]) -> None:
+    file = LineFile(path)
+    file.append(lines)
+    file.close()
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3000])
+def test_both_pictures(tmp_path: Path, steps: int) -> None:
+    trace, journal = tmp_path / "trace", tmp_path / "journal"
+    write(trace, [{"step": step, "loss": (1 / (step + 1)).hex()} for step in range(steps)])
+    found = {"validation/loss": 0.5, "validation/accuracy": 0.25}
+    write(journal, [{"event": "evaluated", "step": steps - 1, "metrics": found}])
+    schedule = build_schedule("parameter_server", 4, servers=2)
+    assert draw(tmp_path / "pictures", tmp_path / "trace", tmp_path / "journal", "digits & more", schedule) is None
+    assert (tmp_path / "pictures" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    root = ElementTree.parse(tmp_path / "pictures" / "topology.svg").getroot()
+    texts = [element.text for element in root.iter() if element.tag.endswith("}text")]
+    assert texts == ["0", "1", "2", "3", "0", "1", "parameter server", "4 workers", "2 servers"]
+    assert "matplotlib.pyplot" not in sys.modules
+
+
+def test_a_picture_of_one_schedule_is_always_the_same_file(tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        draw(tmp_path / name, tmp_path / "none", tmp_path / "none", "", build_schedule("tree", 9))
+    assert (tmp_path / "one" / "topology.svg").read_bytes() == (tmp_path / "other" / "topology.svg").read_bytes()
+    assert not (tmp_path / "one" / "loss.png").exists()
+
+
+def test_a_failure_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "trace").write_text("no line of a trace\n")
+    said = draw(tmp_path / "pictures", tmp_path / "trace", tmp_path / "none", "", build_schedule("ring", 2))
+    assert said is not None
+    assert said.startswith("the pictures could not be drawn: JSONDecodeError")

@@ -1,0 +1,64 @@
+"""A real MLflow server in a process group of its own, in its light form, on a free port of this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+PATIENCE_S = 90.0
+
+
+class Server:
+    """`start` and `stop` as often as wanted; the store, in `folder`, and the address stay."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self._port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        options = {
+            "--backend-store-uri": f"sqlite:///{self._folder / 'server.db'}",
+            "--artifacts-destination": str(self._folder / "artifacts"),
+            "--port": str(self._port),
+            "--workers": "1",
+        }
+        light = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+        with (self._folder / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "mlflow", "server", *(part for pair in options.items() for part in pair)],
+                cwd=self._folder,
+                env={**os.environ, **light},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._answers():
+            assert self._process.poll() is None, (self._folder / "server.log").read_text()
+            assert time.monotonic() < deadline, (self._folder / "server.log").read_text()
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def _answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.uri}/health", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False

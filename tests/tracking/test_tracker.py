@@ -1,0 +1,103 @@
+"""What a tracker keeps when its store fails: everything, in order, until it can be sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.tracking.tracker import Tracker
+
+
+class Client:
+    """Takes what a client is told, or refuses all of it."""
+
+    def __init__(self) -> None:
+        self.said: list[Any] = []
+        self.fails = False
+        self.attempts = 0
+
+    def create_run(self, *_: Any, **__: Any) -> Any:
+        class Run:
+            class info:  # noqa: N801
+                run_id = "r"
+                run_name = "name"
+
+        return Run
+
+    def log_batch(self, run_id: str, metrics: list[Any]) -> None:  # noqa: ARG002
+        self._hear([(metric.key, metric.step) for metric in metrics])
+
+    def set_tag(self, run_id: str, key: str, value: str) -> None:  # noqa: ARG002
+        self._hear((key, value))
+
+    def set_terminated(self, run_id: str, status: str) -> None:  # noqa: ARG002
+        self._hear(status)
+
+    def _hear(self, what: Any) -> None:
+        self.attempts += 1
+        if self.fails:
+            raise ConnectionError("no route\nto the server")
+        self.said.append(what)
+
+
+class Store:
+    def __init__(self) -> None:
+        self.client = Client()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr("orchestrator.tracking.tracker.time.monotonic", lambda: now[0])
+    return now
+
+
+def make() -> tuple[Client, Tracker]:
+    store: Any = Store()
+    return store.client, Tracker(store, "1", None, every_s=1.0)
+
+
+def trouble(tracker: Tracker) -> str | None:
+    """A call, because a type checker takes an attribute for what it was."""
+    return tracker.trouble
+
+
+def test_what_a_failing_store_did_not_take_is_sent_later(clock: list[float]) -> None:
+    client, tracker = make()
+    client.fails = True
+    tracker.metrics(0, {"loss": 1.0})
+    clock[0] = 2.0
+    tracker.tick()
+    assert trouble(tracker) == "no route"
+    tracker.metrics(1, {"loss": 0.5})
+    clock[0] = 31.0
+    tracker.tick()
+    assert client.attempts == 1, "a store that fails is left alone for half a minute"
+    client.fails = False
+    clock[0] = 33.0
+    tracker.tick()
+    assert trouble(tracker) is None
+    assert client.said == [[("loss", 0), ("loss", 1)]]
+
+
+@pytest.mark.usefixtures("clock")
+def test_the_status_is_the_last_word_and_trouble_tells_whether_it_was_heard() -> None:
+    client, tracker = make()
+    tracker.tag("steps", "3")
+    tracker.end("FINISHED")
+    assert (client.said, tracker.trouble) == ([("steps", "3"), "FINISHED"], None)
+    client, tracker = make()
+    client.fails = True
+    tracker.tag("steps", "3")
+    tracker.end("FINISHED")
+    assert (client.said, client.attempts, tracker.trouble) == ([], 1, "no route")
+
+
+@pytest.mark.usefixtures("clock")
+def test_many_metrics_go_in_batches_that_mlflow_takes() -> None:
+    client, tracker = make()
+    for step in range(2500):
+        tracker.metrics(step, {"loss": 1.0})
+    tracker.flush()
+    assert [len(batch) for batch in client.said] == [1000, 1000, 500]
