@@ -91,6 +91,7 @@ def matching(pattern: str, form: str) -> Constraint:
 
 
 POSITIVE = Constraint("greater than 0", lambda number: bool(number > 0))
+NOT_NEGATIVE = Constraint("0 or more", lambda number: bool(number >= 0))
 NOT_EMPTY = Constraint("not empty", lambda text: bool(text))
 
 

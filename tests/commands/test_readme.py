@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.conftest import REPOSITORY, Done, Project, make_project
+from tests.projects import REPOSITORY, Done, Project, make_project
 
 BLOCKS = re.findall(r"```bash\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
 COMMANDS = [line for block in BLOCKS for line in block.splitlines()]
