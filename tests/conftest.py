@@ -1,5 +1,18 @@
-"""The environment has to stand before anything imports torch (rule B3)."""
+"""The environment has to stand before anything imports torch (rule B3); what needs root is left to root (rule F11)."""
+
+import os
+
+import pytest
 
 from orchestrator.numerics.determinism import prepare_environment
 
 prepare_environment()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """pytest prints how many were deselected."""
+    if os.geteuid() == 0:
+        return
+    for_root = [item for item in items if item.get_closest_marker("root")]
+    config.hook.pytest_deselected(items=for_root)
+    items[:] = [item for item in items if item not in for_root]

@@ -7,13 +7,15 @@ import secrets
 
 from orchestrator.numerics.determinism import ENVIRONMENT
 
+_SAID_BY_US = "worker died or was killed|Raylet is terminated|state-dump|marked dead|raylet crashes|lagging heartbeats"
+
 
 def prepare_environment(address: str | None) -> None:
     """Make Ray silent, reporting to nobody; a private one (no address) also closed to everybody else. A Ray that is
     joined has its own rules of access, so the user's RAY_AUTH_* stand. To be called before ray is imported."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     # These lines reach the terminal past log_to_driver; the controller tells of a lost worker itself.
-    os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "worker died or was killed|Raylet is terminated|state-dump"
+    os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = _SAID_BY_US
     if address is None:
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))

@@ -34,7 +34,7 @@ class Need:
     def __str__(self) -> str:
         where = " on one node, as transport=shared_memory needs it" if self.together else ""
         each = _amount({"CPU": self.cpus, "GPU": self.gpus})
-        return f"{self.members} processes with {each} each{where}"
+        return f"{self.members} process{'es' * (self.members != 1)} with {each} each{where}"
 
     @property
     def bundle(self) -> dict[str, float]:

@@ -33,7 +33,7 @@ def main() -> None:
             if line.strip() == "remove":
                 cluster.remove_node(nodes.pop(), allow_graceful=False)
     finally:
-        cluster.shutdown()
+        cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":
