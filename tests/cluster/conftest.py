@@ -40,6 +40,15 @@ class Joined:
 
 
 @dataclass(frozen=True)
+class Result:
+    """What must be the same wherever a run runs."""
+
+    digest: str
+    trace: bytes
+    weights: bytes
+
+
+@dataclass(frozen=True)
 class Hosts:
     """Two hosts. inside: what starts a command on the first."""
 
@@ -59,15 +68,18 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 @pytest.fixture(scope="session")
-def at_home(digits: Project) -> tuple[str, bytes]:
-    """Digest and trace of the short run on a private Ray."""
+def at_home(digits: Project) -> Result:
+    """The result of the short run on a private Ray."""
     done = digits.run(*SHORT, "cluster.workers=2")
     assert done.code == 0, done.err
     return result_of(digits, done)
 
 
-def result_of(project: Project, done: Done) -> tuple[str, bytes]:
-    return done.report["digest"], (project.folder(done.report["run_id"]) / "trace.jsonl").read_bytes()
+def result_of(project: Project, done: Done) -> Result:
+    folder = project.folder(done.report["run_id"])
+    return Result(
+        done.report["digest"], (folder / "trace.jsonl").read_bytes(), (folder / "model.safetensors").read_bytes()
+    )
 
 
 @contextlib.contextmanager
@@ -78,7 +90,7 @@ def raylets(*cpus: int) -> Iterator[Joined]:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.cluster.raylets", *map(str, cpus)],
         cwd=REPOSITORY,
-        env={**inherited, **access},
+        env={**inherited, **access, "PYTHONPATH": str(REPOSITORY)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -99,7 +111,8 @@ def raylets(*cpus: int) -> Iterator[Joined]:
 
 @pytest.fixture(scope="module")
 def two_nodes() -> Iterator[Joined]:
-    with raylets(2, 2) as joined:
+    """And the driver's, which has no room, so that the trained weights come from another node."""
+    with raylets(0, 2, 2) as joined:
         yield joined
 
 

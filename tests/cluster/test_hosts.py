@@ -6,18 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from tests.cluster.conftest import SHORT, result_of, two_hosts
+from tests.cluster.conftest import SHORT, Result, result_of, two_hosts
 from tests.projects import Project
 
 
 @pytest.mark.ray
 @pytest.mark.root
-def test_a_host_without_the_project_gets_it_and_the_result_is_the_same(
-    digits: Project, at_home: tuple[str, bytes]
-) -> None:
+def test_a_host_without_the_project_gets_it_and_the_result_is_the_same(digits: Project, at_home: Result) -> None:
     with two_hosts(hidden=digits.path) as hosts:
         project = replace(digits, variables=hosts.access, before=hosts.inside)
-        done = project.run(*SHORT, f"cluster.address={hosts.address}", "cluster.workers=4")
+        done = project.run(*SHORT, f"cluster.address={hosts.address}", "cluster.workers=3", "topology=tree")
         assert done.code == 0, done.err
         assert result_of(project, done) == at_home
         assert "note: carrying code and data to node 10.77.0.2" in done.err
