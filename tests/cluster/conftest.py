@@ -87,8 +87,9 @@ def raylets(*cpus: int) -> Iterator[Joined]:
     """A Ray with a node for each number of CPUs."""
     access = new_access()
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    folder = Path(tempfile.mkdtemp(prefix="raylets-", dir="/tmp"))  # short, because Unix sockets lie in it
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.cluster.raylets", *map(str, cpus)],
+        [sys.executable, "-m", "tests.cluster.raylets", str(folder), *map(str, cpus)],
         cwd=REPOSITORY,
         env={**inherited, **access, "PYTHONPATH": str(REPOSITORY)},
         stdin=subprocess.PIPE,
@@ -107,6 +108,7 @@ def raylets(*cpus: int) -> Iterator[Joined]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
