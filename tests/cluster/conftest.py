@@ -89,17 +89,17 @@ def raylets(*cpus: int) -> Iterator[Joined]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     folder = Path(tempfile.mkdtemp(prefix="raylets-", dir="/tmp"))  # short, because Unix sockets lie in it
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.cluster.raylets", str(folder), *map(str, cpus)],
+        [sys.executable, "-m", "tests.cluster.raylets", *map(str, cpus)],
         cwd=REPOSITORY,
-        env={**inherited, **access, "PYTHONPATH": str(REPOSITORY)},
+        env={**inherited, **access, "PYTHONPATH": str(REPOSITORY), "RAY_TMPDIR": str(folder)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
     )
     try:
-        yield Joined(wait_for_line(process, ":").strip(), access, process)
+        yield Joined(wait_for_line(process, "address ").split()[1], access, process)
     finally:
         assert process.stdin is not None
         process.stdin.close()
