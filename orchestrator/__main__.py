@@ -12,7 +12,7 @@ from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 
-from orchestrator.cluster import local
+from orchestrator.cluster.environment import prepare_environment
 from orchestrator.driver.outcome import Outcome
 from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.numerics import determinism
@@ -48,7 +48,6 @@ def main() -> int:
         print(USAGE, end="")
         return 0
     determinism.prepare_environment()
-    local.prepare_environment()
     if "" not in sys.path:
         sys.path.insert(0, "")  # the console script starts without the working directory, `python -m` with it
     as_json = "output=json" in arguments
@@ -76,7 +75,8 @@ def _launch(verb: str, overrides: list[str], as_json: bool, started: float) -> i
         with redirect_stdout(sys.stderr):  # what a pipeline prints while it is imported is not for programs
             settings = load(verb.partition("=")[2].split(","), overrides)
             as_json = settings.output == "json"
-            from orchestrator.commands.launch import launch
+            prepare_environment(settings.cluster.address)
+            from orchestrator.commands.launch import launch  # imports ray, which reads that environment
 
             run_id, outcome = launch(settings)
     except OrchestratorError as error:

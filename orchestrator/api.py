@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,14 +26,13 @@ def launch(conf: str | Path | Mapping[str, Any], *overrides: str) -> Run:
     conf: a name in conf/, a path, or a mapping with the keys of such a file, in which the pipeline's target may be the class
     itself. The project is the working directory. Raises OrchestratorError when the run is refused or fails.
     """
-    from orchestrator.cluster import local
+    from orchestrator.cluster.environment import prepare_environment
     from orchestrator.numerics import determinism
     from orchestrator.settings import load
 
-    if "ray" not in sys.modules:
-        local.prepare_environment()
     determinism.prepare_environment()
     settings = load([_named(conf) if isinstance(conf, Mapping) else str(conf)], overrides)
+    prepare_environment(settings.cluster.address)
     from orchestrator.commands import launch as story  # imports ray, which reads the environment
 
     run_id, outcome = story.launch(settings)

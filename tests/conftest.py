@@ -1,9 +1,22 @@
-"""The environment has to stand before anything imports torch (rule B3), and no test depends on the wall clock."""
+"""The environment has to stand before anything imports torch (rule B3), no test depends on the wall clock, and what needs
+root is left to root (rule F11)."""
+
+import os
 
 import hypothesis
+import pytest
 
 from orchestrator.numerics.determinism import prepare_environment
 
 prepare_environment()
 hypothesis.settings.register_profile("orchestrator", deadline=None)
 hypothesis.settings.load_profile("orchestrator")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """pytest prints how many were deselected."""
+    if os.geteuid() == 0:
+        return
+    for_root = [item for item in items if item.get_closest_marker("root")]
+    config.hook.pytest_deselected(items=for_root)
+    items[:] = [item for item in items if item not in for_root]

@@ -292,9 +292,13 @@ WRONG = {
     "cluster.cpus_per_worker=0": "cluster.cpus_per_worker: must be greater than 0, got 0.0",
     "cluster.start_timeout_s=.inf": "cluster.start_timeout_s: must be finite, got inf",
     "cluster.step_timeout_s=soon": "cluster.step_timeout_s: expected a number, got 'soon'",
-    "cluster=4": "cluster: expected keys (workers, cpus_per_worker, start_timeout_s, step_timeout_s), got 4",
+    "cluster.gpus_per_worker=-1": "cluster.gpus_per_worker: must be 0 or more, got -1.0",
+    "cluster.address=ray://here:10001": "cluster.address: must be of the form host:port, got 'ray://here:10001'",
+    "cluster.address=here": "cluster.address: must be of the form host:port, got 'here'",
+    "cluster=4": "cluster: expected keys (address, workers, cpus_per_worker, gpus_per_worker, start_timeout_s, "
+    "step_timeout_s), got 4",
     "cluster=": "cluster: has no value; "
-    "give it keys (workers, cpus_per_worker, start_timeout_s, step_timeout_s) or leave it out",
+    "give it keys (address, workers, cpus_per_worker, gpus_per_worker, start_timeout_s, step_timeout_s) or leave it out",
     "topology=rign": "topology.name: must be one of ring, tree, parameter_server, peer_to_peer, got 'rign'",
     "topology=": "topology: has no value; give it keys (name, arity, servers) or leave it out",
     "topology.arity=2": "topology.arity: ring has no arity; tree has",
@@ -342,7 +346,7 @@ WRONG_FILES = {
     "run.seed: 1\n": "a.yaml:1: run.seed: keys are nested in a file: write run: {seed: ...}",
     "run:\n  seed: x\n": "a.yaml:2: run.seed: expected a whole number, got 'x'",
     "cluster:\n": "a.yaml:1: cluster: has no value; give it keys "
-    "(workers, cpus_per_worker, start_timeout_s, step_timeout_s) or leave it out",
+    "(address, workers, cpus_per_worker, gpus_per_worker, start_timeout_s, step_timeout_s) or leave it out",
     "1: 2\n": "a.yaml:1: 1: this key is not text; put it in quotes",
     "run: {steps: 3, epochs: 4}": "a.yaml:1: run.steps and run.epochs: only one can be set",
     "run: {name: 'a\x01'}": "a.yaml: not valid YAML: unacceptable character #x0001: control characters are not allowed",
@@ -508,7 +512,9 @@ def all_settings(draw: st.DrawFn) -> Settings:
     cluster = st.builds(
         ClusterSettings,
         workers=st.integers(1, shards),
+        address=st.none() | st.just("10.0.0.1:6379") | st.just("[::1]:6379"),
         cpus_per_worker=positive,
+        gpus_per_worker=st.just(0.0) | positive,
         start_timeout_s=positive,
         step_timeout_s=positive,
     )
@@ -582,6 +588,8 @@ EXECUTION = (
     ["run.name=x", "run.experiment=x", "cluster.workers=3", "cluster.cpus_per_worker=2", "cluster.start_timeout_s=1"]
     + [
         "cluster.step_timeout_s=1",
+        "cluster.address=head:6379",
+        "cluster.gpus_per_worker=0.5",
         "topology={name: tree, arity: 3}",
         "topology=parameter_server",
         "transport=shared_memory",

@@ -1,1 +1,1 @@
-"""Ray, and nothing else imports ray: the local Ray, the actors that live members' lives, and what is heard from them."""
+"""Ray, and nothing else imports ray: a private or a joined one, room in it, one project on all nodes, the members' actors."""

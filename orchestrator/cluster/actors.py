@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import ray
@@ -25,14 +27,17 @@ Answer = dict[str, Any]
 
 
 class MemberActor:
-    """One member's process. project: the working directory of the launch, from which the pipeline is imported."""
+    """One member's process. project: the folder from which the pipeline is imported; None for the copy that Ray has made
+    the working directory already."""
 
-    def __init__(self, role: Role, settings: str, secret: bytes, project: str) -> None:
+    def __init__(self, role: Role, settings: str, secret: bytes, project: str | None) -> None:
         self._outbox = Outbox()
         capture_prints(self._outbox)
-        if project not in sys.path:
-            sys.path.insert(0, project)
-        os.chdir(project)
+        if project is not None:
+            os.chdir(project)
+        sys.path.insert(
+            0, str(Path.cwd())
+        )  # before the driver's own folders, which Ray adds and this node may have too
         self._role = role
         self._settings_text = settings
         self._secret = secret
@@ -50,11 +55,25 @@ class MemberActor:
         """Long poll for entries of the outbox (see there)."""
         return self._outbox.take(after, wait_s, gather_s)
 
-    def save_weights(self, path: str) -> None:
-        """Write the model's parameters and persistent buffers as a safetensors file on this node."""
+    def save_weights(self, path: str | None) -> str:
+        """Write the model's parameters and persistent buffers as a safetensors file on this node; None: to a file of its
+        own, for `read_weights`. Returns the path."""
         from safetensors.torch import save_file
 
+        if path is None:
+            handle, path = tempfile.mkstemp(prefix="orchestrator-", suffix=".safetensors")
+            os.close(handle)
         save_file(self._member.state(), path)
+        return path
+
+    def read_weights(self, path: str, offset: int, limit: int) -> bytes:
+        """A piece of that file; the file goes with the piece at its end, which is empty."""
+        with open(path, "rb") as file:
+            file.seek(offset)
+            piece = file.read(limit)
+        if not piece:
+            Path(path).unlink()
+        return piece
 
     def _prepare(self) -> Answer:
         from orchestrator.engine.worker import Server, Worker
@@ -64,8 +83,10 @@ class MemberActor:
 
         settings = from_yaml(self._settings_text)
         self._timeout_s = settings.cluster.step_timeout_s
-        # Only who asks for it is reachable by TCP: a run on one node opens no port.
-        host = str(ray.util.get_node_ip_address()) if settings.transport == "tcp" else None  # type: ignore[no-untyped-call]
+        # Only who may need it is reachable by TCP: a private Ray opens no port.
+        between_nodes = settings.cluster.address is not None and settings.transport == "auto"
+        by_tcp = between_nodes or settings.transport == "tcp"
+        host = str(ray.util.get_node_ip_address()) if by_tcp else None  # type: ignore[no-untyped-call]
         self._listener = Listener(self._secret, host)
         self._regions = SharedRegions()
         self._member: Any = (Worker if self._role == "worker" else Server)(settings, self._regions)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import secrets
 import shutil
 import signal
 import tempfile
@@ -19,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from orchestrator.cluster.environment import prepare_environment
 from orchestrator.errors import ClusterUnavailable
 
 _PREFIX = "orc-"
@@ -36,7 +36,7 @@ class LocalRay:
     def __enter__(self) -> Self:
         _remove_abandoned()
         self._folder = _new_folder()
-        prepare_environment()
+        prepare_environment(None)
         import ray
 
         logging.getLogger("ray").setLevel(logging.ERROR)
@@ -66,15 +66,6 @@ class LocalRay:
         ray.shutdown()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
-
-
-def prepare_environment() -> None:
-    """Make Ray private and silent, reporting to nobody. Ray reads these when it is imported, so this comes before."""
-    os.environ["RAY_AUTH_MODE"] = "token"
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # These lines reach the terminal past log_to_driver; the controller tells of a lost worker itself.
-    os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "worker died or was killed|Raylet is terminated|state-dump"
 
 
 def _new_folder() -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +14,16 @@ from orchestrator.errors import WorkerLost
 from orchestrator.topologies import Schedule
 
 _POLL_S = 2.0  # how long an idle actor holds a poll
+_PIECE_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True)
+class Place:
+    """node: its id; project: the folder in which the member works, None for a carried copy; options: for `ray.remote`."""
+
+    node: str
+    project: str | None
+    options: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -28,12 +38,17 @@ class Heard:
 
 
 class Members:
-    """All members of a run, by number. reporter: whose entries are wanted at once; the others' may wait."""
+    """All members of a run, by number, each in its place. The entries of member 0 are wanted at once; the others' may
+    wait."""
 
-    def __init__(self, roles: list[Role], settings: str, secret: bytes, project: str, cpus: float) -> None:
-        options: dict[str, Any] = {"num_cpus": cpus, "max_restarts": 0, "concurrency_groups": {"control": 2}}
+    def __init__(self, roles: list[Role], settings: str, secret: bytes, places: Sequence[Place]) -> None:
+        options: dict[str, Any] = {"max_restarts": 0, "concurrency_groups": {"control": 2}}
         actor: Any = ray.remote(**options)(MemberActor)
-        self._actors = [actor.remote(role, settings, secret, project) for role in roles]
+        self._nodes = [place.node for place in places]
+        self._actors = [
+            actor.options(**place.options).remote(role, settings, secret, place.project)
+            for role, place in zip(roles, places, strict=True)
+        ]
         self._seen = [0] * len(roles)
         self._waiting: dict[Any, tuple[int, str]] = {}
         for member in range(len(roles)):
@@ -44,11 +59,21 @@ class Members:
         self._ask(member, "ran", self._actors[member].run.remote(generation, member, peers, facts))
 
     def save_weights(self, member: int, path: str) -> None:
-        """Have the member write the trained weights. Raises WorkerLost when it is gone."""
+        """Bring the trained weights of the member into a file here: written by itself on this node, and in pieces through
+        Ray from another, so that a big model needs no more memory than a piece. Raises WorkerLost when it is gone."""
         try:
-            ray.get(self._actors[member].save_weights.remote(path))
+            if self._nodes[member] == ray.get_runtime_context().get_node_id():
+                ray.get(self._actors[member].save_weights.remote(path))
+            else:
+                self._fetch_weights(self._actors[member], path)
         except RayError as error:
             raise WorkerLost(f"the trained weights were lost with worker {member}", details=str(error)) from error
+
+    def _fetch_weights(self, actor: Any, path: str) -> None:
+        source = ray.get(actor.save_weights.remote(None))
+        with open(path, "wb") as file:
+            while piece := ray.get(actor.read_weights.remote(source, file.tell(), _PIECE_BYTES)):
+                file.write(piece)
 
     def hear(self, timeout_s: float) -> Iterator[Heard]:
         """Whatever came within `timeout_s`; nothing when nothing came."""

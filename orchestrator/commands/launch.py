@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from orchestrator.cluster.carrying import Project, settle
+from orchestrator.cluster.joined import JoinedRay
 from orchestrator.cluster.local import LocalRay
-from orchestrator.cluster.members import Members, roles
+from orchestrator.cluster.members import Members, Place, roles
+from orchestrator.cluster.placement import Need, reserve
 from orchestrator.driver import pictures, preflight, signals, summary
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.outcome import Outcome
 from orchestrator.driver.progress import Progress, for_stream
 from orchestrator.driver.record import Record, open_record
 from orchestrator.driver.session import Session
-from orchestrator.errors import OrchestratorError, RunFailed
+from orchestrator.errors import Interrupted, OrchestratorError, RunFailed
 from orchestrator.settings import Settings, to_yaml
 from orchestrator.topologies import Schedule, build_schedule
 from orchestrator.tracking import is_server
@@ -62,15 +66,14 @@ def launch(settings: Settings) -> tuple[str, Outcome]:
 def _train(
     settings: Settings, project: Path, opening: Future[Record], display: Progress, mailbox: signals.Mailbox
 ) -> Outcome:
-    """Start Ray and the members, run them to the end, fetch the trained weights."""
+    """Start or join Ray, place the members, run them to the end, fetch the trained weights."""
     schedule = _schedule(settings)
-    cpus = _cpus(settings, schedule, display)
+    ray = _ray(settings, schedule, display)
     display.say(f"starting {_layout(schedule)}")
-    with LocalRay(cpus):
+    with ray:
         mailbox.watch()
-        members = Members(
-            roles(schedule), to_yaml(settings), secrets.token_bytes(32), str(project), settings.cluster.cpus_per_worker
-        )
+        places = _places(settings, schedule, project, display, mailbox)
+        members = Members(roles(schedule), to_yaml(settings), secrets.token_bytes(32), places)
         record = opening.result()
         for run_id in record.orphans:
             display.say(f"note: run {run_id} was left RUNNING by a driver that is gone; it is marked KILLED now")
@@ -86,6 +89,37 @@ def _draw(settings: Settings, record: Record, display: Progress) -> None:
     trouble = pictures.draw(files.pictures, files.trace, files.journal, record.tracker.name, _schedule(settings))
     if trouble is not None:
         display.say(f"note: {trouble}")
+
+
+def _ray(settings: Settings, schedule: Schedule, display: Progress) -> LocalRay | JoinedRay:
+    if settings.cluster.address is not None:
+        return JoinedRay(settings.cluster.address)
+    return LocalRay(_cpus(settings, schedule, display))
+
+
+def _places(
+    settings: Settings, schedule: Schedule, project: Path, display: Progress, mailbox: signals.Mailbox
+) -> list[Place]:
+    """Room for every member, on nodes that have this project; a private Ray is this machine, so there it is."""
+    cluster = settings.cluster
+    deadline_s = time.monotonic() + cluster.start_timeout_s
+
+    def check() -> None:
+        if mailbox.signal is not None:
+            raise Interrupted(f"interrupted by {mailbox.signal}")
+
+    together = settings.transport == "shared_memory"
+    need = Need(schedule.members, cluster.cpus_per_worker, cluster.gpus_per_worker, together)
+    seats = reserve(need, cluster.start_timeout_s, check)
+    if cluster.address is None:
+        return [Place(seat.node.id, str(project), seat.options) for seat in seats]
+    wanted = Project(project, settings.data.inputs, deadline_s, check)
+    grounds = settle(wanted, {seat.node.id: seat.node for seat in seats}.values(), display.say)
+    used = [(seat, grounds[seat.node.id]) for seat in seats]
+    return [
+        Place(seat.node.id, ground.project, {**seat.options, "runtime_env": dict(ground.runtime_env)})
+        for seat, ground in used
+    ]
 
 
 def _schedule(settings: Settings) -> Schedule:

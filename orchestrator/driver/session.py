@@ -46,6 +46,7 @@ class Session:
         self._merger = Merger(schedule.workers)
         self._said: dict[str, int] = {}
         self._addresses: dict[int, dict[str, Any]] = {}
+        self._nodes: dict[int, str] = {}
         self._pids: dict[int, int] = {}
         self._dead: set[int] = set()
         self._told_of_trouble = False
@@ -88,6 +89,7 @@ class Session:
             self._decide(controller.Withdrew(member, answer["withdrew"]))
         elif heard.kind == "prepared":
             self._addresses[member] = answer["addresses"]
+            self._nodes[member] = answer["node"]
             self._member_started(member, answer)
             self._decide(controller.Ready(member, answer["facts"]))
         else:
@@ -118,11 +120,15 @@ class Session:
         self.outcome.generations = 1
         self._progress.start(facts["steps"])
         links = self._schedule.links()
-        medium = "tcp" if self._settings.transport == "tcp" else "unix"
         for member in range(self._schedule.members):
             linked = {a if b == member else b for a, b in links if member in (a, b)}
-            peers = {peer: self._addresses[peer][medium] for peer in linked}
+            peers = {peer: self._addresses[peer][self._medium(member, peer)] for peer in linked}
             self._members.run(member, generation, peers, facts)
+
+    def _medium(self, member: int, peer: int) -> str:
+        """How a pair is connected: by a Unix socket, and so by shared memory, on one node; by TCP between nodes."""
+        by_tcp = self._settings.transport == "tcp" or self._nodes[member] != self._nodes[peer]
+        return "tcp" if by_tcp else "unix"
 
     def _entries(self, member: int, entries: list[dict[str, Any]]) -> None:
         lines = [entry["trace"] for entry in entries if "trace" in entry]

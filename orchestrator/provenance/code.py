@@ -36,6 +36,12 @@ def capture(folder: Path) -> Code | None:
     return Code(root, commit.strip() if commit else None, changed)
 
 
+def files(folder: Path) -> list[str] | None:
+    """The files below `folder` that git tracks, or would if they were added, relative to it; None without a repository."""
+    listed = _git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    return None if listed is None else sorted(set(listed.split("\0")) - {""})
+
+
 def _git(folder: Path, *arguments: str) -> str | None:
     """git's answer, or None when it has none."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}

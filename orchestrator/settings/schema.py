@@ -63,6 +63,7 @@ def execution(
 
 SEED = Constraint("at least 0 and below 2**63", lambda seed: bool(0 <= seed < 2**63))
 TARGET = matching(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", "package.module:Class")
+ADDRESS = matching(r"([^\s/:\[\]]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", "host:port")
 NO_NAME = Constraint("a mapping without the key 'name'", lambda options: "name" not in options)
 
 
@@ -112,8 +113,15 @@ class DataSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterSettings:
+    address: str | None = field(
+        default=None,
+        metadata=execution("The running Ray to join, as host:port; null: a private one on this machine.", ADDRESS),
+    )
     workers: int = field(default=1, metadata=execution("How many workers host the shards.", at_least(1), layout=True))
     cpus_per_worker: float = field(default=1.0, metadata=execution("CPUs that Ray sets aside for a worker.", POSITIVE))
+    gpus_per_worker: float = field(
+        default=0.0, metadata=execution("GPUs that Ray sets aside for a worker.", NOT_NEGATIVE)
+    )
     start_timeout_s: float = field(
         default=120.0, metadata=execution("Seconds within which all workers must have started.", POSITIVE)
     )

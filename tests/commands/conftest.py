@@ -1,144 +1,20 @@
-"""True command lines in a project of their own, watched for what they leave behind."""
+"""The projects in which commands are tried."""
 
 from __future__ import annotations
 
-import atexit
-import json
-import os
 import shutil
-import sqlite3
-import subprocess
-import sys
-import tempfile
-import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-MARK = "ORCHESTRATOR_TEST_MARK"
-
-
-@dataclass(frozen=True)
-class Done:
-    """A command that has ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def report(self) -> dict[str, Any]:
-        """The JSON object on the last line of stdout."""
-        report: dict[str, Any] = json.loads(self.out.splitlines()[-1])
-        return report
-
-
-def _temporary_folder() -> str:
-    """With a short path, since Ray puts Unix sockets into it; removed at the end of the tests."""
-    folder = tempfile.mkdtemp(prefix="t-", dir="/tmp")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
-@dataclass
-class Project:
-    """A working directory with a git repository. Its processes carry a mark, so that any that stay are found."""
-
-    path: Path
-    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
-    temporary: str = field(default_factory=_temporary_folder)  # what other runs on this machine leave is not ours
-
-    def environment(self) -> dict[str, str]:
-        inherited = {
-            name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "GIT_", "MLFLOW_"))
-        }
-        return {**inherited, MARK: self.mark, "TMPDIR": self.temporary}
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "orchestrator", *arguments],
-            cwd=self.path,
-            env=self.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def run(self, *arguments: str) -> Done:
-        process = self.start(*arguments)
-        out, err = process.communicate(timeout=240)
-        return Done(process.returncode, out, err)
-
-    def git(self, *arguments: str) -> None:
-        name = ["-c", "user.name=t", "-c", "user.email=t@t.invalid"]
-        subprocess.run(
-            ["git", *name, *arguments], cwd=self.path, env=self.environment(), check=True, capture_output=True
-        )
-
-    def commit(self) -> None:
-        self.git("init", "--quiet")
-        self.git("add", "--all")
-        self.git("commit", "--quiet", "--message", "as it is")
-
-    def processes(self) -> list[str]:
-        """The command lines of living processes that a command of this project started."""
-        found = []
-        for process in Path("/proc").glob("[0-9]*"):
-            try:
-                environment = (process / "environ").read_bytes()
-                command = (process / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if f"{MARK}={self.mark}".encode() in environment and command:
-                found.append(command.replace(b"\0", b" ").decode(errors="replace"))
-        return found
-
-    def runs(self) -> dict[str, str]:
-        """run id -> MLflow's status, read from the store without MLflow."""
-        store = self.path / ".orchestrator" / "mlflow.db"
-        if not store.exists():
-            return {}
-        connection = sqlite3.connect(store)
-        try:
-            return dict(connection.execute("select run_uuid, status from runs"))
-        except sqlite3.OperationalError:  # a launch is creating the tables at this moment
-            return {}
-        finally:
-            connection.close()
-
-    def folder(self, run_id: str) -> Path:
-        return self.path / ".orchestrator" / run_id
-
-    def leftovers(self) -> list[str]:
-        """What a command must not leave: processes, folders of its Ray, runs that say RUNNING."""
-        folders = [str(folder) for folder in Path(self.temporary).glob("orc-*")]
-        running = [f"run {run_id}" for run_id, status in self.runs().items() if status == "RUNNING"]
-        return [*self.processes(), *folders, *running]
-
-
-def make_project(path: Path, files: Sequence[str]) -> Project:
-    for name in files:
-        source, target = REPOSITORY / name, path / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy2(source, target)
-    return Project(path)
+from tests.projects import Project, make_digits
 
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A project with the digits pipeline and its data."""
-    files = ["conf", "pipelines", "data", "dvc.yaml", "dvc.lock", ".gitignore"]
-    project = make_project(tmp_path_factory.mktemp("digits"), files)
-    project.commit()
-    return project
+    return make_digits(tmp_path_factory.mktemp("digits"))
 
 
 @pytest.fixture(scope="session")

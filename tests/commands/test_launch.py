@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.tracking import Store
-from tests.commands.conftest import Done, Project
+from tests.projects import Done, Project
 
 pytestmark = pytest.mark.ray
 

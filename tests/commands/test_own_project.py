@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.commands.conftest import REPOSITORY, Done, Project
+from tests.projects import REPOSITORY, Done, Project
 
 PAGE = (REPOSITORY / "docs" / "own-project.md").read_text()
 BLOCKS = re.findall(r"^```(\w+) ?([\w./]*)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-
-
-def shell(project: Project, command: str) -> Done:
-    """As typed in the project, with the environment's programs at hand."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**project.environment(), "PATH": path, "DVC_SITE_CACHE_DIR": str(project.path.parent / "site")}
-    done = subprocess.run(
-        ["bash", "-c", command],
-        cwd=project.path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    return Done(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.mark.ray
@@ -40,7 +21,7 @@ def test_the_page_works_word_for_word(tmp_path: Path) -> None:
     for language, name, text in BLOCKS:
         if language == "bash":
             for command in text.splitlines():
-                said[command] = shell(project, command)
+                said[command] = project.shell(command)
                 assert said[command].code == 0, (command, said[command].err)
                 assert "Traceback" not in said[command].err
         else:

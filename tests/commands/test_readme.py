@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.conftest import REPOSITORY, Done, Project, make_project
+from tests.projects import REPOSITORY, Project, make_project
 
 BLOCKS = re.findall(r"```bash\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
 COMMANDS = [line for block in BLOCKS for line in block.splitlines()]
@@ -32,30 +32,14 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return project
 
 
-def shell(project: Project, command: str) -> Done:
-    """As typed in a terminal after the lines before it."""
-    activated = f"[ ! -e .venv ] || source .venv/bin/activate; {command}"
-    environment = {**project.environment(), "DVC_SITE_CACHE_DIR": str(project.path / "site")}
-    done = subprocess.run(
-        ["bash", "-c", activated],
-        cwd=project.path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    return Done(done.returncode, done.stdout, done.stderr)
-
-
 @pytest.mark.ray
 def test_the_commands_of_the_readme(clone: Project) -> None:
     shown = {}
     for command in COMMANDS:
         if command in ("make test", "source .venv/bin/activate"):
-            continue  # the first is what runs this test; the second is part of `shell`
+            continue  # the first is what runs this test; the second is what `shell` does
         before = len(clone.runs())
-        done = shell(clone, command)
+        done = clone.shell(command)
         assert done.code == 0, (command, done.err)
         assert len(clone.runs()) == before + 1
         shown[command] = done.err

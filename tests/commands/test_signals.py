@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from tests.commands.conftest import Project
+from tests.projects import Project
 
 SLOW = ("conf=good", "pipeline.target=faults:Slow", "run.steps=100000", "output=json")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.tracking import Store
-from tests.commands.conftest import Done, Project
 from tests.commands.test_signals import SLOW
+from tests.projects import Done, Project
 from tests.tracking.server import Server
 
 pytestmark = pytest.mark.ray

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.commands.conftest import Project
+from tests.projects import Project
 
 # Arguments -> exit code and what the message must say. None of these starts Ray.
 REFUSED = {

@@ -1,0 +1,203 @@
+"""Running Rays to join: several nodes on this machine, and two hosts made of network namespaces."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.projects import REPOSITORY, Done, Project, make_digits
+
+SHORT = ("conf=digits", "run.steps=12", "evaluation.every=5", "output=json")
+START_S = 90.0
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A running Ray. access: the environment with which a driver may join it."""
+
+    address: str
+    access: dict[str, str]
+    process: subprocess.Popen[str]
+
+    def kill_last_node(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("remove\n")
+        self.process.stdin.flush()
+
+
+@dataclass(frozen=True)
+class Result:
+    """What must be the same wherever a run runs."""
+
+    digest: str
+    trace: bytes
+    weights: bytes
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Two hosts. inside: what starts a command on the first."""
+
+    address: str
+    access: dict[str, str]
+    inside: tuple[str, ...]
+
+
+def new_access() -> dict[str, str]:
+    """The user's own token, which an orchestrator that joins must leave alone."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return make_digits(tmp_path_factory.mktemp("digits"))
+
+
+@pytest.fixture(scope="session")
+def at_home(digits: Project) -> Result:
+    """The result of the short run on a private Ray."""
+    done = digits.run(*SHORT, "cluster.workers=2")
+    assert done.code == 0, done.err
+    return result_of(digits, done)
+
+
+def result_of(project: Project, done: Done) -> Result:
+    folder = project.folder(done.report["run_id"])
+    return Result(
+        done.report["digest"], (folder / "trace.jsonl").read_bytes(), (folder / "model.safetensors").read_bytes()
+    )
+
+
+@contextlib.contextmanager
+def raylets(*cpus: int) -> Iterator[Joined]:
+    """A Ray with a node for each number of CPUs."""
+    access = new_access()
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    folder = Path(tempfile.mkdtemp(prefix="raylets-", dir="/tmp"))  # short, because Unix sockets lie in it
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.cluster.raylets", *map(str, cpus)],
+        cwd=REPOSITORY,
+        env={**inherited, **access, "PYTHONPATH": str(REPOSITORY), "RAY_TMPDIR": str(folder)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield Joined(wait_for_line(process, "address ").split()[1], access, process)
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[Joined]:
+    """And the driver's, which has no room, so that the trained weights come from another node."""
+    with raylets(0, 2, 2) as joined:
+        yield joined
+
+
+@contextlib.contextmanager
+def two_hosts(hidden: Path) -> Iterator[Hosts]:
+    """Two network namespaces joined by a cable, each with a raylet of two CPUs. The second sees empty folders where the
+    first has its project and its Ray's files, as on another machine."""
+    names = [f"orchestrator-{os.getpid()}-{side}" for side in "ab"]
+    cables = [f"o{os.getpid()}{side}" for side in "ab"]
+    folder = Path(tempfile.mkdtemp(prefix="two-hosts-", dir="/tmp"))
+    access = new_access()
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", cables[0], "netns", names[0], "type", "veth", "peer", "name", cables[1], "netns", names[1])
+        for number, (name, cable) in enumerate(zip(names, cables, strict=True), 1):
+            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", cable)
+            ip("-n", name, "link", "set", cable, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        common = "--num-cpus=2 --object-store-memory=83886080 --disable-usage-stats --block"
+        ray = f"exec {sys.executable} -m ray.scripts.scripts start {common}"
+        head = f"{ray} --head --port=6379 --node-ip-address=10.77.0.1 --include-dashboard=false --temp-dir={folder}"
+        hide = " && ".join(f"mount -t tmpfs none {path}" for path in (hidden, folder))
+        second = f"{hide} && cd / && {ray} --address=10.77.0.1:6379 --node-ip-address=10.77.0.2"
+        for name, script in zip(names, (head, second), strict=True):
+            processes.append(start_inside(name, script, access))
+            wait_for_line(processes[-1], "Ray runtime started")
+        yield Hosts("10.77.0.1:6379", access, ("ip", "netns", "exec", names[0]))
+    finally:
+        for name in names:
+            end_all_inside(name)
+        for process in processes:
+            process.wait()
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def start_inside(name: str, script: str, access: dict[str, str]) -> subprocess.Popen[str]:
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    return subprocess.Popen(
+        ["ip", "netns", "exec", name, "unshare", "--mount", "sh", "-c", script],
+        env={**inherited, **access, "PYTHONPATH": str(REPOSITORY)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+def end_all_inside(name: str) -> None:
+    """Kill what runs in a namespace, until nothing does."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        listed = subprocess.run(["ip", "netns", "pids", name], check=False, capture_output=True, text=True)
+        if not listed.stdout.split():
+            return
+        for pid in listed.stdout.split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        threading.Event().wait(0.05)
+
+
+def wait_for_line(process: subprocess.Popen[str], part: str) -> str:
+    """The first line of its stdout that contains `part`; the rest is read and dropped."""
+    found: queue.Queue[str] = queue.Queue()
+    said: list[str] = []
+
+    def read() -> None:
+        assert process.stdout is not None
+        with process.stdout as lines:
+            for line in lines:
+                said.append(line)
+                if part in line:
+                    found.put(line)
+        found.put("")
+
+    threading.Thread(target=read, daemon=True).start()
+    line = found.get(timeout=START_S)
+    assert line, "".join(said)
+    return line

@@ -1,0 +1,38 @@
+"""Which variables are set before Ray is imported."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from orchestrator.cluster.environment import of_workers, prepare_environment
+from orchestrator.numerics.determinism import ENVIRONMENT
+
+AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
+
+
+@pytest.fixture(autouse=True)
+def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*AUTH, "RAY_USAGE_STATS_ENABLED", "RAY_DEDUP_LOGS_SKIP_REGEX"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+def test_a_private_ray_is_closed_to_others() -> None:
+    prepare_environment(None)
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+    assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
+
+
+def test_the_access_to_a_joined_ray_is_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare_environment("head:6379")
+    assert not set(AUTH) & set(os.environ)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "mine")
+    prepare_environment("head:6379")
+    assert os.environ["RAY_AUTH_TOKEN"] == "mine"
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+
+
+def test_workers_get_every_variable_that_changes_bits() -> None:
+    assert of_workers() == {name: os.environ[name] for name in ENVIRONMENT}

@@ -1,0 +1,90 @@
+"""A joined Ray of two nodes: the result of a private one, clear refusals, the loss of a node."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from dataclasses import replace
+
+import pytest
+
+from tests.cluster.conftest import SHORT, Joined, Result, raylets, result_of
+from tests.projects import Project
+
+pytestmark = pytest.mark.ray
+
+LAYOUTS = [("topology=ring", "cluster.workers=4"), ("topology=parameter_server", "cluster.workers=3", "transport=tcp")]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=" ".join)
+def test_a_run_over_nodes_gives_the_result_of_a_private_one(
+    digits: Project, two_nodes: Joined, at_home: Result, layout: tuple[str, ...]
+) -> None:
+    project = replace(digits, variables=two_nodes.access)
+    done = project.run(*SHORT, f"cluster.address={two_nodes.address}", *layout)
+    assert done.code == 0, done.err
+    assert result_of(project, done) == at_home
+    assert "carrying" not in done.err
+    folder = project.folder(done.report["run_id"])
+    events = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    assert len({event["node"] for event in events if event["event"].endswith("_started") and "node" in event}) == 2
+    assert project.processes() == []
+
+
+# Settings -> what the message says.
+TOO_MUCH = {
+    "cluster.workers=5": "the run needs 5 processes with 1 CPU and 0 GPUs each, more than this Ray has: node ",
+    "cluster.gpus_per_worker=0.5": "the run needs 1 process with 1 CPU and 0.5 GPUs each",
+    "cluster.workers=3 transport=shared_memory": "on one node, as transport=shared_memory needs it",
+}
+
+
+@pytest.mark.parametrize("settings", TOO_MUCH)
+def test_more_than_there_is_is_refused_at_once(digits: Project, two_nodes: Joined, settings: str) -> None:
+    project = replace(digits, variables=two_nodes.access)
+    began = time.monotonic()
+    arguments = (f"cluster.address={two_nodes.address}", "cluster.workers=1", *settings.split())
+    done = project.run(*SHORT, *arguments)
+    assert done.code == 1
+    assert done.report["error"]["kind"] == "ClusterUnavailable"
+    assert TOO_MUCH[settings] in done.report["error"]["message"]
+    assert time.monotonic() - began < 60
+
+
+def test_an_address_without_a_ray_is_refused_at_once(digits: Project) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        began = time.monotonic()
+        done = digits.run(*SHORT, f"cluster.address=127.0.0.1:{silent.getsockname()[1]}")
+    assert (done.code, done.report["error"]["kind"]) == (1, "ClusterUnavailable")
+    assert "is no Ray" in done.report["error"]["message"]
+    assert "ray start --head" in done.report["error"]["remedy"]
+    assert time.monotonic() - began < 60
+
+
+def test_a_run_that_loses_a_node_ends_with_the_loss(digits: Project) -> None:
+    with raylets(1, 1) as joined:
+        project = replace(digits, variables=joined.access)
+        before = set(project.runs())
+        process = project.start(
+            "conf=digits", "run.steps=1000000", f"cluster.address={joined.address}", "cluster.workers=2", "output=json"
+        )
+        try:
+            wait_for_a_step(project, before)
+            joined.kill_last_node()
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+            process.communicate()
+    assert process.returncode == 1, err
+    assert json.loads(out.splitlines()[-1])["error"]["kind"] == "WorkerLost"
+
+
+def wait_for_a_step(project: Project, before: set[str]) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        traces = [project.folder(run_id) / "trace.jsonl" for run_id in set(project.runs()) - before]
+        if any(trace.exists() and trace.stat().st_size for trace in traces):
+            return
+        time.sleep(0.1)
+    raise AssertionError("no step within two minutes")

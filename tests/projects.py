@@ -1,0 +1,155 @@
+"""True command lines in a project of their own, watched for what they leave behind."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+MARK = "ORCHESTRATOR_TEST_MARK"
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The JSON object on the last line of stdout."""
+        report: dict[str, Any] = json.loads(self.out.splitlines()[-1])
+        return report
+
+
+def _temporary_folder() -> str:
+    """With a short path, since Ray puts Unix sockets into it; removed at the end of the tests."""
+    folder = tempfile.mkdtemp(prefix="t-", dir="/tmp")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@dataclass
+class Project:
+    """A working directory with a git repository. Its processes carry a mark, so that any that stay are found."""
+
+    path: Path
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+    before: tuple[str, ...] = ()  # a command that starts the others, such as `ip netns exec NAME`
+    variables: dict[str, str] = field(default_factory=dict)
+    temporary: str = field(default_factory=_temporary_folder)  # what other runs on this machine leave is not ours
+
+    def environment(self) -> dict[str, str]:
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "GIT_", "MLFLOW_"))
+        }
+        # What is tested is the code beside these tests, also where another checkout is the one that is installed.
+        return {**inherited, "PYTHONPATH": str(REPOSITORY), MARK: self.mark, "TMPDIR": self.temporary, **self.variables}
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*self.before, sys.executable, "-m", "orchestrator", *arguments],
+            cwd=self.path,
+            env=self.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str) -> Done:
+        process = self.start(*arguments)
+        out, err = process.communicate(timeout=240)
+        return Done(process.returncode, out, err)
+
+    def shell(self, command: str) -> Done:
+        """As typed in the project, with the environment's programs at hand."""
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = {**self.environment(), "PATH": path, "DVC_SITE_CACHE_DIR": f"{self.temporary}/dvc"}
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=self.path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    def git(self, *arguments: str) -> None:
+        name = ["-c", "user.name=t", "-c", "user.email=t@t.invalid"]
+        subprocess.run(
+            ["git", *name, *arguments], cwd=self.path, env=self.environment(), check=True, capture_output=True
+        )
+
+    def commit(self) -> None:
+        self.git("init", "--quiet")
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--message", "as it is")
+
+    def processes(self) -> list[str]:
+        """The command lines of living processes that a command of this project started."""
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                environment = (process / "environ").read_bytes()
+                command = (process / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if f"{MARK}={self.mark}".encode() in environment and command:
+                found.append(command.replace(b"\0", b" ").decode(errors="replace"))
+        return found
+
+    def runs(self) -> dict[str, str]:
+        """run id -> MLflow's status, read from the store without MLflow."""
+        store = self.path / ".orchestrator" / "mlflow.db"
+        if not store.exists():
+            return {}
+        connection = sqlite3.connect(store)
+        try:
+            return dict(connection.execute("select run_uuid, status from runs"))
+        except sqlite3.OperationalError:  # a launch is creating the tables at this moment
+            return {}
+        finally:
+            connection.close()
+
+    def folder(self, run_id: str) -> Path:
+        return self.path / ".orchestrator" / run_id
+
+    def leftovers(self) -> list[str]:
+        """What a command must not leave: processes, folders of its Ray, runs that say RUNNING."""
+        folders = [str(folder) for folder in Path(self.temporary).glob("orc-*")]
+        running = [f"run {run_id}" for run_id, status in self.runs().items() if status == "RUNNING"]
+        return [*self.processes(), *folders, *running]
+
+
+def make_digits(path: Path) -> Project:
+    """A project with the digits pipeline and its data."""
+    project = make_project(path, ["conf", "pipelines", "data", "dvc.yaml", "dvc.lock", ".gitignore"])
+    project.commit()
+    return project
+
+
+def make_project(path: Path, files: Sequence[str]) -> Project:
+    for name in files:
+        source, target = REPOSITORY / name, path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(source, target)
+    return Project(path)
