@@ -29,7 +29,7 @@ check: setup
 	ruff check .
 	ruff format --check .
 	mypy
-	python -m pytest -m "not ray"
+	python -m pytest -n 2 -m "not ray"
 
 test: check data
 	python -m pytest -m ray

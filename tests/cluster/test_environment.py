@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 
@@ -19,10 +20,17 @@ def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def test_a_private_ray_is_closed_to_others() -> None:
+def test_a_private_ray_is_closed_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
     prepare_environment(None)
     assert os.environ["RAY_AUTH_MODE"] == "token"
     assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
+
+
+def test_a_ray_that_is_imported_already_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", sys)
+    prepare_environment(None)
+    assert not set(AUTH) & set(os.environ)
 
 
 def test_the_access_to_a_joined_ray_is_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
