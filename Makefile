@@ -22,7 +22,8 @@ $(STAMP): pyproject.toml constraints.txt
 data: setup
 	dvc repro --quiet prepare_digits prepare_characters
 
-demo: data
+demo: setup
+	dvc repro --quiet prepare_digits
 	python -m orchestrator conf=digits
 
 check: setup
