@@ -37,6 +37,8 @@ class Replica:
         self.layout = Layout.of([*trainable, *statistics.items()])
         self._move_into_flat_buffer()
         self._buffers = dict(model.named_buffers())
+        # What each module holds, and what it held when the run began: a walk through the tree for each shard would cost more.
+        self._held = [(name, module._buffers, dict(module._buffers)) for name, module in model.named_modules()]
         exchanged = {id(statistic) for statistic in self.statistics}
         others = {name: buffer for name, buffer in self._buffers.items() if id(buffer) not in exchanged}
         self.counters = {name: b for name, b in others.items() if _is_counter(b)}
@@ -52,7 +54,8 @@ class Replica:
         """The step's buffers again, and no gradients."""
         if self._start:
             torch._foreach_copy_([*self.statistics, *self.counters.values()], self._start)
-        self.model.zero_grad(set_to_none=True)
+        for parameter in self._parameters.values():
+            parameter.grad = None
         self._versions = [parameter._version for parameter in self._parameters.values()]
 
     def contribution(self) -> list[torch.Tensor | None]:
@@ -112,13 +115,14 @@ class Replica:
                     "only running statistics of normalisation layers and small integer counters may change; keep other state "
                     "out of the model, or make it a parameter",
                 )
-        present = dict(self.model.named_buffers())
-        for name in [*self._buffers, *present]:
-            if present.get(name) is not self._buffers.get(name):
-                raise PipelineRaised(
-                    f"the buffer {name!r} was replaced, added or removed while a batch was computed",
-                    "change it in place instead",
-                )
+        for module, held, before in self._held:
+            for name in [*before, *held]:
+                if name not in held or name not in before or held[name] is not before[name]:
+                    raise PipelineRaised(
+                        f"the buffer {f'{module}.{name}' if module else name!r} was replaced, added or removed while a batch "
+                        "was computed",
+                        "change it in place instead",
+                    )
 
 
 def _refuse_unsupported(model: torch.nn.Module) -> None:
