@@ -32,6 +32,7 @@ class MemberActor:
 
     def __init__(self, role: Role, settings: str, secret: bytes, project: str | None) -> None:
         self._outbox = Outbox()
+        self._outbox.put({"pid": os.getpid()})  # at once: it may die while it prepares
         capture_prints(self._outbox)
         if project is not None:
             os.chdir(project)

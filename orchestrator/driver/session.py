@@ -136,6 +136,8 @@ class Session:
         for entry in entries:
             if "printed" in entry:
                 self._print(member, entry["printed"])
+            elif "pid" in entry:
+                self._pids[member] = entry["pid"]
             elif entry.get("event") == "evaluated":
                 self._evaluated(entry)
             elif entry.get("event") == "trained":
@@ -176,7 +178,6 @@ class Session:
         self._decide(controller.Died(member, f"{process} ended {when}", details))
 
     def _member_started(self, member: int, answer: dict[str, Any]) -> None:
-        self._pids[member] = answer["pid"]
         details = {"pid": answer["pid"], "node": answer["node"]}
         if member < self._schedule.workers:
             details["shards"] = place(self._settings.data.shards, self._schedule.workers)[member]

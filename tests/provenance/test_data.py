@@ -31,6 +31,7 @@ def add_with_dvc(project: Path, *paths: str) -> None:
 
 
 @pytest.mark.ray  # DVC takes seconds to import and to hash
+@pytest.mark.filterwarnings("ignore:_NoneStep.value will soon raise")  # DVC's own use of a library
 def test_hashes_and_records_are_those_of_dvc(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(project / "site"))
     add_with_dvc(project, "data/imgs", "raw.csv")
