@@ -14,6 +14,7 @@ from orchestrator.errors import WorkerLost
 from orchestrator.topologies import Schedule
 
 _POLL_S = 2.0  # how long an idle actor holds a poll
+_DRAIN_S = 5.0  # how long a member may take for its last words; one that is stopped never answers
 _PIECE_BYTES = 32 * 2**20
 
 
@@ -99,7 +100,9 @@ class Members:
     def drain(self, member: int) -> list[dict[str, Any]]:
         """What the member still has to say after its last answer."""
         try:
-            entries: list[dict[str, Any]] = ray.get(self._actors[member].take.remote(self._seen[member], 0.0, 0.0))
+            entries: list[dict[str, Any]] = ray.get(
+                self._actors[member].take.remote(self._seen[member], 0.0, 0.0), timeout=_DRAIN_S
+            )
         except RayError:
             return []
         self._seen[member] += len(entries)

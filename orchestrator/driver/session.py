@@ -148,7 +148,9 @@ class Session:
         try:
             new = self._merger.add(lines)
         except Disagreement as error:
-            self._decide(controller.Failed(0, Inconsistent(str(error), "this is a fault of orchestrator")))
+            fault = Inconsistent(str(error), "this is a fault of orchestrator")
+            self._decide(controller.Failed(0, fault))
+            self.outcome.error = self.outcome.error or fault  # also when the last words come after the end
             return
         if not new:
             return
