@@ -133,3 +133,13 @@ def test_the_journal_tells_who_took_part(digits: Project, launched: dict[tuple[s
     assert [event["server"] for event in events if event["event"] == "server_started"] == [0]
     assert events[-1]["event"] == "run_ended"
     assert [event["step"] for event in events if event["event"] == "evaluated"] == [9, 19, 24]
+
+
+def test_the_characters_have_one_digest_too(digits: Project) -> None:
+    short = ("conf=characters", "run.steps=3", "evaluation.every=1000", "output=json")
+    ring = digits.run(*short, "topology=ring", "cluster.workers=2")
+    tree = digits.run(*short, "topology=tree", "cluster.workers=3", "transport=tcp", "data.loaders=1")
+    assert (ring.code, tree.code) == (0, 0), ring.err + tree.err
+    assert ring.report["digest"] == tree.report["digest"]
+    traces = [(digits.folder(done.report["run_id"]) / "trace.jsonl").read_bytes() for done in (ring, tree)]
+    assert traces[0] == traces[1]
