@@ -19,7 +19,7 @@ from orchestrator.driver.outcome import Outcome
 from orchestrator.driver.progress import Progress, for_stream
 from orchestrator.driver.record import Record, open_record
 from orchestrator.driver.session import Session
-from orchestrator.errors import Interrupted, OrchestratorError, RunFailed
+from orchestrator.errors import Interrupted, OrchestratorError, RunFailed, WorkerLost
 from orchestrator.settings import Settings, to_yaml
 from orchestrator.topologies import Schedule, build_schedule
 from orchestrator.tracking import is_server
@@ -79,7 +79,10 @@ def _train(
             display.say(f"note: run {run_id} was left RUNNING by a driver that is gone; it is marked KILLED now")
         outcome = Session(settings, schedule, members, record, display).run(mailbox)
         if outcome.error is None:
-            members.save_weights(0, str(record.files.weights))
+            try:
+                members.save_weights(0, str(record.files.weights))
+            except WorkerLost as error:  # what was trained up to here stays in the report
+                outcome.error = error
     return outcome
 
 
