@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import sys
+from typing import Any
 
 from orchestrator.numerics.determinism import ENVIRONMENT
 
@@ -20,6 +22,14 @@ def prepare_environment(address: str | None) -> None:
     if address is None and "ray" not in sys.modules:  # once imported, Ray does not look again
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+
+
+def enter(address: str, **options: Any) -> None:
+    """`ray.init` without a word on the terminal. Raises what Ray raises."""
+    import ray
+
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **options)
 
 
 def of_workers() -> dict[str, str]:

@@ -6,13 +6,12 @@ gRPC server listens at the address is tried first, because Ray itself goes on tr
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 from types import TracebackType
 from typing import Self
 
-from orchestrator.cluster.environment import prepare_environment
+from orchestrator.cluster.environment import enter, prepare_environment
 from orchestrator.errors import ClusterUnavailable
 
 _CONNECT_S = 3.0
@@ -31,11 +30,8 @@ class JoinedRay:
     def __enter__(self) -> Self:
         _reach(self._address)
         prepare_environment(self._address)
-        import ray
-
-        logging.getLogger("ray").setLevel(logging.ERROR)
         try:
-            ray.init(address=self._address, logging_level=logging.ERROR, log_to_driver=False)
+            enter(self._address)
         except Exception as error:
             raise ClusterUnavailable(
                 f"the Ray at {self._address} could not be joined: {(str(error).splitlines() or [repr(error)])[0]}",

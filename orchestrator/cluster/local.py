@@ -9,7 +9,7 @@ cannot run code here.
 from __future__ import annotations
 
 import contextlib
-import logging
+import math
 import os
 import shutil
 import signal
@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from orchestrator.cluster.environment import prepare_environment
+from orchestrator.cluster.environment import enter, prepare_environment
 from orchestrator.errors import ClusterUnavailable
 
 _PREFIX = "orc-"
@@ -37,16 +37,11 @@ class LocalRay:
         _remove_abandoned()
         self._folder = _new_folder()
         prepare_environment(None)
-        import ray
-
-        logging.getLogger("ray").setLevel(logging.ERROR)
         try:
-            ray.init(
-                address="local",
-                num_cpus=max(1, -(-int(self._cpus * 1000) // 1000)),
+            enter(
+                "local",
+                num_cpus=max(1, math.ceil(self._cpus)),
                 include_dashboard=False,
-                logging_level=logging.ERROR,
-                log_to_driver=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 _temp_dir=str(self._folder),
             )

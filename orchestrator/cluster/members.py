@@ -27,12 +27,15 @@ class Place:
     options: Mapping[str, Any]
 
 
+Kind = Literal["prepared", "ran", "entries", "died"]
+
+
 @dataclass(frozen=True)
 class Heard:
     """An answer to `prepare` or `run`, entries of the outbox, or the news that the member died (`why`: in Ray's words)."""
 
     member: int
-    kind: Literal["prepared", "ran", "entries", "died"]
+    kind: Kind
     answer: Answer
     entries: list[dict[str, Any]]
     why: str = ""
@@ -51,7 +54,7 @@ class Members:
             for role, place in zip(roles, places, strict=True)
         ]
         self._seen = [0] * len(roles)
-        self._waiting: dict[Any, tuple[int, str]] = {}
+        self._waiting: dict[Any, tuple[int, Kind]] = {}
         for member in range(len(roles)):
             self._ask(member, "prepared", self._actors[member].prepare.remote())
             self._poll(member)
@@ -95,7 +98,7 @@ class Members:
                 self._poll(member)
                 yield Heard(member, "entries", {}, answer)
             else:
-                yield Heard(member, "prepared" if kind == "prepared" else "ran", answer, [])
+                yield Heard(member, kind, answer, [])
 
     def drain(self, member: int) -> list[dict[str, Any]]:
         """What the member still has to say after its last answer."""
@@ -112,7 +115,7 @@ class Members:
         gather_s = 0.05 if member == 0 else 0.5
         self._ask(member, "entries", self._actors[member].take.remote(self._seen[member], _POLL_S, gather_s))
 
-    def _ask(self, member: int, kind: str, reference: Any) -> None:
+    def _ask(self, member: int, kind: Kind, reference: Any) -> None:
         self._waiting[reference] = (member, kind)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 
 import torch
@@ -10,9 +9,8 @@ import torch
 from orchestrator.engine.ballots import Agreement, Ballot
 from orchestrator.engine.exchange import Memory
 from orchestrator.engine.replica import Replica
-from orchestrator.engine.work import Work
-from orchestrator.errors import Inconsistent, NonFinite, OrchestratorError, PipelineRaised
-from orchestrator.numerics.digests import update
+from orchestrator.engine.work import NON_FINITE_REMEDY, Work
+from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.numerics.exact import Accumulator, magnitudes
 from orchestrator.numerics.grid import ABSENT, Grid, is_finite
 from orchestrator.updates import schedules
@@ -52,22 +50,6 @@ class Learner:
         self._fault: tuple[int, OrchestratorError] | None = None
         self._kept: tuple[Gradients, float, Ballot] | None = None
         self._repeated = False
-
-    @staticmethod
-    def reference(work: Work, replica: Replica) -> str:
-        """A digest of the gradient of the first micro-batch, by which a worker proves that it computes the bits of the others
-        (rule B4). Computed again behind the second micro-batch, where a pipeline that keeps state would betray itself.
-
-        Raises PipelineRaised, Inconsistent.
-        """
-        first = _fingerprint(work, replica, 0)
-        _fingerprint(work, replica, 1)
-        if _fingerprint(work, replica, 0) != first:
-            raise Inconsistent(
-                "micro-batch (step 0, shard 0) came out differently when it was computed again behind another one",
-                "a pipeline must keep no state between batches and draw randomness only from torch, numpy or random",
-            )
-        return first
 
     def contribute(self, step: int, attempt: int, grid: Grid) -> Ballot:
         if attempt == 0:
@@ -131,26 +113,9 @@ class Learner:
                 what = f"gradient of {slot.name}" if i < len(self._replica.parameters) else f"statistic {slot.name}"
                 raise NonFinite(
                     f"the {what} is not finite at step {step}, shard {shard}",
-                    "lower optimizer.lr, set gradient.clip, or look at the samples of this micro-batch",
+                    NON_FINITE_REMEDY,
                 )
         return loss.item(), weight, gradients, sizes
-
-
-def _fingerprint(work: Work, replica: Replica, shard: int) -> str:
-    """Of all that micro-batch (step 0, shard) would put into the sum; empty where it has nothing or fails, as its step will."""
-    replica.begin_step()
-    replica.begin_shard()
-    digest = hashlib.sha256()
-    try:
-        computed = work.loss(0, shard) if shard < work.order.shards else None
-        tensors = replica.contribution() if computed is not None else []
-    except OrchestratorError:
-        tensors = []
-    for slot, tensor in zip(replica.layout.slots, tensors, strict=False):
-        if tensor is not None:
-            update(digest, slot.name, tensor)
-    replica.begin_shard()
-    return digest.hexdigest()
 
 
 class _Tally:

@@ -72,7 +72,7 @@ class Work:
             if weight == 0:
                 return None
             if not math.isfinite(loss.item()):
-                raise NonFinite(f"the loss is {loss.item()} at {where}", _NON_FINITE_REMEDY)
+                raise NonFinite(f"the loss is {loss.item()} at {where}", NON_FINITE_REMEDY)
             loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach(), weight
 
@@ -130,7 +130,7 @@ class Work:
         return returned
 
 
-_NON_FINITE_REMEDY = "lower optimizer.lr, set gradient.clip, or look at the samples of this micro-batch"
+NON_FINITE_REMEDY = "lower optimizer.lr, set gradient.clip, or look at the samples of this micro-batch"
 
 
 def _length(dataset: Any, which: str) -> int:

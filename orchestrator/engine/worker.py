@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from orchestrator.data.loaders import Loaders, Recipe
-from orchestrator.engine import evaluation
+from orchestrator.engine import evaluation, proof
 from orchestrator.engine.adder import Adder
 from orchestrator.engine.ballots import Shape
 from orchestrator.engine.exchange import Exchange, Memory
@@ -91,7 +91,7 @@ class Worker:
             "counters": self._replica.counter_names(),
             "initial_parameters": model_digest(self._work.model),
             "compute": compute,
-            "reference": Learner.reference(self._work, self._replica),
+            "reference": proof.reference(self._work, self._replica),
             "machine": determinism.machine(),
         }
 

@@ -7,7 +7,6 @@ A value that the user has set is kept: it is part of the environment, which is r
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import platform
@@ -30,16 +29,22 @@ def prepare_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in ENVIRONMENT}
 
 
+def cpu_model() -> str:
+    """The processor's model name; Linux only, elsewhere what Python knows."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()
+
+
 def machine() -> dict[str, str]:
     """What may make two machines compute different bits, to name when they do."""
     import torch
 
-    cpu = platform.processor()
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), cpu)
     return {
-        "CPU": cpu,
+        "CPU": cpu_model(),
         "instruction set": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
         "libraries": hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:12],

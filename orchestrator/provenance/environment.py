@@ -8,8 +8,9 @@ import os
 import platform
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from orchestrator.numerics.determinism import cpu_model
 
 
 @dataclass(frozen=True)
@@ -45,17 +46,7 @@ def capture() -> Environment:
     return Environment(
         python=sys.version,
         platform=platform.platform(),
-        cpu=_cpu(),
+        cpu=cpu_model(),
         cores=len(os.sched_getaffinity(0)),
         packages=dict(sorted(packages.items())),
     )
-
-
-def _cpu() -> str:
-    """The processor's model name; Linux only, elsewhere what Python knows."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
