@@ -44,7 +44,7 @@ def launch(settings: Settings) -> tuple[str, Outcome]:
                 opening.result()  # it may be out of reach: known before anything is started
             outcome = _train(settings, project, opening, display, mailbox)
         except OrchestratorError as error:
-            outcome = Outcome(workers=settings.cluster.workers, error=error)
+            outcome = Outcome(workers=settings.cluster.workers.start, error=error)
         except BaseException as error:
             opening.result().close(Outcome(error=RunFailed(f"{type(error).__name__}: {error}")))
             raise
@@ -126,7 +126,7 @@ def _places(
 
 
 def _schedule(settings: Settings) -> Schedule:
-    return build_schedule(settings.topology.name, settings.cluster.workers, **settings.topology.options())
+    return build_schedule(settings.topology.name, settings.cluster.workers.start, **settings.topology.options())
 
 
 def _layout(schedule: Schedule) -> str:

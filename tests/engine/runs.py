@@ -36,6 +36,7 @@ from orchestrator.settings import (
     Settings,
     TopologySettings,
     TraceSettings,
+    Workers,
 )
 from orchestrator.topologies import build_schedule
 from orchestrator.transports.base import Transport
@@ -123,7 +124,7 @@ def settings_for(
         run=RunSettings(steps=None if epochs else steps, epochs=epochs, seed=seed, precision=precision),
         pipeline=PipelineSettings(target=f"{pipeline.__module__}:{pipeline.__name__}", args=args or {}),
         data=DataSettings(shards=shards, batch_size=batch_size, loaders=loaders),
-        cluster=ClusterSettings(workers=layout.workers, step_timeout_s=PATIENCE_S),
+        cluster=ClusterSettings(workers=Workers.parse(layout.workers), step_timeout_s=PATIENCE_S),
         topology=TopologySettings(name=layout.topology, arity=layout.arity, servers=layout.servers),
         reduction=reduction,
         optimizer=OptimizerSettings(name=options.pop("name", None), options=options),
@@ -171,7 +172,9 @@ class _Members:
 
     def __init__(self, settings: Settings, wire: Wire = Hub.transport) -> None:
         self._wire = wire
-        self._schedule = build_schedule(settings.topology.name, settings.cluster.workers, **settings.topology.options())
+        self._schedule = build_schedule(
+            settings.topology.name, settings.cluster.workers.start, **settings.topology.options()
+        )
         self._hub = Hub(self._schedule.members)
         self._regions = [LocalRegions() for _ in range(self._schedule.members)]
         kinds = [Worker] * self._schedule.workers + [Server] * self._schedule.servers
@@ -179,7 +182,7 @@ class _Members:
         facts = [member.prepare() for member in self.members]
         assert all(other == facts[0] for other in facts[: self._schedule.workers])
         self._facts = facts[0]
-        self._generation = Generation(0, self._schedule, place(settings.data.shards, settings.cluster.workers))
+        self._generation = Generation(0, self._schedule, place(settings.data.shards, settings.cluster.workers.start))
         self.said: list[list[dict[str, Any]]] = [[] for _ in self.members]
 
     def run(self) -> list[End]:
