@@ -52,9 +52,12 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """A member's own fault, which another try would repeat: the pipeline raised, a number is not finite, replicas disagree."""
+    """A fault that another try would repeat: the pipeline raised, a number is not finite, replicas disagree.
 
-    member: int
+    member: whose; None where the driver found it.
+    """
+
+    member: int | None
     error: OrchestratorError
 
 
@@ -102,7 +105,7 @@ class NoRoom:
 
 @dataclass(frozen=True)
 class StartFailed:
-    """The process could not be started, or could not prepare."""
+    """The process could not be started, or could not prepare, and is gone."""
 
     member: int
     why: str
@@ -121,20 +124,7 @@ class Tick:
     """Time has passed, and everything that was heard has been told."""
 
 
-Event = (
-    Ready
-    | Left
-    | Finished
-    | Failed
-    | Died
-    | Pulse
-    | Stepped
-    | Saved
-    | NoRoom
-    | StartFailed
-    | Interrupt
-    | Tick
-)
+Event = Ready | Left | Finished | Failed | Died | Pulse | Stepped | Saved | NoRoom | StartFailed | Interrupt | Tick
 
 
 @dataclass(frozen=True)
