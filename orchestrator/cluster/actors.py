@@ -11,54 +11,76 @@ import os
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 
 from orchestrator import errors
-from orchestrator.cluster.outbox import Outbox, capture_prints
+from orchestrator.cluster.lease import Lease
+from orchestrator.cluster.outbox import Entry, Outbox, capture_prints
 
 if TYPE_CHECKING:
+    from orchestrator.engine.generation import Host
     from orchestrator.transports.base import Transport
 
 Role = Literal["worker", "server"]
 Answer = dict[str, Any]
+
+_URGENT = "generation_running"  # what tells that a recovery is over does not wait for more to say
 
 
 class MemberActor:
     """One member's process. project: the folder from which the pipeline is imported; None for the copy that Ray has made
     the working directory already."""
 
-    def __init__(self, role: Role, settings: str, secret: bytes, project: str | None) -> None:
+    def __init__(self, role: Role, settings: str, secret: bytes, project: str | None, lease_s: float) -> None:
+        from orchestrator.engine.pulse import Pulse
+
+        self._lease = Lease(lease_s)
         self._outbox = Outbox()
         self._outbox.put({"pid": os.getpid()})  # at once: it may die while it prepares
         capture_prints(self._outbox)
         if project is not None:
             os.chdir(project)
-        sys.path.insert(
-            0, str(Path.cwd())
-        )  # before the driver's own folders, which Ray adds and this node may have too
+        # Before the driver's own folders, which Ray adds and this node may have too.
+        sys.path.insert(0, str(Path.cwd()))
         self._role = role
         self._settings_text = settings
         self._secret = secret
+        self._pulse = Pulse()
+        self._host: Host | None = None
 
     def prepare(self) -> Answer:
         """`{"facts", "addresses", "pid", "node"}`: ready to join a generation."""
         return self._answer(self._prepare)
 
-    def run(self, generation: dict[str, Any], rank: int, peers: dict[int, Any], facts: dict[str, Any]) -> Answer:
-        """Live the generation: `{"digest"}` at its end."""
-        return self._answer(lambda: self._run(generation, rank, peers, facts))
+    def run(self, spec: dict[str, Any], rank: int, peers: dict[int, Any], facts: dict[str, Any]) -> Answer:
+        """Live a generation (`driver/generations.py` has the form of `spec`): how it ended (`engine.generation.Ended`)."""
+        answer = self._answer(lambda: self._run(spec, rank, peers, facts))
+        return {**answer, "generation": spec["number"]}
 
     @ray.method(concurrency_group="control")
-    def take(self, after: int, wait_s: float, gather_s: float) -> list[dict[str, Any]]:
-        """Long poll for entries of the outbox (see there)."""
-        return self._outbox.take(after, wait_s, gather_s)
+    def take(self, after: int, wait_s: float, gather_s: float) -> dict[str, Any]:
+        """Long poll for entries of the outbox (see there), and the member's pulse."""
+        self._lease.renew()
+        return {"entries": self._outbox.take(after, wait_s, gather_s), "pulse": self._pulse.snapshot()}
+
+    @ray.method(concurrency_group="control")
+    def ask(self, what: Literal["regroup", "stop", "save"]) -> None:
+        """Have this put to the vote at the next step boundary."""
+        self._pulse.ask(what)
+
+    @ray.method(concurrency_group="control")
+    def call_off(self, generation: int) -> None:
+        """Leave this generation, wherever in it this member is."""
+        self._pulse.call_off(generation)
+        self._listener.cancel(generation)
 
     def save_weights(self, path: str | None) -> str:
         """Write the model's parameters and persistent buffers as a safetensors file on this node; None: to a file of its
-        own, for `read_weights`. Returns the path."""
+        own, for `read_file`. Returns the path."""
         from safetensors.torch import save_file
 
         if path is None:
@@ -67,8 +89,8 @@ class MemberActor:
         save_file(self._member.state(), path)
         return path
 
-    def read_weights(self, path: str, offset: int, limit: int) -> bytes:
-        """A piece of that file; the file goes with the piece at its end, which is empty."""
+    def read_file(self, path: str, offset: int, limit: int) -> bytes:
+        """A piece of a file of this node; the file goes with the piece at its end, which is empty."""
         with open(path, "rb") as file:
             file.seek(offset)
             piece = file.read(limit)
@@ -92,39 +114,50 @@ class MemberActor:
         self._regions = SharedRegions()
         self._member: Any = (Worker if self._role == "worker" else Server)(settings, self._regions)
         facts = self._member.prepare()
+        self._pulse.rest()
         node = ray.get_runtime_context().get_node_id()
         return {"facts": facts, "addresses": self._listener.addresses, "pid": os.getpid(), "node": node}
 
-    def _run(self, generation: dict[str, Any], rank: int, peers: dict[int, Any], facts: dict[str, Any]) -> Answer:
-        from orchestrator.engine.worker import Generation
-        from orchestrator.topologies import build_schedule
+    def _run(self, spec: dict[str, Any], rank: int, peers: dict[int, Any], facts: dict[str, Any]) -> Answer:
+        from orchestrator.engine.generation import Generation
         from orchestrator.transports.sockets import connect
 
-        schedule = build_schedule(generation["topology"], generation["workers"], **generation["options"])
-        plan = Generation(generation["number"], schedule, tuple(map(tuple, generation["shards"])))
-        transports = []
+        self._host = self._host or self._as_host(spec["storage"])
+        plan = Generation.from_spec(spec)
 
         def join() -> Transport:
-            transports.append(connect(self._listener, rank, plan.number, peers, self._regions, self._timeout_s))
-            return transports[0]
+            return connect(self._listener, rank, plan.number, peers, self._regions, self._timeout_s)
 
         try:
-            return {"digest": self._member.run(plan, rank, join, facts, self._outbox.put)}
+            ended = self._member.run(plan, rank, join, facts, self._host)
         finally:
-            for transport in transports:
-                transport.abort()  # after a regular end it is closed already, and this does nothing
+            self._pulse.rest()
+        return dict(ended.as_answer())
 
-    def _answer(self, action: Any) -> Answer:
-        from orchestrator.engine.lockstep import Withdrawn
-        from orchestrator.transports.base import DeadlineExceeded, PeerLost
+    def _as_host(self, storage: str | None) -> Host:
+        from orchestrator.engine.generation import Host, NoWriter
 
+        if storage is None:
+            return Host(self._pulse, self._emit, self._outbox.kept)
+        from orchestrator.checkpoints.catalog import load, read
+        from orchestrator.checkpoints.state import State
+        from orchestrator.checkpoints.storage import open_storage
+        from orchestrator.checkpoints.writer import Writer
+
+        place = open_storage(storage)
+
+        def restore(step: str) -> State:
+            return load(place, read(place, int(step)))
+
+        writer = Writer(place, self._emit) if self._role == "worker" else NoWriter()
+        return Host(self._pulse, self._emit, self._outbox.kept, restore, writer)
+
+    def _emit(self, entry: Entry) -> None:
+        self._outbox.put(entry, urgent=entry.get("event") == _URGENT)
+
+    def _answer(self, action: Callable[[], Answer]) -> Answer:
         try:
-            return action()  # type: ignore[no-any-return]
-        except (PeerLost, Withdrawn) as error:
-            return {"withdrew": str(error)}
-        except DeadlineExceeded as error:
-            stalled = errors.Stalled(str(error), "raise cluster.step_timeout_s if a step may take that long")
-            return {"failed": stalled.as_dict()}
+            return action()
         except errors.OrchestratorError as error:
             return {"failed": error.as_dict()}
         except MemoryError as error:

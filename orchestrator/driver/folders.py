@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, UsageError
 
 NAME = ".orchestrator"
 
@@ -37,6 +38,17 @@ class RunFolder:
         self.weights = self.path / "model.safetensors"
         self.error = self.path / "error.txt"
         self.pictures = self.path / "pictures"
+        self.checkpoints = self.path / "checkpoints"
+
+    def lease(self) -> None:
+        """Keep every other driver away from this run, for as long as this process lives. Raises UsageError."""
+        self._lock = (self.path / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"run {self.path.name} is being driven by another process", "wait for its end, or end that process"
+            ) from None
 
     def artifacts(self) -> list[Path]:
         """The files that are logged under `run/`, those that exist."""

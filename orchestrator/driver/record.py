@@ -66,11 +66,21 @@ def open_record(settings: Settings, folder: Path, provenance: Provenance) -> Rec
     with store.usable():
         experiment_id = store.experiment(settings.run.experiment)
         orphans = store.mark_orphans(experiment_id)
-        tracker = Tracker(store, experiment_id, settings.run.name, every_s=settings.tracking.every_s)
+        tracker = Tracker.create(store, experiment_id, settings.run.name, every_s=settings.tracking.every_s)
         tracker.describe(flat(settings), _tags(provenance, machine))
     files = RunFolder(folder, tracker.run_id)
+    files.lease()
     files.settings.write_text(to_yaml(settings), encoding="utf-8")
     files.environment.write_text(json.dumps(machine.as_dict(), indent=1) + "\n", encoding="utf-8")
+    return Record(store, tracker, files, orphans)
+
+
+def reopen_record(settings: Settings, store: Store, files: RunFolder) -> Record:
+    """Go on with a run that was left; its folder is leased already. Raises ConfigurationError."""
+    with store.usable():
+        tracker = Tracker.reopen(store, files.path.name, every_s=settings.tracking.every_s)
+        orphans = store.mark_orphans(tracker.experiment_id)
+    files.error.unlink(missing_ok=True)
     return Record(store, tracker, files, orphans)
 
 

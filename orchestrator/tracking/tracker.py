@@ -10,9 +10,12 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator.tracking.store import Store, identity_of_process
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 _BATCH = 1000  # MLflow's limit for one request
@@ -21,22 +24,35 @@ _FORBIDDEN = re.compile(r"[^\w\-. /:]")
 
 
 class Tracker:
-    """Creates the run. `every_s`: how long metrics may wait."""
+    """Made by `create` or `reopen`. `every_s`: how long metrics may wait."""
 
-    def __init__(self, store: Store, experiment_id: str, name: str | None, *, every_s: float) -> None:
+    def __init__(self, store: Store, run: Run, *, every_s: float) -> None:
         from mlflow.entities import Metric
 
         self._metric = Metric
         self._client = store.client
-        run = self._client.create_run(experiment_id, tags=identity_of_process(), run_name=name)
         self.run_id: str = run.info.run_id
         self.name: str = run.info.run_name
-        self.experiment_id = experiment_id
+        self.experiment_id: str = run.info.experiment_id
         self._every_s = every_s
         self._pending: list[Any] = []
         self._later: list[Callable[[], object]] = []  # after the metrics, in order
         self.trouble: str | None = None
         self._sent_at = time.monotonic()
+
+    @classmethod
+    def create(cls, store: Store, experiment_id: str, name: str | None, *, every_s: float) -> Tracker:
+        """A new run."""
+        run = store.client.create_run(experiment_id, tags=identity_of_process(), run_name=name)
+        return cls(store, run, every_s=every_s)
+
+    @classmethod
+    def reopen(cls, store: Store, run_id: str, *, every_s: float) -> Tracker:
+        """A run that has ended, which goes on in this process."""
+        store.client.update_run(run_id, status="RUNNING")
+        for key, value in identity_of_process().items():
+            store.client.set_tag(run_id, key, value)
+        return cls(store, store.client.get_run(run_id), every_s=every_s)
 
     def describe(self, parameters: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Parameters are written once; None and empty texts are shown as such, since MLflow wants text."""
