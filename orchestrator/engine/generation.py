@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from orchestrator.checkpoints.state import State
 from orchestrator.engine.pulse import Pulse
 from orchestrator.topologies import build_schedule
 from orchestrator.topologies.schedule import Schedule
@@ -62,8 +63,8 @@ class Writer(Protocol):
     @property
     def busy(self) -> bool: ...
 
-    def begin(self, step: int, generation: int, part: int, parts: int, state: Any) -> None:
-        """Copy part `part` of `parts` of this state (an `engine.state.State`, whose tensors will change) and write the copy."""
+    def begin(self, state: State, *, step: int, generation: int, part: int, parts: int) -> None:
+        """Copy part `part` of `parts` of this state, which may change as soon as this returns, and write the copy."""
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Until what was begun is written, or has failed; whether that came in time."""
@@ -74,14 +75,14 @@ class NoWriter:
 
     busy = False
 
-    def begin(self, step: int, generation: int, part: int, parts: int, state: Any) -> None:
-        raise AssertionError(f"this member cannot write part {part} of {parts} of checkpoint {step}")
+    def begin(self, state: State, *, step: int, generation: int, part: int, parts: int) -> None:  # noqa: ARG002
+        raise AssertionError(f"this member cannot write part {part} of {parts} of checkpoint {step} (generation {generation})")
 
     def wait(self, timeout_s: float | None = None) -> bool:  # noqa: ARG002
         return True
 
 
-def _nothing_to_load(where: str) -> Any:
+def _nothing_to_load(where: str) -> State:
     raise AssertionError(f"this member cannot load {where}")
 
 
@@ -92,12 +93,12 @@ def _ignore(entry: Entry) -> None:  # noqa: ARG001
 @dataclass(frozen=True)
 class Host:
     """emit: takes `{"trace": line}` and events for the driver. unacknowledged: the entries of those that the driver may not
-    have yet; they go along when this member hands its state over. load: the state in a checkpoint, an `engine.state.State`."""
+    have yet; they go along when this member hands its state over. load: the state in a checkpoint."""
 
     pulse: Pulse = field(default_factory=Pulse)
     emit: Emit = _ignore
     unacknowledged: Callable[[], list[Entry]] = list
-    load: Callable[[str], Any] = _nothing_to_load
+    load: Callable[[str], State] = _nothing_to_load
     writer: Writer = field(default_factory=NoWriter)
 
 
