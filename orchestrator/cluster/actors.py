@@ -77,7 +77,7 @@ class MemberActor:
         return piece
 
     def _prepare(self) -> Answer:
-        from orchestrator.engine.worker import Server, Worker
+        from orchestrator.engine.worker import Host, Server, Worker
         from orchestrator.settings import from_yaml
         from orchestrator.transports.shared_memory import SharedRegions
         from orchestrator.transports.sockets import Listener
@@ -90,41 +90,27 @@ class MemberActor:
         host = str(ray.util.get_node_ip_address()) if by_tcp else None  # type: ignore[no-untyped-call]
         self._listener = Listener(self._secret, host)
         self._regions = SharedRegions()
-        self._member: Any = (Worker if self._role == "worker" else Server)(settings, self._regions)
+        surroundings = Host(emit=self._outbox.put)
+        self._member: Any = (Worker if self._role == "worker" else Server)(settings, self._regions, surroundings)
         facts = self._member.prepare()
         node = ray.get_runtime_context().get_node_id()
         return {"facts": facts, "addresses": self._listener.addresses, "pid": os.getpid(), "node": node}
 
     def _run(self, generation: dict[str, Any], rank: int, peers: dict[int, Any], facts: dict[str, Any]) -> Answer:
         from orchestrator.engine.worker import Generation
-        from orchestrator.topologies import build_schedule
         from orchestrator.transports.sockets import connect
 
-        schedule = build_schedule(generation["topology"], generation["workers"], **generation["options"])
-        plan = Generation(generation["number"], schedule, tuple(map(tuple, generation["shards"])))
-        transports = []
+        plan = Generation.from_spec(generation)
 
         def join() -> Transport:
-            transports.append(connect(self._listener, rank, plan.number, peers, self._regions, self._timeout_s))
-            return transports[0]
+            return connect(self._listener, rank, plan.number, peers, self._regions, self._timeout_s)
 
-        try:
-            return {"digest": self._member.run(plan, rank, join, facts, self._outbox.put)}
-        finally:
-            for transport in transports:
-                transport.abort()  # after a regular end it is closed already, and this does nothing
+        ended = self._member.run(plan, rank, join, facts)
+        return {"digest": ended.digest} if ended.kind == "finished" else {"withdrew": ended.why}
 
     def _answer(self, action: Any) -> Answer:
-        from orchestrator.engine.lockstep import Withdrawn
-        from orchestrator.transports.base import DeadlineExceeded, PeerLost
-
         try:
             return action()  # type: ignore[no-any-return]
-        except (PeerLost, Withdrawn) as error:
-            return {"withdrew": str(error)}
-        except DeadlineExceeded as error:
-            stalled = errors.Stalled(str(error), "raise cluster.step_timeout_s if a step may take that long")
-            return {"failed": stalled.as_dict()}
         except errors.OrchestratorError as error:
             return {"failed": error.as_dict()}
         except MemoryError as error:

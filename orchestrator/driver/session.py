@@ -94,6 +94,7 @@ class Session:
             self._decide(controller.Ready(member, answer["facts"]))
         else:
             self.outcome.digest = answer["digest"] or self.outcome.digest
+            self.outcome.training_s = time.monotonic() - (self.outcome.first_step_at or time.monotonic())
             self._decide(controller.Finished(member, answer["digest"]))
 
     def _decide(self, event: controller.Event) -> None:
@@ -138,11 +139,8 @@ class Session:
                 self._print(member, entry["printed"])
             elif "pid" in entry:
                 self._pids[member] = entry["pid"]
-            elif entry.get("event") == "evaluated":
+            elif entry.get("event") == "evaluated" and member == 0:
                 self._evaluated(entry)
-            elif entry.get("event") == "trained":
-                self.outcome.training_s = entry["seconds"]
-                self._journal.append([entry])
 
     def _record_trace(self, lines: list[Line]) -> None:
         try:

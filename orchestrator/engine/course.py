@@ -22,9 +22,9 @@ from orchestrator.settings import Settings
 
 @dataclass(frozen=True)
 class Course:
-    """grid: for the next step. steps: committed ones. evaluation_due: after the last of them. save_due: a checkpoint, at the next
-    boundary where it can be taken. untold: the trace line of the last step, without digest, until the step's evaluation is
-    done. stopping, plateau: what early stopping and the plateau schedule have seen."""
+    """grid: for the next step. steps: committed ones. evaluation_due: after the last of them. save_due: a checkpoint, at the
+    next boundary where it can be taken. untold: the trace line of the last step, without digest, until the step's evaluation
+    is done. stopping, plateau: what early stopping and the plateau schedule have seen."""
 
     grid: Grid
     steps: int = 0

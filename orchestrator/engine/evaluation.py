@@ -21,6 +21,8 @@ from orchestrator.engine.replica import Replica
 from orchestrator.engine.work import Work
 from orchestrator.errors import OrchestratorError, PipelineRaised
 
+Beat = Callable[[], None]
+
 _LOSS = "validation/loss"
 _FIXED = 3  # loss, its weight, rows; the metrics follow
 
@@ -43,9 +45,7 @@ class Results:
         self.rows[batch] = values
 
 
-def compute(
-    work: Work, replica: Replica, shards: Sequence[int], total_shards: int, step: int, beat: Callable[[], None]
-) -> Results:
+def compute(work: Work, replica: Replica, shards: Sequence[int], total_shards: int, step: int, beat: Beat) -> Results:
     """Evaluate the batches that these shards own, each from the same buffers; modes and buffers are left as they were, also
     when `beat`, which is called before each batch, raises."""
     results = Results()

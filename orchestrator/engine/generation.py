@@ -1,8 +1,8 @@
 """What a member is told at the start of a generation, what its process gives it, and how it leaves again.
 
-    Generation     who does what, the same for every member; JSON-able, for the driver makes it
-    Host           the member's process as seen from the engine: where words, checkpoints and wishes come and go
-    Ended          how a generation ended for one member; its own faults are exceptions instead
+Generation     who does what, the same for every member; JSON-able, for the driver makes it
+Host           the member's process as seen from the engine: where words, checkpoints and wishes come and go
+Ended          how a generation ended for one member; its own faults are exceptions instead
 """
 
 from __future__ import annotations
@@ -51,6 +51,12 @@ class Generation:
             tuple(spec.get("writers", ())),
         )
 
+    def donors_of(self, rank: int) -> list[int]:
+        return [donor for donor, recipient in self.handovers if recipient == rank]
+
+    def recipients_of(self, rank: int) -> list[int]:
+        return [recipient for donor, recipient in self.handovers if donor == rank]
+
     def pairs(self) -> frozenset[tuple[int, int]]:
         """The pairs of ranks that talk, the smaller first: these have to be connected."""
         handed = ((min(pair), max(pair)) for pair in self.handovers)
@@ -76,7 +82,9 @@ class NoWriter:
     busy = False
 
     def begin(self, state: State, *, step: int, generation: int, part: int, parts: int) -> None:  # noqa: ARG002
-        raise AssertionError(f"this member cannot write part {part} of {parts} of checkpoint {step} (generation {generation})")
+        raise AssertionError(
+            f"this member cannot write part {part} of {parts} of checkpoint {step} (generation {generation})"
+        )
 
     def wait(self, timeout_s: float | None = None) -> bool:  # noqa: ARG002
         return True
@@ -86,7 +94,7 @@ def _nothing_to_load(where: str) -> State:
     raise AssertionError(f"this member cannot load {where}")
 
 
-def _ignore(entry: Entry) -> None:  # noqa: ARG001
+def _ignore(entry: Entry) -> None:
     pass
 
 

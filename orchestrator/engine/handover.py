@@ -30,11 +30,14 @@ _PIECE_BYTES: Final = 4 << 20
 
 
 def give(
-    transport: Transport, generation: int, recipients: Sequence[int], state: State, entries: list[Entry], timeout_s: float
+    transport: Transport,
+    generation: int,
+    recipients: Sequence[int],
+    state: State,
+    entries: list[Entry],
+    timeout_s: float,
 ) -> None:
     """Hand this state to all recipients. Raises what the transport raises."""
-    if not recipients:
-        return
     header = torch.frombuffer(bytearray(_header(state, entries)), dtype=torch.uint8)
     hashed = hashlib.sha256()
     number = 0
@@ -125,7 +128,8 @@ def _raw(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _pieces(payload: torch.Tensor) -> Iterator[torch.Tensor]:
-    return iter(payload.split(_PIECE_BYTES)) if payload.numel() else iter(())
+    for start in range(0, payload.numel(), _PIECE_BYTES):
+        yield payload[start : start + _PIECE_BYTES]
 
 
 def _tag(generation: int, number: int) -> Tag:

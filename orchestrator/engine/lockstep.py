@@ -57,7 +57,14 @@ class Lockstep:
     """
 
     def __init__(
-        self, member: Member, exchange: Exchange, shape: Shape, names: list[str], *, exact: bool, grid: Grid | None = None
+        self,
+        member: Member,
+        exchange: Exchange,
+        shape: Shape,
+        names: list[str],
+        *,
+        exact: bool,
+        grid: Grid | None = None,
     ) -> None:
         self._member = member
         self._exchange = exchange

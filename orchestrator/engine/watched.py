@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import torch
-
 from orchestrator.engine.generation import Connect, Ended, Generation, Position
 from orchestrator.engine.lockstep import Withdrawn
 from orchestrator.engine.pulse import CalledOff, Place, Pulse
@@ -25,7 +23,7 @@ _FAREWELL_S: Final = 0.2  # for peers that do not read, when there is no time to
 
 
 class Watched:
-    """Implements `transports.base.Transport`; its waits may raise CalledOff too. place: where the pulse beats while it waits."""
+    """Implements `transports.base.Transport`; its waits may raise CalledOff too. place: where the pulse is meanwhile."""
 
     def __init__(self, inner: Transport, pulse: Pulse) -> None:
         self._inner = inner
@@ -42,22 +40,23 @@ class Watched:
             try:
                 return self._inner.receive(peer, tag, _slice(deadline))
             except DeadlineExceeded as error:
-                self._go_on_waiting(error, deadline, timeout_s)
+                self._go_on_waiting(error, tag, deadline, timeout_s)
 
     def flush(self, timeout_s: float) -> None:
+        self._pulse.beat(self.place)
         deadline = time.monotonic() + timeout_s
         while True:
             try:
                 self._inner.flush(_slice(deadline))
             except DeadlineExceeded as error:
-                self._go_on_waiting(error, deadline, timeout_s)
+                self._go_on_waiting(error, None, deadline, timeout_s)
             else:
                 return
 
-    def _go_on_waiting(self, error: DeadlineExceeded, deadline: float, timeout_s: float) -> None:
+    def _go_on_waiting(self, error: DeadlineExceeded, tag: Tag | None, deadline: float, timeout_s: float) -> None:
         self._pulse.check()
         if time.monotonic() >= deadline:
-            raise DeadlineExceeded(error.peer, error.tag, timeout_s) from None
+            raise DeadlineExceeded(error.peer, tag, timeout_s) from None
 
 
 def live(

@@ -134,8 +134,8 @@ def connect(
     """Connect with all peers; each of them calls `connect` with this member among its own peers.
 
     A peer reached by "unix" maps the `regions` that exist now; payloads elsewhere travel as bytes.
-    Raises PeerLost (a peer is gone), PeerLeft (it is further on, or gave up too), DeadlineExceeded, PermissionError (another secret or user),
-    ConnectionAbortedError (cancelled).
+    Raises PeerLost (a peer is gone), PeerLeft (it is further on, or gave up too), DeadlineExceeded, PermissionError (another
+    secret or user), ConnectionAbortedError (cancelled).
     """
     return _Assembly(listener, Identity(listener.secret, generation, rank), regions).run(peers, timeout_s)
 
