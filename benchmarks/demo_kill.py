@@ -36,7 +36,9 @@ def main() -> int:
     out, _ = process.communicate()
     disturbed = json.loads(out.splitlines()[-1])
     print("--- the same again, undisturbed", file=sys.stderr)
-    undisturbed = json.loads(subprocess.run(COMMAND, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[-1])
+    undisturbed = json.loads(
+        subprocess.run(COMMAND, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()[-1]
+    )
     for recovery in disturbed["recoveries"]:
         print(f"{recovery['kind']}: went on after {recovery['seconds']} s, {recovery['steps_lost']} steps lost")
     print(f"killed       {disturbed['digest']}\nundisturbed  {undisturbed['digest']}")

@@ -22,7 +22,6 @@ from orchestrator.cluster.lease import Lease
 from orchestrator.cluster.outbox import Entry, Outbox, capture_prints
 
 if TYPE_CHECKING:
-    from orchestrator.engine.generation import Host
     from orchestrator.transports.base import Transport
 
 Role = Literal["worker", "server"]
@@ -50,7 +49,6 @@ class MemberActor:
         self._settings_text = settings
         self._secret = secret
         self._pulse = Pulse()
-        self._host: Host | None = None
 
     def prepare(self) -> Answer:
         """`{"facts", "addresses", "pid", "node"}`: ready to join a generation."""
@@ -99,7 +97,8 @@ class MemberActor:
         return piece
 
     def _prepare(self) -> Answer:
-        from orchestrator.engine.worker import Server, Worker
+        from orchestrator.cluster.depot import Depot
+        from orchestrator.engine.worker import Host, Server, Worker
         from orchestrator.settings import from_yaml
         from orchestrator.transports.shared_memory import SharedRegions
         from orchestrator.transports.sockets import Listener
@@ -109,10 +108,12 @@ class MemberActor:
         # Only who may need it is reachable by TCP: a private Ray opens no port.
         between_nodes = settings.cluster.address is not None and settings.transport == "auto"
         by_tcp = between_nodes or settings.transport == "tcp"
-        host = str(ray.util.get_node_ip_address()) if by_tcp else None  # type: ignore[no-untyped-call]
-        self._listener = Listener(self._secret, host)
+        address = str(ray.util.get_node_ip_address()) if by_tcp else None  # type: ignore[no-untyped-call]
+        self._listener = Listener(self._secret, address)
         self._regions = SharedRegions()
-        self._member: Any = (Worker if self._role == "worker" else Server)(settings, self._regions)
+        self._depot = Depot(self._emit)
+        host = Host(self._pulse, self._emit, self._outbox.kept, self._depot.load, self._depot)
+        self._member: Any = (Worker if self._role == "worker" else Server)(settings, self._regions, host)
         facts = self._member.prepare()
         self._pulse.rest()
         node = ray.get_runtime_context().get_node_id()
@@ -122,35 +123,18 @@ class MemberActor:
         from orchestrator.engine.generation import Generation
         from orchestrator.transports.sockets import connect
 
-        self._host = self._host or self._as_host(spec["storage"])
+        if spec["storage"] is not None:
+            self._depot.open(spec["storage"])
         plan = Generation.from_spec(spec)
 
         def join() -> Transport:
             return connect(self._listener, rank, plan.number, peers, self._regions, self._timeout_s)
 
         try:
-            ended = self._member.run(plan, rank, join, facts, self._host)
+            ended = self._member.run(plan, rank, join, facts)
         finally:
             self._pulse.rest()
         return dict(ended.as_answer())
-
-    def _as_host(self, storage: str | None) -> Host:
-        from orchestrator.engine.generation import Host, NoWriter
-
-        if storage is None:
-            return Host(self._pulse, self._emit, self._outbox.kept)
-        from orchestrator.checkpoints.catalog import load, read
-        from orchestrator.checkpoints.state import State
-        from orchestrator.checkpoints.storage import open_storage
-        from orchestrator.checkpoints.writer import Writer
-
-        place = open_storage(storage)
-
-        def restore(step: str) -> State:
-            return load(place, read(place, int(step)))
-
-        writer = Writer(place, self._emit) if self._role == "worker" else NoWriter()
-        return Host(self._pulse, self._emit, self._outbox.kept, restore, writer)
 
     def _emit(self, entry: Entry) -> None:
         self._outbox.put(entry, urgent=entry.get("event") == _URGENT)

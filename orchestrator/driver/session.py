@@ -55,6 +55,7 @@ class Session:
         self._merger = Merger(beginning.written)
         self._merger.expect(beginning.cut)
         self._roles: dict[int, events.Role] = {}
+        self._ready: dict[int, dict[str, Any]] = {}  # where each member's process is
         self._generation = -1
         self._running = False  # whether the present generation has completed a step
         self._over: set[int] = set()  # dead, or killed here
@@ -109,11 +110,18 @@ class Session:
             first = self._state.generation is None
             self._decide(events.Failed(member, error) if first else events.StartFailed(member, error.message))
             return
-        role = self._roles[member]
         self._directory.add(member, answer["addresses"], answer["node"])
-        self._chronicle.event(f"{role}_started", **{role: member}, pid=answer["pid"], node=answer["node"])
-        can_restore = role == "worker" and self._directory.reaches_checkpoints(member)
+        self._ready[member] = {"pid": answer["pid"], "node": answer["node"]}
+        if self._state.generation is not None:
+            self._member_started(member, None, [])
+        can_restore = self._roles[member] == "worker" and self._directory.reaches_checkpoints(member)
         self._decide(events.Ready(member, answer["facts"], can_restore))
+
+    def _member_started(self, member: int, rank: int | None, shards: Sequence[int]) -> None:
+        """rank: None for one that waits to join."""
+        role = self._roles[member]
+        hosted = {"shards": list(shards)} if role == "worker" else {}
+        self._chronicle.event(f"{role}_started", **{role: member}, rank=rank, **self._ready[member], **hosted)
 
     def _died(self, member: int, details: str) -> None:
         """Every question that waits for a dead member's answer ends in the same news; the first is enough."""
@@ -157,6 +165,11 @@ class Session:
         self._saving.generation_ended()
         self._generation, self._running = begin.generation, False
         spec = self._directory.spec(begin, None if begin.restore is None else self._newest())
+        ranks: dict[int, int | None] = {member: rank for rank, member in enumerate(begin.members)}
+        for member in self._ready if self._chronicle.outcome.generations == 0 else ():
+            rank = ranks.get(member)
+            shards = begin.shards[rank] if rank is not None and rank < begin.workers else ()
+            self._member_started(member, rank, shards)
         self._chronicle.begins(spec, list(begin.members), begin.facts["steps"], reason)
         for rank, member in enumerate(begin.members):
             self._members.run(member, spec, rank, self._directory.peers(begin, spec, rank), begin.facts)

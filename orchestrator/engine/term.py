@@ -83,7 +83,8 @@ class Term:
         transport.place = "exchange"
 
     def running(self) -> None:
-        self._host.emit({"event": "generation_running", "generation": self._generation.number})
+        number, step = self._generation.number, self._kept.loop.course.steps - 1
+        self._host.emit({"event": "generation_running", "generation": number, "step": step})
 
     def evaluate(self, step: int) -> evaluation.Results:
         kept = self._kept
