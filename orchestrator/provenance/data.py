@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -132,9 +133,9 @@ def scan(path: Path, ignore: dvc_files.Ignore | None = None, *, kind: str = MD5)
     if path.is_file():
         return Scan({"": _md5_of_file(path, kind)}, path.stat().st_size, True)
     entries, size, seen = {}, 0, 0
-    for file in _walk(path, ignore):
+    for file, size_bytes in _walk(path, ignore):
         entries[file.relative_to(path).as_posix()] = _md5_of_file(file, kind)
-        size += file.stat().st_size
+        size += size_bytes
     if ignore is not None:
         seen = sum(1 for _ in _walk(path, None))
     return Scan(entries, size, False, max(0, seen - len(entries)))
@@ -234,20 +235,32 @@ def _in_cache(out: Out, storage: Storage | None) -> bool:
 
 def _not_in_code(project: Path, names: list[str]) -> list[str]:
     """Those that a snapshot of the code's repository would not hold, a link that leads to such a file being as good."""
-    if not names:
-        return []
-    tracked, top = set(code.files(project) or ()), os.path.realpath(project)
-    outside = [name for name in names if name not in tracked]
-    return [name for name in outside if os.path.relpath(os.path.realpath(project / name), top) not in tracked]
+    top = next((place for place in (project, *project.parents) if (place / ".git").exists()), None)
+    if not names or top is None:
+        return names
+    tracked, real = set(code.files(top) or ()), os.path.realpath(top)
+    outside = [name for name in names if os.path.relpath(project / name, top) not in tracked]
+    return [name for name in outside if os.path.relpath(os.path.realpath(project / name), real) not in tracked]
 
 
-def _walk(path: Path, ignore: dvc_files.Ignore | None) -> Iterator[Path]:
-    """The files at `path`, links followed; a link to a folder that it lies in is not entered again."""
+def _walk(path: Path, ignore: dvc_files.Ignore | None) -> Iterator[tuple[Path, int]]:
+    """The files at `path` with their sizes, links followed; a link to a folder that it lies in is not entered again."""
     for folder, below, files in os.walk(path, followlinks=True):
         if ignore is not None:
             below[:], files = ignore(folder, below, files)
         below[:] = [name for name in below if not _turns_back(path, Path(folder, name))]
-        yield from (file for name in files if (file := Path(folder, name)).is_file())
+        for name in files:
+            file = Path(folder, name)
+            if (found := _status(file)) is not None and stat.S_ISREG(found.st_mode):
+                yield file, found.st_size
+
+
+def _status(file: Path) -> os.stat_result | None:
+    """None of a link that leads nowhere."""
+    try:
+        return file.stat()
+    except FileNotFoundError:
+        return None
 
 
 def _turns_back(top: Path, folder: Path) -> bool:

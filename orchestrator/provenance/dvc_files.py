@@ -17,6 +17,8 @@ from typing import Any
 
 import yaml
 
+from orchestrator.errors import ConfigurationError
+
 MD5, LEGACY = "md5", "md5-dos2unix"  # DVC 2 hashed text files with their line ends made those of Unix
 _PRUNED = frozenset({".dvc", ".git", ".orchestrator", ".venv", "venv", "node_modules", "__pycache__"})
 _URL = re.compile(r"\w+://")
@@ -85,10 +87,13 @@ def storage(folder: Path) -> Storage | None:
 
 
 def configuration(top: Path) -> dict[str, Any]:
-    """DVC's configuration of all its levels, paths in it absolute."""
-    from dvc.config import Config
+    """DVC's configuration of all its levels, paths in it absolute. Raises ConfigurationError when DVC cannot read it."""
+    from dvc.config import Config, ConfigError
 
-    return dict(Config(dvc_dir=str(top / ".dvc"), validate=False))
+    try:
+        return dict(Config(dvc_dir=str(top / ".dvc"), validate=False))
+    except ConfigError as error:
+        raise ConfigurationError([f"DVC's configuration in {top / '.dvc'} cannot be read: {error}"]) from error
 
 
 def outs(project: Path) -> list[Out]:

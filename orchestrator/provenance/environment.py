@@ -197,7 +197,8 @@ def _container() -> dict[str, str] | None:
 
 
 def _packages() -> Iterator[tuple[str, tuple[str, dict[str, Any]]]]:
-    """What is installed: the first of each name, as an import finds it. The working directory is code and is left out."""
+    """What is installed: the first of each name, as an import finds it. The working directory is code and is left out, and so
+    is what `setup.py develop` leaves beside sources: a clean checkout has neither."""
     seen: set[str] = set()
     for folder in dict.fromkeys(sys.path):
         if not folder or Path(folder) == Path.cwd():
@@ -216,7 +217,8 @@ def _metadata(folder: Path) -> list[Path]:
         places = sorted(folder.iterdir())
     except OSError:
         return []
-    return [place for place in places if place.suffix in (".dist-info", ".egg-info")]
+    installed = folder.name in ("site-packages", "dist-packages")
+    return [place for place in places if place.suffix == ".dist-info" or (installed and place.suffix == ".egg-info")]
 
 
 def _build(place: Path) -> dict[str, Any]:

@@ -321,7 +321,8 @@ def _remove(place: Path) -> None:
 
 def _copy(source: Path, target: Path) -> str:
     """Copy a file's bytes; returns their md5."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.parent.is_dir():
+        target.parent.mkdir(parents=True)
     total = hashlib.md5(usedforsecurity=False)
     with source.open("rb") as reader, target.open("wb") as writer:
         while piece := reader.read(2**20):

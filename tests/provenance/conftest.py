@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,20 +11,20 @@ from tests.provenance import dvc_project
 
 
 @pytest.fixture(scope="session")
-def made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project in `p` and its remote in `far`; nobody changes them."""
     folder = tmp_path_factory.mktemp("dvc")
     (folder / "p").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DVC_SITE_CACHE_DIR", str(folder / "site"))
-        patch.setenv("DVC_NO_ANALYTICS", "1")
         dvc_project.make(folder / "p", folder / "far")
-        yield folder
+    return folder
 
 
 @pytest.fixture
-def tracked(made_once: Path, tmp_path: Path) -> Path:
+def tracked(made_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the project for one test, with a remote of its own beside it."""
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(tmp_path / "site"))
     shutil.copytree(made_once / "p", tmp_path / "p", symlinks=True)
     shutil.copytree(made_once / "far", tmp_path / "far")
     settings = tmp_path / "p" / ".dvc" / "config"

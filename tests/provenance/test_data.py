@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from orchestrator.errors import ConfigurationError
 from orchestrator.provenance import data, dvc_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:_NoneStep.value will soon raise")  # DVC's own use of a library
@@ -129,6 +130,12 @@ def test_outputs_that_dvc_only_hashes_are_the_codes(tracked: Path) -> None:
     (tracked / ".gitignore").write_text("")
     (item,) = data.capture(tracked, ["made/numbers.txt"])
     assert (item.keeper, item.obstacle) == ("code", None)
+
+
+def test_settings_of_dvc_that_are_broken_are_an_error(tracked: Path) -> None:
+    (tracked / ".dvc/config").write_text("[core\n")
+    with pytest.raises(ConfigurationError, match=r"DVC's configuration in .* cannot be read"):
+        data.capture(tracked, ["raw.csv"])
 
 
 def test_a_manifest_that_leads_out_of_its_folder_is_none(tmp_path: Path) -> None:

@@ -104,6 +104,7 @@ def test_the_first_of_a_name_counts_and_the_working_directory_does_not(
     folders = [install(tmp_path / str(number), f"a-{number}", RECORD) for number in range(3)]
     monkeypatch.chdir(folders[0])
     monkeypatch.setattr(sys, "path", ["", *map(str, folders), str(tmp_path / "none")])
+    (folders[1] / "developed-1.egg-info").mkdir()
     assert {name: version for name, (version, _) in environment._packages()} == {"a": "1"}
 
 

@@ -149,12 +149,13 @@ def test_nothing_is_written_outside_of_the_work_tree(tracked: Path, tmp_path: Pa
 
 def test_a_project_in_a_folder_of_its_repository(tracked: Path, tmp_path: Path) -> None:
     """The DVC project is the one around it, and the input lies beside the project's folder."""
-    inputs = data.capture(tracked / "sub", ["../made/numbers.txt"])
+    inputs = data.capture(tracked / "sub", ["../made/numbers.txt", "../notes.txt"])
     assert inputs[0].stage == "count"
+    assert [item.keeper for item in inputs] == ["dvc", "code"]
     target = work_tree(tracked, tmp_path / "w")
     forget(tracked)
-    (restored,) = restore(target / "sub", inputs, tracked / "sub", top=target)
-    assert restored.source == "cache"
+    restored = restore(target / "sub", inputs, tracked / "sub", top=target)
+    assert [item.source for item in restored] == ["cache", "work tree"]
     assert (target / "made/numbers.txt").read_text() == "123\n"
 
 
