@@ -1,4 +1,5 @@
-"""What a run does next: events in, commands and a reason out, the time as an argument (law 6). No I/O, no Ray, no torch.
+"""What a run does next: events in, commands and a reason out, the time as an argument (law 6). No I/O, no Ray, no
+torch.
 
     preparing --enough are ready and alike--> running --all living workers finished alike--> ended
     running   --a member died or left-->      regrouping  (the others are called off, or leave by a vote)
@@ -6,9 +7,9 @@
     paused    --enough are ready-->           running
     any       --an error that another try would repeat, or an interruption--> ended
 
-Source: rules C2, C5 and D. Who belongs to the next generation is in `membership`, who is to blame in `blame`; here is what follows
-when. `decide` is pure: `_Turn` gathers the changes of one call and is forgotten. It trusts its events to be true, in any
-order; those of a member that is gone and those of an earlier generation change nothing.
+Source: rules C2, C5 and D. Who belongs to the next generation is in `membership`, who is to blame in `blame`; here is
+what follows when. `decide` is pure: `_Turn` gathers the changes of one call and is forgotten. It trusts its events to
+be true, in any order; those of a member that is gone and those of an earlier generation change nothing.
 """
 
 from __future__ import annotations
@@ -80,10 +81,19 @@ _KILLER = "unless somebody killed it, look for the kernel's out-of-memory killer
 
 def initial(terms: Terms, now: float) -> tuple[State, tuple[Command, ...]]:
     """The state before anything has happened, and the starts of the first members: workers, spares, servers, in this order."""
-    turn = _Turn(
-        State(terms=terms, started=now, since=now, listened=now, next_member=terms.member, checkpoint=terms.checkpoint),
-        now,
+    done = terms.checkpoint or 0
+    state = State(
+        terms=terms,
+        started=now,
+        since=now,
+        listened=now,
+        next_member=terms.member,
+        checkpoint=terms.checkpoint,
+        seen=done,
+        best=done,
+        mark=(done, 1) if done else (0, 0),
     )
+    turn = _Turn(state, now)
     for role in ["worker"] * (terms.start + terms.spares) + ["server"] * terms.servers:
         turn.start("server" if role == "server" else "worker")
     return turn.state, tuple(turn.commands)
@@ -137,7 +147,7 @@ class _Turn:
 
     def remove(self, member: Member) -> None:
         members = {key: value for key, value in self.state.members.items() if key != member.id}
-        self.set(members=members, gone=self.state.gone | {member.id})
+        self.set(members=members)
 
     def kill(self, member: Member, why: str) -> None:
         self.remove(member)
@@ -271,7 +281,7 @@ def _died(turn: _Turn, event: Died) -> None:
         _lost_at_start(turn, member, f"died: {event.why}", event.details)
     else:
         turn.remove(member)
-        _lost(turn, Fallen(member=member, how="died"), f"{member.name} died: {event.why}")
+        _lost(turn, [(Fallen(member=member, how="died"), f"died: {event.why}")])
 
 
 def _lost_at_start(turn: _Turn, member: Member, why: str, details: str) -> None:
@@ -286,41 +296,44 @@ def _lost_at_start(turn: _Turn, member: Member, why: str, details: str) -> None:
         turn.say(f"{member.name} {why}; loss {deaths} of {START_DEATHS} that are made good before the first step")
 
 
-def _lost(turn: _Turn, fallen: Fallen, why: str) -> None:
-    """A member was removed after the first generation began."""
-    member, phase = fallen.member, turn.state.phase
-    takes_part = turn.state.generation is not None and member.id in turn.state.generation.begin.members
-    turn.say(why)
-    if not takes_part:
-        if member.ready is None:
-            _came_to_nothing(turn, f"{member.name} was lost before it was ready")
-        _staff(turn)
-        return
-    if phase in ("running", "regrouping"):
-        _lost_of_generation(turn, fallen)
-    elif phase == "saving" and not present(turn.state):
-        _interrupted(turn, "all members are lost")
+def _lost(turn: _Turn, losses: list[tuple[Fallen, str]]) -> None:
+    """Members that are removed already were lost after the first generation began; several at once are told together."""
+    for fallen, why in losses:
+        turn.say(f"{fallen.member.name} {why}")
+        if not _took_part(turn.state, fallen.member):
+            if fallen.member.ready is None:
+                _came_to_nothing(turn, f"{fallen.member.name} was lost before it was ready")
+        elif turn.state.phase in ("running", "regrouping"):
+            _note_loss(turn, fallen)
+    if turn.state.phase == "saving" and not any(member.role == "worker" for member in present(turn.state)):
+        _interrupted(turn, "all workers are lost")
+    elif turn.state.phase in ("running", "regrouping"):
+        _settle(turn)
     _staff(turn)
 
 
-def _lost_of_generation(turn: _Turn, fallen: Fallen) -> None:
+def _took_part(state: State, member: Member) -> bool:
+    return state.generation is not None and member.id in state.generation.begin.members
+
+
+def _note_loss(turn: _Turn, fallen: Fallen) -> None:
+    """The generation has lost a member: the others are called off, unless it and another one had done all steps."""
     member, generation = fallen.member, turn.generation()
     others_finished = any(isinstance(other.report, Finished) for other in present(turn.state) if other.role == "worker")
     if isinstance(member.report, Finished) and others_finished:
         turn.say("it had finished, and so has another one")
-    else:
-        told = generation.fallen if member.report is not None else (*generation.fallen, fallen)
-        turn.set_generation(lost=generation.lost + 1, fallen=told)
-        turn.enter("regrouping")
-        _open(turn, "lost")
-        _call_off(turn)
-    _settle(turn)
+        return
+    told = generation.fallen if member.report is not None else (*generation.fallen, fallen)
+    turn.set_generation(lost=generation.lost + 1, fallen=told)
+    turn.enter("regrouping")
+    _open_loss(turn)
+    _call_off(turn)
 
 
-def _open(turn: _Turn, kind: Any) -> None:
+def _open_loss(turn: _Turn) -> None:
     """From now on a recovery is under way; several losses before the next step are one."""
-    if not any(recovery.kind == kind for recovery in turn.state.recoveries):
-        turn.set(recoveries=(*turn.state.recoveries, Recovery(kind=kind, since=turn.now)))
+    if all(recovery.kind == "joined" for recovery in turn.state.recoveries):
+        turn.set(recoveries=(*turn.state.recoveries, Recovery(kind="lost", since=turn.now)))
 
 
 def _call_off(turn: _Turn) -> None:
@@ -345,7 +358,7 @@ def _left(turn: _Turn, event: Left) -> None:
     if event.why == "withdrew" and turn.generation().withdrawn is None:
         turn.set_generation(withdrawn=(turn.now, f"{member.name}: {event.text}"))
     if event.why == "peer":
-        _open(turn, "lost")
+        _open_loss(turn)
         _call_off(turn)
     _settle(turn)
 
@@ -405,6 +418,7 @@ def _regroup(turn: _Turn) -> None:
         turn.end(error, "the skew is more than one step")
         return
     generation = turn.generation()
+    _learn_of_older_checkpoint(turn, generation)
     step = _standing(turn.state, generation)
     losses, stalls = blame.suspect(turn.state, step)
     turn.set(losses=losses, stalls=stalls)
@@ -419,10 +433,23 @@ def _regroup(turn: _Turn) -> None:
         _form(turn)
 
 
+def _learn_of_older_checkpoint(turn: _Turn, generation: Generation) -> None:
+    """A damaged checkpoint is replaced by the one before it; then the members stand at less than was promised."""
+    state = turn.state
+    if generation.begin.restore is None:
+        return
+    moved = top(
+        member for member in present(state) if (member.position or (0, 0)) > (generation.before[member.id] or (0, 0))
+    )
+    if moved is not None and state.checkpoint is not None and moved[0] < state.checkpoint:
+        turn.say(f"an older checkpoint than that of step {state.checkpoint} was restored")
+        turn.set(checkpoint=moved[0], seen=min(state.seen, moved[0]))
+
+
 def _standing(state: State, generation: Generation) -> int:
     """The step that the generation was in: the one that its living members have to do next."""
     highest = top(present(state))
-    return highest[0] if highest is not None and present(state) else max(state.seen, generation.steps)
+    return max(state.seen, generation.steps) if highest is None else max(highest[0], generation.steps)
 
 
 def _fruitless(turn: _Turn) -> RunFailed | None:
@@ -437,7 +464,7 @@ def _fruitless(turn: _Turn) -> RunFailed | None:
     if quiet <= FRUITLESS[0] and deadly <= FRUITLESS[1]:
         return None
     return WorkerLost(
-        f"{quiet + deadly} generations in a row committed no step after {turn.state.mark[0]} steps; {deadly} of them lost a member",
+        f"{quiet + deadly} generations in a row got no further than step {turn.state.mark[0]}; {deadly} of them lost a member",
         "look at why members lose contact or die: the journal of the run names each",
     )
 
@@ -483,7 +510,7 @@ def _give_up_if_nobody_comes(turn: _Turn, why: str) -> None:
     if late or hopeless:
         error = WorkerLost(
             f"the run cannot go on: {why}" + (f"; {state.trouble}" if state.trouble else ""),
-            "the last checkpoint is kept: resume the run when the cluster has room; cluster.start_timeout_s is how long it waits",
+            "resume the run from its last checkpoint when the cluster has room; it waits for cluster.start_timeout_s",
         )
         turn.end(
             error, "nobody else gets ready" if hopeless else f"nobody got ready for {state.terms.start_timeout_s:g} s"
@@ -534,7 +561,7 @@ def _account(turn: _Turn, plan: Begin, workers: list[Member], steps: int) -> Non
     lost = max(0, state.seen - steps)
     restarted = plan.restore is not None or top(workers) is None or lost > 1
     open_ones = [
-        replace(recovery, kind="restarted" if restarted else "lost", steps_lost=max(lost, recovery.steps_lost))
+        replace(recovery, kind="restarted" if restarted else recovery.kind, steps_lost=max(lost, recovery.steps_lost))
         if recovery.kind != "joined"
         else recovery
         for recovery in state.recoveries
@@ -544,7 +571,7 @@ def _account(turn: _Turn, plan: Begin, workers: list[Member], steps: int) -> Non
         since = min(member.ready for member in joiners if member.ready is not None)
         open_ones.append(Recovery(kind="joined", since=since))
     turn.set(recoveries=tuple(open_ones))
-    if any(member.position is None for member in workers):
+    if any(state.members[id_].position is None for id_ in plan.members):
         turn.set(failures=0)
     if restarted:
         _restart(turn, steps, lost)
@@ -583,8 +610,11 @@ def _stepped(turn: _Turn, event: Stepped) -> None:
         turn.set(best=done, restarts=0)
     if (done, 0) > state.mark:
         turn.set(mark=(done, 0), fruitless=(0, 0))
-    if state.phase == "running" and state.generation is not None and event.step >= state.generation.steps:
-        _emit_recoveries(turn)
+    generation = state.generation
+    if state.phase == "running" and generation is not None:
+        late = event.step < generation.steps and generation.begin.restore is None  # what is restored may be older
+        if not late:
+            _emit_recoveries(turn)
 
 
 def _emit_recoveries(turn: _Turn) -> None:
@@ -700,11 +730,10 @@ def _watch_members(turn: _Turn) -> None:
     if turn.state.phase == "regrouping":
         known = {fallen.member.id for fallen, _ in found}
         found += [(fallen, why) for fallen, why in blame.silent(turn.state, turn.now) if fallen.member.id not in known]
-    for fallen, why in found:  # all are gone before the first loss can lead to another generation
-        turn.kill(fallen.member, why)
     for fallen, why in found:
-        if turn.state.phase in ("running", "regrouping"):
-            _lost(turn, fallen, f"{fallen.member.name} {why}")
+        turn.kill(fallen.member, why)
+    if found:
+        _lost(turn, found)
 
 
 def _watch_withdrawal(turn: _Turn) -> None:
