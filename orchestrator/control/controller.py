@@ -477,7 +477,6 @@ def _put_out(turn: _Turn) -> None:
         turn.set_generation(lost=turn.generation().lost + 1)
         turn.say(f"{member.name} goes, because it and an older member lost contact twice")
     turn.set(quarrels=quarrels)
-    _staff(turn)
 
 
 # ---- the next generation
