@@ -96,7 +96,7 @@ def judge_quarrels(state: State) -> tuple[list[int], frozenset[Pair]]:
 
 
 def suspect(state: State, step: int) -> tuple[Suspicions, Suspicions]:
-    """The losses and the time-outs, by micro-batch, with those of the present generation; step: the one in which it stood."""
+    """The losses and the time-outs with those of the present generation; step: the one in which it stood."""
     generation = state.generation
     assert generation is not None
     losses = {micro_batch: hits for micro_batch, hits in state.losses.items() if micro_batch[0] >= step}

@@ -3,7 +3,7 @@ torch.
 
     preparing --enough are ready and alike--> running --all living workers finished alike--> ended
     running   --a member died or left-->      regrouping  (the others are called off, or leave by a vote)
-    regrouping --all reported or are gone-->  running | paused (too few are ready) | saving (it was a stop) | ended (no remedy)
+    regrouping --all reported or are gone-->  running | paused (too few are ready) | saving (a stop) | ended (no remedy)
     paused    --enough are ready-->           running
     any       --an error that another try would repeat, or an interruption--> ended
 
@@ -80,7 +80,7 @@ _KILLER = "unless somebody killed it, look for the kernel's out-of-memory killer
 
 
 def initial(terms: Terms, now: float) -> tuple[State, tuple[Command, ...]]:
-    """The state before anything has happened, and the starts of the first members: workers, spares, servers, in this order."""
+    """The state before anything has happened, and the starts of the first workers, then spares, then servers."""
     done = terms.checkpoint or 0
     state = State(
         terms=terms,
@@ -297,9 +297,10 @@ def _lost_at_start(turn: _Turn, member: Member, why: str, details: str) -> None:
 
 
 def _lost(turn: _Turn, losses: list[tuple[Fallen, str]]) -> None:
-    """Members that are removed already were lost after the first generation began; several at once are told together."""
+    """Members, removed already, were lost after the first generation began; several at once are told together."""
     for fallen, why in losses:
         turn.say(f"{fallen.member.name} {why}")
+        turn.set(trouble=f"{fallen.member.name} {why}")
         if not _took_part(turn.state, fallen.member):
             if fallen.member.ready is None:
                 _came_to_nothing(turn, f"{fallen.member.name} was lost before it was ready")
@@ -464,7 +465,8 @@ def _fruitless(turn: _Turn) -> RunFailed | None:
     if quiet <= FRUITLESS[0] and deadly <= FRUITLESS[1]:
         return None
     return WorkerLost(
-        f"{quiet + deadly} generations in a row got no further than step {turn.state.mark[0]}; {deadly} of them lost a member",
+        f"{quiet + deadly} generations in a row got no further than step {turn.state.mark[0]}; "
+        f"{deadly} of them lost a member",
         "look at why members lose contact or die: the journal of the run names each",
     )
 
@@ -542,8 +544,8 @@ def _begin(turn: _Turn, plan: Begin) -> None:
 
 def _summary(plan: Begin, steps: int) -> str:
     return (
-        f"generation {plan.generation} begins at step {steps} with {plan.workers} workers and {plan.servers} servers, members "
-        f"{list(plan.members)}, {len(plan.handovers)} hand-overs"
+        f"generation {plan.generation} begins at step {steps} with {plan.workers} workers and {plan.servers} servers, "
+        f"members {list(plan.members)}, {len(plan.handovers)} hand-overs"
     )
 
 

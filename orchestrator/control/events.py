@@ -22,8 +22,10 @@ Place = Literal["prepare", "compute", "exchange", "update", "evaluate", "checkpo
 
 @dataclass(frozen=True)
 class Ready:
-    """A member is prepared. facts: what it found out about the run (a server: nothing); can_restore: it reaches the
-    checkpoints."""
+    """A member is prepared.
+
+    facts: what it found out about the run (a server: nothing); can_restore: it reaches the checkpoints.
+    """
 
     member: int
     facts: Mapping[str, Any]
@@ -32,8 +34,10 @@ class Ready:
 
 @dataclass(frozen=True)
 class Left:
-    """A member has left the generation and waits for the next one. accuses: the rank it lost contact with, if there
-    was one."""
+    """A member has left the generation and waits for the next one.
+
+    accuses: the rank it lost contact with; None where that one had said farewell, and for every other reason.
+    """
 
     member: int
     generation: int
@@ -75,8 +79,10 @@ class Died:
 
 @dataclass(frozen=True)
 class Pulse:
-    """A member's control thread answered just now. beats: how often its compute thread has moved since it was
-    started."""
+    """A member's control thread answered just now.
+
+    beats: how often its compute thread has moved since it was started.
+    """
 
     member: int
     place: Place
@@ -94,7 +100,7 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Saved:
-    """The manifest of the checkpoint with this many applied updates is committed."""
+    """The newest good checkpoint holds this many updates: it was committed now, or a later one was found damaged."""
 
     step: int
 

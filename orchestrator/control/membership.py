@@ -50,9 +50,10 @@ class Terms:
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A living member. asked: when its start was ordered; ready: since when it is prepared; joins: it was ready to
-    join a running generation with room for it (a spare was not). heard, moved: when it last answered, and when its
-    compute thread last moved.
+    """A living member.
+
+    asked: when its start was ordered; ready: since when it is prepared; joins: it got ready while there was room for it
+    in a generation (a spare did not). heard, moved: when it last answered, and when its compute thread last moved.
     """
 
     id: int
@@ -245,8 +246,7 @@ def _handovers(workers: Sequence[Member], servers: int, restore: int | None) -> 
 
 
 def skew(state: State) -> str:
-    """What is wrong with the reported positions of the present generation; empty where they differ by a step at most
-    (rule D1).
+    """The positions that are too far apart, in words; empty where they differ by a step at most (rule D1).
 
     Who was to take a state and still is where it was has not taken it; the others cannot have gone on without it.
     """

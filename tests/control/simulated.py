@@ -1,8 +1,11 @@
-"""A small world for the controller: members that follow the protocol, a driver between them and `decide`, and a clock that only
-moves when it is told to. Whoever drives it (a test) decides what happens next and in which order; every command is checked.
+"""A small world for the controller: members that follow the protocol, a driver between them and `decide`, and a clock
+that only moves when it is told to. Whoever drives it (a test) decides what happens next and in which order; every command
+is checked where it is given.
 
-A generation works through barriers: a step needs a contribution of every member, an evaluation too. When all have contributed, each
-commits by itself, so that one may be a step behind when something happens. A member that meets a dead or a leaving one may leave.
+A generation works through barriers: a step needs a contribution of every member, an evaluation too. When all have
+contributed, each commits by itself, so that one may be a step behind when something happens. A member may leave when it
+meets one that is dead or leaving; in a deaf world none does (a host that vanished says nothing), and only the controller
+can end a broken generation.
 """
 
 from __future__ import annotations
@@ -35,8 +38,7 @@ from orchestrator.control.events import (
 )
 from orchestrator.control.membership import Terms
 
-FACTS = {"steps": 6}
-HALTS = {0: None, 1: "regroup", 2: "stop"}
+FACTS = {"steps": 9}
 
 
 @dataclass
@@ -72,8 +74,8 @@ class Process:
 class World:
     """One run with its processes. Asserts about commands raise AssertionError where the command is given."""
 
-    def __init__(self, terms: Terms, steps: int = 6, evaluate_every: int = 3) -> None:
-        self.terms, self.steps, self.evaluate_every = terms, steps, evaluate_every
+    def __init__(self, terms: Terms, *, steps: int = 9, evaluate_every: int = 3, deaf: bool = False) -> None:
+        self.terms, self.steps, self.evaluate_every, self.deaf = terms, steps, evaluate_every, deaf
         self.now = 0.0
         self.processes: dict[int, Process] = {}
         self.known_dead: set[int] = set()
@@ -370,6 +372,8 @@ class World:
 
     def _lost_peers(self, process: Process) -> list[tuple[int, bool]]:
         """Ranks that are dead (whom it accuses) or have said farewell (whom it does not)."""
+        if self.deaf:
+            return []
         return [
             (rank, not peer.alive)
             for rank, peer in enumerate(self._peers(process))

@@ -1,6 +1,8 @@
-"""The controller against a simulated world (rules C2, C5, D): members die, stall, lose contact, join and lag at any moment, in any order.
+"""The controller against a simulated world (rules C2, C5, D): at any moment and in any order members die, stall, lose
+contact, join and lag.
 
-Held at every command: see `simulated.World`. Held at the end: once the faults stop, the run ends, with all steps done.
+Held at every command: see `simulated.World`. Held at the end: once the faults stop, the run ends, with all steps done, or
+soon after an interruption.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ class Run(RuleBasedStateMachine):
         spares=st.integers(0, 1),
         servers=st.integers(0, 2),
         resumed=st.booleans(),
+        deaf=st.booleans(),
     )
-    def launch(self, workers: int, least: int, more: int, spares: int, servers: int, resumed: bool) -> None:
+    def launch(self, workers: int, least: int, more: int, spares: int, servers: int, resumed: bool, deaf: bool) -> None:
         terms = Terms(
             shards=6,
             start=workers,
@@ -45,12 +48,12 @@ class Run(RuleBasedStateMachine):
             step_timeout_s=STEP_TIMEOUT_S,
             checkpoint=2 if resumed else None,
         )
-        self.world = World(terms)
+        self.world = World(terms, deaf=deaf)
         self.early_losses = 0
         self.quarrels = 0
         self.losses: dict[int, set[int]] = {}
         self.stalls: set[int] = set()
-        self.interrupted = False
+        self.interrupted: tuple[int, int] | None = None
 
     def pick(self, data: Any, processes: list[Process]) -> Process | None:
         return data.draw(st.sampled_from(processes), label="process") if processes and not self.world.end else None
@@ -154,7 +157,7 @@ class Run(RuleBasedStateMachine):
     @rule(really=st.sampled_from([False, False, True]))
     def interrupt(self, really: bool) -> None:
         if really and not self.world.end:
-            self.interrupted = True
+            self.interrupted = self.interrupted or (self.furthest(), len(self.world.begins))
             self.world.tell(Interrupt("SIGTERM"))
 
     def teardown(self) -> None:
@@ -173,14 +176,20 @@ class Run(RuleBasedStateMachine):
                     world.deliver(process)
                 for action in list(world.actions(process))[:1]:
                     world.act(process, action)
-            if self.interrupted:
+            if self.interrupted is not None:
                 world.save()
             if not world.end:
                 world.tick(0.5)
         story = "\n".join(world.log[-60:])
         assert world.end is not None, f"the run does not end:\n{story}"
         error = world.end.error
-        assert error is None or (self.interrupted and isinstance(error, Interrupted)), f"{error!r}\n{story}"
+        assert error is None or (self.interrupted is not None and isinstance(error, Interrupted)), f"{error!r}\n{story}"
+        if self.interrupted is not None:
+            steps, begins = self.interrupted
+            assert self.furthest() <= steps + 2 + len(world.begins) - begins, f"it did not stop:\n{story}"
+
+    def furthest(self) -> int:
+        return max((process.position[0] for process in self.world.processes.values() if process.position), default=0)
 
 
 TestRun = Run.TestCase
