@@ -11,7 +11,7 @@ from orchestrator.errors import OrchestratorError
 
 
 class Turn:
-    """What a decision changes, in the words in which the rules are told; only its state, commands and reasons get out."""
+    """What a decision changes, in the words of the rules; only its state, commands and reasons get out."""
 
     def __init__(self, state: State, now: float) -> None:
         self.state = state

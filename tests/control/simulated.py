@@ -1,11 +1,11 @@
 """A small world for the controller: members that follow the protocol, a driver between them and `decide`, and a clock
-that only moves when it is told to. Whoever drives it (a test) decides what happens next and in which order; every command
-is checked where it is given.
+that only moves when it is told to. Whoever drives it (a test) decides what happens next and in which order; every
+command is checked where it is given.
 
 A generation works through barriers: a step needs a contribution of every member, an evaluation too. When all have
-contributed, each commits by itself, so that one may be a step behind when something happens. A member may leave when it
-meets one that is dead or leaving; in a deaf world none does (a host that vanished says nothing), and only the controller
-can end a broken generation.
+contributed, each commits by itself, so that one may be a step behind when something happens. A member may leave when
+it meets one that is dead or leaving; in a deaf world none does (a host that vanished says nothing), and only the
+controller can end a broken generation.
 """
 
 from __future__ import annotations
@@ -184,8 +184,9 @@ class World:
             self._enter(self.processes[member], rank, begin)
 
     def _check_donors(self, begin: Begin) -> None:
-        """No committed step is lost while a worker lives that has it; everybody else gets it once."""
-        known = [process for process in self.living("worker") if process.id not in self.known_dead]
+        """No committed step is lost while a worker is not known to be dead that has it; all others get it, once."""
+        workers = [process for process in self.processes.values() if process.role == "worker"]
+        known = [process for process in workers if process.id not in self.known_dead]
         highest = max((process.position for process in known if process.position is not None), default=None)
         donors = {begin.members[donor] for donor, _ in begin.handovers}
         recipients = [begin.members[recipient] for _, recipient in begin.handovers]
@@ -201,8 +202,6 @@ class World:
         assert highest is None or self.checkpoint is None or highest[0] >= self.checkpoint
         for rank, member in enumerate(begin.members):
             process = self.processes[member]
-            if not process.alive and member not in self.known_dead:
-                continue  # it died and nobody can know yet
             if highest is None:
                 assert process.role == "server" or process.position is None
                 assert member not in recipients

@@ -1,8 +1,8 @@
 """The controller against a simulated world (rules C2, C5, D): at any moment and in any order members die, stall, lose
 contact, join and lag.
 
-Held at every command: see `simulated.World`. Held at the end: once the faults stop, the run ends, with all steps done, or
-soon after an interruption.
+Held at every command: see `simulated.World`. Held at the end: once the faults stop, the run ends, with all steps done,
+or soon after an interruption.
 """
 
 from __future__ import annotations
