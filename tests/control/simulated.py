@@ -56,6 +56,7 @@ class Process:
     to_give: set[int] = field(default_factory=set)
     to_restore: bool = False
     wish: int = 0
+    voted: int = 0
     halt: int = 0
     called_off: bool = False
     finished: bool = False
@@ -214,7 +215,7 @@ class World:
     def _enter(self, process: Process, rank: int, begin: Begin) -> None:
         process.begin = begin
         process.contributed = process.called_off = process.finished = False
-        process.halt = process.wish = 0
+        process.halt = process.voted = process.wish = 0
         process.to_restore = begin.restore == rank
         process.to_take = any(recipient == rank for _, recipient in begin.handovers)
         process.to_give = {begin.members[recipient] for donor, recipient in begin.handovers if donor == rank}
@@ -321,16 +322,17 @@ class World:
             return
         steps = position[0] + 1
         process.position = (steps, 0 if steps % self.evaluate_every == 0 else 1)
+        process.halt, process.voted = process.voted, 0
         process.news.append(Stepped(steps - 1))
 
     def _vote(self, process: Process) -> None:
-        """The vote of a step is complete with the last contribution; all hear the same."""
+        """The vote of a step is complete with the last contribution; all hear the same, and halt once they committed."""
         if self._all_contributed(process) and not self._evaluation_is_due(process):
             peers = self._peers(process)
             halt = max(peer.wish for peer in peers)
             for peer in peers:
                 if self._at(peer) == self._at(process):
-                    peer.halt, peer.wish = halt, 0
+                    peer.voted, peer.wish = halt, 0
 
     def _leave(self, process: Process, why: str, accuses: int | None = None) -> None:
         process.state = "idle"
