@@ -1,13 +1,16 @@
-"""Whose fault it is: who is stuck, who has lost contact with whom, and which micro-batch costs workers (rules C5 and D3). Pure.
+"""Whose fault it is: who is stuck, who has lost contact with whom, and which micro-batch costs workers (rules C5 and
+D3). Pure.
 
-A member that waits for others is never to blame; the stuck one is. What is known of a lost worker is its last pulse, which may be
-older than its death. So a micro-batch is named in one of two ways: *seen*, when that pulse tells of computing it at the step in which
-the generation stood or later; or *inferred*, when the pulse tells nothing of that step: then every shard it hosted there is as likely.
-Losses while a worker waited, updated, evaluated, saved or took over a state count against no micro-batch.
+A member that waits for others is never to blame; the stuck one is. What is known of a lost worker is its last pulse,
+which may be older than its death. So a micro-batch is named in one of two ways: *seen*, when that pulse tells of
+computing it at the step in which the generation stood or later; or *inferred*, when the pulse tells nothing of that
+step: then every shard it hosted there is as likely. Losses while a worker waited, updated, evaluated, saved or took
+over a state count against no micro-batch.
 
-A generation has one host for each shard, so several workers killed at once count once for each. Who kills workers from outside, again
-and again within one step, looks like poison only through what is inferred. Therefore the limits of rule D3, three losses or two
-time-outs, hold for what was seen, and one more is needed as soon as any was inferred. Once a step is committed it is innocent.
+A generation has one host for each shard, so several workers killed at once count once for each. Who kills workers
+from outside, again and again within one step, looks like poison only through what is inferred. Therefore the limits
+of rule D3, three losses or two time-outs, hold for what was seen, and one more is needed as soon as any was inferred.
+Once a step is committed it is innocent.
 """
 
 from __future__ import annotations
@@ -93,7 +96,7 @@ def judge_quarrels(state: State) -> tuple[list[int], frozenset[Pair]]:
 
 
 def suspect(state: State, step: int) -> tuple[Suspicions, Suspicions]:
-    """The losses and the time-outs, by micro-batch, with those of the present generation; step: the one in which it stood."""
+    """The losses and the time-outs with those of the present generation; step: the one in which it stood."""
     generation = state.generation
     assert generation is not None
     losses = {micro_batch: hits for micro_batch, hits in state.losses.items() if micro_batch[0] >= step}

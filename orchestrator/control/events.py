@@ -1,9 +1,10 @@
 """What the controller hears and what it orders: plain values, one per thing that can happen in a run.
 
-The driver turns the news of Ray, of the members and of the user into events, and carries out the commands; nothing here decides.
-A member is named by its id, which is never reused and grows with every start, so the order of ids is the order of age.
-A position is (steps, evaluated): the committed steps, and whether what was due after the last of them is done; it is
-compared as a tuple. A member that was never given a state has the position None: the state it has built itself, the initial one.
+The driver turns the news of Ray, of the members and of the user into events, and carries out the commands; nothing
+here decides. A member is named by its id, which is never reused and grows with every start, so the order of ids is
+the order of age. A position is (steps, evaluated): the committed steps, and whether what was due after the last of
+them is done; it is compared as a tuple. A member that was never given a state has the position None: the state it has
+built itself, the initial one.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ Place = Literal["prepare", "compute", "exchange", "update", "evaluate", "checkpo
 
 @dataclass(frozen=True)
 class Ready:
-    """A member is prepared. facts: what it found out about the run (a server: nothing); can_restore: it reaches the checkpoints."""
+    """A member is prepared.
+
+    facts: what it found out about the run (a server: nothing); can_restore: it reaches the checkpoints.
+    """
 
     member: int
     facts: Mapping[str, Any]
@@ -30,7 +34,10 @@ class Ready:
 
 @dataclass(frozen=True)
 class Left:
-    """A member has left the generation and waits for the next one. accuses: the rank it lost contact with, if there was one."""
+    """A member has left the generation and waits for the next one.
+
+    accuses: the rank it lost contact with; None where that one had said farewell, and for every other reason.
+    """
 
     member: int
     generation: int
@@ -72,7 +79,10 @@ class Died:
 
 @dataclass(frozen=True)
 class Pulse:
-    """A member's control thread answered just now. beats: how often its compute thread has moved since it was started."""
+    """A member's control thread answered just now.
+
+    beats: how often its compute thread has moved since it was started.
+    """
 
     member: int
     place: Place
@@ -90,7 +100,7 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Saved:
-    """The manifest of the checkpoint with this many applied updates is committed."""
+    """The newest good checkpoint holds this many updates: it was committed now, or a later one was found damaged."""
 
     step: int
 
@@ -139,8 +149,9 @@ class Start:
 class Begin:
     """Begin a generation: its members by rank, workers (oldest first) before servers, all of them idle.
 
-    shards: by worker rank. handovers: (donor rank, recipient rank). restore: the rank that first loads the newest checkpoint;
-    it is the donor then. without_servers: the topology wants servers and none lives, so the workers use another exact topology.
+    shards: by worker rank. handovers: (donor rank, recipient rank). restore: the rank that first loads the newest
+    checkpoint; it is the donor then. without_servers: the topology wants servers and none lives, so the workers use
+    another exact topology.
     """
 
     generation: int

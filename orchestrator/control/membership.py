@@ -1,8 +1,8 @@
 """Who belongs to a run: its members, the present generation, and how the next one is made of the living. Pure.
 
-A generation is made when every member of the one before has reported or is gone, so that nobody can still touch a region of
-memory or commit a step (rule C2). Whoever is at the top position gives its state to all who are not (rule D1); a worker of the
-last generation goes before one that holds no state yet, and ranks go by age.
+A generation is made when every member of the one before has reported or is gone, so that nobody can still touch a
+region of memory or commit a step (rule C2). Whoever is at the top position gives its state to all who are not (rule
+D1); a worker of the last generation goes before one that holds no state yet, and ranks go by age.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ Phase = Literal["preparing", "running", "regrouping", "paused", "saving", "ended
 class Terms:
     """What a run asks for.
 
-    start: workers that must be ready to begin; least: it pauses below; most: it grows to. servers: 0 where the topology has none.
-    checkpoint: the newest committed one when the run begins, so None unless it is a resume. stores: checkpoints can be written.
-    generation, member: the first numbers to give, above all that an earlier part of the run has used.
+    start: workers that must be ready to begin; least: it pauses below; most: it grows to. servers: 0 where the
+    topology has none. checkpoint: the newest committed one when the run begins, so None unless it is a resume.
+    stores: checkpoints can be written. generation, member: the first numbers to give, above all that an earlier part
+    of the run has used.
     """
 
     shards: int
@@ -49,8 +50,10 @@ class Terms:
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """A living member. asked: when its start was ordered; ready: since when it is prepared; joins: it was ready to join a running
-    generation with room for it (a spare was not). heard, moved: when it last answered, and when its compute thread last moved.
+    """A living member.
+
+    asked: when its start was ordered; ready: since when it is prepared; joins: it got ready while there was room for it
+    in a generation (a spare did not). heard, moved: when it last answered, and when its compute thread last moved.
     """
 
     id: int
@@ -86,8 +89,9 @@ class Fallen:
 class Generation:
     """The present (or last) generation.
 
-    steps: how many were committed when it began; before: the position that each member then had; asked: what its members were
-    asked for; withdrawn: when the first one withdrew, and why; lost: members of it that are gone, reported or not.
+    steps: how many were committed when it began; before: the position that each member then had; asked: what its
+    members were asked for; withdrawn: when the first one withdrew, and why; lost: members of it that are gone,
+    reported or not.
     """
 
     begin: Begin
@@ -120,12 +124,14 @@ class Recovery:
 class State:
     """All that the controller remembers.
 
-    members: the living; gone: ids of those that are no more. next_member: the next id to give. facts: what generation 0 agreed on.
-    checkpoint: the newest committed one. seen: steps that the driver has seen completed; best: the most it ever has. mark: the position that has to be passed to
-    count as progress; fruitless: generations since then that ended without and with a loss; restarts: losses of all state in a row.
-    failures: starts in a row that came to nothing. deaths: in preparation. retry: when a start is tried again after there was no room.
-    quarrels: pairs of living members that have lost each other once. losses, stalls: by micro-batch, whether each was seen or inferred.
-    recoveries: open ones. interrupted: the signal and when. since: when the present phase began. listened: the last tick.
+    members: the living. next_member: the next id to give; lower ones are living or gone. facts: what generation
+    0 agreed on. checkpoint: the newest committed one. seen: steps that the driver has seen completed; best: the most
+    it ever has. mark: the position that has to be passed to count as progress; fruitless: generations since then that
+    ended without and with a loss; restarts: losses of all state in a row. failures: starts in a row that came to
+    nothing. deaths: in preparation. retry: when a start is tried again after there was no room. quarrels: pairs of
+    living members that have lost each other once. losses, stalls: by micro-batch, whether each was seen or inferred.
+    recoveries: open ones. interrupted: the signal and when. since: when the present phase began. listened: the last
+    tick.
     """
 
     terms: Terms
@@ -134,7 +140,6 @@ class State:
     since: float = 0.0
     listened: float = 0.0
     members: Mapping[int, Member] = field(default_factory=dict)
-    gone: frozenset[int] = frozenset()
     next_member: int = 0
     facts: Mapping[str, Any] | None = None
     generation: Generation | None = None
@@ -241,7 +246,7 @@ def _handovers(workers: Sequence[Member], servers: int, restore: int | None) -> 
 
 
 def skew(state: State) -> str:
-    """What is wrong with the reported positions of the present generation; empty where they differ by a step at most (rule D1).
+    """The positions that are too far apart, in words; empty where they differ by a step at most (rule D1).
 
     Who was to take a state and still is where it was has not taken it; the others cannot have gone on without it.
     """
