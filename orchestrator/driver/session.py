@@ -164,7 +164,8 @@ class Session:
     def _begin(self, begin: events.Begin, reason: str) -> None:
         self._saving.generation_ended()
         self._generation, self._running = begin.generation, False
-        spec = self._directory.spec(begin, None if begin.restore is None else self._newest())
+        checkpoint = None if begin.restore is None else self._newest()
+        spec = self._directory.spec(begin, checkpoint)
         ranks: dict[int, int | None] = {member: rank for rank, member in enumerate(begin.members)}
         for member in self._ready if self._chronicle.outcome.generations == 0 else ():
             rank = ranks.get(member)
@@ -176,6 +177,8 @@ class Session:
         if self._saving.given_up:
             self._saving.given_up = False
             self._members.ask(begin.members[0], "save")
+        if checkpoint is not None:
+            self._decide(events.Saved(checkpoint))  # it may be an older one than was thought
 
     def _newest(self) -> int | None:
         """The checkpoint to go on from; one that is damaged is passed over, saying so."""
@@ -215,7 +218,7 @@ class Session:
         except Disagreement as error:
             fault = Inconsistent(str(error), "this is a fault of orchestrator")
             self._end(fault)  # here, because last words may come after the end, when nothing is decided any more
-            self._decide(events.Failed(0, fault))
+            self._decide(events.Failed(None, fault))
             return
         if new:
             self._chronicle.lines(new)
