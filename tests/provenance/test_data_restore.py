@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.errors import NotRerunnable
 from orchestrator.provenance import data
-from orchestrator.provenance.restore import Restored, restore
+from orchestrator.provenance.data_restore import Restored, restore
 from tests.provenance.dvc_project import git, listing, work_tree
 
 pytestmark = pytest.mark.filterwarnings("ignore:_NoneStep.value will soon raise")  # DVC's own use of a library
