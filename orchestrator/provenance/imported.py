@@ -14,7 +14,7 @@ import importlib.metadata
 import json
 import os
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import ModuleType
@@ -111,8 +111,9 @@ def is_installed(file: str, standard: Iterable[str]) -> bool:
     return bool(_SITES & set(file.split("/"))) or any(file.startswith(folder + "/") for folder in standard)
 
 
-def judge(loaded: Iterable[Loaded], work: WorkTree) -> Judgement:
-    """What the modules of a process mean for a rerun of the snapshot. Pure."""
+def judge(loaded: Iterable[Loaded], work: WorkTree, apart: Collection[str] = ()) -> Judgement:
+    """What the modules of a process mean for a rerun of the snapshot. Pure. apart: packages that are recorded in another
+    way, so that where they lie is no obstacle."""
     findings = tuple(_finding(module, work) for module in loaded)
     repositories = {
         finding.module.repository.root: finding.module.repository
@@ -122,7 +123,7 @@ def judge(loaded: Iterable[Loaded], work: WorkTree) -> Judgement:
     roots = {root for finding in findings if (root := _import_root(finding)) not in (None, work.project)}
     return Judgement(
         findings,
-        tuple(_obstacles(findings)),
+        tuple(_obstacles(finding for finding in findings if finding.module.name.split(".")[0] not in apart)),
         tuple(repositories[root] for root in sorted(repositories)),
         tuple(sorted(root for root in roots if root is not None)),
     )

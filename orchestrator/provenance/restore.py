@@ -2,7 +2,7 @@
 
 It is a standalone repository (`git init`, the bundle's pack, a checkout), because a rerun's child records its own snapshot
 there and DVC wants a repository; a `git worktree` would share the user's objects and stay registered with them after a kill.
-Its configuration and attributes switch every filter off, whatever the tree's own .gitattributes and the user's settings say.
+Its attributes switch every filter off, whatever the tree's own .gitattributes and the user's settings say.
 A target exists if and only if it is complete and verified: the work happens beside it. Folders of `disposable` are locked
 while they are in use, and a lock dies with its process, so the next start can tell what a killed one has left.
 """
@@ -22,16 +22,10 @@ from pathlib import Path
 from orchestrator.errors import NotRerunnable
 from orchestrator.provenance import git, objects, snapshot, worktree
 
-_SETTINGS = f"""
+_SETTINGS = """
 [core]
-    attributesFile = {os.devnull}
-    autocrlf = false
-    excludesFile = {os.devnull}
-    fileMode = true
-    hooksPath = {os.devnull}
     protectHFS = false  # names that only other systems' file systems mistake for .git
     protectNTFS = false
-    symlinks = true
 [gc]
     auto = 0
 """

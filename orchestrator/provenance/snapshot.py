@@ -142,12 +142,8 @@ DIFF = (
     "--no-textconv",
 )
 _UNHOOKED = (
-    "-c",
-    f"core.hooksPath={os.devnull}",
-    "-c",
-    "core.logAllRefUpdates=false",
-    "-c",
-    "fastimport.unpackLimit=100",
+    *("-c", f"core.hooksPath={os.devnull}", "-c", "core.logAllRefUpdates=false", "-c", "fastimport.unpackLimit=100"),
+    *("-c", "core.protectHFS=false", "-c", "core.protectNTFS=false"),  # any name that lies on disk
 )
 # Packed anew and without deltas: the same bytes for the same code, in half the time for 5 % more size.
 _PACK = (

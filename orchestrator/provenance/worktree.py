@@ -289,7 +289,14 @@ def _nested(reading: _Reading, repository: _Repository, path: bytes, item: _Trac
     if not os.path.lexists(objects.at(reading.root, prefix) / ".git"):
         assert item is not None
         reading.instead[prefix[:-1]] = item.entry
-        reading.notes.append(f"submodule {shown} is not checked out, so nothing of it is recorded")
+        folder = objects.at(reading.root, prefix)
+        if folder.is_dir() and any(folder.iterdir()):
+            remedy = f"git rm --cached {shown}, or git submodule update --init"
+            reading.obstacles.append(
+                f"{shown} is a submodule without its repository, so its files are not recorded; {remedy}"
+            )
+        else:
+            reading.notes.append(f"submodule {shown} is not checked out, so nothing of it is recorded")
         return
     try:
         seen = _read(reading, _Repository(reading.root, prefix))

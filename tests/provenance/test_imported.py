@@ -102,6 +102,13 @@ def test_a_copy_on_another_node_is_known_by_its_path_in_the_project(project: Pat
     }
 
 
+def test_a_package_recorded_in_another_way_is_no_obstacle(project: Path, tmp_path: Path) -> None:
+    write(tmp_path, {"helper/__init__.py": "h = 1\n"})
+    loaded = gather({"helper": str(tmp_path / "helper/__init__.py")}, project)
+    assert judge(loaded, examine(project)).obstacles
+    assert judge(loaded, examine(project), apart=["helper"]).obstacles == ()
+
+
 # ---- other repositories
 
 
@@ -151,7 +158,7 @@ def test_an_editable_install_is_named_and_its_origin_shadows_a_restored_tree(
     assert found.search_path == ("src",)
 
 
-def test_one_sentence_for_many_modules(tmp_path: Path, project: Path) -> None:
+def test_one_sentence_for_many_modules(project: Path) -> None:
     names = [f"made{number}.py" for number in range(5)]
     write(project, {".gitignore": "made*\n", **dict.fromkeys(names, "")})
     (obstacle,) = judged(project, *(project / name for name in names)).obstacles

@@ -146,7 +146,9 @@ def test_the_ref_keeps_it_and_without_it_the_bundle_does(repository: Path, tmp_p
 
 
 def test_the_same_code_gives_the_same_commit_and_bundle(repository: Path, tmp_path: Path) -> None:
-    write(repository, {"new.py": "new\n"})
+    similar = "".join(f"{number}\n" for number in range(5000))
+    write(repository, {"new.py": "new\n", "1.txt": similar, "2.txt": similar + "end\n"})
+    commit(repository)
     first, second = take(repository, "1"), take(repository, "2")
     assert first.commit == second.commit
     snapshot.bundle(first, tmp_path / "1")
@@ -311,6 +313,11 @@ def test_a_submodule_that_is_not_checked_out(outer: Path, tmp_path: Path) -> Non
     assert (work.changed, work.nested, work.obstacles) == ((), (), ())
     assert work.notes == ("submodule lib is not checked out, so nothing of it is recorded",)
     assert not [path for path in work.entries if path.startswith(b"lib")]
+    write(tmp_path / "clone", {"lib/lib.py": "copied here\n"})
+    (obstacle,) = examine(tmp_path / "clone").obstacles
+    assert obstacle.startswith(
+        "lib is a submodule without its repository, so its files are not recorded; git rm --cached"
+    )
 
 
 @pytest.mark.parametrize("born", [True, False])
@@ -464,6 +471,11 @@ def test_a_folder_that_became_a_link_and_a_file_that_became_a_folder(repository:
     taken = take(repository, RUN)
     assert set(taken.work.entries) == {b".gitignore", b"a.py/inner.py", b"sub"}
     assert back(taken, tmp_path) == on_disk(repository)
+
+
+def test_a_name_that_other_systems_mistake(repository: Path, tmp_path: Path) -> None:
+    write(repository, {"git~1": "an ordinary name here\n"})
+    assert back(take(repository, RUN), tmp_path) == on_disk(repository)
 
 
 def test_a_pipe_in_place_of_a_file_is_no_file(repository: Path) -> None:
