@@ -34,7 +34,13 @@ class RunFolder:
         self.journal = self.path / "journal.jsonl"
         self.trace = self.path / "trace.jsonl"
         self.settings = self.path / "settings.yaml"
+        self.bundle = self.path / "code.bundle"
+        self.patch = self.path / "code.patch"
+        self.code = self.path / "code.json"
+        self.data = self.path / "data.json"
         self.environment = self.path / "environment.json"
+        self.identity = self.path / "identity.json"
+        self.verdict = self.path / "verdict.json"
         self.weights = self.path / "model.safetensors"
         self.error = self.path / "error.txt"
         self.pictures = self.path / "pictures"
@@ -52,5 +58,6 @@ class RunFolder:
 
     def artifacts(self) -> list[Path]:
         """The files that are logged under `run/`, those that exist."""
-        files = [self.journal, self.trace, self.settings, self.environment, self.error]
+        inputs = [self.settings, self.bundle, self.patch, self.code, self.data, self.environment, self.identity]
+        files = [*inputs, self.journal, self.trace, self.verdict, self.error]
         return [file for file in files if file.exists()]

@@ -6,9 +6,10 @@ again, and `trouble` says why. The files of the run's folder hold the same and m
 
 from __future__ import annotations
 
+import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -63,6 +64,18 @@ class Tracker:
         for start in range(0, max(len(params), len(labels)), 100):
             part = slice(start, start + 100)
             self._client.log_batch(self.run_id, params=params[part], tags=labels[part])
+
+    def inputs(self, data: Iterable[tuple[str, str, str]]) -> None:
+        """Data that the run reads, as MLflow's dataset inputs: (name, digest, source). Remembered, like metrics."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        tags = [InputTag("mlflow.data.context", "training")]
+        found = [
+            DatasetInput(Dataset(name, digest[:36], "dvc", json.dumps({"path": source, "md5": digest})), tags)
+            for name, digest, source in data
+        ]
+        if found:
+            self._later.append(lambda: self._client.log_inputs(self.run_id, datasets=found))
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Remember metrics; they are sent by `flush`, `tick` or `end`."""

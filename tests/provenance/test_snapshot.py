@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.provenance import snapshot, worktree
-from orchestrator.provenance.restore import restore
+from orchestrator.provenance.code_restore import restore
 from orchestrator.provenance.snapshot import Snapshot, take
 from orchestrator.provenance.worktree import Unrecorded, examine, tree_id
 from tests.provenance.repositories import Content, commit, create, git, on_disk, untouchable, write

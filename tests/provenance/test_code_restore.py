@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.errors import NotRerunnable
 from orchestrator.provenance import git as our_git
-from orchestrator.provenance import restore, snapshot
+from orchestrator.provenance import code_restore, snapshot
 from orchestrator.provenance.snapshot import take
 from tests.provenance.repositories import create, git, on_disk, untouchable, write
 
@@ -34,7 +34,7 @@ def bundle(repository: Path, tmp_path: Path) -> Path:
 
 def test_the_child_records_the_same_code(repository: Path, bundle: Path, tmp_path: Path) -> None:
     before, head = untouchable(repository), git(repository, "rev-parse", "HEAD")
-    restored = restore.restore(bundle, tmp_path / "code")
+    restored = code_restore.restore(bundle, tmp_path / "code")
     again = take(restored.project, "2")
     assert untouchable(repository) == before
     assert (again.tree, again.commit, again.work.dirty) == (restored.tree, restored.commit, False)
@@ -56,7 +56,7 @@ def test_nothing_of_the_users_configuration_reaches_it(
         f"[init]\n templateDir = {tmp_path}/template\n defaultObjectFormat = sha256\n"
     )
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "configuration"))
-    restored = restore.restore(bundle, tmp_path / "code")
+    restored = code_restore.restore(bundle, tmp_path / "code")
     assert on_disk(restored.root) == on_disk(repository)
     assert git(restored.root, "status", "--porcelain", GIT_CONFIG_GLOBAL=str(tmp_path / "configuration")) == ""
     assert not hooked.exists()
@@ -68,16 +68,16 @@ def test_a_damaged_bundle_is_refused_and_leaves_nothing(bundle: Path, tmp_path: 
     for damaged in (b"", b"text\n\n", whole[:-1], whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]):
         bundle.write_bytes(damaged)
         with pytest.raises(NotRerunnable, match=r"code\.bundle"):
-            restore.restore(bundle, tmp_path / "folder")
+            code_restore.restore(bundle, tmp_path / "folder")
         assert sorted(place.name for place in tmp_path.iterdir()) == ["code.bundle", "project"]
     with pytest.raises(NotRerunnable, match="cannot be read"):
-        restore.restore(tmp_path / "missing", tmp_path / "folder")
+        code_restore.restore(tmp_path / "missing", tmp_path / "folder")
 
 
 def test_a_target_that_exists_is_kept(bundle: Path, tmp_path: Path) -> None:
     write(tmp_path / "folder", {"mine.txt": "mine"})
     with pytest.raises(NotRerunnable, match="not empty"):
-        restore.restore(bundle, tmp_path / "folder")
+        code_restore.restore(bundle, tmp_path / "folder")
     assert [place.name for place in (tmp_path / "folder").iterdir()] == ["mine.txt"]
 
 
@@ -94,7 +94,7 @@ def test_a_checkout_that_wrote_other_bytes_is_found(
 
     monkeypatch.setattr(our_git, "run", spoil)
     with pytest.raises(NotRerunnable, match="and the recorded one is"):
-        restore.restore(bundle, tmp_path / "code")
+        code_restore.restore(bundle, tmp_path / "code")
     assert not (tmp_path / "code").exists()
 
 
@@ -124,14 +124,14 @@ def test_a_kill_at_any_moment_can_be_repaired_by_the_next_start(
         monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
         stopping_after(calls, monkeypatch, run)
         try:
-            restore.restore(bundle, target)
+            code_restore.restore(bundle, target)
         except Stopped:
             assert not target.exists()
         monkeypatch.setattr(shutil, "rmtree", remove)
         monkeypatch.setattr(our_git, "run", run)
         if target.exists():
             break
-        assert on_disk(restore.restore(bundle, target).root) == on_disk(repository)
+        assert on_disk(code_restore.restore(bundle, target).root) == on_disk(repository)
         remove(target)
     assert calls >= 4
     assert sorted(place.name for place in tmp_path.iterdir()) == ["code", "code.bundle", "project"]
@@ -141,10 +141,10 @@ def test_a_kill_at_any_moment_can_be_repaired_by_the_next_start(
 
 
 def test_a_disposable_tree_goes_with_its_use(repository: Path, bundle: Path, tmp_path: Path) -> None:
-    with restore.disposable(bundle, tmp_path / "trees") as restored:
+    with code_restore.disposable(bundle, tmp_path / "trees") as restored:
         assert on_disk(restored.root) == on_disk(repository)
-        restore.sweep(tmp_path / "trees")
-        with restore.disposable(bundle, tmp_path / "trees") as other:
+        code_restore.sweep(tmp_path / "trees")
+        with code_restore.disposable(bundle, tmp_path / "trees") as other:
             assert other.root != restored.root
         assert restored.project.is_dir()
     assert list((tmp_path / "trees").iterdir()) == []
@@ -153,8 +153,8 @@ def test_a_disposable_tree_goes_with_its_use(repository: Path, bundle: Path, tmp
 def test_what_a_killed_process_left_is_swept(bundle: Path, tmp_path: Path) -> None:
     trees = tmp_path / "trees"
     script = (
-        "import sys\nfrom pathlib import Path\nfrom orchestrator.provenance import restore\n"
-        "with restore.disposable(Path(sys.argv[1]), Path(sys.argv[2])) as restored:\n"
+        "import sys\nfrom pathlib import Path\nfrom orchestrator.provenance import code_restore\n"
+        "with code_restore.disposable(Path(sys.argv[1]), Path(sys.argv[2])) as restored:\n"
         "    print(restored.root, flush=True)\n    sys.stdin.read()\n"
     )
     with subprocess.Popen(
@@ -165,14 +165,14 @@ def test_what_a_killed_process_left_is_swept(bundle: Path, tmp_path: Path) -> No
     ) as process:
         assert process.stdout is not None
         root = Path(process.stdout.readline().strip())
-        restore.sweep(trees)
+        code_restore.sweep(trees)
         alive = root.is_dir()
         process.kill()
     assert alive
     assert root.is_dir()
-    restore.sweep(trees)
+    code_restore.sweep(trees)
     assert list(trees.iterdir()) == []
-    restore.sweep(tmp_path / "no such folder")
+    code_restore.sweep(tmp_path / "no such folder")
 
 
 @pytest.mark.ray  # DVC takes seconds to import
@@ -188,7 +188,7 @@ def test_dvc_works_in_a_restored_tree(tmp_path: Path, monkeypatch: pytest.Monkey
     taken = take(root, "1")
     assert b"numbers.csv" not in taken.work.entries
     snapshot.bundle(taken, tmp_path / "code.bundle")
-    restored = restore.restore(tmp_path / "code.bundle", tmp_path / "code")
+    restored = code_restore.restore(tmp_path / "code.bundle", tmp_path / "code")
     cache = {"dir": str(root / ".dvc" / "cache"), "type": ["reflink", "copy"]}
     with Repo(str(restored.root), config={"cache": cache}) as repository:
         repository.checkout(force=True)
