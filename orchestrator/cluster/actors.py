@@ -76,6 +76,15 @@ class MemberActor:
         self._pulse.call_off(generation)
         self._listener.cancel(generation)
 
+    @ray.method(concurrency_group="control")
+    def describe(self, origin: str | None) -> Answer:
+        """`{"environment", "modules"}` of this process. origin: the commit that the code was made from."""
+        return self._answer(lambda: self._describe(origin))
+
+    def profile(self) -> Answer:
+        """A short description of the training data, between generations: its items are fetched in the compute thread."""
+        return self._answer(self._profile)
+
     def save_weights(self, path: str | None) -> str:
         """Write the model's parameters and persistent buffers as a safetensors file on this node; None: to a file of its
         own, for `read_file`. Returns the path."""
@@ -118,6 +127,19 @@ class MemberActor:
         self._pulse.rest()
         node = ray.get_runtime_context().get_node_id()
         return {"facts": facts, "addresses": self._listener.addresses, "pid": os.getpid(), "node": node}
+
+    def _profile(self) -> Answer:
+        from orchestrator.numerics.streams import seeded
+        from orchestrator.provenance.profile import profile
+
+        with seeded(0, "profile"):
+            return profile(self._member.training_data())
+
+    def _describe(self, origin: str | None) -> Answer:
+        from orchestrator.provenance import environment, imported
+
+        modules = imported.gather(imported.files_of(sys.modules), Path.cwd(), origin)
+        return {"environment": environment.capture().as_dict(), "modules": [module.as_dict() for module in modules]}
 
     def _run(self, spec: dict[str, Any], rank: int, peers: dict[int, Any], facts: dict[str, Any]) -> Answer:
         from orchestrator.engine.generation import Generation

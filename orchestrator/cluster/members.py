@@ -17,6 +17,7 @@ from orchestrator.errors import WorkerLost
 
 _POLL_S = 2.0  # how long an idle actor holds a poll, at most
 _DRAIN_S = 5.0  # how long a member may take for its last words; one that is stopped never answers
+_PROFILE_S = 30.0
 _PIECE_BYTES = 32 * 2**20
 
 
@@ -28,7 +29,7 @@ class Place:
     options: Mapping[str, Any]
 
 
-Kind = Literal["prepared", "ran", "entries", "died"]
+Kind = Literal["prepared", "ran", "entries", "described", "died"]
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,18 @@ class Members:
     def ask(self, member: int, what: str) -> None:
         """Have "regroup", "stop" or "save" put to the vote."""
         self._members[member].actor.ask.remote(what)
+
+    def describe(self, member: int, origin: str | None) -> None:
+        """Have it say what its process is made of; "described" is heard."""
+        self._ask(member, "described", self._members[member].actor.describe.remote(origin))
+
+    def profile(self, member: int) -> dict[str, Any] | None:
+        """A short description of the training data; None when the member cannot give one."""
+        try:
+            answer: Answer = ray.get(self._members[member].actor.profile.remote(), timeout=_PROFILE_S)
+        except RayError:
+            return None
+        return None if "failed" in answer else answer
 
     def call_off(self, member: int, generation: int) -> None:
         self._members[member].actor.call_off.remote(generation)

@@ -43,11 +43,11 @@ def resume(name: str, overrides: Sequence[str], uri: str | None) -> tuple[str, O
     if not files.settings.exists():
         store.fetch(past.run_id, "run", files.path)
     settings = _settings(files, overrides)
-    preflight.check(settings, project)
+    provenance = preflight.check(settings, project)
     display = for_stream()
     beginning = _beginning(settings, files, display)
     with signals.posted() as mailbox, ThreadPoolExecutor(1) as pool:
-        opening = pool.submit(reopen_record, settings, store, files)
+        opening = pool.submit(reopen_record, settings, store, files, provenance)
         return Job(settings, project, display, mailbox).complete(opening, beginning)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from orchestrator.control import events
@@ -24,6 +25,7 @@ class Chronicle:
     """outcome: what the run has come to so far."""
 
     def __init__(self, record: Record, progress: Progress) -> None:
+        self._record = record
         self._tracker = record.tracker
         self._journal = record.journal
         self._trace = record.trace
@@ -33,6 +35,20 @@ class Chronicle:
         self._told_of_trouble = False
         self._first_news: tuple[int, float] | None = None  # steps that were done, and when that was heard
         self.outcome = Outcome()
+
+    @property
+    def origin(self) -> str | None:
+        """The commit that the code was made from."""
+        return self._record.origin
+
+    def agreed(self, facts: Mapping[str, Any]) -> None:
+        """What the workers agree on about the run."""
+        self._record.facts = facts
+
+    def described(self, node: str, environment: Mapping[str, Any], modules: list[dict[str, Any]]) -> None:
+        """What the process of a worker on this node is made of."""
+        for obstacle in self._record.describe(node, environment, modules):
+            self._progress.say(f"note: this run cannot be repeated exactly: {obstacle}")
 
     def tick(self) -> None:
         self._tracker.tick()

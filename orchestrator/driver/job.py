@@ -67,6 +67,8 @@ class Job:
         trouble = pictures.draw(files.pictures, files.trace, files.journal, tracker.name, _schedule(settings))
         if trouble is not None:
             display.say(f"note: {trouble}")
+        for sentence in record.compare_with_like(outcome.digest):
+            display.say(sentence)
         outcome.not_recorded = record.close(outcome)
         if outcome.not_recorded is not None:
             display.say(
@@ -105,6 +107,7 @@ class Job:
             session.run(self.mailbox, directory, saving, chronicle)
             outcome = chronicle.outcome
             if outcome.error is None:
+                record.profile = members.profile(session.any_worker())
                 try:
                     members.save_weights(session.any_worker(), str(record.files.weights))
                 except WorkerLost as error:  # what was trained up to here stays in the report

@@ -27,13 +27,14 @@ _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
     "failed": "FAILED",
     "killed": "KILLED",
 }
+_NAMED = 10  # runs in a tag
 ORCHESTRATOR = ("orchestrator",)  # this package is part of the environment, by the hash of its source
 
 
 class Record:
     """Opened by `open_record` or `reopen_record`; `journal` and `trace` are appended live.
 
-    facts: what the workers agreed on, once they have; profile: of the training data, at the end.
+    work: the code as it was kept. facts: what the workers agreed on, once they have; profile: of the training data.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Record:
         files: RunFolder,
         orphans: list[str],
         provenance: Provenance,
+        work: worktree.WorkTree | None,
     ) -> None:
         self.store = store
         self.tracker = tracker
@@ -54,15 +56,21 @@ class Record:
         self.facts: Mapping[str, Any] = {}
         self.profile: dict[str, Any] | None = None
         self._settings = settings
-        self._provenance = provenance
+        self._inputs = provenance.inputs
+        self._work = work
         self._nodes: dict[str, Any] = _read(files.environment).get("nodes", {})
+
+    @property
+    def origin(self) -> str | None:
+        """The commit that the code was made from, where there is one."""
+        return None if self._work is None else self._work.origin
 
     def describe(self, node: str, environment: Mapping[str, Any], modules: list[dict[str, Any]]) -> list[str]:
         """The environment of a node, and the modules that a worker there has imported. Returns obstacles to a rerun."""
         first = not self._nodes
         self._nodes[node] = dict(environment)
         _write(self.files.environment, {"nodes": self._nodes})
-        work = self._provenance.work
+        work = self._work
         if not first or work is None:
             return []
         packages = environment["packages"]
@@ -72,6 +80,25 @@ class Record:
         judged = imported.judge([imported.from_dict(module) for module in modules], work, ORCHESTRATOR)
         _write(self.files.code, {**_read(self.files.code), "search_path": list(judged.search_path)})
         return list(judged.obstacles)
+
+    def compare_with_like(self, digest: str | None) -> list[str]:
+        """Runs of the same identity must have the same digest (law 2): sentences for a person, and tags."""
+        self._identify()
+        own = _read(self.files.identity).get("identity")
+        if own is None or digest is None:
+            return []
+        others = [past for past in self.store.of_identity(own) if past.run_id != self.tracker.run_id]
+        same = [past.run_id for past in others if past.digest == digest]
+        other = [past.run_id for past in others if past.digest not in (None, digest)]
+        if same:
+            self.tracker.tag("confirms", ", ".join(same[:_NAMED]))
+        if not other:
+            return [f"the same digest as {_count(same)} of equal code, data, settings and environment"] if same else []
+        self.tracker.tag("contradicts", ", ".join(other[:_NAMED]))
+        return [
+            f"ALARM: {_count(other)} of equal code, data, settings and environment came to another digest: {other[0]}\n"
+            f"  something that is not recorded changes the result; compare={other[0]},{self.tracker.run_id} says where"
+        ]
 
     def close(self, outcome: Outcome) -> str | None:
         """Write down how the run ended, here and in MLflow; why MLflow could not take all of it, or None."""
@@ -100,7 +127,7 @@ class Record:
         return self.tracker.trouble
 
     def _write_data(self) -> None:
-        inputs = [item.as_dict() for item in self._provenance.inputs]
+        inputs = [item.as_dict() for item in self._inputs]
         before = _read(self.files.data).get("profile")
         _write(self.files.data, {"inputs": inputs, "profile": self.profile or before})
 
@@ -108,10 +135,10 @@ class Record:
         """What determines the result, and one hash over it; only known once workers were ready."""
         if self.files.identity.exists() or "initial_parameters" not in self.facts or not self._nodes:
             return
-        work = self._provenance.work
+        work = self._work
         parts = identity.parts(
             "none" if work is None else work.tree,
-            {item.path: item.md5 for item in self._provenance.inputs},
+            {item.path: item.md5 for item in self._inputs},
             determining(self._settings),
             [node["bits"] for node in self._nodes.values()],
             self.facts["initial_parameters"],
@@ -132,9 +159,8 @@ def open_record(settings: Settings, folder: Path, provenance: Provenance) -> Rec
     files = RunFolder(folder, tracker.run_id)
     files.lease()
     files.settings.write_text(to_yaml(settings), encoding="utf-8")
-    if provenance.work is not None:
-        _keep(provenance.work, files, tracker)
-    return Record(settings, store, tracker, files, orphans, provenance)
+    work = None if provenance.work is None else _keep(provenance.work, files, tracker)
+    return Record(settings, store, tracker, files, orphans, provenance, work)
 
 
 def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance: Provenance) -> Record:
@@ -143,19 +169,20 @@ def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance
         tracker = Tracker.reopen(store, files.path.name, every_s=settings.tracking.every_s)
         orphans = store.mark_orphans(tracker.experiment_id)
     files.error.unlink(missing_ok=True)
-    return Record(settings, store, tracker, files, orphans, provenance)
+    return Record(settings, store, tracker, files, orphans, provenance, provenance.work)
 
 
-def _keep(work: worktree.WorkTree, files: RunFolder, tracker: Tracker) -> None:
-    """Write the snapshot of the code; what keeps that from being done is told, and ends nothing."""
+def _keep(work: worktree.WorkTree, files: RunFolder, tracker: Tracker) -> worktree.WorkTree | None:
+    """Write the snapshot of the code: the tree as it was written. What keeps that from being done is told, and ends nothing."""
     try:
         kept = snapshot.keep(work, tracker.run_id)
         snapshot.bundle(kept, files.bundle)
         snapshot.patch(kept, files.patch)
     except (worktree.Unrecorded, git.GitError, OSError) as error:
         tracker.tag("code.unrecorded", str(error))
-        return
+        return None
     _write(files.code, kept.as_dict())
+    return kept.work
 
 
 def _tags(provenance: Provenance) -> dict[str, str]:
@@ -169,9 +196,13 @@ def _tags(provenance: Provenance) -> dict[str, str]:
     if work is not None:
         tags["git.dirty"] = str(work.dirty).lower()
         tags["git.tree"] = work.tree
-        if work.head is not None:
-            tags["git.commit"] = tags["mlflow.source.git.commit"] = work.head
+        if work.origin is not None:
+            tags["git.commit"] = tags["mlflow.source.git.commit"] = work.origin
     return {**tags, **{f"data.{item.path}.md5": item.md5 for item in provenance.inputs}}
+
+
+def _count(runs: list[str]) -> str:
+    return "an earlier run" if len(runs) == 1 else f"{len(runs)} earlier runs"
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from orchestrator.errors import Inconsistent, OrchestratorError, from_dict
 from orchestrator.records.trace import Disagreement, Line, Merger
 
 _TICK_S = 0.25
+_LAST_S = 10.0  # for what members were asked about themselves, and have not answered when the run ends
 
 
 class Seating(Protocol):
@@ -59,6 +60,8 @@ class Session:
         self._generation = -1
         self._running = False  # whether the present generation has completed a step
         self._over: set[int] = set()  # dead, or killed here
+        self._asked: dict[int, str] = {}  # who was asked what its process is made of, and the node it lives on
+        self._described: set[str] = set()  # nodes
         self._state, commands = controller.initial(beginning.terms, time.monotonic())
         self._carry_out(commands, "")
 
@@ -75,6 +78,10 @@ class Session:
                 self._hear(heard)
             self._decide(events.Tick())
             self._chronicle.tick()
+        deadline = time.monotonic() + _LAST_S
+        while self._asked and time.monotonic() < deadline:
+            for heard in self._members.hear(_TICK_S):
+                self._hear(heard)
         for member in self._roles:
             if member not in self._over:
                 self._entries(member, self._members.drain(member))
@@ -91,6 +98,8 @@ class Session:
         elif heard.kind == "entries":
             self._entries(member, heard.entries)
             self._decide(events.Pulse(member, **heard.pulse))
+        elif heard.kind == "described":
+            self._hear_description(member, answer)
         elif heard.kind == "prepared":
             self._prepared(member, answer)
         elif "failed" in answer:
@@ -117,6 +126,20 @@ class Session:
         can_restore = self._roles[member] == "worker" and self._directory.reaches_checkpoints(member)
         self._decide(events.Ready(member, answer["facts"], can_restore))
 
+    def _ask_for_descriptions(self, members: Sequence[int]) -> None:
+        """Of one worker on each node: what its process is made of. It answers beside its work."""
+        for member in members:
+            node = self._ready[member]["node"]
+            if self._roles[member] == "worker" and node not in {*self._described, *self._asked.values()}:
+                self._asked[member] = node
+                self._members.describe(member, self._chronicle.origin)
+
+    def _hear_description(self, member: int, answer: dict[str, Any]) -> None:
+        node = self._asked.pop(member, None)
+        if node is not None and "failed" not in answer:
+            self._described.add(node)
+            self._chronicle.described(node, answer["environment"], answer["modules"])
+
     def _member_started(self, member: int, rank: int | None, shards: Sequence[int]) -> None:
         """rank: None for one that waits to join."""
         role = self._roles[member]
@@ -128,6 +151,7 @@ class Session:
         if member in self._over:
             return
         self._over.add(member)
+        self._asked.pop(member, None)
         self._seating.leave(member)
         pid = self._members.pid(member)
         why = f"its process (pid {pid}) ended" if pid is not None else "its process ended"
@@ -174,6 +198,8 @@ class Session:
         self._chronicle.begins(spec, list(begin.members), begin.facts["steps"], reason)
         for rank, member in enumerate(begin.members):
             self._members.run(member, spec, rank, self._directory.peers(begin, spec, rank), begin.facts)
+        self._chronicle.agreed(begin.facts)
+        self._ask_for_descriptions(begin.members)
         if self._saving.given_up:
             self._saving.given_up = False
             self._members.ask(begin.members[0], "save")
@@ -189,6 +215,7 @@ class Session:
 
     def _kill(self, member: int, why: str) -> None:
         self._over.add(member)
+        self._asked.pop(member, None)
         self._seating.leave(member)
         self._members.kill(member)
         self._chronicle.lost(self._roles[member], member, why)

@@ -51,6 +51,10 @@ class Work:
         held_out = 0 if self._validation is None else _length(self._validation, "validation")
         self.evaluation_batches = evaluation_batches(held_out, max(1, batch_size // shards))
 
+    @property
+    def training_data(self) -> Any:
+        return self._train
+
     def fetch_ahead(self, loaders: Loaders, shards: Sequence[int], steps: int) -> None:
         """From now on, training batches come from `loaders`, for a worker that hosts `shards` in a run of `steps`."""
         self._loaders, self._hosted, self._steps = loaders, tuple(shards), steps

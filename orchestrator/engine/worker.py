@@ -115,6 +115,10 @@ class Worker:
             self._loaders.close()
         self._loaders = None
 
+    def training_data(self) -> Any:
+        """The data set. Not to be read while a generation runs: that may draw random numbers."""
+        return self._work.training_data
+
     def state(self) -> dict[str, torch.Tensor]:
         """The model's parameters and persistent buffers, tied tensors once, as tensors of their own."""
         return {name: tensor.clone().contiguous() for name, tensor in distinct_state(self._work.model).items()}

@@ -103,12 +103,22 @@ class Store:
 
     def past(self) -> list[Past]:
         """All runs that this program recorded, of all experiments, newest first."""
+        return self._search(f"tags.`{HOST}` LIKE '%'")
+
+    def of_identity(self, identity: str) -> list[Past]:
+        """The runs of this identity; none where the store cannot be asked."""
+        try:
+            return self._search(f"tags.identity = '{identity}'")
+        except Exception:  # MLflow's, requests': a comparison is a comfort
+            return []
+
+    def _search(self, wanted: str) -> list[Past]:
         experiments = {experiment.experiment_id: experiment.name for experiment in self.client.search_experiments()}
         found: list[Past] = []
         token: str | None = None
         while True:
             page = self.client.search_runs(
-                list(experiments), f"tags.`{HOST}` LIKE '%'", order_by=["attributes.start_time DESC"], page_token=token
+                list(experiments), wanted, order_by=["attributes.start_time DESC"], page_token=token
             )
             found += [self._past(run, experiments[run.info.experiment_id]) for run in page]
             token = page.token
