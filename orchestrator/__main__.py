@@ -2,6 +2,8 @@
 
 python -m orchestrator conf=NAME|PATH [key=value ...]      launch
 python -m orchestrator resume=RUN_ID [key=value ...]       go on with a run
+python -m orchestrator rerun=RUN_ID [key=value ...]        repeat a run exactly, and compare
+python -m orchestrator compare=RUN_A,RUN_B                 what differs
 python -m orchestrator runs                                list them
 """
 
@@ -24,12 +26,17 @@ from orchestrator.settings import load
 USAGE = """\
 usage: python -m orchestrator conf=NAME|PATH [key=value ...]
        python -m orchestrator resume=RUN_ID [key=value ...]
+       python -m orchestrator rerun=RUN_ID [environment=ignore] [key=value ...]
+       python -m orchestrator compare=RUN_A,RUN_B
        python -m orchestrator runs [output=json] [tracking.uri=URI]
 
   conf=NAME          launch the run that conf/NAME.yaml describes; a path works too, and several,
                      comma-separated, are merged left to right
   resume=RUN_ID      go on with that run from its last checkpoint, in the same MLflow run; the beginning of an id is
                      enough, and `last` is the newest run; how it is executed may change (cluster.*, topology.*)
+  rerun=RUN_ID       repeat that run exactly, in a clean checkout of its code with its data, and compare: exact, diverged
+                     (with the first step that differs), or inputs-differ (with what differs)
+  compare=A,B        what differs between two runs: code, data, settings, environment, the first step
   key=value          change a setting, such as cluster.workers=2 or optimizer.lr=0.01; topology=ring is
                      short for topology.name=ring
   runs               list the runs of this project, newest first; tracking.uri: those of that MLflow store
@@ -42,9 +49,10 @@ examples
   python -m orchestrator resume=last cluster.workers=2
 
 All settings: docs/settings.md. Runs are recorded in .orchestrator/ of the working directory.
-Exit codes: 0 fine, 1 the run failed, 2 bad usage or configuration, 4 cannot be rerun exactly (strict), 130 interrupted.
+Exit codes: 0 fine, 1 the run failed, 2 bad usage or configuration, 3 a rerun diverged, 4 it cannot be rerun exactly,
+130 interrupted.
 """
-VERBS = ("conf", "resume", "runs")
+VERBS = ("conf", "resume", "rerun", "compare", "runs")
 
 
 def main() -> int:
@@ -66,7 +74,9 @@ def main() -> int:
         return _refused(error, as_json, started)
     rest = [argument for argument in arguments if argument != verb]
     name, _, value = verb.partition("=")
-    return (_launch if name == "conf" else _resume)(value, rest, started)
+    if name == "compare":
+        return _compare(value, rest, as_json=as_json)
+    return {"conf": _launch, "resume": _resume, "rerun": _rerun}[name](value, rest, started)
 
 
 def _verb(arguments: list[str]) -> str:
@@ -74,7 +84,8 @@ def _verb(arguments: list[str]) -> str:
     verbs = [argument for argument in arguments if argument.partition("=")[0] in VERBS]
     if len(verbs) != 1:
         found = f"found {' and '.join(verbs)}" if verbs else "there is none"
-        raise UsageError(f"exactly one of conf=NAME, resume=RUN_ID and runs is needed; {found}", USAGE.rstrip())
+        known = "conf=NAME, resume=RUN_ID, rerun=RUN_ID, compare=RUN_A,RUN_B and runs"
+        raise UsageError(f"exactly one of {known} is needed; {found}", USAGE.rstrip())
     return verbs[0]
 
 
@@ -106,6 +117,47 @@ def _resume(name: str, overrides: list[str], started: float) -> int:
     return _report(run_id, outcome, as_json, started)
 
 
+def _rerun(name: str, overrides: list[str], started: float) -> int:
+    as_json = "output=json" in overrides
+    try:
+        with _stdout_for_programs():
+            check = _value("environment", overrides) or "check"
+            if check not in ("check", "ignore"):
+                raise UsageError(f"environment={check}: it is check or ignore")
+            from orchestrator.commands.rerun import rerun
+
+            done = rerun(name, overrides, _value("tracking.uri", overrides), check_environment=check == "check")
+    except OrchestratorError as error:
+        return _refused(error, as_json, started)
+    if done.error is not None:
+        print(f"error: the repetition of run {done.rerun_of} failed: {done.error}", file=sys.stderr)
+    elif done.verdict is not None:
+        print(f"run {done.run_id} repeats run {done.rerun_of}\n{done.verdict.text}", file=sys.stderr)
+    if as_json:
+        print(json.dumps(done.as_dict()))
+    return done.exit_code
+
+
+def _compare(names: str, rest: list[str], *, as_json: bool) -> int:
+    from orchestrator.commands.compare import compare
+
+    try:
+        _only("compare", rest)
+        compared = compare(names, _value("tracking.uri", rest))
+    except OrchestratorError as error:
+        return _refused(error, as_json, 0.0)
+    print(json.dumps(compared.as_dict()) if as_json else compared.as_text())
+    return 0
+
+
+def _only(verb: str, arguments: list[str]) -> None:
+    """Raises UsageError for what a verb that changes no settings does not take."""
+    known = ("output=json", "output=text")
+    unknown = [argument for argument in arguments if argument not in known and not argument.startswith("tracking.uri=")]
+    if unknown:
+        raise UsageError(f"{verb} takes only output=json and tracking.uri=URI, not {' '.join(unknown)}")
+
+
 def _stdout_for_programs() -> redirect_stdout[TextIO]:
     """What a pipeline prints while it is imported goes to stderr."""
     return redirect_stdout(sys.stderr)
@@ -130,10 +182,7 @@ def _value(key: str, overrides: list[str]) -> str | None:
 def _runs(arguments: list[str], as_json: bool) -> int:
     from orchestrator.commands.runs import runs, table
 
-    known = ("runs", "output=json", "output=text")
-    unknown = [argument for argument in arguments if argument not in known and not argument.startswith("tracking.uri=")]
-    if unknown:
-        raise UsageError(f"runs takes only output=json and tracking.uri=URI, not {' '.join(unknown)}")
+    _only("runs", [argument for argument in arguments if argument != "runs"])
     found = runs(Path.cwd(), _value("tracking.uri", arguments))
     print(json.dumps({"runs": [asdict(past) for past in found]}) if as_json else table(found))
     return 0

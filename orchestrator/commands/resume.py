@@ -18,10 +18,11 @@ from orchestrator.driver.job import Job, storage_of, terms
 from orchestrator.driver.outcome import Outcome
 from orchestrator.driver.progress import Progress, for_stream
 from orchestrator.driver.record import reopen_record
+from orchestrator.driver.recorded import Recorded
 from orchestrator.driver.session import Beginning
-from orchestrator.errors import CheckpointDamaged, ConfigurationError, UsageError
+from orchestrator.errors import CheckpointDamaged, UsageError
 from orchestrator.records import lines
-from orchestrator.settings import Settings, determining, load
+from orchestrator.settings import Settings
 from orchestrator.tracking import Store
 
 
@@ -38,31 +39,16 @@ def resume(name: str, overrides: Sequence[str], uri: str | None) -> tuple[str, O
         raise UsageError(
             f"run {past.run_id} has finished", "there is nothing to go on with; launch another one with conf="
         )
-    files = RunFolder(folder, past.run_id)
+    recorded = Recorded.of(store, folder, past)
+    files = recorded.files
     files.lease()
-    if not files.settings.exists():
-        store.fetch(past.run_id, "run", files.path)
-    settings = _settings(files, overrides)
+    settings = recorded.settings(overrides)
     provenance = preflight.check(settings, project)
     display = for_stream()
     beginning = _beginning(settings, files, display)
     with signals.posted() as mailbox, ThreadPoolExecutor(1) as pool:
         opening = pool.submit(reopen_record, settings, store, files, provenance)
         return Job(settings, project, display, mailbox).complete(opening, beginning)
-
-
-def _settings(files: RunFolder, overrides: Sequence[str]) -> Settings:
-    """Those of the run, with what may change changed."""
-    recorded = load([str(files.settings)], [])
-    settings = load([str(files.settings)], overrides)
-    before, after = determining(recorded), determining(settings)
-    changed = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
-    if changed:
-        raise ConfigurationError(
-            [f"{key}: it determines the result, so a run cannot go on with another value" for key in changed],
-            "leave these out, or launch a new run with conf=",
-        )
-    return settings
 
 
 def _beginning(settings: Settings, files: RunFolder, display: Progress) -> Beginning:

@@ -14,7 +14,7 @@ import shutil
 import socket
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,6 +146,11 @@ class Store:
             for artifact in self.client.list_artifacts(run_id, folder):
                 if not artifact.is_dir:
                     shutil.move(self.client.download_artifacts(run_id, artifact.path, place), target)
+
+    def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
+        """Set tags of a run that has ended. Raises what MLflow raises."""
+        for key, value in tags.items():
+            self.client.set_tag(run_id, key, value)
 
     @staticmethod
     def _past(run: Run, experiment: str) -> Past:

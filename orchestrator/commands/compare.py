@@ -1,0 +1,64 @@
+"""`compare=RUN_A,RUN_B`: what differs between two runs, the most consequential first: code, data, settings, environment, steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.driver.folders import project_folder
+from orchestrator.driver.recorded import Recorded
+from orchestrator.errors import UsageError
+from orchestrator.provenance.changes import Change, changes
+from orchestrator.records import comparison
+from orchestrator.records.comparison import Comparison
+from orchestrator.records.verdict import divergence_text
+from orchestrator.tracking import Store
+
+
+@dataclass(frozen=True)
+class Compared:
+    """changed: the files of the code that differ."""
+
+    a: str
+    b: str
+    found: Comparison
+    changed: list[Change]
+
+    def as_dict(self) -> dict[str, Any]:
+        files = [{"path": each.path, "kind": each.kind, "diff": each.diff} for each in self.changed]
+        return {"runs": [self.a, self.b], **self.found.as_dict(), "files": files}
+
+    def as_text(self) -> str:
+        parts = [f"run a is {self.a}, run b is {self.b}", self.found.as_text()]
+        if self.found.first_divergence is not None:
+            parts.append(f"first difference of the traces: {divergence_text(self.found.first_divergence)}")
+        parts += [each.diff.rstrip("\n") for each in self.changed if each.diff]
+        return "\n".join(parts)
+
+
+def compare(names: str, uri: str | None) -> Compared:
+    """names: two runs, separated by a comma. Raises UsageError, ConfigurationError, NotRerunnable for a damaged snapshot."""
+    both = [name for name in names.split(",") if name]
+    if len(both) != 2:
+        raise UsageError(f"compare={names}: two runs are needed", "compare=RUN_A,RUN_B; list them with: runs")
+    folder = project_folder(Path.cwd())
+    store = Store(uri, folder)
+    a, b = (Recorded.find(store, folder, name) for name in both)
+    return Compared(a.past.run_id, b.past.run_id, *between(a, b))
+
+
+def between(a: Recorded, b: Recorded) -> tuple[Comparison, list[Change]]:
+    """What differs between two recorded runs, and the files that do."""
+    bundles = a.files.bundle, b.files.bundle
+    same = a.code.get("tree") == b.code.get("tree")
+    changed = [] if same or not all(bundle.exists() for bundle in bundles) else changes(*bundles)
+    told: list[comparison.Change] = [
+        {
+            "path": each.path,
+            "a": None if each.kind == "added" else each.kind,
+            "b": None if each.kind == "removed" else each.kind,
+        }
+        for each in changed
+    ]
+    return comparison.compare(a.as_run(), b.as_run(), told), changed

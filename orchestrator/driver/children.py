@@ -1,0 +1,50 @@
+"""A command run as a child that gets our signals, and does not outlive us."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.driver.signals import Mailbox
+
+_LOOK_S = 0.2
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@dataclass(frozen=True)
+class Done:
+    """code: its exit code; out: what it wrote to stdout. (Its stderr is ours.)"""
+
+    code: int
+    out: str
+
+
+def run(command: Sequence[str], folder: Path, environment: Mapping[str, str], mailbox: Mailbox) -> Done:
+    """In a session of its own, so that a Ctrl-C reaches it once, through us; when we are killed, it is terminated."""
+    child = subprocess.Popen(
+        command,
+        cwd=folder,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=_end_with_parent,
+    )
+    passed_on: str | None = None
+    while True:
+        try:
+            out, _ = child.communicate(timeout=_LOOK_S)
+            return Done(child.returncode, out)
+        except subprocess.TimeoutExpired:
+            if mailbox.signal is not None and mailbox.signal != passed_on:
+                passed_on = mailbox.signal
+                child.send_signal(signal.Signals[passed_on])
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,102 @@
+"""A run of the past as its record tells it: its folder's files, brought from MLflow's artifacts where the folder is not here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.driver.folders import RunFolder
+from orchestrator.errors import ConfigurationError, NotRerunnable
+from orchestrator.provenance import data
+from orchestrator.records import lines
+from orchestrator.records.comparison import Run
+from orchestrator.settings import Settings, determining, flat, load
+from orchestrator.tracking import Past, Store
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """past: what MLflow knows of it; files: of its folder here."""
+
+    past: Past
+    files: RunFolder
+
+    @classmethod
+    def find(cls, store: Store, folder: Path, name: str) -> Recorded:
+        """folder: the project's `.orchestrator`. Raises UsageError for a name that names no run, ConfigurationError."""
+        past = store.find(name)
+        return cls.of(store, folder, past)
+
+    @classmethod
+    def of(cls, store: Store, folder: Path, past: Past) -> Recorded:
+        files = RunFolder(folder, past.run_id)
+        if not files.settings.exists():
+            store.fetch(past.run_id, "run", files.path)
+        return cls(past, files)
+
+    def settings(self, overrides: Sequence[str] = ()) -> Settings:
+        """Those of the run, with what leaves the result as it is changed. Raises ConfigurationError for anything else."""
+        settings = load([str(self.files.settings)], overrides)
+        before, after = determining(load([str(self.files.settings)], [])), determining(settings)
+        changed = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
+        if changed:
+            raise ConfigurationError(
+                [f"{key}: it determines the result, and here it has to stay as it was" for key in changed],
+                "leave these out, or launch a new run with conf=",
+            )
+        return settings
+
+    def require(self) -> None:
+        """Raises NotRerunnable, naming everything that is missing for a rerun."""
+        needed = {
+            "its settings": self.files.settings,
+            "the snapshot of its code": self.files.bundle,
+            "the versions of its data": self.files.data,
+            "its environment": self.files.environment,
+            "its trace": self.files.trace,
+        }
+        missing = [f"{what} ({path.name})" for what, path in needed.items() if not path.exists()]
+        if missing:
+            raise NotRerunnable(
+                f"the record of run {self.past.run_id} is not complete: there is no {', no '.join(missing)}",
+                "launch it again from a project in a git repository",
+            )
+
+    @property
+    def inputs(self) -> list[data.Input]:
+        return [data.from_dict(item) for item in _read(self.files.data).get("inputs", [])]
+
+    @property
+    def code(self) -> Mapping[str, Any]:
+        return _read(self.files.code)
+
+    @property
+    def environments(self) -> list[Mapping[str, Any]]:
+        """One per node."""
+        return list(_read(self.files.environment).get("nodes", {}).values())
+
+    def trace(self) -> list[dict[str, Any]]:
+        return list(lines.read(self.files.trace)) if self.files.trace.exists() else []
+
+    def as_run(self) -> Run:
+        """For a comparison; what the record does not hold is left out."""
+        found: Run = {"digest": self.past.digest, "metrics": self.past.metrics, "trace": self.trace()}
+        if self.files.settings.exists():
+            settings = load([str(self.files.settings)], [])
+            found["settings"], found["determining"] = flat(settings), list(determining(settings))
+        recorded = _read(self.files.data)
+        found["inputs"] = recorded.get("inputs", [])
+        if recorded.get("profile"):
+            found["profiles"] = {"training": recorded["profile"]}
+        found["environments"] = self.environments
+        found["code_tree"] = self.code.get("tree")
+        parts = _read(self.files.identity).get("parts", {})
+        found["initial_parameters"] = parts.get("initial_parameters")
+        return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
