@@ -138,6 +138,17 @@ def test_a_good_checkpoint_outlives_newer_ones_that_are_not() -> None:
     assert steps_in(storage) == [manifest_name(30)]
 
 
+def test_what_was_found_damaged_does_not_count_among_those_that_stay() -> None:
+    storage = InMemory()
+    saved(storage, 10, 20)
+    change(storage, read(storage, 20).blobs[1].name, "other")
+    catalog = Catalog(storage, 2)
+    catalog.latest()
+    for step in (15, 16):
+        catalog.commit(step, events(storage, example(step), step))
+    assert steps_in(storage) == [manifest_name(step) for step in (15, 16, 20)]
+
+
 def test_what_was_just_saved_is_never_pruned() -> None:
     """Also where nobody looked whether the newer ones are good."""
     storage = InMemory()

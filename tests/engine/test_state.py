@@ -14,7 +14,7 @@ from torch import nn
 
 from orchestrator.checkpoints.catalog import Catalog, load
 from orchestrator.checkpoints.state import State, pack
-from orchestrator.checkpoints.storage import LocalFolder
+from orchestrator.checkpoints.storage import LocalFolder, Storage
 from orchestrator.checkpoints.writer import Writer
 from orchestrator.engine.replica import Replica
 from orchestrator.engine.state import capture, restore
@@ -22,6 +22,7 @@ from orchestrator.errors import Inconsistent, RunFailed
 from orchestrator.numerics import digests
 from orchestrator.numerics.digests import model_digest
 from orchestrator.updates.optimizers import OPTIMIZERS, build, options_of, problems
+from tests.checkpoints.stores import InMemory
 
 SWITCHES = ("foreach", "fused", "nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay")
 BEFORE, AFTER = 3, 2
@@ -85,9 +86,9 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return hashed.hexdigest()
 
 
-def through_files(folder: Path, state: State, step: int) -> State:
+def through_files(storage: Storage, state: State, step: int) -> State:
     """What a checkpoint by two writers gives back."""
-    storage, told = LocalFolder(folder), list[dict[str, Any]]()
+    told: list[dict[str, Any]] = []
     for part in range(2):
         writer = Writer(storage, told.append)
         writer.begin(state, step=step, generation=1, part=part, parts=2)
@@ -96,7 +97,7 @@ def through_files(folder: Path, state: State, step: int) -> State:
     return load(storage, manifest)
 
 
-def check(folder: Path, make: Make, before: int = BEFORE) -> None:
+def check(storage: Storage, make: Make, before: int = BEFORE) -> None:
     undisturbed, its_optimizer = made(1, make)
     train(undisturbed, its_optimizer, 0, before + AFTER)
     expected = digest(undisturbed, its_optimizer)
@@ -104,7 +105,7 @@ def check(folder: Path, make: Make, before: int = BEFORE) -> None:
     donor, donors_optimizer = made(1, make)
     train(donor, donors_optimizer, 0, before)
     course = {"steps": before, "exponents": [-20, -31], "best": float("-inf"), "pair": (0.1, None)}
-    state = through_files(folder, capture(donor, donors_optimizer, course), before)
+    state = through_files(storage, capture(donor, donors_optimizer, course), before)
     stopped = digest(donor, donors_optimizer)
 
     model, optimizer = made(2, make)
@@ -132,17 +133,18 @@ def variants() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_goes_on_as_if_nothing_had_happened(tmp_path: Path, name: str) -> None:
+def test_every_optimizer_goes_on_as_if_nothing_had_happened(name: str) -> None:
+    """The same bytes as on disk, without waiting for the disk; the tests below use files."""
     chosen = [options for variant, options in variants() if variant == name]
     assert chosen
-    for i, options in enumerate(chosen):
-        check(tmp_path / str(i), lambda model, options=options: build(name, {"lr": 0.01, **options}, model))  # type: ignore[misc]
+    for options in chosen:
+        check(InMemory(), lambda model, options=options: build(name, {"lr": 0.01, **options}, model))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_state_from_before_the_first_step(tmp_path: Path, name: str) -> None:
     """Adagrad has state then, the others have none."""
-    check(tmp_path, lambda model: build(name, {"lr": 0.01}, model), before=0)
+    check(LocalFolder(tmp_path), lambda model: build(name, {"lr": 0.01}, model), before=0)
 
 
 def grouped(kind: Any) -> Make:
@@ -158,13 +160,13 @@ def grouped(kind: Any) -> Make:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_pipelines_own_groups(tmp_path: Path, name: str) -> None:
-    check(tmp_path, grouped(OPTIMIZERS[name]))
+    check(LocalFolder(tmp_path), grouped(OPTIMIZERS[name]))
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "adagrad"])
 def test_groups_of_named_parameters_and_tensors_as_rates(tmp_path: Path, name: str) -> None:
     kind: Any = OPTIMIZERS[name]
-    check(tmp_path, lambda model: kind(model.named_parameters(), lr=torch.tensor(0.01)))
+    check(LocalFolder(tmp_path), lambda model: kind(model.named_parameters(), lr=torch.tensor(0.01)))
 
 
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
@@ -178,7 +180,7 @@ def test_state_of_another_dtype_is_not_rounded(tmp_path: Path) -> None:
     weight = donor.get_parameter("embedding.weight")
     donors.state[weight]["exact"] = torch.full((2,), 0.1, dtype=torch.float64)
     model, optimizer = made(2, adamw)
-    restore(through_files(tmp_path, capture(donor, donors, {}), 1), model, optimizer)
+    restore(through_files(LocalFolder(tmp_path), capture(donor, donors, {}), 1), model, optimizer)
     exact = optimizer.state[model.get_parameter("embedding.weight")]["exact"]
     assert (exact.dtype, exact.tolist()) == (torch.float64, [0.1, 0.1])
 
