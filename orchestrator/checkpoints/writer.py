@@ -20,7 +20,7 @@ from orchestrator.checkpoints.state import State
 from orchestrator.checkpoints.storage import Storage
 
 Emit = Callable[[dict[str, Any]], None]
-_NICE = 10
+_NICE = 5  # yields to training on busy cores; 19 was starved there for half a minute, and held its copy as long
 
 
 class Writer:

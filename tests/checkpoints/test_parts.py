@@ -104,7 +104,7 @@ def test_too_large_a_copy_is_a_memory_error() -> None:
         ({}, "holds other tensors"),
         ({"a": TensorEntry("float32", (3,), "0" * 64)}, "the tensor 'a' is no float32 of shape (3,)"),
         ({"a": TensorEntry("Tensor", (2,), "0" * 64)}, "the tensor 'a' is no Tensor"),
-        ({"a": TensorEntry("float32", (2,), "0" * 64)}, "the tensor 'a' is another one"),
+        ({"a": TensorEntry("float32", (2,), "0" * 64)}, "the tensor 'a' was altered"),
     ],
 )
 def test_a_manifest_that_says_something_else_is_not_believed(entries: dict[str, TensorEntry], words: str) -> None:

@@ -30,6 +30,15 @@ BEFORE, AFTER = 3, 2
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As a worker has; on a busy machine a second one is waited for."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 class Zoo(nn.Module):
     """Channels-last weights, a tied one, a frozen one, statistics, counters, a buffer that state_dict leaves out."""
 
