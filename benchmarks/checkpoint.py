@@ -112,6 +112,7 @@ def stalls(training: Training, folder: Path, repeats: int) -> dict[str, float]:
                 fresh.prepare()
             times.setdefault(column, []).append(fresh.begin())
             fresh.finish()
+            fresh.writer.close()
         stall = ours.begin()
         ours.finish()
         save, flushed = torch_save(training, folder / "state.pt")

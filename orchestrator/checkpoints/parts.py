@@ -52,6 +52,8 @@ def divide(sizes: Mapping[str, int], writers: int) -> list[list[str]]:
 
 def share_of(tensors: Mapping[str, torch.Tensor], part: int, parts: int) -> dict[str, torch.Tensor]:
     """The tensors that writer `part` of `parts` writes."""
+    if parts == 1:
+        return dict(tensors)
     names = divide({name: tensor.nbytes for name, tensor in tensors.items()}, parts)[part]
     return {name: tensors[name] for name in names}
 
@@ -74,15 +76,13 @@ class Copier:
 
     def copy(self, tensors: Mapping[str, torch.Tensor]) -> Part:
         """Raises MemoryError."""
-        names = sorted(
-            tensors, key=lambda name: (-tensors[name].itemsize, name)
-        )  # so each lies at a multiple of its size
-        plan = [(name, tensors[name].dtype, tensors[name].shape) for name in names]
+        plan = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
         if plan != self._plan:
-            self._part = self._lay_out(plan)
+            self._part = self._lay_out(sorted(plan, key=lambda place: (-place[1].itemsize, place[0])))
             self._plan = plan
-        if names:
-            torch._foreach_copy_(list(self._part.tensors.values()), [tensors[name].detach() for name in names])
+        if tensors:
+            with torch.no_grad():
+                torch._foreach_copy_(list(self._part.tensors.values()), [tensors[name] for name in self._part.tensors])
         return self._part
 
     def prepare(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -90,6 +90,7 @@ class Copier:
         self._reserve(sum(tensor.nbytes for tensor in tensors.values()))
 
     def _lay_out(self, plan: Sequence[tuple[str, torch.dtype, torch.Size]]) -> Part:
+        """plan: wide dtypes first, so that each tensor lies at a multiple of its element's size."""
         ends = list(itertools.accumulate(dtype.itemsize * shape.numel() for _, dtype, shape in plan))
         self._reserve(ends[-1] if ends else 0)
         views = {

@@ -106,3 +106,15 @@ def test_memory_is_prepared_in_the_background(monkeypatch: pytest.MonkeyPatch) -
     writer.prepare(example(1), part=0, parts=1)
     assert writer.wait()
     assert prepared == ["checkpoint"]
+
+
+def test_a_closed_writer_ends_its_thread_when_all_is_written() -> None:
+    before = set(threading.enumerate())
+    storage, told = Gated(), list[dict[str, Any]]()
+    writer = Writer(storage, told.append)
+    (own,) = set(threading.enumerate()) - before
+    writer.begin(example(1), step=1, generation=1, part=0, parts=1)
+    writer.close()
+    storage.gate.set()
+    own.join(60)
+    assert (own.is_alive(), [event["event"] for event in told]) == (False, ["part_written"])
