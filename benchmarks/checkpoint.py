@@ -22,7 +22,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -174,36 +174,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sizes", nargs="+", choices=WIDTHS, default=list(WIDTHS), help="millions of parameters")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    rows = {size: _measure(Training(WIDTHS[size]), chosen.folder, chosen.repeats) for size in chosen.sizes}
-    print(f"{'million':>8}{'stall':>9}{'first':>9}{'prepared':>9}{'save':>9}{'+ fsync':>9}{'/ save':>9}{'/ fsync':>9}")
-    for size, (stall, *_) in rows.items():
-        milliseconds = (stall[column] * 1e3 for column in ("stall", "first", "prepared", "save", "flushed"))
-        ratios = (stall["stall"] / stall[column] for column in ("save", "flushed"))
-        print(
-            f"{size:>8}" + "".join(f"{ms:>9.2f}" for ms in milliseconds) + "".join(f"{ratio:>9.3f}" for ratio in ratios)
-        )
+    medians = _print_stalls(chosen.sizes, chosen.folder, chosen.repeats)
+    _print_following(medians, chosen.folder, chosen.repeats)
+
+
+def _print_stalls(sizes: Sequence[str], folder: Path | None, repeats: int) -> dict[str, dict[str, float]]:
+    columns = ("stall", "first", "prepared", "save", "flushed")
     print(
-        f"\n{'million':>8}  {'cores':<6}{'quiet':>9}{'step':>9}{'writing':>9}{'lost':>9}{'all / save':>12}{'all / fsync':>12}"
+        f"{'million':>8}{'stall':>10}{'first':>10}{'prepared':>10}{'save':>10}{'+ fsync':>10}{'/ save':>9}{'/ fsync':>9}"
     )
-    for size, (stall, *both) in rows.items():
-        for cores, after in zip(("spare", "busy"), both, strict=True):
-            milliseconds = (after[column] * 1e3 for column in ("quiet", "busy", "writing", "lost"))
-            everything = stall["stall"] + max(0.0, after["lost"])
-            ratios = (everything / stall[column] for column in ("save", "flushed"))
-            print(
-                f"{size:>8}  {cores:<6}"
-                + "".join(f"{ms:>9.2f}" for ms in milliseconds)
-                + "".join(f"{ratio:>12.3f}" for ratio in ratios)
-            )
+    medians = {}
+    for size in sizes:
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            seconds = medians[size] = stalls(Training(WIDTHS[size]), Path(place), repeats)
+        figures = [f"{seconds[column] * 1e3:>10.2f}" for column in columns]
+        ratios = [f"{seconds['stall'] / seconds[column]:>9.3f}" for column in ("save", "flushed")]
+        print(f"{size:>8}" + "".join([*figures, *ratios]), flush=True)
+    return medians
 
 
-def _measure(training: Training, folder: Path | None, repeats: int) -> tuple[dict[str, float], ...]:
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        columns = stalls(training, Path(place), repeats)
-        spare = following(training, Path(place), repeats)
-        with other_cores_busy():
-            crowded = following(training, Path(place), repeats)
-    return columns, spare, crowded
+def _print_following(medians: dict[str, dict[str, float]], folder: Path | None, repeats: int) -> None:
+    titles = "".join(f"{title:>10}" for title in ("quiet", "step", "writing", "lost"))
+    print(f"\n{'million':>8}  {'cores':<6}{titles}{'all / save':>12}{'all / fsync':>12}")
+    for size, before in medians.items():
+        for cores, surroundings in (("spare", nullcontext), ("busy", other_cores_busy)):
+            with tempfile.TemporaryDirectory(dir=folder) as place, surroundings():
+                after = following(Training(WIDTHS[size]), Path(place), repeats)
+            figures = [f"{after[column] * 1e3:>10.2f}" for column in ("quiet", "busy", "writing", "lost")]
+            everything = before["stall"] + after["lost"]
+            ratios = [f"{everything / before[column]:>12.3f}" for column in ("save", "flushed")]
+            print(f"{size:>8}  {cores:<6}" + "".join([*figures, *ratios]), flush=True)
 
 
 if __name__ == "__main__":
