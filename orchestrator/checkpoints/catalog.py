@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from orchestrator.checkpoints.manifest import Blob, Manifest, is_blob, manifest_name, steps_among
-from orchestrator.checkpoints.parts import fetch, read_part
+from orchestrator.checkpoints.parts import read_part
 from orchestrator.checkpoints.state import State
 from orchestrator.checkpoints.storage import Storage
 from orchestrator.errors import CheckpointDamaged
@@ -83,7 +83,7 @@ class Catalog:
             try:
                 manifest = read(self._storage, step)
                 for blob in manifest.blobs:
-                    fetch(self._storage, blob)
+                    read_part(self._storage, blob)
             except (CheckpointDamaged, OSError) as error:
                 reasons.append(f"checkpoint {step} is not used: {_say(error)}")
                 self._rejected.add(step)

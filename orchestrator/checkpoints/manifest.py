@@ -1,7 +1,7 @@
 """The manifest of a checkpoint: its step, its values, and which blobs hold which tensors. Written last, it *is* the checkpoint.
 
-It carries the SHA-256 of its own canonical JSON, so that a changed or torn manifest is seen; a blob is named by the
-SHA-256 of its bytes, so that the same holds for them. Pure: no files here.
+It carries the SHA-256 of its own canonical JSON, so that a changed or torn manifest is seen; a blob is named by a digest of its
+content, so that the same holds for them. Pure: no files here.
 """
 
 from __future__ import annotations

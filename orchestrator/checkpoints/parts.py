@@ -4,8 +4,10 @@ The copy is the only thing that training waits for. It is laid out as the body o
 nothing is serialised afterwards and no second copy is made; and its memory is used again for the next checkpoint, because the
 first touch of fresh memory costs several times the copy.
 
-The file is in the safetensors format (8 bytes of length, a JSON header, the values), named by its SHA-256. A dtype that the
-format does not have travels as bytes; the manifest knows what it is.
+The file is in the safetensors format: 8 bytes of length, a JSON header, the values. Its header carries the SHA-256 of every
+tensor, and the file is named by the SHA-256 of the header, so the name stands for every bit and yet each bit is hashed only
+once: where all cores compute, hashing is most of what a checkpoint costs. A dtype that the format does not have travels as
+bytes; the manifest knows what it is.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
+_LENGTH_BYTES = 8
 _HEADER_ALIGNMENT = 8
 
 
@@ -49,6 +52,8 @@ def divide(sizes: Mapping[str, int], writers: int) -> list[list[str]]:
 
 def share_of(tensors: Mapping[str, torch.Tensor], part: int, parts: int) -> dict[str, torch.Tensor]:
     """The tensors that writer `part` of `parts` writes."""
+    if parts == 1:
+        return dict(tensors)
     names = divide({name: tensor.nbytes for name, tensor in tensors.items()}, parts)[part]
     return {name: tensors[name] for name in names}
 
@@ -71,15 +76,13 @@ class Copier:
 
     def copy(self, tensors: Mapping[str, torch.Tensor]) -> Part:
         """Raises MemoryError."""
-        names = sorted(
-            tensors, key=lambda name: (-tensors[name].itemsize, name)
-        )  # so each lies at a multiple of its size
-        plan = [(name, tensors[name].dtype, tensors[name].shape) for name in names]
+        plan = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
         if plan != self._plan:
-            self._part = self._lay_out(plan)
+            self._part = self._lay_out(sorted(plan, key=lambda place: (-place[1].itemsize, place[0])))
             self._plan = plan
-        if names:
-            torch._foreach_copy_(list(self._part.tensors.values()), [tensors[name].detach() for name in names])
+        if tensors:
+            with torch.no_grad():
+                torch._foreach_copy_(list(self._part.tensors.values()), [tensors[name] for name in self._part.tensors])
         return self._part
 
     def prepare(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -87,6 +90,7 @@ class Copier:
         self._reserve(sum(tensor.nbytes for tensor in tensors.values()))
 
     def _lay_out(self, plan: Sequence[tuple[str, torch.dtype, torch.Size]]) -> Part:
+        """plan: wide dtypes first, so that each tensor lies at a multiple of its element's size."""
         ends = list(itertools.accumulate(dtype.itemsize * shape.numel() for _, dtype, shape in plan))
         self._reserve(ends[-1] if ends else 0)
         views = {
@@ -104,35 +108,29 @@ class Copier:
 
 def write_part(storage: Storage, part: Part) -> Blob:
     """Write one blob. Raises OSError."""
-    header, body = _header(part.tensors), part.body.numpy().data
-    hashed = hashlib.sha256(header)
-    hashed.update(body)
     entries = {
         name: TensorEntry(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), digest(tensor))
         for name, tensor in part.tensors.items()
     }
-    blob = Blob(blob_name(hashed.hexdigest()), len(header) + len(body), entries)
+    header, body = _header(part.tensors, entries), part.body.numpy().data
+    blob = Blob(_name(header), len(header) + len(body), entries)
     storage.put(blob.name, [header, body])
     return blob
 
 
-def fetch(storage: Storage, blob: Blob) -> bytes:
-    """The bytes of a blob, verified. Raises CheckpointDamaged, or OSError when the storage fails."""
+def read_part(storage: Storage, blob: Blob) -> dict[str, torch.Tensor]:
+    """The tensors of a blob, every bit verified. Raises CheckpointDamaged, or OSError when the storage fails."""
     try:
         data = storage.get(blob.name)
     except FileNotFoundError as error:
         raise CheckpointDamaged(f"its file {blob.name} is missing") from error
     if len(data) != blob.size_bytes:
         raise CheckpointDamaged(f"its file {blob.name} has {len(data)} bytes instead of {blob.size_bytes}")
-    if blob_name(hashlib.sha256(data).hexdigest()) != blob.name:
-        raise CheckpointDamaged(f"its file {blob.name} was altered: its digest is another one")
-    return data
-
-
-def read_part(storage: Storage, blob: Blob) -> dict[str, torch.Tensor]:
-    """The tensors of a blob, each verified. Raises as `fetch`."""
+    length = struct.unpack("<Q", data[:_LENGTH_BYTES])[0]
+    if _name(data[: _LENGTH_BYTES + length]) != blob.name:
+        raise CheckpointDamaged(f"its file {blob.name} was altered: the digest of its header is another one")
     try:
-        read = dict(safetensors.deserialize(fetch(storage, blob)))  # type: ignore[no-untyped-call]
+        read = dict(safetensors.deserialize(data))  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
         raise CheckpointDamaged(f"its file {blob.name} is no safetensors file: {error}") from error
     if read.keys() != blob.tensors.keys():
@@ -149,12 +147,16 @@ def _tensor(name: str, data: bytearray, entry: TensorEntry) -> torch.Tensor:
     except (AssertionError, RuntimeError) as error:
         raise CheckpointDamaged(f"the tensor {name!r} is no {entry.dtype} of shape {entry.shape}") from error
     if digest(tensor) != entry.sha256:
-        raise CheckpointDamaged(f"the tensor {name!r} is another one than the manifest says")
+        raise CheckpointDamaged(f"the tensor {name!r} was altered: its digest is another one")
     return tensor
 
 
-def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    fields: dict[str, Any] = {}
+def _name(header: bytes) -> str:
+    return blob_name(hashlib.sha256(header).hexdigest())
+
+
+def _header(tensors: Mapping[str, torch.Tensor], entries: Mapping[str, TensorEntry]) -> bytes:
+    fields: dict[str, Any] = {"__metadata__": {name: entry.sha256 for name, entry in entries.items()}}
     end = 0
     for name, tensor in tensors.items():
         start, end = end, end + tensor.nbytes

@@ -41,6 +41,8 @@ def pack(tree: Any, tensors: dict[str, torch.Tensor], path: str) -> Any:
     Raises RunFailed for a value of another type, naming its path.
     """
     kind = type(tree)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:  # first, because a step boundary waits for this
+        return _pack_tensor(tree, tensors, path)
     if kind in _SCALARS:
         return tree
     if kind is float:
@@ -50,9 +52,12 @@ def pack(tree: Any, tensors: dict[str, torch.Tensor], path: str) -> Any:
     if kind is tuple:
         return {"tuple": [pack(item, tensors, f"{path}/{i}") for i, item in enumerate(tree)]}
     if kind is dict:
-        return {"dict": [[_key(key, path), pack(item, tensors, f"{path}/{key}")] for key, item in tree.items()]}
-    if isinstance(tree, torch.Tensor):
-        return _pack_tensor(tree.detach(), tensors, path)
+        return {
+            "dict": [
+                [key if type(key) is str else _key(key, path), pack(item, tensors, f"{path}/{key}")]
+                for key, item in tree.items()
+            ]
+        }
     raise RunFailed(
         f"{path} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold",
         "use None, bool, int, float, str, list, tuple, dict or a tensor, or keep it out of the state",
@@ -93,7 +98,7 @@ def _pack_tensor(tensor: torch.Tensor, tensors: dict[str, torch.Tensor], path: s
     name = path
     while name in tensors:  # {"a/b": x, "a": {"b": y}}
         name += "'"
-    tensors[name] = tensor
+    tensors[name] = tensor.detach() if tensor.requires_grad else tensor
     if tensor.is_contiguous() or not torch.ops.aten.is_non_overlapping_and_dense(tensor):
         return {"tensor": name}
     return {"tensor": name, "stride": list(tensor.stride())}

@@ -46,7 +46,7 @@ def alike(left: Any, right: Any) -> bool:
     if isinstance(left, torch.Tensor):
         return left.dtype == right.dtype and left.shape == right.shape and raw(left) == raw(right)
     if isinstance(left, float):
-        return left.hex() == right.hex()
+        return bool(left.hex() == right.hex())
     if isinstance(left, list | tuple):
         return len(left) == len(right) and all(map(alike, left, right))
     if isinstance(left, dict):

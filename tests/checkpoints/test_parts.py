@@ -1,0 +1,114 @@
+"""A state is divided the same way by everyone, copied once, written as safetensors, and read back to the bit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.checkpoints import parts
+from orchestrator.checkpoints.manifest import Blob, TensorEntry
+from orchestrator.checkpoints.parts import Copier, divide, read_part, share_of, write_part
+from orchestrator.errors import CheckpointDamaged
+from tests.checkpoints.stores import InMemory, raw
+
+DTYPES = [
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.bool,
+]  # fmt: skip
+SHAPES: Sequence[tuple[int, ...]] = [(), (0,), (1,), (3,), (2, 0, 3), (2, 3, 4)]
+
+
+def zoo() -> dict[str, torch.Tensor]:
+    """Every dtype in every shape, odd sizes so that nothing is aligned by luck; and tensors that are not in row-major order."""
+    tensors = {
+        f"{dtype}/{shape}": torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(i)).to(dtype)
+        for i, dtype in enumerate(DTYPES)
+        for shape in SHAPES
+    }
+    tensors["transposed"] = torch.arange(6.0).view(2, 3).t()
+    tensors["expanded"] = torch.ones(1).expand(5)
+    tensors['name with "quotes" and \u00fcml\u00e4uts'] = torch.tensor([float("nan"), -0.0, float("inf")])
+    return tensors
+
+
+@given(st.dictionaries(st.text(max_size=3), st.integers(0, 100)), st.integers(1, 9))
+def test_each_tensor_has_one_writer_and_loads_are_balanced(sizes: dict[str, int], writers: int) -> None:
+    shares = divide(sizes, writers)
+    assert len(shares) == writers
+    assert sorted(name for share in shares for name in share) == sorted(sizes)
+    loads = [sum(sizes[name] for name in share) for share in shares]
+    assert max(loads) - min(loads) <= max(sizes.values(), default=0)
+    assert divide(dict(reversed(sizes.items())), writers) == shares
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_every_dtype_and_shape_comes_back(count: int) -> None:
+    storage, tensors = InMemory(), zoo()
+    back: dict[str, torch.Tensor] = {}
+    for part in range(count):
+        blob = write_part(storage, Copier().copy(share_of(tensors, part, count)))
+        back.update(read_part(storage, Blob.from_dict(blob.as_dict())))
+    assert back.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert (back[name].dtype, back[name].shape, raw(back[name])) == (tensor.dtype, tensor.shape, raw(tensor)), name
+
+
+def test_others_can_read_a_blob() -> None:
+    storage = InMemory()
+    tensors = {name: tensor for name, tensor in zoo().items() if tensor.dtype in parts._DTYPES}
+    blob = write_part(storage, Copier().copy(tensors))
+    read = safetensors.torch.load(storage.files[blob.name])
+    assert {name: raw(tensor) for name, tensor in read.items()} == {name: raw(t) for name, t in tensors.items()}
+
+
+def test_a_part_without_tensors_is_a_blob_too() -> None:
+    storage = InMemory()
+    blob = write_part(storage, Copier().copy({}))
+    assert (read_part(storage, blob), blob.size_bytes) == ({}, len(storage.files[blob.name]))
+
+
+def test_a_copy_is_not_changed_by_training_and_its_memory_is_used_again() -> None:
+    copier, tensors = Copier(), {"a": torch.zeros(1000), "b": torch.zeros(3, dtype=torch.int64)}
+    first = copier.copy(tensors)
+    tensors["a"] += 1
+    assert first.tensors["a"].tolist() == [0.0] * 1000
+    address = first.body.data_ptr()
+    second = copier.copy(tensors)
+    assert second.tensors["a"].tolist() == [1.0] * 1000
+    fewer = copier.copy({"b": torch.ones(3, dtype=torch.int64)})
+    assert second.body.data_ptr() == fewer.body.data_ptr() == address
+    assert (fewer.tensors["b"].tolist(), len(fewer.body)) == ([1, 1, 1], 24)
+
+
+def test_prepared_memory_is_the_memory_of_the_copy() -> None:
+    copier, tensors = Copier(), {"a": torch.ones(1000)}
+    copier.prepare(tensors)
+    address = copier._memory.data_ptr()
+    assert copier.copy(tensors).body.data_ptr() == address
+
+
+def test_too_large_a_copy_is_a_memory_error() -> None:
+    with pytest.raises(MemoryError, match="no memory for a copy of"):
+        Copier().copy({"a": torch.ones(1).expand(1 << 50)})
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ({}, "holds other tensors"),
+        ({"a": TensorEntry("float32", (3,), "0" * 64)}, "the tensor 'a' is no float32 of shape (3,)"),
+        ({"a": TensorEntry("Tensor", (2,), "0" * 64)}, "the tensor 'a' is no Tensor"),
+        ({"a": TensorEntry("float32", (2,), "0" * 64)}, "the tensor 'a' was altered"),
+    ],
+)
+def test_a_manifest_that_says_something_else_is_not_believed(entries: dict[str, TensorEntry], words: str) -> None:
+    storage = InMemory()
+    blob = write_part(storage, Copier().copy({"a": torch.ones(2)}))
+    with pytest.raises(CheckpointDamaged, match=re.escape(words)):
+        read_part(storage, Blob(blob.name, blob.size_bytes, entries))
