@@ -1,4 +1,4 @@
-"""`compare=RUN_A,RUN_B`: what differs between two runs, the most consequential first: code, data, settings, environment, steps."""
+"""`compare=RUN_A,RUN_B`: what differs between two runs, the most consequential first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run of the past as its record tells it: its folder's files, brought from MLflow's artifacts where the folder is not here."""
+"""A run of the past as its record tells it: its folder's files, brought from MLflow's artifacts where they are not here."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from orchestrator.records import lines
 from orchestrator.records.comparison import Run
 from orchestrator.settings import Settings, determining, flat, load
 from orchestrator.tracking import Past, Store
+
+_RESULTS = ("train/", "validation/")  # metrics of the execution differ from run to run
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,8 @@ class Recorded:
 
     def as_run(self) -> Run:
         """For a comparison; what the record does not hold is left out."""
-        found: Run = {"digest": self.past.digest, "metrics": self.past.metrics, "trace": self.trace()}
+        metrics = {name: value for name, value in self.past.metrics.items() if name.startswith(_RESULTS)}
+        found: Run = {"digest": self.past.digest, "metrics": metrics, "trace": self.trace()}
         if self.files.settings.exists():
             settings = load([str(self.files.settings)], [])
             found["settings"], found["determining"] = flat(settings), list(determining(settings))

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import NotRerunnable
-from orchestrator.provenance import git as our_git
 from orchestrator.provenance import code_restore, snapshot
+from orchestrator.provenance import git as our_git
 from orchestrator.provenance.snapshot import take
 from tests.provenance.repositories import create, git, on_disk, untouchable, write
 
