@@ -60,6 +60,9 @@ class _State(enum.Enum):
     LOST = "it ended without a farewell"
 
 
+LEFT = _State.LEFT
+
+
 class Hub:
     """Connects `members` threads: the pairs of `links`, or everybody with everybody. Make one per generation;
     `transport(rank)` once per member."""
