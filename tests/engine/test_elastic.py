@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from orchestrator.pipeline import Pipeline
 from orchestrator.settings import Every
 from tests.engine import pipelines as p
 from tests.engine.elastic import Elastic, Fault, Saved, Told, What, elastic_settings, survive
-from tests.engine.runs import Layout
+from tests.engine.runs import SGD, Layout
 
 RICH: dict[str, Any] = {
     "steps": 7,
@@ -221,4 +222,16 @@ def test_loaders_live_through_generations() -> None:
         p.Augmented, Layout(2), [Fault(1, 21, "die"), *(Fault(0, at, "call off") for at in (5, 12))], **settings
     )
     assert told.generations == 4
+    assert (told.trace, told.digest, told.metrics) == (whole.trace, whole.digest, whole.metrics)
+
+
+@pytest.mark.parametrize(
+    "pipeline",
+    [p.AwkwardBuffers, p.LayerDrop, p.OwnOptimizer, p.ChannelsLast, p.CumulativeBatchnorm, p.BatchnormFrozenByLoss],
+)
+def test_awkward_models_are_handed_over_too(pipeline: type[Pipeline]) -> None:
+    settings: dict[str, Any] = {"steps": 3, "optimizer": None if pipeline is p.OwnOptimizer else SGD}
+    whole = survive(pipeline, Layout(1), **settings)
+    told = survive(pipeline, Layout(2), [Fault(0, 17, "join"), Fault(1, 38, "die")], **settings)
+    assert told.generations == 3
     assert (told.trace, told.digest, told.metrics) == (whole.trace, whole.digest, whole.metrics)
