@@ -29,7 +29,7 @@ prepare_environment()
 from orchestrator.control.placement import place  # noqa: E402
 from orchestrator.data.loading import fetch  # noqa: E402
 from orchestrator.data.order import Order, Sampler  # noqa: E402
-from orchestrator.engine.worker import Generation, Worker  # noqa: E402
+from orchestrator.engine.worker import Generation, Host, Worker  # noqa: E402
 from orchestrator.numerics.streams import seeded  # noqa: E402
 from orchestrator.pipeline import find  # noqa: E402
 from orchestrator.settings import Settings, load  # noqa: E402
@@ -98,11 +98,11 @@ def run_engine(settings: Settings, emit: Callable[[dict[str, Any]], None]) -> No
     """All steps of a run of one worker; `emit` gets each line of the trace."""
     regions = LocalRegions()
     hub = Hub(1)
-    worker = Worker(settings, regions)
+    worker = Worker(settings, regions, Host(emit=emit))
     facts = {**worker.prepare(), "evaluation_batches": 0}
     schedule = build_schedule(settings.topology.name, 1)
     generation = Generation(0, schedule, place(settings.data.shards, 1))
-    worker.run(generation, 0, lambda: hub.transport(0, regions), facts, emit)
+    worker.run(generation, 0, lambda: hub.transport(0, regions), facts)
 
 
 def side_by_side(settings: Settings) -> list[Pair]:

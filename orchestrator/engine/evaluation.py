@@ -2,12 +2,13 @@
 
 Validation batch j belongs to shard j modulo the number of shards and so to that shard's host. Each batch fills its own row of
 slots; the rows are combined by maximum and reduced with `math.fsum`. Two walks: the first tells how many metrics there are,
-whether all have the same names and whether a batch failed; the second carries the rows.
+whether all have the same names and whether a batch failed; the second carries the rows, and the names for who has no batch.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -87,59 +88,65 @@ def _in_eval_mode(model: torch.nn.Module) -> Iterator[None]:
 def combine(
     exchange: Exchange, step: int, batches: int, results: Results, watched: Sequence[str] = ()
 ) -> dict[str, float]:
-    """The metrics over the whole validation set, the same at every member. One without results of its own, such as a server,
-    learns no names but those `watched` for, which decisions depend on.
+    """The metrics over the whole validation set, the same at every member, whether it has results of its own or not. watched:
+    names that decisions depend on.
 
     Raises PipelineRaised (also where there is no metric of a watched name), Withdrawn, and what the transport raises.
     """
-    metrics, columns = _agree(exchange, step, batches, results, watched)
+    words = _to_words(results.names)
+    metrics, length = _agree(exchange, step, batches, results, len(words))
     width = _FIXED + metrics
     filled = {batch * width + i: value for batch, row in results.rows.items() for i, value in enumerate(row)}
-    slots = exchange.maximum(step, 0, EVALUATION, to_slots(batches * width, filled))
-    values = from_slots(slots)
+    spoken = torch.tensor(words or [EMPTY] * length, dtype=torch.int64)
+    vector = exchange.maximum(step, 0, EVALUATION, torch.cat([to_slots(batches * width, filled), spoken]))
+    values = from_slots(vector[: batches * width])
     rows = [[values[batch * width + i] for i in range(width)] for batch in range(batches)]
     means = {_LOSS: _mean([(row[0], row[1]) for row in rows])}
-    for name, i in {**columns, **_columns(results)}.items():
-        means[name] = _mean([(row[_FIXED + i], row[2]) for row in rows])
+    for i, name in enumerate(_from_words(vector[batches * width :].tolist())):
+        means[f"validation/{name}"] = _mean([(row[_FIXED + i], row[2]) for row in rows])
+    for name in watched:
+        if name not in means:
+            raise PipelineRaised(
+                f"there is no metric {name!r} to watch; there are {', '.join(means)}",
+                "see early_stopping.metric, schedule.metric",
+            )
     return means
 
 
-def _columns(results: Results) -> dict[str, int]:
-    """The full name of each metric, and its place in a row behind the fixed ones."""
-    return {f"validation/{name}": i for i, name in enumerate(results.names or [])}
-
-
-def _agree(
-    exchange: Exchange, step: int, batches: int, results: Results, watched: Sequence[str]
-) -> tuple[int, dict[str, int]]:
-    """The number of metrics, and the places of the watched ones. All members have to give the metrics the same names, and none
-    may have failed."""
-    sought = [name for name in watched if name != _LOSS]
-    vote = [EMPTY] * (4 + len(sought))
+def _agree(exchange: Exchange, step: int, batches: int, results: Results, length: int) -> tuple[int, int]:
+    """The number of metrics, and of the words of their names. All members have to give the metrics the same names, and none may
+    have failed."""
+    vote = [EMPTY] * 5
     if results.names is not None:
-        names, columns = _hash(results.names), _columns(results)
-        vote = [EMPTY, len(results.names), names, -names, *(columns.get(name, EMPTY) for name in sought)]
+        names = _hash(results.names)
+        vote = [EMPTY, len(results.names), length, names, -names]
     if results.fault is not None:
         vote[0] = batches - results.fault[0]
     agreed = exchange.maximum(step, 0, EVALUATION_VOTE, torch.tensor(vote, dtype=torch.int64))
-    failing, count, high, low, *places = agreed.tolist()
+    failing, count, words, high, low = agreed.tolist()
     if failing != EMPTY:
         batch = batches - failing
         own = results.fault is not None and results.fault[0] == batch
         raise results.fault[1] if own and results.fault else Withdrawn(f"validation batch {batch} failed")
     if high != -low:
-        own = f" ({results.names} here)" if results.names else ""
+        said = f" ({results.names} here)" if results.names else ""
         raise PipelineRaised(
-            f"metrics() returned different names for different validation batches{own}",
+            f"metrics() returned different names for different validation batches{said}",
             "return the same names for every batch",
         )
-    for name, place in zip(sought, places, strict=True):
-        if place == EMPTY:
-            own = f"; there are {', '.join([_LOSS, *_columns(results)])}" if results.names is not None else ""
-            raise PipelineRaised(
-                f"there is no metric {name!r} to watch{own}", "see early_stopping.metric, schedule.metric"
-            )
-    return int(count), dict(zip(sought, places, strict=True))
+    return int(count), int(words)
+
+
+def _to_words(names: list[str] | None) -> list[int]:
+    """The names as integers that are never EMPTY; nothing where there are none to tell."""
+    text = b"" if names is None else json.dumps(names).encode()
+    return [int.from_bytes(text[start : start + 7], "little") for start in range(0, len(text), 7)]
+
+
+def _from_words(words: list[int]) -> list[str]:
+    text = b"".join(word.to_bytes(7, "little") for word in words).rstrip(b"\0")
+    names: list[str] = json.loads(text)
+    return names
 
 
 def _hash(names: list[str]) -> int:

@@ -61,13 +61,15 @@ class Pulse:
         with self._lock:
             self._place, self._step, self._shard = place, step, shard
             self._beats += 1
-        self.check()
+            self._check()
 
     def check(self) -> None:
         """Raises CalledOff; no beat: for who looks again and again while nothing moves."""
         with self._lock:
-            off = 0 <= self._generation <= self._called_off
-        if off:
+            self._check()
+
+    def _check(self) -> None:
+        if 0 <= self._generation <= self._called_off:
             raise CalledOff(self._generation)
 
     def rest(self) -> None:

@@ -1,4 +1,4 @@
-"""A server's whole life in a run, and what it has in common with a worker's: the walk through one generation.
+"""A server's whole life in a run, and what it has in common with a worker's.
 
 A server hosts no shards and only adds (topology parameter_server, rule D5). It knows of the run the facts that the workers
 agreed on and the course, which it follows by hearing every vote.
@@ -18,7 +18,7 @@ from orchestrator.engine.course import Course
 from orchestrator.engine.exchange import Exchange, Memory
 from orchestrator.engine.generation import Connect, Ended, Generation, Host, Position
 from orchestrator.engine.lockstep import Lockstep, Member
-from orchestrator.engine.loop import Halted, Loop, Role
+from orchestrator.engine.loop import Loop
 from orchestrator.engine.watched import Watched, live
 from orchestrator.numerics import determinism
 from orchestrator.numerics.layout import Layout
@@ -61,7 +61,9 @@ class Server:
                 loop.course = loop.course.resumed(state.values)
             self._has_course = True
             transport.place = "exchange"
-            halted = walk(settings, facts, loop, generation, rank, transport, memory, Adder(), _Listener())
+            exchange = exchange_of(settings, generation, rank, transport, memory)
+            lockstep = lockstep_of(settings, facts, Adder(), exchange, loop.course)
+            halted = loop.run(lockstep, exchange, _Listener(), saving=bool(generation.writers))
             return Ended(halted, self.position)
 
         return live(generation, pulse, connect, through, lambda: self.position)
@@ -89,24 +91,18 @@ class _Listener:
         pass
 
 
-def walk(
-    settings: Settings,
-    facts: Mapping[str, Any],
-    loop: Loop,
-    generation: Generation,
-    rank: int,
-    transport: Watched,
-    memory: Memory,
-    member: Member,
-    role: Role,
-) -> Halted:
-    """Steps from where the loop is to the end of the generation."""
-    exchange = Exchange(generation.schedule, rank, generation.number, transport, memory, deadline_s(settings))
+def exchange_of(settings: Settings, generation: Generation, rank: int, transport: Watched, memory: Memory) -> Exchange:
+    return Exchange(generation.schedule, rank, generation.number, transport, memory, deadline_s(settings))
+
+
+def lockstep_of(
+    settings: Settings, facts: Mapping[str, Any], member: Member, exchange: Exchange, course: Course
+) -> Lockstep:
+    """Steps from where the course is."""
     tensors = [slot["name"] for slot in facts["layout"]["slots"]]
     shape = Shape(settings.data.shards, len(tensors), len(facts["counters"]))
     names = [*tensors, *facts["counters"]]
-    lockstep = Lockstep(member, exchange, shape, names, exact=settings.reduction == "exact", grid=loop.course.grid)
-    return loop.run(lockstep, exchange, role, saving=bool(generation.writers))
+    return Lockstep(member, exchange, shape, names, exact=settings.reduction == "exact", grid=course.grid)
 
 
 def sum_dtype(settings: Settings) -> torch.dtype:

@@ -51,7 +51,7 @@ def restore(state: State, model: torch.nn.Module, optimizer: torch.optim.Optimiz
     _check_optimizer(tree, _optimizer_tree(model, optimizer))
     with torch.no_grad():
         for name, target in targets.items():
-            target.copy_(state.tensors[name])
+            _write(target, state.tensors[name])
     _put_back(tree, model, optimizer)
     return dict(course)
 
@@ -59,6 +59,15 @@ def restore(state: State, model: torch.nn.Module, optimizer: torch.optim.Optimiz
 def _model_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_parameters()
     yield from model.named_buffers()
+
+
+def _write(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Also into a buffer that was expanded: of a dimension with stride 0 there is one element, and torch refuses to write it
+    several times."""
+    for dimension, stride in enumerate(target.stride()):
+        if stride == 0 and target.shape[dimension] > 1:
+            target, source = target.narrow(dimension, 0, 1), source.narrow(dimension, 0, 1)
+    target.copy_(source)
 
 
 def _names(model: torch.nn.Module) -> dict[torch.Tensor, str]:

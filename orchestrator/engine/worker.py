@@ -20,7 +20,7 @@ from orchestrator.engine.generation import Connect, Ended, Generation, Host, Pos
 from orchestrator.engine.learner import Learner
 from orchestrator.engine.loop import Loop
 from orchestrator.engine.replica import Replica
-from orchestrator.engine.server import Server, sum_dtype, walk
+from orchestrator.engine.server import Server, exchange_of, lockstep_of, sum_dtype
 from orchestrator.engine.term import Kept, Term
 from orchestrator.engine.watched import Watched, live
 from orchestrator.engine.work import Work
@@ -162,9 +162,9 @@ class Worker:
             self._learner.host(shards)
             if not kept.loop.ended:
                 self._fetch_ahead(shards, facts["steps"])
-            halted = walk(
-                self._settings, facts, kept.loop, generation, rank, transport, self._memory, self._learner, term
-            )
+            exchange = exchange_of(self._settings, generation, rank, transport, self._memory)
+            lockstep = lockstep_of(self._settings, facts, self._learner, exchange, kept.loop.course)
+            halted = kept.loop.run(lockstep, exchange, term, saving=bool(generation.writers))
         finally:
             self._replica.begin_shard()  # a step that was given up leaves the buffers as its last shard made them
         if halted != "finished":

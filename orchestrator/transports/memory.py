@@ -4,16 +4,17 @@ It keeps the promises of the real one that a schedule could break: a payload in 
 member that overwrites it too early spoils what its peer reads; anything else is copied; a message that was sent
 outlives its sender; and the death of any member ends everybody's wait. `Hub.kill` scripts a death.
 
-What it does not do: protect a region from a peer that writes there, notice a thread that ended without `close`, or
-leave any two members unconnected: of one hub everybody is linked with everybody.
+What it does not do: protect a region from a peer that writes there, or notice a thread that ended without `close`.
 """
 
 from __future__ import annotations
 
 import enum
+import itertools
 import threading
 import time
 from collections import deque
+from collections.abc import Collection
 
 import torch
 
@@ -59,14 +60,20 @@ class _State(enum.Enum):
     LOST = "it ended without a farewell"
 
 
-class Hub:
-    """Connects `members` threads. Make one per generation; `transport(rank)` once per member."""
+LEFT = _State.LEFT
 
-    def __init__(self, members: int) -> None:
+
+class Hub:
+    """Connects `members` threads: the pairs of `links`, or everybody with everybody. Make one per generation;
+    `transport(rank)` once per member."""
+
+    def __init__(self, members: int, links: Collection[tuple[int, int]] | None = None) -> None:
         self.states = [_State.HERE] * members
         self.changed = threading.Condition()
         self.messages: dict[tuple[int, int], deque[tuple[Tag, Received]]] = {
-            (source, target): deque() for source in range(members) for target in range(members) if source != target
+            pair: deque()
+            for pair in itertools.permutations(range(members), 2)
+            if links is None or pair in links or pair[::-1] in links
         }
 
     def transport(self, rank: int, regions: LocalRegions | None = None) -> MemoryTransport:
@@ -142,7 +149,7 @@ class MemoryTransport:
 
     def _raise_losses(self, awaited: int) -> None:
         for peer, state in ((awaited, self._hub.states[awaited]), *enumerate(self._hub.states)):
-            if state is _State.LOST:
+            if state is _State.LOST and (self._rank, peer) in self._hub.messages:
                 raise _loss(peer, state)
         if self._hub.states[awaited] is _State.LEFT:
             raise _loss(awaited, _State.LEFT)

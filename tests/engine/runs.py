@@ -181,7 +181,9 @@ class _Members:
         kinds = [Worker] * self._schedule.workers + [Server] * self._schedule.servers
         self.said: list[list[dict[str, Any]]] = [[] for _ in kinds]
         hosts = [Host(emit=said.append) for said in self.said]
-        self.members = [kind(settings, *own) for kind, *own in zip(kinds, self._regions, hosts, strict=True)]
+        self.members = [
+            kind(settings, regions, host) for kind, regions, host in zip(kinds, self._regions, hosts, strict=True)
+        ]
         facts = [member.prepare() for member in self.members]
         assert all(other == facts[0] for other in facts[: self._schedule.workers])
         self._facts = facts[0]

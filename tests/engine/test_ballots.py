@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.engine.ballots import Agreement, Ballot, Shape, from_slots, to_slots
+from orchestrator.engine.ballots import Agreement, Ballot, Shape, Wishes, from_slots, to_slots
+from orchestrator.engine.pulse import Halt
 from orchestrator.numerics.grid import ABSENT
 
 SHAPE = Shape(shards=6, tensors=3, counters=2)
@@ -55,7 +56,7 @@ def test_all_is_told_whatever_the_order(ballots: list[Ballot], shuffler: random.
     spoken = [ballot.counters for ballot in ballots if ballot.counters is not None]
     assert not spoken or agreed.counters == list(spoken[0])
     assert agreed.failing_shard is None
-    assert not agreed.evaluate
+    assert agreed.wishes == Wishes()
     shuffler.shuffle(ballots)
     assert agree(ballots) == agreed
 
@@ -69,7 +70,11 @@ def test_the_lowest_failing_shard_wins() -> None:
 
 
 def test_one_voice_asks_for_an_evaluation() -> None:
-    assert agree([Ballot(), Ballot(evaluate=True), Ballot()]).evaluate
+    asked = [Wishes(evaluate=True), Wishes(halt=Halt.REGROUP, save=True), Wishes(halt=Halt.STOP), Wishes(busy=True)]
+    for wishes in asked:
+        assert agree([Ballot(), Ballot(wishes=wishes), Ballot()]).wishes == wishes
+    together = agree([Ballot(wishes=wishes) for wishes in asked]).wishes
+    assert together == Wishes(evaluate=True, halt=Halt.STOP, save=True, busy=True)
 
 
 def test_disagreeing_counters_are_named() -> None:

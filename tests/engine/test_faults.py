@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.engine.lockstep import Withdrawn
+from orchestrator.engine.worker import Ended
 from orchestrator.errors import ConfigurationError, Inconsistent, NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.pipeline import Pipeline
 from orchestrator.topologies import TOPOLOGIES
-from orchestrator.transports.base import PeerLost, Received, Tag, Transport
+from orchestrator.transports.base import Received, Tag, Transport
 from orchestrator.transports.memory import Hub, LocalRegions
 from tests.engine import faulty as f
 from tests.engine import pipelines as p
-from tests.engine.runs import ONE, Layout, members_end, rotating
+from tests.engine.runs import ONE, End, Layout, members_end, rotating
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,18 @@ def test_a_fault_is_found_before_anything_runs(fault: Fault) -> None:
 def test_one_tells_and_all_end(number: int, fault: Fault) -> None:
     for layout in (ONE, *rotating(2, number), Layout(5, "ring")):
         ends = members_end(fault.pipeline, layout, **fault.settings)
-        assert all(isinstance(end, (fault.kind, Withdrawn, PeerLost)) for end in ends), (layout, ends)
+        assert all(isinstance(end, fault.kind) or _left(end) in ("withdrew", "peer") for end in ends), (layout, ends)
         told = [end for end in ends if isinstance(end, fault.kind)]
         assert told
         for end in told:
             _assert_tells(end, fault)
 
 
-def _assert_tells(end: BaseException, fault: Fault) -> None:
+def _left(end: End) -> str | None:
+    return end.kind if isinstance(end, Ended) else None
+
+
+def _assert_tells(end: End, fault: Fault) -> None:
     assert isinstance(end, OrchestratorError)
     for word in fault.words:
         assert word in str(end)
@@ -150,7 +154,8 @@ def test_the_traceback_is_kept_whole() -> None:
 def test_nobody_waits_for_one_whose_optimizer_fails(topology: str) -> None:
     f.RaisesInOneStep.steps = itertools.count()
     ends = members_end(f.RaisesInOneStep, Layout(4, topology), **OWN)
-    assert sorted(type(end).__name__ for end in ends if not isinstance(end, PeerLost)) == ["PipelineRaised"]
+    assert [type(end).__name__ for end in ends if _left(end) != "peer"] == ["PipelineRaised"]
+    assert all(end.accuses is None for end in ends if isinstance(end, Ended))  # it is alive and has said farewell
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
@@ -164,8 +169,10 @@ def test_nobody_waits_for_the_dead(topology: str) -> None:
                 return Mortal(transport, hub, rank, fatal) if rank == victim else transport
 
             ends = members_end(p.Mlp, Layout(3, topology), wire)
-            assert isinstance(ends[victim], ConnectionAbortedError)
-            assert all(isinstance(end, PeerLost) for rank, end in enumerate(ends) if rank != victim), ends
+            survivors = [end for rank, end in enumerate(ends) if rank != victim]
+            assert all(_left(end) == "peer" for end in survivors), ends
+            assert {end.accuses for end in survivors if isinstance(end, Ended)} <= {victim, None}
+            assert any(end.accuses == victim for end in survivors if isinstance(end, Ended))
 
 
 class Mortal:
@@ -206,4 +213,5 @@ def test_who_withdraws_takes_nobody_the_story() -> None:
         return Dawdling(transport, hub) if rank == 1 else transport
 
     ends = members_end(f.RaisesInLoss, Layout(3), wire, shards=10)
-    assert [type(end) for end in ends] == [Withdrawn, Withdrawn, PipelineRaised]
+    assert [_left(end) for end in ends] == ["withdrew", "withdrew", None]
+    assert isinstance(ends[2], PipelineRaised)

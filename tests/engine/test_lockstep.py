@@ -10,6 +10,7 @@ import torch
 from orchestrator.engine.ballots import Agreement, Ballot, Shape
 from orchestrator.engine.exchange import Exchange, Memory
 from orchestrator.engine.lockstep import Lockstep, Withdrawn
+from orchestrator.engine.pulse import CalledOff
 from orchestrator.errors import Inconsistent, PipelineRaised
 from orchestrator.numerics.grid import ABSENT, HEADROOM, Grid, magnitude_bits, needed_exponent
 from orchestrator.numerics.layout import Layout
@@ -131,3 +132,23 @@ def test_a_failed_shard_ends_the_step_before_anything_moves() -> None:
     with pytest.raises(PipelineRaised, match="mine"):
         _lockstep(member).step(0)
     assert member.applied == []
+
+
+def test_a_step_that_is_given_up_leaves_the_grid_of_the_last_commit() -> None:
+    class GivesUp(Scripted):
+        def contribute(self, step: int, attempt: int, grid: Grid) -> Ballot:
+            if (step, attempt) == (1, 1) and len(self.asked) == 3:
+                self.asked.append((step, attempt, grid))
+                raise CalledOff(0)
+            return super().contribute(step, attempt, grid)
+
+    leap = replace(PLAIN, magnitudes=[magnitude_bits(2.0**40), magnitude_bits(1.5)])
+    member = GivesUp(PLAIN, PLAIN, leap)
+    lockstep = _lockstep(member)
+    lockstep.step(0)
+    before = lockstep.grid
+    with pytest.raises(CalledOff):
+        lockstep.step(1)
+    assert lockstep.grid == before
+    lockstep.step(1)
+    assert member.asked[2:4] == member.asked[4:6]  # the same way again

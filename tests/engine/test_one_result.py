@@ -184,7 +184,7 @@ def test_evaluation_gives_every_module_its_mode_back() -> None:
     work = Work(p.Batchnorm, {}, seed=0, batch_size=4, shards=2)
     work.model.get_submodule("1").eval()
     modes = [module.training for module in work.model.modules()]
-    evaluation.compute(work, Replica(work.model), [0, 1], 2, 0)
+    evaluation.compute(work, Replica(work.model), [0, 1], 2, 0, lambda: None)
     assert [module.training for module in work.model.modules()] == modes
     assert len(set(modes)) == 2
 

@@ -1,0 +1,365 @@
+"""Whole runs in which members die, are called off, stop and join at scripted moments; every member is a thread.
+
+    told = survive(Mlp, Layout(3), [Fault(member=1, at=40, what="die")])      # Told: trace, digest, metrics of the run
+
+A moment is the n-th thing that a member does, counted over its whole life: a beat of its pulse or a verb of its transport. So
+a loop over n meets every place in the engine, the middle of a recovery and of a hand-over included.
+
+The regrouping here is the simplest that follows the rules (the true one is `control.controller`): workers by age, the state of
+one that is farthest ahead for all who are not as far, servers replaced at once, the last complete checkpoint (or a fresh
+start) when no worker is left. The driver is the worst there can be: it hears nothing from a member that dies, so whatever
+the run has told is what its last members can tell.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from orchestrator.checkpoints.state import State
+from orchestrator.control.placement import place
+from orchestrator.engine.generation import Position
+from orchestrator.engine.pulse import Place, Pulse
+from orchestrator.engine.worker import Ended, Generation, Host, Server, Worker
+from orchestrator.pipeline import Pipeline
+from orchestrator.records.trace import Line
+from orchestrator.settings import CheckpointSettings, Every, Settings
+from orchestrator.topologies import build_schedule
+from orchestrator.transports.base import Received, Tag, Transport
+from orchestrator.transports.memory import LEFT, Hub, LocalRegions
+from tests.engine.runs import Layout, settings_for
+
+What = Literal["die", "call off", "regroup", "stop", "save", "join"]
+
+MOST_GENERATIONS = 40
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Before the `at`-th thing that a member does, this happens to it, or is asked of it. Members are numbered in order of
+    their start, the first servers behind the first workers. join: a fresh worker is started, and a regroup asked for."""
+
+    member: int
+    at: int
+    what: What
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a run has told in the end. generations: how many there were; of each member, by its number: how many things it
+    did, how many it had done when it entered each generation, and how each ended."""
+
+    trace: list[Line]
+    digest: str | None
+    metrics: dict[int, str]
+    generations: int
+    actions: list[int]
+    entered: list[list[int]]
+    ends: list[list[str]]
+    stopped: bool
+
+
+class Dead(BaseException):
+    """Not an Exception: nothing may catch it."""
+
+
+class Saved:
+    """The checkpoints of a run: complete when all parts of one (generation, step) are there."""
+
+    def __init__(self) -> None:
+        self.parts: dict[tuple[int, int], dict[int, State]] = {}
+        self.complete: list[tuple[int, State]] = []  # step and state, in order
+
+    def add(self, state: State, step: int, generation: int, part: int, parts: int) -> None:
+        names = sorted(state.tensors)[part::parts]
+        copied = {name: state.tensors[name].clone() for name in names}
+        found = self.parts.setdefault((generation, step), {})
+        found[part] = State(dict(state.values), copied)
+        if len(found) == parts:
+            tensors = {name: tensor for piece in found.values() for name, tensor in piece.tensors.items()}
+            self.complete.append((step, State(found[0].values, tensors)))
+
+
+class Writes:
+    """Implements `engine.generation.Writer`; it is busy for as many looks as a test wants."""
+
+    def __init__(self, saved: Saved, busy_for: int) -> None:
+        self._saved = saved
+        self._busy_for = busy_for
+        self._left = 0
+
+    @property
+    def busy(self) -> bool:
+        busy = self._left > 0
+        self._left = max(0, self._left - 1)
+        return busy
+
+    def begin(self, state: State, *, step: int, generation: int, part: int, parts: int) -> None:
+        assert self._left == 0, "a writer that works was given another part"
+        self._saved.add(state, step, generation, part, parts)
+        self._left = self._busy_for
+
+    def wait(self, timeout_s: float | None = None) -> bool:  # noqa: ARG002
+        self._left = max(0, self._left - 1)
+        return self._left == 0
+
+
+class Counted(Pulse):
+    """A pulse that meets the script at each beat."""
+
+    def __init__(self, meet: Callable[[], None]) -> None:
+        super().__init__()
+        self._meet = meet
+
+    def beat(self, place: Place, step: int | None = None, shard: int | None = None) -> None:
+        self._meet()
+        super().beat(place, step, shard)
+
+
+class Scripted:
+    """A transport that meets the script at each verb but the farewells."""
+
+    def __init__(self, inner: Transport, meet: Callable[[], None]) -> None:
+        self._inner = inner
+        self._meet = meet
+        self.close, self.abort = inner.close, inner.abort
+
+    def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
+        self._meet()
+        self._inner.send(peer, tag, payload, note)
+
+    def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
+        return self._inner.receive(peer, tag, timeout_s)  # a beat comes before each
+
+    def flush(self, timeout_s: float) -> None:
+        self._inner.flush(timeout_s)
+
+
+class Member:
+    """One member's life: the object, what it has said, and how it stands."""
+
+    def __init__(self, run: Elastic, number: int, role: type[Worker] | type[Server]) -> None:
+        self.number = number
+        self.is_worker = role is Worker
+        self.said: list[dict[str, Any]] = []
+        self.actions = 0
+        self.entered: list[int] = []
+        self.pulse = Counted(self.meet)
+        self.generation = -1
+        self.rank = -1
+        self.hub: Hub | None = None
+        self.ends: list[str] = []
+        self._run = run
+        self.regions = LocalRegions()
+        host = Host(self.pulse, self.said.append, lambda: list(self.said), run.load, Writes(run.saved, run.busy_for))
+        self.member = role(run.settings, self.regions, host)
+        self._counting = False
+        self.facts = self.member.prepare()
+        self._counting = True
+
+    @property
+    def position(self) -> Position | None:
+        return self.member.position
+
+    def meet(self) -> None:
+        if not self._counting:
+            return
+        number, self.actions = self.actions, self.actions + 1
+        for what in self._run.script.pop((self.number, number), ()):
+            self._suffer(what)
+
+    def live(self, generation: Generation, rank: int, hub: Hub) -> Ended | Dead:
+        self.generation, self.rank, self.hub = generation.number, rank, hub
+        self.entered.append(self.actions)
+
+        def connect() -> Transport:
+            self.meet()
+            return Scripted(hub.transport(rank, self.regions), self.meet)
+
+        try:
+            return self.member.run(generation, rank, connect, self._run.facts)
+        except Dead as dead:
+            return dead
+        finally:
+            hub.end(rank, LEFT)  # who left before it connected; the controller would call the others off
+
+    def _suffer(self, what: What) -> None:
+        if what == "die":
+            assert self.hub is not None
+            self.hub.kill(self.rank)
+            raise Dead(self.number)
+        if what == "call off":
+            self.pulse.call_off(self.generation)
+        elif what == "join":
+            self._run.joining += 1
+            self.pulse.ask("regroup")
+        else:
+            self.pulse.ask(what)
+
+
+class Elastic:
+    """One run, from its first generation to its end. facts of all workers have to agree, whenever they come."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        layout: Layout,
+        faults: Sequence[Fault] = (),
+        *,
+        saved: Saved | None = None,
+        busy_for: int = 0,
+        keeps_width: bool = False,
+    ) -> None:
+        """busy_for: at how many looks a writer is busy with a part. keeps_width: the lost are replaced before it goes on."""
+        self.settings = settings
+        self.script: dict[tuple[int, int], list[What]] = {}
+        for fault in faults:
+            self.script.setdefault((fault.member, fault.at), []).append(fault.what)
+        self.saved = saved or Saved()
+        self.busy_for = busy_for
+        self.joining = 0
+        self._keeps_width = keeps_width
+        self._layout = layout
+        self._numbers = itertools.count()
+        self._servers = build_schedule(layout.topology, 1, **settings.topology.options()).servers
+        self.everybody: list[Member] = []
+        self.members = [self._start(Worker) for _ in range(layout.workers)]
+        self.facts = self.members[0].facts
+        self.generations = 0
+
+    def run(self) -> Told:
+        ends: dict[int, Ended] = {}
+        while self.generations < MOST_GENERATIONS:
+            generation = self._regroup()
+            ends = self._live(generation)
+            workers = [end for member, end in zip(self.members, ends.values(), strict=True) if member.is_worker]
+            for kind in ("finished", "stop"):
+                if workers and all(end.kind == kind for end in workers):
+                    return self._told(workers)
+        raise AssertionError(
+            f"no end after {MOST_GENERATIONS} generations: {[member.ends for member in self.everybody]}"
+        )
+
+    def load(self, where: str) -> State:
+        return self.saved.complete[int(where)][1]
+
+    def _start(self, role: type[Worker] | type[Server]) -> Member:
+        member = Member(self, next(self._numbers), role)
+        self.everybody.append(member)
+        return member
+
+    def _regroup(self) -> Generation:
+        workers = [member for member in self.members if member.is_worker]
+        servers = [member for member in self.members if not member.is_worker]
+        fresh = [self._start(Worker) for _ in range(self._wanted(len(workers)))]
+        self.joining = 0
+        assert all(member.facts == self.facts for member in fresh)
+        workers += fresh
+        servers += [self._start(Server) for _ in range(self._servers - len(servers))]
+        self.members = [*workers, *servers]
+        positions = [member.position for member in workers]
+        best = max((position for position in positions if position is not None), default=None)
+        restore = None
+        if best is not None:
+            donor = positions.index(best)
+        elif self.saved.complete:
+            donor, restore = 0, (0, str(len(self.saved.complete) - 1))
+        else:
+            donor = 0  # all begin with the initial state; a server may have heard of steps that are lost
+        behind = [
+            (donor, rank)
+            for rank, member in enumerate(self.members)
+            if rank != donor and (member.position != best or restore is not None)
+        ]
+        generation = Generation(
+            self.generations,
+            build_schedule(self._layout.topology, len(workers), **self.settings.topology.options()),
+            place(self.settings.data.shards, len(workers)),
+            tuple(behind),
+            restore,
+            tuple(range(0, len(workers), 2)),
+        )
+        self.generations += 1
+        return generation
+
+    def _wanted(self, workers: int) -> int:
+        if workers == 0 or self._keeps_width:
+            return self._layout.workers - workers
+        return min(self.settings.data.shards - workers, self.joining)
+
+    def _live(self, generation: Generation) -> dict[int, Ended]:
+        """How it ended for each survivor, who are the members from now on."""
+        hub = Hub(len(self.members), generation.pairs())
+        with ThreadPoolExecutor(len(self.members)) as pool:
+            futures = [pool.submit(m.live, generation, rank, hub) for rank, m in enumerate(self.members)]
+            ends = [future.result() for future in futures]
+        died = {rank for rank, end in enumerate(ends) if isinstance(end, Dead)}
+        survivors = {}
+        for rank, (member, end) in enumerate(zip(list(self.members), ends, strict=True)):
+            member.ends.append("dead" if isinstance(end, Dead) else end.kind)
+            if isinstance(end, Dead):
+                member.member.close()
+                self.members.remove(member)
+            else:
+                assert end.accuses is None or end.accuses in died, (rank, end)
+                survivors[rank] = end
+        steps = [end.position[0] for member, end in zip(self.members, survivors.values(), strict=True) if end.position]
+        assert not steps or generation.handovers or max(steps) - min(steps) <= 1
+        return survivors
+
+    def _told(self, workers: list[Ended]) -> Told:
+        assert len({(end.digest, end.position) for end in workers}) == 1
+        told = [_words(member.said) for member in self.members if member.is_worker]
+        assert all(words == told[0] for words in told)
+        lines, metrics = told[0]
+        for member in self.everybody:
+            member.member.close()
+            member.regions.close()
+        return Told(
+            [lines[step] for step in sorted(lines)],
+            workers[0].digest,
+            metrics,
+            self.generations,
+            [member.actions for member in self.everybody],
+            [member.entered for member in self.everybody],
+            [member.ends for member in self.everybody],
+            workers[0].kind == "stop",
+        )
+
+
+def _words(said: list[dict[str, Any]]) -> tuple[dict[int, Line], dict[int, str]]:
+    """The lines and metrics by step; whatever was said twice was the same."""
+    lines: dict[int, Line] = {}
+    metrics: dict[int, str] = {}
+    for entry in said:
+        if "trace" in entry:
+            line = entry["trace"]
+            assert lines.setdefault(line["step"], line) == line
+        elif entry["event"] == "evaluated":
+            text = str(entry["metrics"])  # NaN is not equal to itself
+            assert metrics.setdefault(entry["step"], text) == text
+    return lines, metrics
+
+
+def elastic_settings(
+    pipeline: type[Pipeline], layout: Layout, checkpoint_every: int | None = None, **settings: Any
+) -> Settings:
+    every = None if checkpoint_every is None else Every(steps=checkpoint_every)
+    plain = settings_for(pipeline, layout, **settings)
+    return replace(plain, checkpoint=CheckpointSettings(every=every))
+
+
+def survive(
+    pipeline: type[Pipeline],
+    layout: Layout,
+    faults: Sequence[Fault] = (),
+    checkpoint_every: int | None = None,
+    **settings: Any,
+) -> Told:
+    """The run under these faults, after checking that its last members tell the same."""
+    return Elastic(elastic_settings(pipeline, layout, checkpoint_every, **settings), layout, faults).run()
