@@ -77,7 +77,7 @@ def test_a_range_of_workers_grows(digits: Project, undisturbed: Done) -> None:
     run = Watched(digits, *RUN, "run.steps=1500", "cluster.workers={min: 1, max: 3}")
     done = run.end()
     assert done.code == 0, done.err
-    assert [each["workers"] for each in run.journal("generation_started")][0] == 1
+    assert next(each["workers"] for each in run.journal("generation_started")) == 1
     assert done.report["workers"] == 3
     assert {each["kind"] for each in done.report["recoveries"]} == {"joined"}
     first = (digits.folder(undisturbed.report["run_id"]) / "trace.jsonl").read_text().splitlines()
