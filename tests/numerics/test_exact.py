@@ -17,7 +17,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.numerics.exact import Accumulator, finish, magnitudes
+from orchestrator.numerics.exact import Accumulator, finish
 from orchestrator.numerics.grid import ABSENT, HEADROOM, SLACK, Grid, is_finite, needed_exponent
 from orchestrator.numerics.layout import BLOCK, Layout
 
@@ -50,6 +50,15 @@ def contributions(draw: st.DrawFn) -> list[Shard]:
     return shards
 
 
+def magnitudes(tensors: Sequence[torch.Tensor | None], weight: float) -> list[int]:
+    """What an accumulator measures of one shard."""
+    layout = Layout.of([(str(i), torch.empty(0) if t is None else t) for i, t in enumerate(tensors)])
+    accumulator = Accumulator(layout, torch.zeros(layout.size, dtype=torch.float64), exact=True)
+    accumulator.add(tensors, weight, Grid.unset(len(tensors), 1))
+    (found,) = accumulator.settle()
+    return found
+
+
 def agreed_grid(shards: Sequence[Shard]) -> tuple[Grid, int]:
     """The grid of a first step, and the magnitude that all shards together have."""
     magnitude = max(magnitudes([torch.tensor(values)], weight)[0] for weight, values in shards)
@@ -63,6 +72,7 @@ def total_of(shards: Sequence[Shard], grid: Grid) -> torch.Tensor:
     accumulator = Accumulator(layout, total, exact=True)
     for weight, values in shards:
         accumulator.add([torch.tensor(values)], weight, grid)
+    accumulator.settle()
     return layout.views(total)[0]
 
 
@@ -236,6 +246,7 @@ def test_tensors_land_in_their_slots_with_strides_and_gaps() -> None:
         accumulator.clear()
         accumulator.add(tensors, 2.0, grid)
         accumulator.add(tensors, 2.0, grid)
+        accumulator.settle()
     for tensor, view in zip(tensors, layout.views(total), strict=True):
         expected = torch.zeros(7) if tensor is None else 4 * tensor
         assert torch.allclose(view.float(), expected, rtol=1e-6)
@@ -246,7 +257,9 @@ def test_tensors_land_in_their_slots_with_strides_and_gaps() -> None:
 def test_a_tensor_without_a_grid_is_only_measured() -> None:
     layout = Layout.of([("a", torch.empty(3)), ("b", torch.empty(3))])
     total = torch.zeros(layout.size, dtype=torch.float64)
-    Accumulator(layout, total, exact=True).add([torch.ones(3), torch.ones(3)], 1.0, Grid((None, -40), 2))
+    accumulator = Accumulator(layout, total, exact=True)
+    accumulator.add([torch.ones(3), torch.ones(3)], 1.0, Grid((None, -40), 2))
+    accumulator.settle()
     a, b = layout.views(total)
     assert (a.tolist(), b.tolist()) == ([0.0] * 3, [1.0] * 3)
 
@@ -257,8 +270,10 @@ def test_fast_sums_need_no_grid() -> None:
     accumulator = Accumulator(layout, total, exact=False)
     for value in (1.0, 2.0):
         accumulator.add([torch.full((3,), value), None], 0.5, Grid.unset(2, 2))
+    accumulator.settle()
     assert layout.views(total)[0].tolist() == [1.5] * 3
     accumulator.clear()
+    accumulator.settle()
     assert not total.any()
 
 
