@@ -114,7 +114,7 @@ class Learner:
         return loss.item(), weight, self._replica.contribution()
 
     def _settle(self, step: int, tally: _Tally) -> tuple[int, OrchestratorError] | None:
-        """Complete the sum and hand the magnitudes to the tally; the first shard with one that is not finite, if there is any."""
+        """Complete the sum and hand the magnitudes to the tally; returns the first shard with one that is not finite."""
         for shard, sizes in zip(tally.shards, self._accumulator.settle(), strict=True):
             for i, (slot, size) in enumerate(zip(self._replica.layout.slots, sizes, strict=True)):
                 if not is_finite(size):

@@ -87,9 +87,9 @@ class Accumulator:
             self._add_waiting()
 
     def settle(self) -> list[list[int]]:
-        """Complete the total. For each shard added since `clear`, T integers: the bits of the largest |weight * element| of each
-        tensor as a float64, ABSENT where there is none. The bits of infinity and NaN lie above those of every number; where
-        a magnitude is of those, or does not fit the grid, the total is worth nothing."""
+        """Complete the total. For each shard added since `clear`, T integers: the bits of the largest |weight * element| of
+        each tensor as a float64, ABSENT where there is none. The bits of infinity and NaN lie above those of every number;
+        where a magnitude is of those, or does not fit the grid, the total is worth nothing."""
         if self._waiting:
             self._add_waiting()
         elif self._fresh:
@@ -306,15 +306,24 @@ def _put(total: Array, values: Array, *, fresh: bool) -> None:
         numpy.add(total, values, out=total)
 
 
-def finish(total: torch.Tensor, divisor: float, result: torch.Tensor, first_block: int) -> int:
-    """result (float32) = total / divisor, cast once; returns the fingerprint of the result.
+def finish(
+    total: torch.Tensor, divisor: float, result: torch.Tensor, first_block: int, last: torch.Tensor | None = None
+) -> int:
+    """result (float32) = total / divisor, or (total + last) / divisor, cast once; returns the fingerprint of the result.
 
-    Both are chunks of the flat buffer, whole blocks, starting at block `first_block` of the layout.
+    All are chunks of the flat buffer, whole blocks, starting at block `first_block` of the layout. To add the last partial sum
+    here saves writing and reading a total: everything is done piece by piece, in the cache.
     """
     fingerprint = 0
+    quotient = torch.empty(min(_PIECE, total.numel()), dtype=total.dtype)
     for start in range(0, total.numel(), _PIECE):
-        part = result[start : start + _PIECE]
-        part.copy_(total[start : start + _PIECE] / divisor)
+        piece = slice(start, start + _PIECE)
+        part = result[piece]
+        summed = total[piece]
+        shared = quotient[: summed.numel()]
+        if last is not None:
+            summed = torch.add(summed, last[piece], out=shared)
+        part.copy_(torch.div(summed, divisor, out=shared))
         fingerprint += fingerprint_of(part, first_block + start // BLOCK)
     return wrap(fingerprint)
 
@@ -322,8 +331,8 @@ def finish(total: torch.Tensor, divisor: float, result: torch.Tensor, first_bloc
 def fingerprint_of(values: torch.Tensor, first_block: int) -> int:
     """Fingerprint of float32 values that fill whole blocks: sums of the bits per block, weighted by the block's position,
     modulo 2**64 (rule A10). Fingerprints of disjoint chunks add up to the fingerprint of the whole."""
-    sums = values.view(torch.int32).view(-1, BLOCK).sum(1, dtype=torch.int64)
-    weights = torch.arange(first_block + 1, first_block + 1 + sums.numel(), dtype=torch.int64)
+    sums = values.view(torch.int32).numpy().reshape(-1, BLOCK).sum(1, dtype=numpy.int64)
+    weights = numpy.arange(first_block + 1, first_block + 1 + sums.size)
     return wrap(int((sums * weights).sum()))
 
 
