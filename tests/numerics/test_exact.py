@@ -254,6 +254,39 @@ def test_tensors_land_in_their_slots_with_strides_and_gaps() -> None:
     assert total.count_nonzero() == used
 
 
+@pytest.mark.parametrize("weights", [(8.0, 8.0, 8.0, 8.0), (3.0, 8.0, 0.3, 1.0)])
+def test_how_many_shards_wait_changes_no_bit(weights: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of several pieces, small ones that are put together, some absent in some shards; against rational arithmetic."""
+    sizes = [3 * 32768 + 5, 4097, 100, 4096, 7]
+    layout = Layout.of([(str(i), torch.empty(size)) for i, size in enumerate(sizes)])
+    generator = torch.Generator().manual_seed(0)
+    shards: list[list[torch.Tensor | None]] = [
+        [None if (i + s) % 4 == 0 else torch.randn(size, generator=generator) for i, size in enumerate(sizes)]
+        for s in range(len(weights))
+    ]
+    grid = Grid((-40, -41, -42, -30, -40), len(weights))
+    totals = []
+    for waiting_bytes in (1, 3 * 4 * layout.size, 32 << 20):
+        monkeypatch.setattr("orchestrator.numerics.exact._WAITING_BYTES", waiting_bytes)
+        total = torch.full((layout.size,), 7.0, dtype=torch.float64)
+        total[layout.slots[-1].offset + 7 :] = 0.0
+        accumulator = Accumulator(layout, total, exact=True)
+        for shard, weight in zip(shards, weights, strict=True):
+            accumulator.add(shard, weight, grid)
+        found = accumulator.settle()
+        assert [[m == ABSENT for m in row] for row in found] == [[t is None for t in shard] for shard in shards]
+        totals.append([bits(view) for view in layout.views(total)])
+    assert totals[0] == totals[1] == totals[2]
+    for i, slot in enumerate(layout.slots):
+        exponent = grid.exponents[i]
+        assert exponent is not None
+        for place in range(0, slot.elements, max(1, slot.elements // 50)):
+            values = [
+                (w, t[place].item()) for w, shard in zip(weights, shards, strict=True) if (t := shard[i]) is not None
+            ]
+            assert Fraction(float.fromhex(totals[0][i][place])) == sum(rounded(w, v, exponent) for w, v in values)
+
+
 def test_a_tensor_without_a_grid_is_only_measured() -> None:
     layout = Layout.of([("a", torch.empty(3)), ("b", torch.empty(3))])
     total = torch.zeros(layout.size, dtype=torch.float64)
