@@ -1,6 +1,7 @@
-# make demo    train the digits network on four Ray workers, and say where to look
-# make test    everything
-# make check   lint, types and the tests that take milliseconds
+# make demo       train the digits network on four Ray workers, and say where to look
+# make demo-kill  kill a worker in the middle of a run, and compare the result with that of an undisturbed one
+# make test       everything
+# make check      lint, types and the tests that take milliseconds
 # Each makes .venv when it is missing. PYTHON is the interpreter it is made from.
 
 PYTHON ?= python3.11
@@ -10,7 +11,7 @@ STAMP := $(VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export DVC_NO_ANALYTICS := 1
 
-.PHONY: setup demo data test check clean
+.PHONY: setup demo demo-kill data test check clean
 
 setup: $(STAMP)
 
@@ -25,6 +26,10 @@ data: setup
 demo: setup
 	dvc repro --quiet prepare_digits
 	python -m orchestrator conf=digits
+
+demo-kill: setup
+	dvc repro --quiet prepare_digits
+	python -m benchmarks.demo_kill
 
 check: setup
 	ruff check .

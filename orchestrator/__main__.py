@@ -1,6 +1,8 @@
 """The command line: one verb key, then settings as key=value. Progress goes to stderr; stdout is for programs.
 
 python -m orchestrator conf=NAME|PATH [key=value ...]      launch
+python -m orchestrator resume=RUN_ID [key=value ...]       go on with a run
+python -m orchestrator runs                                list them
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import time
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
+from typing import TextIO
 
 from orchestrator.cluster.environment import prepare_environment
 from orchestrator.driver.outcome import Outcome
@@ -20,10 +23,13 @@ from orchestrator.settings import load
 
 USAGE = """\
 usage: python -m orchestrator conf=NAME|PATH [key=value ...]
+       python -m orchestrator resume=RUN_ID [key=value ...]
        python -m orchestrator runs [output=json] [tracking.uri=URI]
 
   conf=NAME          launch the run that conf/NAME.yaml describes; a path works too, and several,
                      comma-separated, are merged left to right
+  resume=RUN_ID      go on with that run from its last checkpoint, in the same MLflow run; the beginning of an id is
+                     enough, and `last` is the newest run; how it is executed may change (cluster.*, topology.*)
   key=value          change a setting, such as cluster.workers=2 or optimizer.lr=0.01; topology=ring is
                      short for topology.name=ring
   runs               list the runs of this project, newest first; tracking.uri: those of that MLflow store
@@ -33,11 +39,12 @@ usage: python -m orchestrator conf=NAME|PATH [key=value ...]
 examples
   python -m orchestrator conf=digits
   python -m orchestrator conf=digits topology=tree cluster.workers=3 run.seed=7 output=json
+  python -m orchestrator resume=last cluster.workers=2
 
 All settings: docs/settings.md. Runs are recorded in .orchestrator/ of the working directory.
 Exit codes: 0 fine, 1 the run failed, 2 bad usage or configuration, 4 cannot be rerun exactly (strict), 130 interrupted.
 """
-VERBS = ("conf", "runs")
+VERBS = ("conf", "resume", "runs")
 
 
 def main() -> int:
@@ -57,7 +64,9 @@ def main() -> int:
             return _runs(arguments, as_json)
     except OrchestratorError as error:
         return _refused(error, as_json, started)
-    return _launch(verb, [argument for argument in arguments if argument != verb], as_json, started)
+    rest = [argument for argument in arguments if argument != verb]
+    name, _, value = verb.partition("=")
+    return (_launch if name == "conf" else _resume)(value, rest, started)
 
 
 def _verb(arguments: list[str]) -> str:
@@ -65,15 +74,15 @@ def _verb(arguments: list[str]) -> str:
     verbs = [argument for argument in arguments if argument.partition("=")[0] in VERBS]
     if len(verbs) != 1:
         found = f"found {' and '.join(verbs)}" if verbs else "there is none"
-        raise UsageError(f"exactly one of conf=NAME and runs is needed; {found}", USAGE.rstrip())
+        raise UsageError(f"exactly one of conf=NAME, resume=RUN_ID and runs is needed; {found}", USAGE.rstrip())
     return verbs[0]
 
 
-def _launch(verb: str, overrides: list[str], as_json: bool, started: float) -> int:
-    run_id, outcome = None, Outcome()
+def _launch(conf: str, overrides: list[str], started: float) -> int:
+    as_json = "output=json" in overrides
     try:
-        with redirect_stdout(sys.stderr):  # what a pipeline prints while it is imported is not for programs
-            settings = load(verb.partition("=")[2].split(","), overrides)
+        with _stdout_for_programs():
+            settings = load(conf.split(","), overrides)
             as_json = settings.output == "json"
             prepare_environment(settings.cluster.address)
             from orchestrator.commands.launch import launch  # imports ray, which reads that environment
@@ -81,22 +90,51 @@ def _launch(verb: str, overrides: list[str], as_json: bool, started: float) -> i
             run_id, outcome = launch(settings)
     except OrchestratorError as error:
         return _refused(error, as_json, started)
+    return _report(run_id, outcome, as_json, started)
+
+
+def _resume(name: str, overrides: list[str], started: float) -> int:
+    as_json = "output=json" in overrides
+    try:
+        with _stdout_for_programs():
+            prepare_environment(_value("cluster.address", overrides))
+            from orchestrator.commands.resume import resume
+
+            run_id, outcome = resume(name, overrides, _value("tracking.uri", overrides))
+    except OrchestratorError as error:
+        return _refused(error, as_json, started)
+    return _report(run_id, outcome, as_json, started)
+
+
+def _stdout_for_programs() -> redirect_stdout[TextIO]:
+    """What a pipeline prints while it is imported goes to stderr."""
+    return redirect_stdout(sys.stderr)
+
+
+def _report(run_id: str, outcome: Outcome, as_json: bool, started: float) -> int:
+    """Say how the run ended."""
     if outcome.error is not None:
         print(f"error: {outcome.error}\n  run {run_id}, its files in .orchestrator/{run_id}/", file=sys.stderr)
+        if outcome.checkpoint is not None:
+            print(f"  go on from step {outcome.checkpoint}: python -m orchestrator resume={run_id}", file=sys.stderr)
     if as_json:
         print(json.dumps(outcome.as_dict(run_id, started)))
     return 0 if outcome.error is None else outcome.error.exit_code
 
 
+def _value(key: str, overrides: list[str]) -> str | None:
+    given = [override.partition("=")[2] for override in overrides if override.partition("=")[0] == key]
+    return (given[-1] if given else None) or None
+
+
 def _runs(arguments: list[str], as_json: bool) -> int:
     from orchestrator.commands.runs import runs, table
 
-    uris = [argument.partition("=")[2] for argument in arguments if argument.startswith("tracking.uri=")]
     known = ("runs", "output=json", "output=text")
     unknown = [argument for argument in arguments if argument not in known and not argument.startswith("tracking.uri=")]
     if unknown:
         raise UsageError(f"runs takes only output=json and tracking.uri=URI, not {' '.join(unknown)}")
-    found = runs(Path.cwd(), (uris[-1] if uris else None) or None)
+    found = runs(Path.cwd(), _value("tracking.uri", arguments))
     print(json.dumps({"runs": [asdict(past) for past in found]}) if as_json else table(found))
     return 0
 

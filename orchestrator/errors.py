@@ -9,6 +9,7 @@
     |   +-- Inconsistent              1   replicas, shards or attempts disagree where they must not
     |   +-- WorkerLost                1   a worker or a server died
     |   +-- Stalled                   1   nothing moved for `cluster.step_timeout_s`
+    |   +-- CheckpointDamaged         1   a checkpoint is incomplete, or not what was written
     |   +-- ClusterUnavailable        1   Ray cannot start, or cannot give what the run asks for
     +-- NotRerunnable                 4   the run cannot be repeated exactly, and exactness was asked for
     +-- Interrupted                 130   SIGINT or SIGTERM
@@ -80,6 +81,10 @@ class WorkerLost(RunFailed):
 
 
 class Stalled(RunFailed):
+    pass
+
+
+class CheckpointDamaged(RunFailed):
     pass
 
 

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings import (
+    CheckpointSettings,
     ClusterSettings,
     DataSettings,
     EvaluationSettings,
@@ -29,6 +30,7 @@ from orchestrator.settings import (
     TopologySettings,
     TraceSettings,
     TrackingSettings,
+    Workers,
     determining,
     document,
     flat,
@@ -41,6 +43,7 @@ from orchestrator.settings.schema import KEYS
 from orchestrator.topologies import TOPOLOGIES
 
 ROOT = Path(__file__).parent.parent
+CLUSTER = "address, workers, spares, cpus_per_worker, gpus_per_worker, start_timeout_s, step_timeout_s, lease_s"
 SMALLEST = ["pipeline.target=pipelines.digits:Digits", "run.steps=3"]
 Write = Callable[[str, str], str]
 
@@ -77,7 +80,7 @@ def test_the_example_is_what_it_says() -> None:
         run=RunSettings(name="digits", steps=400, seed=1),
         pipeline=PipelineSettings(target="pipelines.digits:Digits"),
         data=DataSettings(shards=8, batch_size=64, inputs=("data/digits",)),
-        cluster=ClusterSettings(workers=4),
+        cluster=ClusterSettings(workers=Workers.parse(4)),
         topology=TopologySettings(name="ring"),
         optimizer=OptimizerSettings(name="adamw", options={"lr": 0.002}),
         evaluation=EvaluationSettings(every=Every(steps=100)),
@@ -206,7 +209,7 @@ def test_interpolations_see_the_merged_configuration_and_its_defaults(
     settings = load([file], ["run.seed=5", "optimizer.lr=${oc.decode:${oc.env:ORCHESTRATOR_TEST}}"])
     assert settings.run.name == "seed-5-1e-3"
     assert settings.run.experiment == "${run.seed}"
-    assert (settings.run.steps, settings.cluster.workers) == (8, 8)
+    assert (settings.run.steps, settings.cluster.workers.start) == (8, 8)
     assert settings.pipeline.args == {"rows": 64, "deep": [5, {"x": "${run.seed}"}]}
     assert settings.data.inputs == ("012", "5")
     assert settings.optimizer.options == {"lr": 0.001}
@@ -259,7 +262,7 @@ WRONG = {
     "run.seed.x=3": "run.seed.x: no such key; did you mean run.seed?",
     "data.foo=3": "data.foo: no such key; data has shards, batch_size, loaders, inputs",
     "zzz=3": "zzz: no such key; there are run, pipeline, data, cluster, topology, sync, reduction, transport, "
-    "optimizer, gradient, schedule, early_stopping, evaluation, trace, tracking, strict, output",
+    "optimizer, gradient, schedule, early_stopping, checkpoint, evaluation, trace, tracking, strict, output",
     "run.seed=abc": "run.seed: expected a whole number, got 'abc'",
     "run.seed=1.5": "run.seed: expected a whole number, got 1.5",
     "run.seed=true": "run.seed: expected a whole number, got true",
@@ -295,10 +298,8 @@ WRONG = {
     "cluster.gpus_per_worker=-1": "cluster.gpus_per_worker: must be at least 0, got -1.0",
     "cluster.address=ray://here:10001": "cluster.address: must be of the form host:port, got 'ray://here:10001'",
     "cluster.address=here": "cluster.address: must be of the form host:port, got 'here'",
-    "cluster=4": "cluster: expected keys (address, workers, cpus_per_worker, gpus_per_worker, start_timeout_s, "
-    "step_timeout_s), got 4",
-    "cluster=": "cluster: has no value; "
-    "give it keys (address, workers, cpus_per_worker, gpus_per_worker, start_timeout_s, step_timeout_s) or leave it out",
+    "cluster=4": f"cluster: expected keys ({CLUSTER}), got 4",
+    "cluster=": f"cluster: has no value; give it keys ({CLUSTER}) or leave it out",
     "topology=rign": "topology.name: must be one of ring, tree, parameter_server, peer_to_peer, got 'rign'",
     "topology=": "topology: has no value; give it keys (name, arity, servers) or leave it out",
     "topology.arity=2": "topology.arity: ring has no arity; tree has",
@@ -346,7 +347,7 @@ WRONG_FILES = {
     "run.seed: 1\n": "a.yaml:1: run.seed: keys are nested in a file: write run: {seed: ...}",
     "run:\n  seed: x\n": "a.yaml:2: run.seed: expected a whole number, got 'x'",
     "cluster:\n": "a.yaml:1: cluster: has no value; give it keys "
-    "(address, workers, cpus_per_worker, gpus_per_worker, start_timeout_s, step_timeout_s) or leave it out",
+    "(address, workers, spares, cpus_per_worker, gpus_per_worker, start_timeout_s, step_timeout_s, lease_s) or leave it out",
     "1: 2\n": "a.yaml:1: 1: this key is not text; put it in quotes",
     "run: {steps: 3, epochs: 4}": "a.yaml:1: run.steps and run.epochs: only one can be set",
     "run: {name: 'a\x01'}": "a.yaml: not valid YAML: unacceptable character #x0001: control characters are not allowed",
@@ -416,6 +417,28 @@ def test_nothing_counts_as_missing_when_a_file_could_not_be_read(tmp_path: Path)
     )
 
 
+@pytest.mark.parametrize("override", ["cluster.workers={min: 2, max: 4}", "cluster={workers: {min: 2, max: 4}}"])
+def test_workers_may_be_a_range(override: str) -> None:
+    settings = given_on_command_line(override)
+    assert settings.cluster.workers == Workers(start=2, least=2, most=4)
+    assert from_yaml(to_yaml(settings)) == settings
+
+
+@pytest.mark.parametrize(
+    "workers", ["{min: 2}", "{min: 3, max: 2}", "{min: 0, max: 2}", "{min: 1, max: 2, most: 3}", "0"]
+)
+def test_a_wrong_number_of_workers_is_told(workers: str) -> None:
+    (problem,) = problems(f"cluster.workers={workers}")
+    assert problem.startswith(
+        "command line: cluster.workers: expected a number of workers such as 4, at least 1, or a range"
+    )
+
+
+def test_fast_sums_need_a_fixed_number_of_workers() -> None:
+    (problem,) = problems("cluster.workers={min: 1, max: 2}", "reduction=fast")
+    assert "reduction=fast adds up in the order of the layout" in problem
+
+
 def test_settings_are_validated_where_they_are_built() -> None:
     pipeline = PipelineSettings(target="a:B")
     assert Settings(run=RunSettings(steps=1), pipeline=pipeline).data.shards == 8
@@ -433,7 +456,7 @@ def test_settings_are_validated_where_they_are_built() -> None:
         "optimizer: must be a mapping without the key 'name', got {'name': 'sgd'}",
     )
     with pytest.raises(ConfigurationError) as caught:
-        Settings(run=RunSettings(steps=1), pipeline=pipeline, cluster=ClusterSettings(workers=9))
+        Settings(run=RunSettings(steps=1), pipeline=pipeline, cluster=ClusterSettings(workers=Workers.parse(9)))
     assert caught.value.problems == (f"cluster.workers: {WORKERS}",)
 
 
@@ -511,7 +534,8 @@ def all_settings(draw: st.DrawFn) -> Settings:
     )
     cluster = st.builds(
         ClusterSettings,
-        workers=st.integers(1, shards),
+        workers=st.integers(1, shards).map(Workers.parse),
+        spares=st.integers(0, 3),
         address=st.none() | st.just("10.0.0.1:6379") | st.just("[::1]:6379"),
         cpus_per_worker=positive,
         gpus_per_worker=st.just(0.0) | positive,
@@ -528,6 +552,7 @@ def all_settings(draw: st.DrawFn) -> Settings:
         optimizer=draw(st.builds(OptimizerSettings, name=texts, options=mappings)),
         gradient=draw(st.builds(GradientSettings, clip=st.none() | positive)),
         evaluation=EvaluationSettings(every=draw(every)),
+        checkpoint=draw(st.builds(CheckpointSettings, every=every, keep=counts, uri=st.none() | texts)),
         trace=draw(st.builds(TraceSettings, digest_every=st.integers(0))),
         tracking=draw(st.builds(TrackingSettings, uri=st.none() | texts, every_s=positive)),
         reduction=draw(st.sampled_from(["exact", "fast"])),

@@ -11,13 +11,15 @@ import os
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 
 from orchestrator import errors
-from orchestrator.cluster.outbox import Outbox, capture_prints
+from orchestrator.cluster.lease import Lease
+from orchestrator.cluster.outbox import Entry, Outbox, capture_prints
 
 if TYPE_CHECKING:
     from orchestrator.transports.base import Transport
@@ -25,40 +27,58 @@ if TYPE_CHECKING:
 Role = Literal["worker", "server"]
 Answer = dict[str, Any]
 
+_URGENT = "generation_running"  # what tells that a recovery is over does not wait for more to say
+
 
 class MemberActor:
     """One member's process. project: the folder from which the pipeline is imported; None for the copy that Ray has made
     the working directory already."""
 
-    def __init__(self, role: Role, settings: str, secret: bytes, project: str | None) -> None:
+    def __init__(self, role: Role, settings: str, secret: bytes, project: str | None, lease_s: float) -> None:
+        from orchestrator.engine.pulse import Pulse
+
+        self._lease = Lease(lease_s)
         self._outbox = Outbox()
         self._outbox.put({"pid": os.getpid()})  # at once: it may die while it prepares
         capture_prints(self._outbox)
         if project is not None:
             os.chdir(project)
-        sys.path.insert(
-            0, str(Path.cwd())
-        )  # before the driver's own folders, which Ray adds and this node may have too
+        # Before the driver's own folders, which Ray adds and this node may have too.
+        sys.path.insert(0, str(Path.cwd()))
         self._role = role
         self._settings_text = settings
         self._secret = secret
+        self._pulse = Pulse()
 
     def prepare(self) -> Answer:
         """`{"facts", "addresses", "pid", "node"}`: ready to join a generation."""
         return self._answer(self._prepare)
 
-    def run(self, generation: dict[str, Any], rank: int, peers: dict[int, Any], facts: dict[str, Any]) -> Answer:
-        """Live the generation: `{"digest"}` at its end."""
-        return self._answer(lambda: self._run(generation, rank, peers, facts))
+    def run(self, spec: dict[str, Any], rank: int, peers: dict[int, Any], facts: dict[str, Any]) -> Answer:
+        """Live a generation (`driver/generations.py` has the form of `spec`): how it ended (`engine.generation.Ended`)."""
+        answer = self._answer(lambda: self._run(spec, rank, peers, facts))
+        return {**answer, "generation": spec["number"]}
 
     @ray.method(concurrency_group="control")
-    def take(self, after: int, wait_s: float, gather_s: float) -> list[dict[str, Any]]:
-        """Long poll for entries of the outbox (see there)."""
-        return self._outbox.take(after, wait_s, gather_s)
+    def take(self, after: int, wait_s: float, gather_s: float) -> dict[str, Any]:
+        """Long poll for entries of the outbox (see there), and the member's pulse."""
+        self._lease.renew()
+        return {"entries": self._outbox.take(after, wait_s, gather_s), "pulse": self._pulse.snapshot()}
+
+    @ray.method(concurrency_group="control")
+    def ask(self, what: Literal["regroup", "stop", "save"]) -> None:
+        """Have this put to the vote at the next step boundary."""
+        self._pulse.ask(what)
+
+    @ray.method(concurrency_group="control")
+    def call_off(self, generation: int) -> None:
+        """Leave this generation, wherever in it this member is."""
+        self._pulse.call_off(generation)
+        self._listener.cancel(generation)
 
     def save_weights(self, path: str | None) -> str:
         """Write the model's parameters and persistent buffers as a safetensors file on this node; None: to a file of its
-        own, for `read_weights`. Returns the path."""
+        own, for `read_file`. Returns the path."""
         from safetensors.torch import save_file
 
         if path is None:
@@ -67,8 +87,8 @@ class MemberActor:
         save_file(self._member.state(), path)
         return path
 
-    def read_weights(self, path: str, offset: int, limit: int) -> bytes:
-        """A piece of that file; the file goes with the piece at its end, which is empty."""
+    def read_file(self, path: str, offset: int, limit: int) -> bytes:
+        """A piece of a file of this node; the file goes with the piece at its end, which is empty."""
         with open(path, "rb") as file:
             file.seek(offset)
             piece = file.read(limit)
@@ -77,7 +97,8 @@ class MemberActor:
         return piece
 
     def _prepare(self) -> Answer:
-        from orchestrator.engine.worker import Server, Worker
+        from orchestrator.cluster.depot import Depot
+        from orchestrator.engine.worker import Host, Server, Worker
         from orchestrator.settings import from_yaml
         from orchestrator.transports.shared_memory import SharedRegions
         from orchestrator.transports.sockets import Listener
@@ -87,44 +108,40 @@ class MemberActor:
         # Only who may need it is reachable by TCP: a private Ray opens no port.
         between_nodes = settings.cluster.address is not None and settings.transport == "auto"
         by_tcp = between_nodes or settings.transport == "tcp"
-        host = str(ray.util.get_node_ip_address()) if by_tcp else None  # type: ignore[no-untyped-call]
-        self._listener = Listener(self._secret, host)
+        address = str(ray.util.get_node_ip_address()) if by_tcp else None  # type: ignore[no-untyped-call]
+        self._listener = Listener(self._secret, address)
         self._regions = SharedRegions()
-        self._member: Any = (Worker if self._role == "worker" else Server)(settings, self._regions)
+        self._depot = Depot(self._emit)
+        host = Host(self._pulse, self._emit, self._outbox.kept, self._depot.load, self._depot)
+        self._member: Any = (Worker if self._role == "worker" else Server)(settings, self._regions, host)
         facts = self._member.prepare()
+        self._pulse.rest()
         node = ray.get_runtime_context().get_node_id()
         return {"facts": facts, "addresses": self._listener.addresses, "pid": os.getpid(), "node": node}
 
-    def _run(self, generation: dict[str, Any], rank: int, peers: dict[int, Any], facts: dict[str, Any]) -> Answer:
-        from orchestrator.engine.worker import Generation
-        from orchestrator.topologies import build_schedule
+    def _run(self, spec: dict[str, Any], rank: int, peers: dict[int, Any], facts: dict[str, Any]) -> Answer:
+        from orchestrator.engine.generation import Generation
         from orchestrator.transports.sockets import connect
 
-        schedule = build_schedule(generation["topology"], generation["workers"], **generation["options"])
-        plan = Generation(generation["number"], schedule, tuple(map(tuple, generation["shards"])))
-        transports = []
+        if spec["storage"] is not None:
+            self._depot.open(spec["storage"])
+        plan = Generation.from_spec(spec)
 
         def join() -> Transport:
-            transports.append(connect(self._listener, rank, plan.number, peers, self._regions, self._timeout_s))
-            return transports[0]
+            return connect(self._listener, rank, plan.number, peers, self._regions, self._timeout_s)
 
         try:
-            return {"digest": self._member.run(plan, rank, join, facts, self._outbox.put)}
+            ended = self._member.run(plan, rank, join, facts)
         finally:
-            for transport in transports:
-                transport.abort()  # after a regular end it is closed already, and this does nothing
+            self._pulse.rest()
+        return dict(ended.as_answer())
 
-    def _answer(self, action: Any) -> Answer:
-        from orchestrator.engine.lockstep import Withdrawn
-        from orchestrator.transports.base import DeadlineExceeded, PeerLost
+    def _emit(self, entry: Entry) -> None:
+        self._outbox.put(entry, urgent=entry.get("event") == _URGENT)
 
+    def _answer(self, action: Callable[[], Answer]) -> Answer:
         try:
-            return action()  # type: ignore[no-any-return]
-        except (PeerLost, Withdrawn) as error:
-            return {"withdrew": str(error)}
-        except DeadlineExceeded as error:
-            stalled = errors.Stalled(str(error), "raise cluster.step_timeout_s if a step may take that long")
-            return {"failed": stalled.as_dict()}
+            return action()
         except errors.OrchestratorError as error:
             return {"failed": error.as_dict()}
         except MemoryError as error:

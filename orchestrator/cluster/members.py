@@ -1,9 +1,12 @@
-"""The driver's side of the actors: start them, wait for whatever happens next, speak to them."""
+"""The driver's side of the actors: start them, wait for whatever happens next, speak to them, end them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import ray
@@ -11,18 +14,16 @@ from ray.exceptions import RayError
 
 from orchestrator.cluster.actors import Answer, MemberActor, Role
 from orchestrator.errors import WorkerLost
-from orchestrator.topologies import Schedule
 
-_POLL_S = 2.0  # how long an idle actor holds a poll
+_POLL_S = 2.0  # how long an idle actor holds a poll, at most
 _DRAIN_S = 5.0  # how long a member may take for its last words; one that is stopped never answers
 _PIECE_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
 class Place:
-    """node: its id; project: the folder in which the member works, None for a carried copy; options: for `ray.remote`."""
+    """project: the folder in which the member works, None for a carried copy; options: for `ray.remote`."""
 
-    node: str
     project: str | None
     options: Mapping[str, Any]
 
@@ -32,52 +33,88 @@ Kind = Literal["prepared", "ran", "entries", "died"]
 
 @dataclass(frozen=True)
 class Heard:
-    """An answer to `prepare` or `run`, entries of the outbox, or the news that the member died (`why`: in Ray's words)."""
+    """An answer to `prepare` or `run`, entries of the outbox with the member's pulse, or the news that the member died
+    (`why`: in Ray's words)."""
 
     member: int
     kind: Kind
-    answer: Answer
-    entries: list[dict[str, Any]]
+    answer: Answer = field(default_factory=dict)
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    pulse: dict[str, Any] = field(default_factory=dict)
     why: str = ""
 
 
+@dataclass
+class _Member:
+    actor: Any
+    seen: int = 0  # entries of its outbox
+    pid: int | None = None
+    node: str | None = None
+
+
 class Members:
-    """All members of a run, by number, each in its place. The entries of member 0 are wanted at once; the others' may
-    wait."""
+    """The members of a run, by id.
 
-    def __init__(self, roles: list[Role], settings: str, secret: bytes, places: Sequence[Place]) -> None:
-        options: dict[str, Any] = {"max_restarts": 0, "concurrency_groups": {"control": 2}}
-        actor: Any = ray.remote(**options)(MemberActor)
-        self._nodes = [place.node for place in places]
-        self._actors = [
-            actor.options(**place.options).remote(role, settings, secret, place.project)
-            for role, place in zip(roles, places, strict=True)
-        ]
-        self._seen = [0] * len(roles)
+    settings: as YAML; secret: what they prove to each other; lease_s: how long they live without hearing from here; poll_s: how
+    long an actor that has nothing to say may hold a poll, and so how old its pulse may be.
+    """
+
+    def __init__(self, settings: str, secret: bytes, lease_s: float, poll_s: float = _POLL_S) -> None:
+        options: dict[str, Any] = {"max_restarts": 0, "concurrency_groups": {"control": 3}}
+        self._kind: Any = ray.remote(**options)(MemberActor)
+        self._settings = settings
+        self._secret = secret
+        self._lease_s = lease_s
+        self._poll_s = min(_POLL_S, poll_s)
+        self._members: dict[int, _Member] = {}
         self._waiting: dict[Any, tuple[int, Kind]] = {}
-        for member in range(len(roles)):
-            self._ask(member, "prepared", self._actors[member].prepare.remote())
-            self._poll(member)
+        self._eager: int | None = None
 
-    def run(self, member: int, generation: dict[str, Any], peers: dict[int, Any], facts: Any) -> None:
-        self._ask(member, "ran", self._actors[member].run.remote(generation, member, peers, facts))
+    def start(self, member: int, role: Role, place: Place) -> None:
+        """Start its process and have it prepare; "prepared" is heard when it is ready."""
+        actor = self._kind.options(**place.options).remote(
+            role, self._settings, self._secret, place.project, self._lease_s
+        )
+        self._members[member] = _Member(actor)
+        self._ask(member, "prepared", actor.prepare.remote())
+        self._poll(member)
+
+    def run(self, member: int, spec: dict[str, Any], rank: int, peers: dict[int, Any], facts: Any) -> None:
+        """Have it live a generation; "ran" is heard when it has ended for this member. The entries of rank 0 are wanted at
+        once; the others' may wait."""
+        if rank == 0:
+            self._eager = member
+        self._ask(member, "ran", self._members[member].actor.run.remote(spec, rank, peers, facts))
+
+    def pid(self, member: int) -> int | None:
+        """Of its process; None before it has said so."""
+        return self._members[member].pid
+
+    def ask(self, member: int, what: str) -> None:
+        """Have "regroup", "stop" or "save" put to the vote."""
+        self._members[member].actor.ask.remote(what)
+
+    def call_off(self, member: int, generation: int) -> None:
+        self._members[member].actor.call_off.remote(generation)
+
+    def kill(self, member: int) -> None:
+        """End its process for certain, also one that is stopped; on this node at once, on another within seconds."""
+        known = self._members[member]
+        if known.pid is not None and known.node == this_node():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(known.pid, signal.SIGKILL)
+        ray.kill(known.actor, no_restart=True)
 
     def save_weights(self, member: int, path: str) -> None:
-        """Bring the trained weights of the member into a file here: written by itself on this node, and in pieces through
-        Ray from another, so that a big model needs no more memory than a piece. Raises WorkerLost when it is gone."""
+        """Bring the trained weights of the member into a file here. Raises WorkerLost when it is gone."""
+        actor = self._members[member].actor
         try:
-            if self._nodes[member] == ray.get_runtime_context().get_node_id():
-                ray.get(self._actors[member].save_weights.remote(path))
+            if self._members[member].node == this_node():
+                ray.get(actor.save_weights.remote(path))
             else:
-                self._fetch_weights(self._actors[member], path)
+                self._fetch(actor, ray.get(actor.save_weights.remote(None)), path)
         except RayError as error:
             raise WorkerLost(f"the trained weights were lost with worker {member}", details=str(error)) from error
-
-    def _fetch_weights(self, actor: Any, path: str) -> None:
-        source = ray.get(actor.save_weights.remote(None))
-        with open(path, "wb") as file:
-            while piece := ray.get(actor.read_weights.remote(source, file.tell(), _PIECE_BYTES)):
-                file.write(piece)
 
     def hear(self, timeout_s: float) -> Iterator[Heard]:
         """Whatever came within `timeout_s`; nothing when nothing came."""
@@ -86,41 +123,50 @@ class Members:
         ready, _ = ray.wait(list(self._waiting), num_returns=1, timeout=timeout_s)
         if ready:
             ready, _ = ray.wait(list(self._waiting), num_returns=len(self._waiting), timeout=0)
-        for reference in ready:
+        # What a member said goes before its answer, and both before the news of its death.
+        for reference in sorted(ready, key=lambda each: self._waiting[each][1] != "entries"):
             member, kind = self._waiting.pop(reference)
             try:
                 answer = ray.get(reference)
             except RayError as error:
-                yield Heard(member, "died", {}, [], str(error))
+                yield Heard(member, "died", why=str(error))
                 continue
-            if kind == "entries":
-                self._seen[member] += len(answer)
-                self._poll(member)
-                yield Heard(member, "entries", {}, answer)
-            else:
-                yield Heard(member, kind, answer, [])
+            yield self._heard(member, kind, answer)
 
     def drain(self, member: int) -> list[dict[str, Any]]:
         """What the member still has to say after its last answer."""
+        known = self._members[member]
         try:
-            entries: list[dict[str, Any]] = ray.get(
-                self._actors[member].take.remote(self._seen[member], 0.0, 0.0), timeout=_DRAIN_S
-            )
+            answer: dict[str, Any] = ray.get(known.actor.take.remote(known.seen, 0.0, 0.0), timeout=_DRAIN_S)
         except RayError:
             return []
-        self._seen[member] += len(entries)
-        return entries
+        known.seen += len(answer["entries"])
+        return list(answer["entries"])
+
+    def _heard(self, member: int, kind: Kind, answer: Answer) -> Heard:
+        known = self._members[member]
+        if kind == "entries":
+            known.seen += len(answer["entries"])
+            known.pid = next((entry["pid"] for entry in answer["entries"] if "pid" in entry), known.pid)
+            self._poll(member)
+            return Heard(member, kind, entries=answer["entries"], pulse=answer["pulse"])
+        known.node = answer.get("node", known.node)
+        return Heard(member, kind, answer)
+
+    def _fetch(self, actor: Any, source: str, path: str) -> None:
+        """In pieces through Ray, so that a big file needs no more memory than a piece."""
+        with open(path, "wb") as file:
+            while piece := ray.get(actor.read_file.remote(source, file.tell(), _PIECE_BYTES)):
+                file.write(piece)
 
     def _poll(self, member: int) -> None:
-        gather_s = 0.05 if member == 0 else 0.5
-        self._ask(member, "entries", self._actors[member].take.remote(self._seen[member], _POLL_S, gather_s))
+        known = self._members[member]
+        gather_s = 0.05 if member == self._eager else 0.5
+        self._ask(member, "entries", known.actor.take.remote(known.seen, self._poll_s, min(gather_s, self._poll_s)))
 
     def _ask(self, member: int, kind: Kind, reference: Any) -> None:
         self._waiting[reference] = (member, kind)
 
 
-def roles(schedule: Schedule) -> list[Role]:
-    """The role of each member of a schedule: workers first."""
-    workers: list[Role] = ["worker"] * schedule.workers
-    servers: list[Role] = ["server"] * schedule.servers
-    return workers + servers
+def this_node() -> str:
+    return str(ray.get_runtime_context().get_node_id())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from typing import Any, TextIO
 
 Entry = dict[str, Any]
@@ -16,12 +15,20 @@ class Outbox:
     def __init__(self) -> None:
         self._entries: list[Entry] = []
         self._first = 0  # number of the oldest entry that is kept
+        self._urgent = False
         self._changed = threading.Condition()
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: Entry, *, urgent: bool = False) -> None:
+        """urgent: what waits to gather more goes at once."""
         with self._changed:
             self._entries.append(entry)
+            self._urgent = self._urgent or urgent
             self._changed.notify_all()
+
+    def kept(self) -> list[Entry]:
+        """What the driver may not have yet."""
+        with self._changed:
+            return list(self._entries)
 
     def take(self, after: int, wait_s: float, gather_s: float) -> list[Entry]:
         """Forget the entries before number `after`, which the driver has; wait up to `wait_s` for others, then `gather_s`
@@ -29,10 +36,9 @@ class Outbox:
         with self._changed:
             del self._entries[: max(0, after - self._first)]
             self._first = max(self._first, after)
-            self._changed.wait_for(lambda: bool(self._entries), wait_s)
-        if gather_s > 0:
-            time.sleep(gather_s)
-        with self._changed:
+            if self._changed.wait_for(lambda: bool(self._entries), wait_s):
+                self._changed.wait_for(lambda: self._urgent, gather_s)
+            self._urgent = False
             return list(self._entries)
 
 

@@ -36,7 +36,8 @@ def table(found: list[Past]) -> str:
 
 def _row(past: Past) -> tuple[str, ...]:
     started = datetime.fromtimestamp(past.started_ms / 1000).strftime("%Y-%m-%d %H:%M")
-    metrics = sorted(past.metrics.items(), key=lambda entry: (not entry[0].startswith("validation/"), entry[0]))
+    told = [entry for entry in past.metrics.items() if entry[0].startswith(("validation/", "train/"))]
+    metrics = sorted(told, key=lambda entry: (not entry[0].startswith("validation/"), entry[0]))
     results = ", ".join(f"{name} {value:.4g}" for name, value in metrics[:_SHOWN_METRICS])
     steps = "" if past.steps is None else str(past.steps)
     return (past.run_id[:8], started, past.status.lower(), past.name, steps, results, (past.digest or "")[:12])

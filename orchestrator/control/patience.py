@@ -1,4 +1,5 @@
-"""How long a metric may go without getting better: early stopping, and the plateau schedule. Pure; all members decide alike."""
+"""How long a metric may go without getting better: early stopping, and the plateau schedule. Pure; all members decide
+alike."""
 
 from __future__ import annotations
 

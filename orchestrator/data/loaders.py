@@ -68,6 +68,12 @@ class Loaders:
                 idle.ask(following)
         return _result(payload)
 
+    def forget(self) -> None:
+        """Drop what is being fetched: other micro-batches will be wanted."""
+        for loader in self._loaders:
+            if loader.asked is not None:
+                loader.answer()
+
     def close(self) -> None:
         """End the processes. Safe to call twice."""
         for loader in self._loaders:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 from pathlib import Path
 
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, UsageError
 
 NAME = ".orchestrator"
 
@@ -33,12 +34,30 @@ class RunFolder:
         self.journal = self.path / "journal.jsonl"
         self.trace = self.path / "trace.jsonl"
         self.settings = self.path / "settings.yaml"
+        self.bundle = self.path / "code.bundle"
+        self.patch = self.path / "code.patch"
+        self.code = self.path / "code.json"
+        self.data = self.path / "data.json"
         self.environment = self.path / "environment.json"
+        self.identity = self.path / "identity.json"
+        self.verdict = self.path / "verdict.json"
         self.weights = self.path / "model.safetensors"
         self.error = self.path / "error.txt"
         self.pictures = self.path / "pictures"
+        self.checkpoints = self.path / "checkpoints"
+
+    def lease(self) -> None:
+        """Keep every other driver away from this run, for as long as this process lives. Raises UsageError."""
+        self._lock = (self.path / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"run {self.path.name} is being driven by another process", "wait for its end, or end that process"
+            ) from None
 
     def artifacts(self) -> list[Path]:
         """The files that are logged under `run/`, those that exist."""
-        files = [self.journal, self.trace, self.settings, self.environment, self.error]
+        inputs = [self.settings, self.bundle, self.patch, self.code, self.data, self.environment, self.identity]
+        files = [*inputs, self.journal, self.trace, self.verdict, self.error]
         return [file for file in files if file.exists()]

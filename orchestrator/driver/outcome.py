@@ -13,9 +13,10 @@ Status = Literal["finished", "failed", "killed"]
 
 @dataclass
 class Outcome:
-    """loss: of the last step; metrics: of the last evaluation; first_step_at: when the driver heard of the first step, on
-    the monotonic clock; training_s: from the end of the first step to the end of the last, evaluations included;
-    not_recorded: why MLflow has not got all of it, which makes no run a failed one."""
+    """workers: of the last generation; loss: of the last step; metrics: of the last evaluation; first_step_at: when the driver
+    heard of the first step, on the monotonic clock; steps_per_s: from the first news of a step to the last, evaluations
+    included; checkpoint: the step of the newest one; not_recorded: why MLflow has not got all of it, which makes no run a
+    failed one."""
 
     workers: int = 0
     steps: int = 0
@@ -25,7 +26,9 @@ class Outcome:
     generations: int = 0
     error: OrchestratorError | None = None
     first_step_at: float | None = None
-    training_s: float | None = None
+    steps_per_s: float | None = None
+    recoveries: list[dict[str, Any]] = field(default_factory=list)
+    checkpoint: int | None = None
     not_recorded: str | None = None
 
     @property
@@ -33,10 +36,6 @@ class Outcome:
         if self.error is None:
             return "finished"
         return "killed" if isinstance(self.error, Interrupted) else "failed"
-
-    @property
-    def steps_per_s(self) -> float | None:
-        return (self.steps - 1) / self.training_s if self.training_s else None
 
     def as_dict(self, run_id: str | None, started: float) -> dict[str, Any]:
         """The object of the contract. run_id: None when no run was created; started: time of the command."""
@@ -49,7 +48,7 @@ class Outcome:
             "metrics": {name: _number(value) for name, value in self.metrics.items()},
             "workers": self.workers,
             "generations": self.generations,
-            "recoveries": [],
+            "recoveries": self.recoveries,
             "launch_s": None if self.first_step_at is None else round(self.first_step_at - started, 3),
             "steps_per_s": None if self.steps_per_s is None else round(self.steps_per_s, 3),
         }

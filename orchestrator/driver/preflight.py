@@ -7,16 +7,17 @@ from pathlib import Path
 
 from orchestrator import pipeline
 from orchestrator.errors import ConfigurationError, NotRerunnable
-from orchestrator.provenance import code, data
+from orchestrator.provenance import data, worktree
 from orchestrator.settings import Settings
 from orchestrator.updates import optimizers
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """What was found: the repository (None without one), the inputs, and the obstacles to an exact rerun with remedies."""
+    """What was found: the work tree (None where it cannot be recorded), the inputs, and the obstacles to an exact rerun, each
+    with its remedy."""
 
-    code: code.Code | None
+    work: worktree.WorkTree | None
     inputs: list[data.Input]
     obstacles: list[str]
 
@@ -26,15 +27,21 @@ def check(settings: Settings, project: Path) -> Provenance:
     problems = [*_pipeline_problems(settings), *_input_problems(settings, project)]
     if problems:
         raise ConfigurationError(problems)
-    found = code.capture(project)
+    obstacles: list[str] = []
+    work = None
+    try:
+        work = worktree.examine(project)
+        obstacles += work.obstacles
+    except worktree.Unrecorded as error:
+        obstacles.append(str(error))
     inputs = data.capture(project, list(settings.data.inputs))
-    obstacles = [*_code_obstacles(found), *_data_obstacles(inputs)]
+    obstacles += [item.obstacle for item in inputs if item.obstacle is not None]
     if settings.strict and obstacles:
         listed = "".join(f"\n  - {obstacle}" for obstacle in obstacles)
         raise NotRerunnable(
             f"strict: this run could not be repeated exactly:{listed}", "mend these, or leave strict out"
         )
-    return Provenance(found, inputs, obstacles)
+    return Provenance(work, inputs, obstacles)
 
 
 def _pipeline_problems(settings: Settings) -> list[str]:
@@ -61,25 +68,3 @@ def _input_problems(settings: Settings, project: Path) -> list[str]:
             remedy = f"; make it with: dvc repro {stage}" if stage else ""
             problems.append(f"data.inputs: there is no {path} in {project}{remedy}")
     return problems
-
-
-def _code_obstacles(found: code.Code | None) -> list[str]:
-    if found is None:
-        return ["the project is in no git repository, so its code is not recorded; git init, then commit"]
-    if found.commit is None:
-        return ["the repository has no commit yet, so its code is not recorded; commit"]
-    if found.changed:
-        shown = ", ".join(found.changed[:3]) + (", ..." if len(found.changed) > 3 else "")
-        return [f"{len(found.changed)} files differ from the commit ({shown}); commit them"]
-    return []
-
-
-def _data_obstacles(inputs: list[data.Input]) -> list[str]:
-    obstacles = []
-    for item in inputs:
-        if item.recorded_md5 is None:
-            obstacles.append(f"{item.path} is not under DVC, so it cannot be restored; dvc add {item.path}")
-        elif item.recorded_md5 != item.md5:
-            remedy = f"dvc repro {item.stage}" if item.stage else f"dvc commit {item.path}"
-            obstacles.append(f"{item.path} is not what DVC has recorded; {remedy}")
-    return obstacles

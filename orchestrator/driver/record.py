@@ -1,19 +1,25 @@
-"""One run's record: its MLflow run and its folder, opened before the first step and closed with the right status."""
+"""One run's record: its MLflow run and its folder, opened before the first step and closed with the right status.
+
+What the run is made of goes into files that are artifacts too: `code.bundle` (the exact work tree), `code.patch` (to be read),
+`data.json`, `settings.yaml`, `environment.json` (per node), and `identity.json`: a hash over all of it.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.outcome import Outcome, Status
 from orchestrator.driver.preflight import Provenance
-from orchestrator.provenance import environment
+from orchestrator.provenance import git, imported, snapshot, worktree
+from orchestrator.records import identity
 from orchestrator.records.lines import LineFile
-from orchestrator.settings import Settings, flat, to_yaml
+from orchestrator.settings import Settings, determining, flat, to_yaml
 from orchestrator.tracking import Store, Tracker
 
 _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
@@ -21,18 +27,51 @@ _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
     "failed": "FAILED",
     "killed": "KILLED",
 }
+ORCHESTRATOR = ("orchestrator",)  # this package is part of the environment, by the hash of its source
 
 
 class Record:
-    """Opened by `open_record`; `journal` and `trace` are appended live."""
+    """Opened by `open_record` or `reopen_record`; `journal` and `trace` are appended live.
 
-    def __init__(self, store: Store, tracker: Tracker, files: RunFolder, orphans: list[str]) -> None:
+    facts: what the workers agreed on, once they have; profile: of the training data, at the end.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        tracker: Tracker,
+        files: RunFolder,
+        orphans: list[str],
+        provenance: Provenance,
+    ) -> None:
         self.store = store
         self.tracker = tracker
         self.files = files
         self.orphans = orphans
         self.journal = LineFile(files.journal)
         self.trace = LineFile(files.trace)
+        self.facts: Mapping[str, Any] = {}
+        self.profile: dict[str, Any] | None = None
+        self._settings = settings
+        self._provenance = provenance
+        self._nodes: dict[str, Any] = _read(files.environment).get("nodes", {})
+
+    def describe(self, node: str, environment: Mapping[str, Any], modules: list[dict[str, Any]]) -> list[str]:
+        """The environment of a node, and the modules that a worker there has imported. Returns obstacles to a rerun."""
+        first = not self._nodes
+        self._nodes[node] = dict(environment)
+        _write(self.files.environment, {"nodes": self._nodes})
+        work = self._provenance.work
+        if not first or work is None:
+            return []
+        packages = environment["packages"]
+        chosen = {f"package.{name}": packages[name] for name in ("torch", "ray", "numpy") if name in packages}
+        for key, value in {"packages_sha256": environment["bits"]["packages_sha256"], **chosen}.items():
+            self.tracker.tag(key, value)
+        judged = imported.judge([imported.from_dict(module) for module in modules], work, ORCHESTRATOR)
+        _write(self.files.code, {**_read(self.files.code), "search_path": list(judged.search_path)})
+        return list(judged.obstacles)
 
     def close(self, outcome: Outcome) -> str | None:
         """Write down how the run ended, here and in MLflow; why MLflow could not take all of it, or None."""
@@ -46,6 +85,8 @@ class Record:
             self.tracker.tag("steps", str(outcome.steps))
         if outcome.digest is not None:
             self.tracker.tag("digest", outcome.digest)
+        self._write_data()
+        self._identify()
         self.journal.append([ending])
         self.journal.close()
         self.trace.close()
@@ -58,33 +99,84 @@ class Record:
         self.tracker.end(_MLFLOW[status])
         return self.tracker.trouble
 
+    def _write_data(self) -> None:
+        inputs = [item.as_dict() for item in self._provenance.inputs]
+        before = _read(self.files.data).get("profile")
+        _write(self.files.data, {"inputs": inputs, "profile": self.profile or before})
+
+    def _identify(self) -> None:
+        """What determines the result, and one hash over it; only known once workers were ready."""
+        if self.files.identity.exists() or "initial_parameters" not in self.facts or not self._nodes:
+            return
+        work = self._provenance.work
+        parts = identity.parts(
+            "none" if work is None else work.tree,
+            {item.path: item.md5 for item in self._provenance.inputs},
+            determining(self._settings),
+            [node["bits"] for node in self._nodes.values()],
+            self.facts["initial_parameters"],
+        )
+        _write(self.files.identity, {"identity": identity.of(parts), "parts": parts})
+        self.tracker.tag("identity", identity.of(parts))
+
 
 def open_record(settings: Settings, folder: Path, provenance: Provenance) -> Record:
-    """Create the MLflow run and its folder. Raises ConfigurationError when the store cannot be opened."""
+    """Create the MLflow run and its folder, and keep the code. Raises ConfigurationError when the store cannot be opened."""
     store = Store(settings.tracking.uri, folder)
-    machine = environment.capture()
     with store.usable():
         experiment_id = store.experiment(settings.run.experiment)
         orphans = store.mark_orphans(experiment_id)
-        tracker = Tracker(store, experiment_id, settings.run.name, every_s=settings.tracking.every_s)
-        tracker.describe(flat(settings), _tags(provenance, machine))
+        tracker = Tracker.create(store, experiment_id, settings.run.name, every_s=settings.tracking.every_s)
+        tracker.describe(flat(settings), _tags(provenance))
+    tracker.inputs([(item.path, item.md5, item.place) for item in provenance.inputs])
     files = RunFolder(folder, tracker.run_id)
+    files.lease()
     files.settings.write_text(to_yaml(settings), encoding="utf-8")
-    files.environment.write_text(json.dumps(machine.as_dict(), indent=1) + "\n", encoding="utf-8")
-    return Record(store, tracker, files, orphans)
+    if provenance.work is not None:
+        _keep(provenance.work, files, tracker)
+    return Record(settings, store, tracker, files, orphans, provenance)
 
 
-def _tags(provenance: Provenance, machine: environment.Environment) -> dict[str, str]:
-    """What is found again by a search: who, from what code, which data, which packages."""
+def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance: Provenance) -> Record:
+    """Go on with a run that was left; its folder is leased already. Raises ConfigurationError."""
+    with store.usable():
+        tracker = Tracker.reopen(store, files.path.name, every_s=settings.tracking.every_s)
+        orphans = store.mark_orphans(tracker.experiment_id)
+    files.error.unlink(missing_ok=True)
+    return Record(settings, store, tracker, files, orphans, provenance)
+
+
+def _keep(work: worktree.WorkTree, files: RunFolder, tracker: Tracker) -> None:
+    """Write the snapshot of the code; what keeps that from being done is told, and ends nothing."""
+    try:
+        kept = snapshot.keep(work, tracker.run_id)
+        snapshot.bundle(kept, files.bundle)
+        snapshot.patch(kept, files.patch)
+    except (worktree.Unrecorded, git.GitError, OSError) as error:
+        tracker.tag("code.unrecorded", str(error))
+        return
+    _write(files.code, kept.as_dict())
+
+
+def _tags(provenance: Provenance) -> dict[str, str]:
+    """What is found again by a search: who, from what code, which data."""
     tags = {
         "mlflow.source.name": " ".join(sys.argv),
         "mlflow.source.type": "LOCAL",
         "mlflow.user": os.environ.get("USER", str(os.getuid())),
-        "packages_sha256": machine.packages_sha256,
-        **{f"package.{name}": machine.packages[name] for name in ("torch", "ray", "numpy") if name in machine.packages},
     }
-    if provenance.code is not None:
-        tags["git.dirty"] = str(provenance.code.dirty).lower()
-        if provenance.code.commit is not None:
-            tags["git.commit"] = tags["mlflow.source.git.commit"] = provenance.code.commit
+    work = provenance.work
+    if work is not None:
+        tags["git.dirty"] = str(work.dirty).lower()
+        tags["git.tree"] = work.tree
+        if work.head is not None:
+            tags["git.commit"] = tags["mlflow.source.git.commit"] = work.head
     return {**tags, **{f"data.{item.path}.md5": item.md5 for item in provenance.inputs}}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def _write(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,207 +1,240 @@
-"""The driver's loop: what members say goes to the controller, to the files and to MLflow; what the controller says is done.
+"""The driver's loop: what members say goes to the controller and into the chronicle; what the controller orders is done.
 
 All decisions are `control.controller.decide`; all numbers come from the members; here they only pass through.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from orchestrator.cluster.members import Heard, Members
-from orchestrator.control import controller
-from orchestrator.control.placement import place
-from orchestrator.driver.outcome import Outcome
-from orchestrator.driver.progress import Progress
-from orchestrator.driver.record import Record
+from orchestrator.cluster.members import Heard, Members, Place
+from orchestrator.control import controller, events
+from orchestrator.control.membership import Terms
+from orchestrator.driver.chronicle import Chronicle
+from orchestrator.driver.generations import Directory
+from orchestrator.driver.saving import Saving
 from orchestrator.driver.signals import Mailbox
-from orchestrator.errors import Inconsistent, from_dict
+from orchestrator.errors import Inconsistent, OrchestratorError, from_dict
 from orchestrator.records.trace import Disagreement, Line, Merger
-from orchestrator.settings import Settings
-from orchestrator.topologies import Schedule
 
 _TICK_S = 0.25
-_REMEMBERED_LINES = 10_000
+
+
+class Seating(Protocol):
+    def take(self, member: int) -> Place:
+        """Where a new member lives."""
+
+    def leave(self, member: int) -> None:
+        """The member is no more; its seat is free."""
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """Where a run begins. terms: what it asks for. When it is resumed, written: how many lines of its trace stand; cut: those
+    that were behind them, with which what is computed again is compared."""
+
+    terms: Terms
+    written: int = 0
+    cut: Sequence[Line] = ()
 
 
 class Session:
-    """One run of prepared members, from their first answer to the end of the last step."""
+    """One run, from the first start of a member to the end of the last step. Built as early as possible, for it has the first
+    members started: they prepare while the driver opens the record."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        schedule: Schedule,
-        members: Members,
-        record: Record,
-        progress: Progress,
-    ) -> None:
-        self._settings = settings
-        self._schedule = schedule
+    _directory: Directory
+    _saving: Saving
+    _chronicle: Chronicle
+
+    def __init__(self, beginning: Beginning, members: Members, seating: Seating) -> None:
         self._members = members
-        self._tracker = record.tracker
-        self._journal = record.journal
-        self._trace = record.trace
-        self._progress = progress
-        self._merger = Merger(schedule.workers)
-        self._said: dict[str, int] = {}
-        self._addresses: dict[int, dict[str, Any]] = {}
-        self._nodes: dict[int, str] = {}
-        self._pids: dict[int, int] = {}
-        self._dead: set[int] = set()
-        self._told_of_trouble = False
-        self.outcome = Outcome(workers=schedule.workers)
-        self._state = controller.State(
-            schedule.workers, schedule.servers, time.monotonic(), settings.cluster.start_timeout_s
-        )
+        self._seating = seating
+        self._merger = Merger(beginning.written)
+        self._merger.expect(beginning.cut)
+        self._roles: dict[int, events.Role] = {}
+        self._ready: dict[int, dict[str, Any]] = {}  # where each member's process is
+        self._generation = -1
+        self._running = False  # whether the present generation has completed a step
+        self._over: set[int] = set()  # dead, or killed here
+        self._state, commands = controller.initial(beginning.terms, time.monotonic())
+        self._carry_out(commands, "")
 
-    def run(self, mailbox: Mailbox) -> Outcome:
-        """Until the controller says the end. Never raises for what a member or the user did: see `outcome.error`."""
+    def run(self, mailbox: Mailbox, directory: Directory, saving: Saving, chronicle: Chronicle) -> None:
+        """Until the controller says the end. Never raises for what a member or the user did: see the outcome's error."""
+        self._directory, self._saving, self._chronicle = directory, saving, chronicle
+        posted: str | None = None
         while self._state.phase != "ended":
-            if mailbox.signal is not None:
-                self._decide(controller.Interrupt(mailbox.signal))
+            if mailbox.signal is not None and mailbox.signal != posted:
+                posted = mailbox.signal
+                self._chronicle.event("signal", name=posted)
+                self._decide(events.Interrupt(posted))
             for heard in self._members.hear(_TICK_S):
                 self._hear(heard)
-            self._decide(controller.Tick())
-            self._track()
-        for member in range(self._schedule.members):
-            self._entries(member, self._members.drain(member))
-        return self.outcome
+            self._decide(events.Tick())
+            self._chronicle.tick()
+        for member in self._roles:
+            if member not in self._over:
+                self._entries(member, self._members.drain(member))
 
-    def _track(self) -> None:
-        self._tracker.tick()
-        trouble = self._tracker.trouble
-        if trouble is not None and not self._told_of_trouble:
-            self._told_of_trouble = True
-            self._progress.say(
-                f"warning: MLflow does not take what this run reports; it goes on, and its files stay complete: {trouble}"
-            )
+    def any_worker(self) -> int:
+        """A member that holds the trained parameters, once the run has finished."""
+        members = self._state.members.values()
+        return min(each.id for each in members if each.role == "worker" and isinstance(each.report, events.Finished))
 
     def _hear(self, heard: Heard) -> None:
         member, answer = heard.member, heard.answer
-        if heard.kind == "entries":
-            self._entries(member, heard.entries)
-        elif heard.kind == "died":
+        if heard.kind == "died":
             self._died(member, heard.why)
-        elif "failed" in answer:
-            self._decide(controller.Failed(member, from_dict(answer["failed"])))
-        elif "withdrew" in answer:
-            self._decide(controller.Withdrew(member, answer["withdrew"]))
+        elif heard.kind == "entries":
+            self._entries(member, heard.entries)
+            self._decide(events.Pulse(member, **heard.pulse))
         elif heard.kind == "prepared":
-            self._addresses[member] = answer["addresses"]
-            self._nodes[member] = answer["node"]
-            self._member_started(member, answer)
-            self._decide(controller.Ready(member, answer["facts"]))
+            self._prepared(member, answer)
+        elif "failed" in answer:
+            self._decide(events.Failed(member, from_dict(answer["failed"])))
+        elif "left" in answer:
+            position = _position(answer["position"])
+            left = events.Left(member, answer["generation"], answer["left"], position, answer["accuses"], answer["why"])
+            self._decide(left)
         else:
-            self.outcome.digest = answer["digest"] or self.outcome.digest
-            self._decide(controller.Finished(member, answer["digest"]))
+            self._chronicle.outcome.digest = answer["finished"] or self._chronicle.outcome.digest
+            position = _position(answer["position"])
+            self._decide(events.Finished(member, answer["generation"], position, answer["finished"]))
 
-    def _decide(self, event: controller.Event) -> None:
+    def _prepared(self, member: int, answer: dict[str, Any]) -> None:
+        if "failed" in answer:
+            error = from_dict(answer["failed"])
+            first = self._state.generation is None
+            self._decide(events.Failed(member, error) if first else events.StartFailed(member, error.message))
+            return
+        self._directory.add(member, answer["addresses"], answer["node"])
+        self._ready[member] = {"pid": answer["pid"], "node": answer["node"]}
+        if self._state.generation is not None:
+            self._member_started(member, None, [])
+        can_restore = self._roles[member] == "worker" and self._directory.reaches_checkpoints(member)
+        self._decide(events.Ready(member, answer["facts"], can_restore))
+
+    def _member_started(self, member: int, rank: int | None, shards: Sequence[int]) -> None:
+        """rank: None for one that waits to join."""
+        role = self._roles[member]
+        hosted = {"shards": list(shards)} if role == "worker" else {}
+        self._chronicle.event(f"{role}_started", **{role: member}, rank=rank, **self._ready[member], **hosted)
+
+    def _died(self, member: int, details: str) -> None:
+        """Every question that waits for a dead member's answer ends in the same news; the first is enough."""
+        if member in self._over:
+            return
+        self._over.add(member)
+        self._seating.leave(member)
+        pid = self._members.pid(member)
+        why = f"its process (pid {pid}) ended" if pid is not None else "its process ended"
+        self._chronicle.lost(self._roles[member], member, why)
+        self._decide(events.Died(member, why, details))
+
+    def _decide(self, event: events.Event) -> None:
         before = self._state.phase
         self._state, commands, reason = controller.decide(self._state, event, time.monotonic())
         if reason:
-            self._journal.append([{"event": "decided", "from": before, "to": self._state.phase, "reason": reason}])
+            self._chronicle.decided(before, self._state.phase, reason)
+        self._carry_out(commands, reason)
+
+    def _carry_out(self, commands: Sequence[events.Command], reason: str) -> None:
         for command in commands:
-            if isinstance(command, controller.Begin):
-                self._begin(command.facts)
-            else:
-                self.outcome.error = self.outcome.error or command.error
+            match command:
+                case events.Start(member, role):
+                    self._roles[member] = role
+                    self._members.start(member, role, self._seating.take(member))
+                case events.Begin():
+                    self._begin(command, reason)
+                case events.CallOff(generation, members):
+                    for member in members:
+                        self._members.call_off(member, generation)
+                case events.Ask(member, what):
+                    self._members.ask(member, what)
+                case events.Kill(member, why):
+                    self._kill(member, why)
+                case events.Recovered():
+                    self._chronicle.recovered(command)
+                case events.End(error):
+                    self._end(error)
 
-    def _begin(self, facts: Any) -> None:
-        shards = place(self._settings.data.shards, self._schedule.workers)
-        generation = {
-            "number": 0,
-            "topology": self._settings.topology.name,
-            "options": self._settings.topology.options(),
-            "workers": self._schedule.workers,
-            "shards": shards,
-        }
-        self._journal.append([{"event": "generation_started", **generation, "steps": facts["steps"]}])
-        self.outcome.generations = 1
-        self._progress.start(facts["steps"])
-        links = self._schedule.links()
-        for member in range(self._schedule.members):
-            linked = {a if b == member else b for a, b in links if member in (a, b)}
-            peers = {peer: self._addresses[peer][self._medium(member, peer)] for peer in linked}
-            self._members.run(member, generation, peers, facts)
+    def _begin(self, begin: events.Begin, reason: str) -> None:
+        self._saving.generation_ended()
+        self._generation, self._running = begin.generation, False
+        checkpoint = None if begin.restore is None else self._newest()
+        spec = self._directory.spec(begin, checkpoint)
+        ranks: dict[int, int | None] = {member: rank for rank, member in enumerate(begin.members)}
+        for member in self._ready if self._chronicle.outcome.generations == 0 else ():
+            rank = ranks.get(member)
+            shards = begin.shards[rank] if rank is not None and rank < begin.workers else ()
+            self._member_started(member, rank, shards)
+        self._chronicle.begins(spec, list(begin.members), begin.facts["steps"], reason)
+        for rank, member in enumerate(begin.members):
+            self._members.run(member, spec, rank, self._directory.peers(begin, spec, rank), begin.facts)
+        if self._saving.given_up:
+            self._saving.given_up = False
+            self._members.ask(begin.members[0], "save")
+        if checkpoint is not None:
+            self._decide(events.Saved(checkpoint))  # it may be an older one than was thought
 
-    def _medium(self, member: int, peer: int) -> str:
-        """How a pair is connected: by a Unix socket, and so by shared memory, on one node; by TCP between nodes."""
-        by_tcp = self._settings.transport == "tcp" or self._nodes[member] != self._nodes[peer]
-        return "tcp" if by_tcp else "unix"
+    def _newest(self) -> int | None:
+        """The checkpoint to go on from; one that is damaged is passed over, saying so."""
+        step, reasons = self._saving.newest()
+        for reason in reasons:
+            self._chronicle.passed_over(reason)
+        return step
+
+    def _kill(self, member: int, why: str) -> None:
+        self._over.add(member)
+        self._seating.leave(member)
+        self._members.kill(member)
+        self._chronicle.lost(self._roles[member], member, why)
+
+    def _end(self, error: OrchestratorError | None) -> None:
+        """The first error is the one to tell."""
+        self._chronicle.outcome.error = self._chronicle.outcome.error or error
 
     def _entries(self, member: int, entries: list[dict[str, Any]]) -> None:
-        lines = [entry["trace"] for entry in entries if "trace" in entry]
-        self._record_trace(lines)
+        self._record_trace([entry["trace"] for entry in entries if "trace" in entry])
         for entry in entries:
             if "printed" in entry:
-                self._print(member, entry["printed"])
-            elif "pid" in entry:
-                self._pids[member] = entry["pid"]
-            elif entry.get("event") == "evaluated":
-                self._evaluated(entry)
-            elif entry.get("event") == "trained":
-                self.outcome.training_s = entry["seconds"]
-                self._journal.append([entry])
+                self._chronicle.printed(f"{self._roles[member]} {member}", entry["printed"])
+                continue
+            match entry.get("event"):
+                case "evaluated":
+                    self._chronicle.evaluated(entry["step"], entry["metrics"])
+                case "generation_running" if entry["generation"] == self._generation:
+                    self._running = True
+                    self._decide(events.Stepped(entry["step"]))
+                case "part_written" | "part_failed":
+                    self._part(entry)
 
     def _record_trace(self, lines: list[Line]) -> None:
         try:
             new = self._merger.add(lines)
         except Disagreement as error:
             fault = Inconsistent(str(error), "this is a fault of orchestrator")
-            self._decide(controller.Failed(0, fault))
-            self.outcome.error = self.outcome.error or fault  # also when the last words come after the end
+            self._end(fault)  # here, because last words may come after the end, when nothing is decided any more
+            self._decide(events.Failed(None, fault))
             return
-        if not new:
-            return
-        self._trace.append(new)
-        self.outcome.first_step_at = self.outcome.first_step_at or time.monotonic()
-        for line in new:
-            self.outcome.steps = line["step"] + 1
-            self.outcome.loss = float.fromhex(line["loss"])
-            self._tracker.metrics(line["step"], {"train/loss": self.outcome.loss})
-        self._progress.step(self.outcome.steps, self.outcome.loss or 0.0)
+        if new:
+            self._chronicle.lines(new)
+            if self._running:
+                self._decide(events.Stepped(new[-1]["step"]))
 
-    def _evaluated(self, entry: dict[str, Any]) -> None:
-        self.outcome.metrics = entry["metrics"]
-        self._tracker.metrics(entry["step"], entry["metrics"])
-        self._journal.append([{**entry, "metrics": {key: _plain(value) for key, value in entry["metrics"].items()}}])
-        shown = ", ".join(f"{name} {value:.4g}" for name, value in entry["metrics"].items())
-        self._progress.say(f"after step {entry['step'] + 1}: {shown}")
-
-    def _died(self, member: int, details: str) -> None:
-        """Every question that waits for a dead member's answer ends in the same news; the first is enough."""
-        if member in self._dead:
-            return
-        self._dead.add(member)
-        process = f"its process (pid {self._pids[member]})" if member in self._pids else "its process"
-        when = f"at step {self.outcome.steps}" if self._state.phase == "running" else "before the first step"
-        self._journal_event(f"{self._role(member)}_lost", member, step=self.outcome.steps)
-        self._decide(controller.Died(member, f"{process} ended {when}", details))
-
-    def _member_started(self, member: int, answer: dict[str, Any]) -> None:
-        details = {"pid": answer["pid"], "node": answer["node"]}
-        if member < self._schedule.workers:
-            details["shards"] = place(self._settings.data.shards, self._schedule.workers)[member]
-        self._journal_event(f"{self._role(member)}_started", member, **details)
-
-    def _journal_event(self, event: str, member: int, **details: Any) -> None:
-        role = self._role(member)
-        number = member if role == "worker" else member - self._schedule.workers
-        self._journal.append([{"event": event, role: number, "rank": member, **details}])
-
-    def _role(self, member: int) -> str:
-        return "worker" if member < self._schedule.workers else "server"
-
-    def _print(self, member: int, line: str) -> None:
-        """What the pipeline prints, with its worker; the same line from the other workers is shown once."""
-        if len(self._said) > _REMEMBERED_LINES:
-            self._said.clear()
-        first = self._said.setdefault(line, member)
-        if first == member:
-            self._progress.say(f"[{self._state.name(member)}] {line}")
+    def _part(self, entry: dict[str, Any]) -> None:
+        self._chronicle.sync()
+        saved = self._saving.heard(entry)
+        if saved is not None:
+            self._chronicle.saved(saved)
+            self._decide(events.Saved(saved.step))
+        if self._saving.trouble is not None:
+            self._chronicle.not_saved(entry["step"], self._saving.trouble)
+            self._saving.trouble = None
 
 
-def _plain(value: float) -> float | str:
-    """JSON has no NaN."""
-    return value if math.isfinite(value) else str(value)
+def _position(value: Sequence[int] | None) -> events.Position | None:
+    return None if value is None else (value[0], value[1])

@@ -5,6 +5,9 @@ Everything that has to be agreed is put into that form:
 
     failing shard     shards - shard, so that the first failing shard wins
     evaluate          1 where a member's clock says that an evaluation is due
+    halt              what is asked for at the end of the step, a `pulse.Halt`
+    save              1 where a member's clock, or somebody through it, asks for a checkpoint
+    busy              1 where a member's writer of checkpoints still works
     magnitudes        bits of the largest weighted element, per tensor of the layout; ABSENT where no shard contributes
     present           1 per tensor of the layout that some shard has a gradient for, or has changed
     weights, losses   one slot per shard, the bits of a float64; EMPTY everywhere but at the shard's host
@@ -19,8 +22,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from orchestrator.engine.pulse import Halt
 from orchestrator.numerics.grid import ABSENT
 
+_HEADER = 5  # elements before the magnitudes
 EMPTY = -(2**63)  # below the bits of every float64 but -0.0, which `to_slots` never produces
 
 
@@ -34,11 +39,21 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class Wishes:
+    """What a member asks of the others beside the step itself; combined, what all of them will do."""
+
+    evaluate: bool = False
+    halt: Halt = Halt.NONE
+    save: bool = False
+    busy: bool = False
+
+
+@dataclass(frozen=True)
 class Ballot:
     """One member's part. A server's ballot is the default one."""
 
     failing_shard: int | None = None
-    evaluate: bool = False
+    wishes: Wishes = Wishes()
     magnitudes: Sequence[int] = ()
     present: Sequence[bool] = ()
     weights: Mapping[int, float] = field(default_factory=dict)
@@ -47,7 +62,8 @@ class Ballot:
 
     def encode(self, shape: Shape) -> torch.Tensor:
         failing = EMPTY if self.failing_shard is None else shape.shards - self.failing_shard
-        header = torch.tensor([failing, int(self.evaluate)], dtype=torch.int64)
+        asked = self.wishes
+        header = torch.tensor([failing, asked.evaluate, asked.halt, asked.save, asked.busy], dtype=torch.int64)
         magnitudes = torch.tensor(self.magnitudes or [ABSENT] * shape.tensors, dtype=torch.int64)
         present = torch.tensor(self.present or [False] * shape.tensors, dtype=torch.int64)
         counters = torch.full((2 * shape.counters,), EMPTY, dtype=torch.int64)
@@ -63,7 +79,7 @@ class Agreement:
     """What all members know after the vote. weights and losses have an entry for each shard that was computed."""
 
     failing_shard: int | None
-    evaluate: bool
+    wishes: Wishes
     magnitudes: list[int]
     present: list[bool]
     weights: dict[int, float]
@@ -73,13 +89,13 @@ class Agreement:
 
     @classmethod
     def decode(cls, vector: torch.Tensor, shape: Shape) -> Agreement:
-        lengths = [2, shape.tensors, shape.tensors, shape.shards, shape.shards, shape.counters, shape.counters]
+        lengths = [_HEADER, shape.tensors, shape.tensors, shape.shards, shape.shards, shape.counters, shape.counters]
         header, magnitudes, present, weights, losses, highest, negated = torch.split(vector, lengths)
-        failing, evaluate = header.tolist()
+        failing, evaluate, halt, save, busy = header.tolist()
         high, low = highest.tolist(), (-negated).tolist()
         return cls(
             failing_shard=None if failing == EMPTY else shape.shards - failing,
-            evaluate=evaluate == 1,
+            wishes=Wishes(evaluate == 1, Halt(halt), save == 1, busy == 1),
             magnitudes=magnitudes.tolist(),
             present=(present == 1).tolist(),
             weights=from_slots(weights),

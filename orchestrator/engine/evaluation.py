@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -20,6 +20,8 @@ from orchestrator.engine.lockstep import Withdrawn
 from orchestrator.engine.replica import Replica
 from orchestrator.engine.work import Work
 from orchestrator.errors import OrchestratorError, PipelineRaised
+
+Beat = Callable[[], None]
 
 _LOSS = "validation/loss"
 _FIXED = 3  # loss, its weight, rows; the metrics follow
@@ -43,13 +45,14 @@ class Results:
         self.rows[batch] = values
 
 
-def compute(work: Work, replica: Replica, shards: Sequence[int], total_shards: int, step: int) -> Results:
-    """Evaluate the batches that these shards own, each from the same buffers; modes and buffers are left as they were."""
+def compute(work: Work, replica: Replica, shards: Sequence[int], total_shards: int, step: int, beat: Beat) -> Results:
+    """Evaluate the batches that these shards own, each from the same buffers; modes and buffers are left as they were, also
+    when `beat`, which is called before each batch, raises."""
     results = Results()
     own = [batch for batch in range(len(work.evaluation_batches)) if batch % total_shards in shards]
-    replica.begin_step()
-    with _in_eval_mode(work.model):
+    with _in_eval_mode(work.model), _restoring(replica):
         for batch in own:
+            beat()
             replica.begin_shard()
             try:
                 results.add(batch, *work.evaluate(step, batch))
@@ -57,8 +60,15 @@ def compute(work: Work, replica: Replica, shards: Sequence[int], total_shards: i
             except OrchestratorError as error:
                 results.fault = (batch, error)
                 break
-    replica.begin_shard()
     return results
+
+
+@contextmanager
+def _restoring(replica: Replica) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        replica.begin_shard()
 
 
 @contextmanager
@@ -66,10 +76,12 @@ def _in_eval_mode(model: torch.nn.Module) -> Iterator[None]:
     """Afterwards every module is in the mode it was in: a pipeline may keep some of them frozen."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    yield
-    model.train()
-    for module, training in modes:
-        module.training = training
+    try:
+        yield
+    finally:
+        model.train()
+        for module, training in modes:
+            module.training = training
 
 
 def combine(

@@ -19,7 +19,7 @@ from orchestrator.numerics.layout import BLOCK, Layout
 from orchestrator.topologies.schedule import Action, Add, Copy, Finish, Schedule, Send, program
 from orchestrator.transports.base import Regions, Tag, Transport
 
-VOTE, SUM, EVALUATION_VOTE, EVALUATION = range(4)  # phases, part of every message's tag
+VOTE, SUM, EVALUATION_VOTE, EVALUATION, END, HANDOVER = range(6)  # phases, part of every message's tag
 
 
 class Memory:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
-from orchestrator.engine.ballots import Agreement, Ballot
+from orchestrator.engine.ballots import Agreement, Ballot, Wishes
 from orchestrator.engine.exchange import Memory
+from orchestrator.engine.pulse import Pulse
 from orchestrator.engine.replica import Replica
 from orchestrator.engine.work import NON_FINITE_REMEDY, Work
 from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
@@ -20,8 +22,8 @@ Gradients = Sequence[torch.Tensor | None]
 
 
 class Learner:
-    """Hosts shards. rate: the factor on the learning rates at a step; evaluation_due: whether, by this member's clock, to
-    evaluate after the present step."""
+    """Hosts the shards that `host` gives it, others in each generation. rates: the base learning rates; rate: the factor on
+    them at a step; wishes: what to ask of the others in the present step."""
 
     def __init__(
         self,
@@ -30,11 +32,12 @@ class Learner:
         optimizer: torch.optim.Optimizer,
         memory: Memory,
         *,
-        shards: Sequence[int],
         exact: bool,
         clip_norm: float | None,
+        rates: Sequence[float],
         rate: Callable[[int], float],
-        evaluation_due: Callable[[], bool],
+        wishes: Callable[[], Wishes],
+        pulse: Pulse,
     ) -> None:
         self._work = work
         self._replica = replica
@@ -42,19 +45,22 @@ class Learner:
         self._accumulator = Accumulator(replica.layout, memory.contribution, exact=exact)
         self._memory = memory
         self._results = [replica.layout.views(result) for result in memory.results]
-        self._shards = tuple(shards)
         self._clip_norm = clip_norm
         self._rate = rate
-        self._rates = schedules.rates_of(optimizer)
-        self._evaluation_due = evaluation_due
+        self._rates = list(rates)
+        self._wishes = wishes
+        self._pulse = pulse
+        self._repeated = False
+        self.host(())
+
+    def host(self, shards: Sequence[int]) -> None:
+        """From now on these, starting with a new step."""
+        self._shards = tuple(shards)
         self._fault: tuple[int, OrchestratorError] | None = None
         self._kept: tuple[Gradients, float, Ballot] | None = None
-        self._repeated = False
 
     def contribute(self, step: int, attempt: int, grid: Grid) -> Ballot:
-        if attempt == 0:
-            self._replica.begin_step()
-        elif self._kept is not None and self._repeated:
+        if attempt > 0 and self._kept is not None and self._repeated:
             return self._contribute_kept(grid)
         # The first repetition is computed in full by everybody, for that exposes a pipeline that keeps state (rule B4).
         self._repeated = self._repeated or attempt > 0
@@ -63,6 +69,7 @@ class Learner:
         tally = _Tally(self._replica)
         fault: tuple[int, OrchestratorError] | None = None
         for shard in self._shards:
+            self._pulse.beat("compute", step, shard)
             try:
                 computed = self._compute(step, shard)
                 if computed is None:
@@ -77,13 +84,15 @@ class Learner:
         if self._fault is not None:
             return Ballot(failing_shard=self._fault[0])
         if len(self._shards) == 1 and tally.shards:
-            self._kept = (gradients, weight, tally.ballot(evaluate=False))
-        return tally.ballot(evaluate=self._evaluation_due())
+            self._kept = (gradients, weight, tally.ballot(Wishes()))
+        return tally.ballot(self._wishes())
 
     def fault(self, shard: int) -> Exception | None:
         return self._fault[1] if self._fault is not None and self._fault[0] == shard else None
 
     def apply(self, step: int, agreement: Agreement) -> None:
+        """May raise CalledOff before it changes anything, and not after."""
+        self._pulse.beat("update", step)
         results = zip(agreement.present, self._results[step % 2], strict=True)
         agreed = [result if present else None for present, result in results]
         gradients = agreed[: len(self._replica.parameters)]
@@ -101,7 +110,7 @@ class Learner:
         self._accumulator.clear()
         self._accumulator.add(gradients, weight, grid)
         self._accumulator.settle()
-        return ballot
+        return replace(ballot, wishes=self._wishes())
 
     def _compute(self, step: int, shard: int) -> tuple[float, float, Gradients] | None:
         """Loss, weight and contributions of one shard; None when it has nothing to contribute."""
@@ -156,9 +165,9 @@ class _Tally:
             raise PipelineRaised(f"the shards left different values in the integer buffer {name!r}")
         self._counters = counters
 
-    def ballot(self, *, evaluate: bool) -> Ballot:
+    def ballot(self, wishes: Wishes) -> Ballot:
         return Ballot(
-            evaluate=evaluate,
+            wishes=wishes,
             magnitudes=self._magnitudes,
             present=self._present,
             weights=self._weights,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from orchestrator.engine.ballots import Agreement, Ballot, Shape
+from orchestrator.engine.ballots import Agreement, Ballot, Shape, Wishes
 from orchestrator.engine.exchange import VOTE, Exchange
 from orchestrator.errors import Inconsistent, PipelineRaised
 from orchestrator.numerics.grid import Grid
@@ -42,50 +42,63 @@ class Member(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """A committed step. gradient: the fingerprint of the summed gradient, signed 64 bits."""
+    """A committed step. gradient: the fingerprint of the summed gradient, signed 64 bits; wishes: of all members together."""
 
     step: int
     loss: float
     gradient: int
-    evaluate: bool
+    wishes: Wishes
 
 
 class Lockstep:
-    """Runs steps; its state between steps is the grid."""
+    """Runs steps; its state between steps is the grid, which changes only when a step commits.
 
-    def __init__(self, member: Member, exchange: Exchange, shape: Shape, names: list[str], *, exact: bool) -> None:
+    Nothing can interrupt a step between its sum and its end, so a step that raises has changed nothing here (rule D1).
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        exchange: Exchange,
+        shape: Shape,
+        names: list[str],
+        *,
+        exact: bool,
+        grid: Grid | None = None,
+    ) -> None:
         self._member = member
         self._exchange = exchange
         self._shape = shape
         self._names = names  # of the layout's tensors, then of the counters
         self._exact = exact
-        self.grid = Grid.unset(shape.tensors, shape.shards)
+        self.grid = grid or Grid.unset(shape.tensors, shape.shards)
 
     def step(self, step: int) -> Outcome:
         """Raises PipelineRaised, NonFinite, Inconsistent, Withdrawn, and what the transport raises."""
-        attempt, agreement = self._settle(step)
+        attempt, agreement, grid = self._settle(step)
         fingerprint = self._exchange.total(step, attempt, agreement.total_weight)
         self._member.apply(step, agreement)
         if self._exact:
-            self.grid = self.grid.committed(agreement.magnitudes)
-        return Outcome(step, agreement.loss, fingerprint, agreement.evaluate)
+            self.grid = grid.committed(agreement.magnitudes)
+        return Outcome(step, agreement.loss, fingerprint, agreement.wishes)
 
-    def _settle(self, step: int) -> tuple[int, Agreement]:
-        """Attempts until the grid fits; the agreement of the last one."""
+    def _settle(self, step: int) -> tuple[int, Agreement, Grid]:
+        """Attempts until the grid fits; the number, the agreement and the grid of the last one."""
         earlier: Agreement | None = None
+        grid = self.grid
         for attempt in range(ATTEMPTS):
-            agreement = self._vote(step, attempt)
+            agreement = self._vote(step, attempt, grid)
             if earlier is not None:
                 self._check_repeated(step, earlier, agreement)
-            misfits = self.grid.misfits(agreement.magnitudes) if self._exact else []
+            misfits = grid.misfits(agreement.magnitudes) if self._exact else []
             if not misfits:
-                return attempt, agreement
-            self.grid = self.grid.refit(agreement.magnitudes)
+                return attempt, agreement, grid
+            grid = grid.refit(agreement.magnitudes)
             earlier = agreement
         raise AssertionError("a grid that was fitted to equal magnitudes fits")
 
-    def _vote(self, step: int, attempt: int) -> Agreement:
-        ballot = self._member.contribute(step, attempt, self.grid)
+    def _vote(self, step: int, attempt: int, grid: Grid) -> Agreement:
+        ballot = self._member.contribute(step, attempt, grid)
         vector = self._exchange.maximum(step, attempt, VOTE, ballot.encode(self._shape))
         agreement = Agreement.decode(vector, self._shape)
         if agreement.failing_shard is not None:

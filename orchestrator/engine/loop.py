@@ -1,102 +1,163 @@
-"""The steps of a run, its evaluations and its end, the same at every member (rule A6).
+"""The steps of a run, its evaluations, checkpoints and its end, the same at every member (rule A6).
 
-Workers and servers walk through one loop. Whether to evaluate, to lower the learning rate or to stop early follows from what
-all members have agreed on in the step itself, so nobody has to be told.
+    until the run ends or a halt was voted:
+        evaluate, where that is due          also as the first thing of a generation, when the one before was given up there
+        tell the step                        trace line, metrics
+        take a checkpoint, where one is due  unless somebody's writer is busy: then at the next boundary
+        step                                 vote, sum, apply
+
+Workers and servers walk through one loop. Whether to evaluate, to lower the learning rate, to save or to stop follows from what
+all members have agreed on in the step itself, so nobody has to be told. Between generations the state of a member is its
+course (and, of a worker, its replica and optimizer); a loop that is left by an exception is entered again where it was left.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
 
-from orchestrator.control.patience import Patience
+import torch
+
 from orchestrator.engine import evaluation
-from orchestrator.engine.exchange import Exchange
+from orchestrator.engine.ballots import Wishes
+from orchestrator.engine.course import Course
+from orchestrator.engine.exchange import END, Exchange
 from orchestrator.engine.lockstep import Lockstep, Outcome
-from orchestrator.settings import Settings
+from orchestrator.engine.pulse import Halt, Pulse
+from orchestrator.records import trace
+from orchestrator.settings import Every, Settings
+
+Halted = Literal["finished", "regroup", "stop"]
 
 
-@dataclass(frozen=True)
-class Done:
-    """A step that is done. metrics: of the evaluation after it, if there was one; last: the run ends with it."""
+class Role(Protocol):
+    """What differs between a worker and a server in one generation, beside the step itself."""
 
-    outcome: Outcome
-    metrics: dict[str, float] | None
-    last: bool
+    def running(self) -> None:
+        """The first step of this generation is committed."""
+
+    def evaluate(self, step: int) -> evaluation.Results:
+        """This member's part of the evaluation after a step."""
+
+    def tell(self, line: trace.Line, metrics: Mapping[str, float] | None, *, last: bool) -> None:
+        """A step is done with all that belongs to it."""
+
+    def save(self, course: Course) -> None:
+        """Copy this member's part of a checkpoint and have it written, after the one that is being written."""
+
+    def saved(self) -> None:
+        """Wait until that is written."""
 
 
-class Clock:
-    """When evaluations are due. By steps it is a function of the step; by seconds worker 0's watch is put to the vote."""
+class Watch:
+    """When something is due that comes every so many steps or seconds. By steps it is a function of the step; by seconds one
+    member's watch is put to the vote."""
 
-    def __init__(self, settings: Settings, steps: int) -> None:
-        every = settings.evaluation.every
+    def __init__(self, every: Every | None) -> None:
         self._steps = every.steps if every is not None else None
         self._seconds = every.seconds if every is not None else None
-        self._last_step = steps - 1
         self._since = time.monotonic()
 
     def asks(self) -> bool:
         return self._seconds is not None and time.monotonic() - self._since >= self._seconds
 
-    def due(self, outcome: Outcome) -> bool:
-        by_steps = self._steps is not None and (outcome.step + 1) % self._steps == 0
-        due = by_steps or outcome.evaluate or outcome.step == self._last_step
-        if due:
-            self._since = time.monotonic()
-        return due
+    def due(self, steps: int) -> bool:
+        """After so many committed steps."""
+        return self._steps is not None and steps % self._steps == 0
+
+    def restart(self) -> None:
+        self._since = time.monotonic()
 
 
 class Loop:
-    """reductions: how often the plateau schedule has lowered the rate by now."""
+    """One member's way through the run; outlives generations. course: where it is."""
 
-    def __init__(self, settings: Settings, facts: Mapping[str, Any], clock: Clock) -> None:
+    def __init__(self, settings: Settings, facts: Mapping[str, Any], pulse: Pulse) -> None:
         self._steps: int = facts["steps"]
         self._batches: int = facts["evaluation_batches"]
-        self._clock = clock
-        self._stopping = early_stopping(settings)
-        self._plateau = plateau(settings)
+        self._pulse = pulse
+        self._evaluations = Watch(settings.evaluation.every)
+        self._checkpoints = Watch(settings.checkpoint.every)
+        self.course = Course.start(settings, len(facts["layout"]["slots"]))
 
     @property
-    def reductions(self) -> int:
-        return 0 if self._plateau is None else self._plateau.exhausted
+    def ended(self) -> bool:
+        """No step is to come; nor is an evaluation."""
+        course = self.course
+        return not course.evaluation_due and (course.steps == self._steps or course.stopped_early)
 
-    def run(
-        self, lockstep: Lockstep, exchange: Exchange, evaluate: Callable[[int], evaluation.Results]
-    ) -> Iterator[Done]:
-        """Step after step. evaluate: computes this member's part of the evaluation after a step."""
-        for step in range(self._steps):
-            outcome = lockstep.step(step)
-            metrics = None
-            if self._batches and self._clock.due(outcome):
-                metrics = evaluation.combine(exchange, step, self._batches, evaluate(step), self._watched())
-            last = step == self._steps - 1 or (metrics is not None and self._enough(metrics))
-            yield Done(outcome, metrics, last)
-            if last:
-                return
+    def wishes(self, *, keeps_time: bool, busy: bool) -> Wishes:
+        """A worker's, for its ballot. keeps_time: its clock is the one that counts."""
+        return Wishes(
+            evaluate=keeps_time and self._evaluations.asks(),
+            halt=self._pulse.halt(),
+            save=self._pulse.wants_save or (keeps_time and self._checkpoints.asks()),
+            busy=busy,
+        )
 
-    def _watched(self) -> list[str]:
-        return [patience.metric for patience in (self._stopping, self._plateau) if patience is not None]
+    def run(self, lockstep: Lockstep, exchange: Exchange, role: Role, *, saving: bool) -> Halted:
+        """Until the end of the run or a halt. saving: this generation has writers of checkpoints."""
+        agreed = Wishes(busy=True)  # at the first boundary nobody has asked the writers
+        is_running = False
+        while True:
+            self._settle(exchange, role)
+            if self.ended:
+                return self._finish(exchange, role, saving=saving)
+            if agreed.halt == Halt.STOP:
+                return self._stop(role, saving=saving)
+            if agreed.halt == Halt.REGROUP:
+                return "regroup"
+            if saving and self.course.save_due and not agreed.busy:
+                self._save(role)
+            outcome = lockstep.step(self.course.steps)
+            self._commit(outcome, lockstep)
+            agreed = outcome.wishes
+            if not is_running:
+                role.running()
+            is_running = True
 
-    def _enough(self, metrics: dict[str, float]) -> bool:
-        if self._plateau is not None:
-            self._plateau = self._plateau.after(metrics[self._plateau.metric])
-        if self._stopping is None:
-            return False
-        self._stopping = self._stopping.after(metrics[self._stopping.metric])
-        return self._stopping.exhausted > 0
+    def _commit(self, outcome: Outcome, lockstep: Lockstep) -> None:
+        steps = outcome.step + 1
+        by_clock = self._evaluations.due(steps) or outcome.wishes.evaluate
+        evaluation_due = self._batches > 0 and (by_clock or steps == self._steps)
+        save_due = self._checkpoints.due(steps) or outcome.wishes.save
+        line = trace.line(outcome.step, outcome.loss, outcome.gradient)
+        self.course = self.course.committed(lockstep.grid, line, evaluation_due=evaluation_due, save_due=save_due)
+        if evaluation_due:
+            self._evaluations.restart()
+        if outcome.wishes.save:
+            self._checkpoints.restart()
+            self._pulse.heard("save")  # from now on it is due, wherever this member goes
 
+    def _settle(self, exchange: Exchange, role: Role) -> None:
+        """All that belongs to the last step: its evaluation, then telling it."""
+        metrics = None
+        if self.course.evaluation_due:
+            step = self.course.steps - 1
+            results = role.evaluate(step)
+            metrics = evaluation.combine(exchange, step, self._batches, results, self.course.watched())
+            self.course = self.course.evaluated(metrics)
+        if self.course.untold is not None:
+            role.tell(self.course.untold, metrics, last=self.ended)
+            self.course = self.course.told()
 
-def early_stopping(settings: Settings) -> Patience | None:
-    section = settings.early_stopping
-    if section.patience is None:
-        return None
-    return Patience(section.metric, section.patience, section.mode, section.min_change)
+    def _save(self, role: Role) -> None:
+        role.save(self.course.saved())
+        self.course = self.course.saved()
+        self._checkpoints.restart()
 
+    def _stop(self, role: Role, *, saving: bool) -> Halted:
+        if saving:
+            self._save(role)
+            role.saved()
+        self._pulse.heard("stop")
+        return "stop"
 
-def plateau(settings: Settings) -> Patience | None:
-    section = settings.schedule
-    if section.name != "plateau":
-        return None
-    return Patience(section.metric or "validation/loss", section.patience or 3, section.mode or "min", 0.0)
+    def _finish(self, exchange: Exchange, role: Role, *, saving: bool) -> Halted:
+        """Nobody leaves, and nothing is final, before all have committed the last step (rule D1)."""
+        exchange.maximum(self.course.steps, 0, END, torch.zeros(1, dtype=torch.int64))
+        if saving:
+            self._save(role)
+            role.saved()
+        return "finished"

@@ -25,7 +25,6 @@ def reference(work: Work, replica: Replica) -> str:
 
 def _fingerprint(work: Work, replica: Replica, shard: int) -> str:
     """Of all that micro-batch (step 0, shard) would put into the sum; empty where it has nothing or fails, as its step will."""
-    replica.begin_step()
     replica.begin_shard()
     digest = hashlib.sha256()
     try:

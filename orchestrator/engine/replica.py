@@ -47,7 +47,8 @@ class Replica:
         self.begin_shard()
 
     def begin_step(self) -> None:
-        """Remember the buffers that every shard of this step starts from."""
+        """Remember the present buffers: every shard of the step to come starts from them, and so does its repetition when the
+        step is given up half-way (which leaves them as the last shard made them)."""
         self._start = [buffer.clone() for buffer in [*self.statistics, *self.counters.values()]]
 
     def begin_shard(self) -> None:
@@ -88,7 +89,7 @@ class Replica:
         return [name for name, counter in self.counters.items() for _ in range(counter.numel())]
 
     def adopt(self, statistics: Sequence[torch.Tensor | None], counters: Sequence[int]) -> None:
-        """Take the step's agreed buffers over; None: no shard touched it."""
+        """Take the step's agreed buffers over; None: no shard touched it. The next step starts from them."""
         for buffer, agreed, start in zip(self.statistics, statistics, self._start, strict=False):
             buffer.copy_(start if agreed is None else agreed)
         position = 0
@@ -96,6 +97,7 @@ class Replica:
             values = torch.tensor(counters[position : position + counter.numel()], dtype=counter.dtype)
             counter.copy_(values.view(counter.shape))
             position += counter.numel()
+        self.begin_step()
 
     def _move_into_flat_buffer(self) -> None:
         slots = self.layout.slots[: len(self.parameters)]

@@ -1,60 +1,51 @@
-"""A member's whole life in a run: prepare, then run steps until the last one; in a Ray actor or in a thread.
+"""A member's whole life in a run: prepare once, then run any number of generations; in a Ray actor or in a thread.
 
-Worker    hosts shards, holds a replica, reports the trace
-Server    hosts none and only adds (topology parameter_server)
+A worker hosts shards, holds a replica and reports the trace; a server (server.py) hosts none and only adds.
+
+What a member keeps between generations is its position's state: the course and, of a worker, model and optimizer. Whatever ends
+a generation, and wherever, leaves it in the state of its last committed step, with or without the evaluation after it.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from orchestrator.data.loaders import Loaders, Recipe
-from orchestrator.engine import evaluation, proof
-from orchestrator.engine.adder import Adder
-from orchestrator.engine.ballots import Shape
-from orchestrator.engine.exchange import Exchange, Memory
+from orchestrator.engine import proof
+from orchestrator.engine.exchange import Memory
+from orchestrator.engine.generation import Connect, Ended, Generation, Host, Position
 from orchestrator.engine.learner import Learner
-from orchestrator.engine.lockstep import Lockstep, Member, Withdrawn
-from orchestrator.engine.loop import Clock, Done, Loop
+from orchestrator.engine.loop import Loop
 from orchestrator.engine.replica import Replica
+from orchestrator.engine.server import Server, sum_dtype, walk
+from orchestrator.engine.term import Kept, Term
+from orchestrator.engine.watched import Watched, live
 from orchestrator.engine.work import Work
-from orchestrator.errors import ConfigurationError, OrchestratorError
+from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import determinism
 from orchestrator.numerics.digests import distinct_state, model_digest
-from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.streams import seeded
 from orchestrator.pipeline import defines, find, naming
-from orchestrator.records import trace
 from orchestrator.settings import Settings
-from orchestrator.topologies.schedule import Schedule
-from orchestrator.transports.base import Regions, Transport
+from orchestrator.transports.base import Regions
 from orchestrator.updates import optimizers, schedules
 
-Emit = Callable[[dict[str, Any]], None]
-Connect = Callable[[], Transport]  # called once the memory that peers will read is allocated
-
-
-@dataclass(frozen=True)
-class Generation:
-    """One membership: its number, its schedule, and the shards that each worker hosts, by rank."""
-
-    number: int
-    schedule: Schedule
-    shards: tuple[tuple[int, ...], ...]
+__all__ = ["Ended", "Generation", "Host", "Server", "Worker"]
 
 
 class Worker:
     """Built in the compute thread's process; `prepare` and `run` are called from the compute thread."""
 
-    def __init__(self, settings: Settings, regions: Regions) -> None:
+    def __init__(self, settings: Settings, regions: Regions, host: Host | None = None) -> None:
         self._settings = settings
         self._regions = regions
+        self._host = host or Host()
+        self._kept: Kept | None = None
+        self._loaders: Loaders | None = None
+        self._keeps_time = False
 
     def prepare(self) -> dict[str, Any]:
         """Build pipeline, model, optimizer and memory; returns the facts that all workers must agree on, JSON-able.
@@ -75,7 +66,8 @@ class Worker:
         self._work.model.train()
         self._replica = Replica(self._work.model)
         self._optimizer = self._build_optimizer()
-        self._memory = Memory(self._replica.layout, self._regions, dtype=_sum_dtype(settings))
+        self._rates = schedules.rates_of(self._optimizer)  # now: later they are those of a step
+        self._memory = Memory(self._replica.layout, self._regions, dtype=sum_dtype(settings))
         if settings.watches_a_metric and not self._work.evaluation_batches:
             raise ConfigurationError(
                 ["early_stopping and schedule=plateau watch a metric, but datasets() returned no validation set"]
@@ -95,41 +87,33 @@ class Worker:
             "machine": determinism.machine(),
         }
 
-    def run(self, generation: Generation, rank: int, connect: Connect, facts: Mapping[str, Any], emit: Emit) -> str:
-        """Connect, then run all steps, emitting `{"trace": line}` and events; returns the digest.
+    @property
+    def position(self) -> Position | None:
+        """None until this member has taken part in a generation: its state is the initial one then."""
+        return None if self._kept is None else self._kept.position
 
-        Raises what a step raises (engine.lockstep, engine.evaluation, the transport).
+    def run(self, generation: Generation, rank: int, connect: Connect, facts: Mapping[str, Any]) -> Ended:
+        """Live one generation: connect, give or take state where the generation says so, then run steps until it ends.
+
+        Raises this member's own faults: what a step raises (engine.lockstep, engine.evaluation), what loading a checkpoint
+        raises, MemoryError.
         """
-        settings, shards = self._settings, generation.shards[rank]
-        determinism.prepare_thread(settings.run.threads)
-        clock = Clock(settings, facts["steps"])
-        loop = Loop(settings, facts, clock)
-        exchange = _exchange(settings, generation, rank, connect(), self._memory)
-        learner = Learner(
-            self._work,
-            self._replica,
-            self._optimizer,
-            self._memory,
-            shards=shards,
-            exact=settings.reduction == "exact",
-            clip_norm=settings.gradient.clip,
-            rate=lambda step: schedules.factor(settings.schedule, step, facts["steps"], loop.reductions),
-            evaluation_due=clock.asks if rank == 0 else lambda: False,
+        determinism.prepare_thread(self._settings.run.threads)
+        if self._kept is None:
+            self._begin(facts)
+        return live(
+            generation,
+            self._host.pulse,
+            connect,
+            lambda transport: self._walk(generation, rank, transport, facts),
+            lambda: self.position,
         )
 
-        def evaluate(step: int) -> evaluation.Results:
-            return evaluation.compute(self._work, self._replica, shards, settings.data.shards, step)
-
-        first_step_at = 0.0
-        with self._fetching_ahead(shards, facts["steps"]), _leaving(exchange):
-            for done in loop.run(_lockstep(settings, learner, exchange, facts), exchange, evaluate):
-                first_step_at = first_step_at or time.monotonic()
-                emit({"trace": self._trace_line(done)})
-                if rank == 0 and done.metrics is not None:
-                    emit({"event": "evaluated", "step": done.outcome.step, "metrics": done.metrics})
-        if rank == 0:
-            emit({"event": "trained", "steps": done.outcome.step + 1, "seconds": time.monotonic() - first_step_at})
-        return model_digest(self._work.model)
+    def close(self) -> None:
+        """End what this worker has started. Safe to call twice."""
+        if self._loaders is not None:
+            self._loaders.close()
+        self._loaders = None
 
     def state(self) -> dict[str, torch.Tensor]:
         """The model's parameters and persistent buffers, tied tensors once, as tensors of their own."""
@@ -147,74 +131,50 @@ class Worker:
         assert optimizer is not None
         return optimizer
 
-    @contextmanager
-    def _fetching_ahead(self, shards: tuple[int, ...], steps: int) -> Iterator[None]:
-        """Loader processes, where the settings want them, for as long as the block runs."""
+    def _begin(self, facts: Mapping[str, Any]) -> None:
+        settings, pulse = self._settings, self._host.pulse
+        loop = Loop(settings, facts, pulse)
+        self._kept = Kept(settings, self._host, self._work, self._replica, self._optimizer, loop)
+        self._learner = Learner(
+            self._work,
+            self._replica,
+            self._optimizer,
+            self._memory,
+            exact=settings.reduction == "exact",
+            clip_norm=settings.gradient.clip,
+            rates=self._rates,
+            rate=lambda step: schedules.factor(settings.schedule, step, facts["steps"], loop.course.reductions),
+            wishes=lambda: loop.wishes(keeps_time=self._keeps_time, busy=self._host.writer.busy),
+            pulse=pulse,
+        )
+
+    def _walk(self, generation: Generation, rank: int, transport: Watched, facts: Mapping[str, Any]) -> Ended:
+        kept, shards = self._kept, generation.shards[rank]
+        assert kept is not None
+        term = Term(kept, generation, rank)
+        try:
+            term.arrive(transport)
+            self._keeps_time = rank == 0
+            self._learner.host(shards)
+            if not kept.loop.ended:
+                self._fetch_ahead(shards, facts["steps"])
+            halted = walk(
+                self._settings, facts, kept.loop, generation, rank, transport, self._memory, self._learner, term
+            )
+        finally:
+            self._replica.begin_shard()  # a step that was given up leaves the buffers as its last shard made them
+        if halted != "finished":
+            return Ended(halted, self.position, why="all members agreed")
+        self.close()
+        return Ended("finished", self.position, digest=model_digest(self._work.model))
+
+    def _fetch_ahead(self, shards: tuple[int, ...], steps: int) -> None:
+        """Loader processes, where the settings want them; they outlive generations."""
         settings = self._settings
         if settings.data.loaders == 0:
-            yield
             return
-        recipe = Recipe(settings.pipeline.target, settings.pipeline.args, settings.run.seed, settings.run.threads)
-        loaders = Loaders(recipe, settings.data.loaders)
-        self._work.fetch_ahead(loaders, shards, steps)
-        try:
-            yield
-        finally:
-            loaders.close()
-
-    def _trace_line(self, done: Done) -> trace.Line:
-        outcome, every = done.outcome, self._settings.trace.digest_every
-        due = done.last or (every > 0 and (outcome.step + 1) % every == 0)
-        return trace.line(outcome.step, outcome.loss, outcome.gradient, model_digest(self._work.model) if due else None)
-
-
-class Server:
-    """Knows of the run only the facts that the workers agreed on."""
-
-    def __init__(self, settings: Settings, regions: Regions) -> None:
-        self._settings = settings
-        self._regions = regions
-
-    def prepare(self) -> dict[str, Any]:
-        determinism.prepare_thread(self._settings.run.threads)
-        return {}
-
-    def run(self, generation: Generation, rank: int, connect: Connect, facts: Mapping[str, Any], emit: Emit) -> None:  # noqa: ARG002
-        """Connect, then take part in every step and every evaluation."""
-        settings = self._settings
-        determinism.prepare_thread(settings.run.threads)
-        layout = Layout.from_dict(facts["layout"])
-        memory = Memory(layout, self._regions, dtype=_sum_dtype(settings))
-        exchange = _exchange(settings, generation, rank, connect(), memory)
-        loop = Loop(settings, facts, Clock(settings, facts["steps"]))
-        with _leaving(exchange):
-            for _ in loop.run(_lockstep(settings, Adder(), exchange, facts), exchange, lambda _: evaluation.Results()):
-                pass
-
-
-@contextmanager
-def _leaving(exchange: Exchange) -> Iterator[None]:
-    """Say farewell at the end, also when this member stops for a fault: its messages are out by then, and a member that
-    still waits for a third one's has to learn of the fault instead of losing a peer. Only whom a transport failed, or an
-    error of ours, goes without a word."""
-    try:
-        yield
-    except (OrchestratorError, Withdrawn):
-        exchange.close()
-        raise
-    exchange.close()
-
-
-def _sum_dtype(settings: Settings) -> torch.dtype:
-    return torch.float64 if settings.reduction == "exact" else torch.float32
-
-
-def _exchange(settings: Settings, generation: Generation, rank: int, transport: Transport, memory: Memory) -> Exchange:
-    timeout_s = settings.cluster.step_timeout_s
-    return Exchange(generation.schedule, rank, generation.number, transport, memory, timeout_s)
-
-
-def _lockstep(settings: Settings, member: Member, exchange: Exchange, facts: Mapping[str, Any]) -> Lockstep:
-    tensors = [slot["name"] for slot in facts["layout"]["slots"]]
-    shape = Shape(settings.data.shards, len(tensors), len(facts["counters"]))
-    return Lockstep(member, exchange, shape, [*tensors, *facts["counters"]], exact=settings.reduction == "exact")
+        if self._loaders is None:
+            recipe = Recipe(settings.pipeline.target, settings.pipeline.args, settings.run.seed, settings.run.threads)
+            self._loaders = Loaders(recipe, settings.data.loaders)
+        self._loaders.forget()
+        self._work.fetch_ahead(self._loaders, shards, steps)

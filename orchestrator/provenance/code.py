@@ -1,14 +1,11 @@
-"""The commit that a folder stands at, and whether the work tree differs from it. Plain git, read only.
-
-`GIT_*` variables are dropped (a hook may have set them) and optional locks are off, so nothing of the user's is touched.
-"""
+"""The commit that a folder stands at, and whether the work tree differs from it. Plain git, read only."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+
+from orchestrator.provenance import git
 
 
 @dataclass(frozen=True)
@@ -44,15 +41,7 @@ def files(folder: Path) -> list[str] | None:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     """git's answer, or None when it has none."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
-        done = subprocess.run(
-            ["git", "-c", "core.fsmonitor=false", *arguments],
-            cwd=folder,
-            env={**environment, "LC_ALL": "C", "GIT_OPTIONAL_LOCKS": "0"},
-            capture_output=True,
-            check=False,
-        )
-    except FileNotFoundError:
+        return git.run(folder, *arguments).decode("utf-8", "surrogateescape")
+    except (git.GitError, git.GitMissing):
         return None
-    return done.stdout.decode("utf-8", "surrogateescape") if done.returncode == 0 else None

@@ -1,99 +1,285 @@
-"""The DVC version of what a pipeline reads: hashed on disk, and looked up in the project's `*.dvc` and `dvc.lock` files.
+"""The version of what a pipeline reads: hashed on disk, and looked up in DVC's files and in the code's repository.
 
 The hash is taken from the bytes that are there, because `dvc status` trusts size and time. A folder's is DVC's own: the md5 of
-the sorted list of its files, with `.dir` behind it. Reading DVC's files directly takes 2 ms where its API takes 150.
+the sorted list of its files, with `.dir` behind it; `.dvcignore` is obeyed. A symbolic link is followed, to folders too, which
+DVC does not: what lies behind it then counts as unknown to DVC, as it is. A remote is named and not asked.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
+from orchestrator.provenance import code, dvc_files
+from orchestrator.provenance.dvc_files import LEGACY, MD5, Out, Storage
+
+stage_of = dvc_files.stage_of
 
 
 @dataclass(frozen=True)
 class Input:
-    """path: relative to the project; md5: of what is on disk; size in bytes. recorded_md5: what DVC's files say, None where
-    DVC does not know the path; stage: the stage that makes it, if one does."""
+    """path: as declared; md5: of what is on disk; size in bytes.
+    recorded_md5: what DVC's files say of it, None where they do not; stage: the DVC stage that makes it;
+    place: where it lies, relative to the project, links followed where DVC knows it only so;
+    outs: the paths of DVC that hold it, lie in it, or are it; as_recorded: those are on disk what DVC has recorded;
+    in_code: what of it DVC does not keep, a snapshot of the code does; loose: the files of which neither is true;
+    in_cache: the local cache has what DVC keeps (the bytes are not looked at), None where DVC keeps nothing;
+    remotes: name -> URL without credentials;
+    ignored: how many files `.dvcignore` leaves out of the hash."""
 
     path: str
     md5: str
     size: int
     files: int
-    recorded_md5: str | None
-    stage: str | None
+    recorded_md5: str | None = None
+    stage: str | None = None
+    place: str = ""
+    outs: tuple[Out, ...] = ()
+    as_recorded: bool = False
+    in_code: bool = False
+    in_cache: bool | None = None
+    remotes: Mapping[str, str] | None = None
+    loose: tuple[str, ...] = ()
+    ignored: int = 0
+
+    @property
+    def keeper(self) -> str | None:
+        """Who can give these bytes back: "dvc", "code", "dvc and code", or None."""
+        if self.loose or (self._kept and not self.as_recorded):
+            return None
+        return " and ".join([*(["dvc"] if self._kept else []), *(["code"] if self.in_code else [])]) or None
+
+    @property
+    def obstacle(self) -> str | None:
+        """What keeps these data from being restored for a rerun, with the remedy; None when nothing does."""
+        if self._kept and not self.as_recorded:
+            remedy = f"dvc repro {self.stage}" if self.stage else f"dvc commit {self._kept[0].path}"
+            return f"{self.path} is not what DVC has recorded; {remedy}"
+        if self.keeper is None:
+            parts = f" ({', '.join(self.loose[:3])})" if 0 < len(self.loose) < self.files else ""
+            return f"{self.path}{parts} is not under DVC, so it cannot be restored; dvc add {self.path}"
+        if self.in_cache is False and not self.remotes and not any(out.imported for out in self.outs):
+            remedy = f"dvc commit {self._kept[0].path}"
+            return f"{self.path} is not in DVC's cache, and there is no remote that could have it; {remedy}"
+        if self.ignored:
+            return f"{self.path} holds {self.ignored} files that .dvcignore leaves out: they are not recorded; add them"
+        return None
+
+    @property
+    def _kept(self) -> list[Out]:
+        return [out for out in self.outs if out.cached]
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain data; `from_dict` reads it back."""
+        return {**asdict(self), "outs": [out.as_dict() for out in self.outs], "loose": list(self.loose)}
 
 
-def capture(project: Path, paths: list[str]) -> list[Input]:
+def from_dict(record: Mapping[str, Any]) -> Input:
+    """Keys that this version does not know are left out."""
+    known = {field.name for field in fields(Input)}
+    told = {name: value for name, value in record.items() if name in known}
+    outs = tuple(Out(**out) for out in record.get("outs", ()))
+    return Input(**{**told, "outs": outs, "loose": tuple(record.get("loose", ()))})
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What lies at a path. entries: relative path -> md5, of a file "" -> md5."""
+
+    entries: Mapping[str, str]
+    size: int
+    is_file: bool
+    ignored: int = 0
+
+    @property
+    def md5(self) -> str:
+        return self.entries[""] if self.is_file else md5_of_entries(self.entries)
+
+    def below(self, part: str) -> str | None:
+        """The md5 of a file or folder inside, as DVC would compute it; None when there is none."""
+        if part in ("", "."):
+            return self.md5
+        if part in self.entries:
+            return self.entries[part]
+        entries = below(self.entries, part)
+        return md5_of_entries(entries) if entries else None
+
+
+def capture(project: Path, paths: Sequence[str]) -> list[Input]:
     """One Input per path. Raises FileNotFoundError for a path that is not there."""
-    known = dict(_recorded(project))
-    return [_capture(project, path, known) for path in paths]
-
-
-def stage_of(project: Path, path: str) -> str | None:
-    """The name of the DVC stage that makes `path`, for the remedy when it is missing."""
-    pipeline = _yaml(project / "dvc.yaml").get("stages", {})
-    for name, stage in pipeline.items():
-        for out in stage.get("outs", []):
-            out_path = next(iter(out)) if isinstance(out, dict) else out
-            if _same(project, out_path, path):
-                return str(name)
-    return None
+    missing = next((path for path in paths if not (project / path).exists()), None)
+    if missing is not None:
+        raise FileNotFoundError(missing)
+    if not paths:
+        return []
+    known, storage = dvc_files.outs(project), dvc_files.storage(project)
+    return [_capture(project, path, known, storage) for path in paths]
 
 
 def md5_of(path: Path) -> tuple[str, int, int]:
     """(md5, size in bytes, number of files) of a file or a folder, as DVC computes them."""
+    found = scan(path)
+    return found.md5, found.size, len(found.entries)
+
+
+def scan(path: Path, ignore: dvc_files.Ignore | None = None, *, kind: str = MD5) -> Scan:
+    """Hash everything at `path`."""
     if path.is_file():
-        return _md5_of_file(path), path.stat().st_size, 1
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    entries = [{"md5": _md5_of_file(file), "relpath": file.relative_to(path).as_posix()} for file in files]
-    entries.sort(key=lambda entry: entry["relpath"])
-    listing = json.dumps(entries, sort_keys=True).encode()
-    size = sum(file.stat().st_size for file in files)
-    return hashlib.md5(listing, usedforsecurity=False).hexdigest() + ".dir", size, len(files)
+        return Scan({"": _md5_of_file(path, kind)}, path.stat().st_size, True)
+    entries, size, seen = {}, 0, 0
+    for file, size_bytes in _walk(path, ignore):
+        entries[file.relative_to(path).as_posix()] = _md5_of_file(file, kind)
+        size += size_bytes
+    if ignore is not None:
+        seen = sum(1 for _ in _walk(path, None))
+    return Scan(entries, size, False, max(0, seen - len(entries)))
 
 
-def _capture(project: Path, path: str, known: dict[Path, tuple[str, str | None]]) -> Input:
-    place = project / path
-    if not place.exists():
-        raise FileNotFoundError(path)
-    md5, size, files = md5_of(place)
-    recorded, stage = known.get(place.resolve(), (None, None))
-    return Input(path, md5, size, files, recorded, stage)
+def scan_input(project: Path, path: str, kind: str = MD5) -> Scan:
+    """Hash as DVC does, what its ignore files leave out left out."""
+    place = Path(os.path.normpath((project / path).absolute()))
+    return scan(place, dvc_files.ignore(project, place), kind=kind)
 
 
-def _recorded(project: Path) -> Iterator[tuple[Path, tuple[str, str | None]]]:
-    """What `dvc.lock` and the `*.dvc` files of the project say: path -> (md5, stage)."""
-    for name, stage in _yaml(project / "dvc.lock").get("stages", {}).items():
-        for out in stage.get("outs", []):
-            yield (project / out["path"]).resolve(), (out["md5"], str(name))
-    for file in project.rglob("*.dvc"):
-        if file.is_file() and not {".dvc", ".git", ".orchestrator"} & set(file.relative_to(project).parts[:-1]):
-            for out in _yaml(file).get("outs", []):
-                if "md5" in out:
-                    yield (file.parent / out["path"]).resolve(), (out["md5"], None)
+def md5_of_entries(entries: Mapping[str, str]) -> str:
+    listed = [{"md5": md5, "relpath": name} for name, md5 in sorted(entries.items())]
+    return hashlib.md5(json.dumps(listed, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"
 
 
-def _same(project: Path, left: str, right: str) -> bool:
-    return (project / left).resolve() == (project / right).resolve()
+def below(entries: Mapping[str, str], folder: str) -> dict[str, str]:
+    """The entries of a folder inside, relative to it."""
+    return {name[len(folder) + 1 :]: md5 for name, md5 in entries.items() if name.startswith(f"{folder}/")}
 
 
-def _yaml(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file; empty when there is no such file."""
-    if not path.is_file():
-        return {}
-    content = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    return content if isinstance(content, dict) else {}
+def _capture(project: Path, path: str, known: list[Out], storage: Storage | None) -> Input:
+    place, outs = _holders(project, path, known)
+    found = scan_input(project, path)
+    kept = [out for out in outs if out.cached]
+    others = [name for name in found.entries if not any(_is_in(_join(place, name), out.path) for out in kept)]
+    loose = _not_in_code(project, [_join(place, name) for name in others])
+    stages = {out.stage for out in outs}
+    whole = _is_whole(outs, place)
+    return Input(
+        path=path,
+        md5=found.md5,
+        size=found.size,
+        files=len(found.entries),
+        recorded_md5=_recorded(outs[0], place, storage) if whole else None,
+        stage=stages.pop() if len(stages) == 1 else None,
+        place=place,
+        outs=tuple(outs),
+        as_recorded=bool(outs) and all(_agrees(project, out, place, found, storage) for out in kept or outs),
+        in_code=bool(others) and not loose,
+        in_cache=all(_in_cache(out, storage) for out in kept) if kept else None,
+        remotes=storage.remotes if storage else None,
+        loose=tuple(sorted(loose)),
+        ignored=found.ignored,
+    )
 
 
-def _md5_of_file(path: Path) -> str:
+def _holders(project: Path, path: str, known: list[Out]) -> tuple[str, list[Out]]:
+    """Where the input lies and the outs that are it, hold it or lie in it; links are followed when nothing else helps."""
+    lexical = os.path.relpath(os.path.normpath(project / path), project)
+    real = os.path.relpath(os.path.realpath(project / path), os.path.realpath(project))
+    for place in dict.fromkeys((lexical, real)):
+        outs = [out for out in known if _is_in(place, out.path)][:1] or [
+            out for out in known if _is_in(out.path, place)
+        ]
+        if outs:
+            return place, outs
+    return lexical, []
+
+
+def _is_whole(outs: Sequence[Out], place: str) -> bool:
+    """Whether one out is the input, or holds it."""
+    return bool(outs) and _is_in(place, outs[0].path)
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path == folder or Path(os.path.relpath(path, folder)).parts[:1] != (os.pardir,)
+
+
+def _join(place: str, name: str) -> str:
+    return os.path.normpath(Path(place, name))
+
+
+def _recorded(out: Out, place: str, storage: Storage | None) -> str | None:
+    """What DVC says of `place`, an out or a part of one; of a part only the manifest in the cache knows."""
+    if place == out.path or out.md5 is None:
+        return out.md5
+    listed = dvc_files.manifest(storage.place(out.md5, out.hash)) if storage else None
+    return None if listed is None else Scan(listed, 0, False).below(os.path.relpath(place, out.path))
+
+
+def _agrees(project: Path, out: Out, place: str, found: Scan, storage: Storage | None) -> bool:
+    """Whether the disk holds what DVC has recorded. Where no manifest tells about a part, the whole out is hashed."""
+    if out.hash == LEGACY:
+        found = scan_input(project, place, LEGACY)
+    if not _is_whole([out], place):
+        return out.md5 is not None and found.below(os.path.relpath(out.path, place)) == out.md5
+    recorded = _recorded(out, place, storage)
+    if recorded is None:
+        return out.md5 is not None and scan_input(project, out.path, out.hash).md5 == out.md5
+    return recorded == found.md5
+
+
+def _in_cache(out: Out, storage: Storage | None) -> bool:
+    return storage is not None and out.md5 is not None and storage.holds(out.md5, out.hash)
+
+
+def _not_in_code(project: Path, names: list[str]) -> list[str]:
+    """Those that a snapshot of the code's repository would not hold, a link that leads to such a file being as good."""
+    top = next((place for place in (project, *project.parents) if (place / ".git").exists()), None)
+    if not names or top is None:
+        return names
+    tracked, real = set(code.files(top) or ()), os.path.realpath(top)
+    outside = [name for name in names if os.path.relpath(project / name, top) not in tracked]
+    return [name for name in outside if os.path.relpath(os.path.realpath(project / name), real) not in tracked]
+
+
+def _walk(path: Path, ignore: dvc_files.Ignore | None) -> Iterator[tuple[Path, int]]:
+    """The files at `path` with their sizes, links followed; a link to a folder that it lies in is not entered again."""
+    for folder, below, files in os.walk(path, followlinks=True):
+        if ignore is not None:
+            below[:], files = ignore(folder, below, files)
+        below[:] = [name for name in below if not _turns_back(path, Path(folder, name))]
+        for name in files:
+            file = Path(folder, name)
+            if (found := _status(file)) is not None and stat.S_ISREG(found.st_mode):
+                yield file, found.st_size
+
+
+def _status(file: Path) -> os.stat_result | None:
+    """None of a link that leads nowhere."""
+    try:
+        return file.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _turns_back(top: Path, folder: Path) -> bool:
+    if not folder.is_symlink():
+        return False
+    target, above = os.path.realpath(folder), [parent for parent in folder.parents if parent.is_relative_to(top)]
+    return any(_is_in(os.path.realpath(parent), target) for parent in above)
+
+
+def _md5_of_file(path: Path, kind: str = MD5) -> str:
+    if kind == LEGACY:
+        return _legacy_md5(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def _legacy_md5(path: Path) -> str:
+    """DVC 2's: a text, by a look at its first 512 bytes, with CR LF made LF in each piece of 2**20 bytes."""
+    from dvc_data.hashfile.hash import fobj_md5
+
+    with path.open("rb") as file:
+        return str(fobj_md5(file, name=LEGACY))

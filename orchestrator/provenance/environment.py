@@ -1,52 +1,259 @@
-"""The packages and the machine a run was made with. Names and versions come from the metadata; no pip is called."""
+"""What a run was made with on one node: `bits`, which may change the result, and `host`, which only describes.
+
+Called by a process of the node (a worker, after its thread is prepared), and returned as plain data. Hashes of packages come
+from their RECORD files without the lines that depend on where and how they were installed, so two places agree and two builds
+do not; a file changed in place after the installation is not seen. Threads are a setting, so *_NUM_THREADS is described and no
+more: Ray sets it as it likes. Names, users, folders, languages, time zones and devices chosen are described, or not even that.
+No subprocess, no network; 0.1 s where torch is imported already.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
+import json
 import os
 import platform
+import re
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from orchestrator.numerics.determinism import cpu_model
+from orchestrator.provenance import tree
+
+_BITS = re.compile(
+    r"(MKL|OMP|KMP|GOMP|ATEN|ONEDNN|DNNL|OPENBLAS|BLIS|NPY|CUBLAS|CUDA|CUDNN|NCCL|NVIDIA|TORCH|PYTORCH)_\w+"
+    r"|PYTHONHASHSEED|LD_PRELOAD|GLIBC_TUNABLES"
+)
+_DESCRIBED = re.compile(r"LC_\w+|LANG|LANGUAGE|TZ|LD_LIBRARY_PATH|RAY_\w+_THREADS")
+_NO_BITS = re.compile(r"\w*(_NUM_THREADS|VISIBLE_DEVICES|DEVICE_ORDER|_HOME|_DIR|_PATH|_ROOT|_LOGS?|VERBOSE|_CACHE\w*)")
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
+_URL_SECRET = re.compile(r"(?<=://)[^/@\s]*@")
+_INSTRUCTION_SETS = re.compile(r"sse4_[12]|avx\w*|fma|f16c|amx\w*|asimd\w*|neon|sve\w*|bf16|i8mm|vsx|rvv")
+_OF_THE_INSTALLATION = re.compile(rb"[^/]*\.dist-info/(INSTALLER|REQUESTED|RECORD|direct_url\.json|uv_[^,]*)(,|$)")
 
 
 @dataclass(frozen=True)
 class Environment:
-    """packages: name -> version, names normalised and sorted."""
+    """packages: name -> version; builds: name -> what tells two builds of that version apart: `sha256` of the files it
+    installed, `commit`, or `editable` with its `location`. bits and host as above."""
 
-    python: str
-    platform: str
-    cpu: str
-    cores: int
     packages: dict[str, str]
+    builds: dict[str, dict[str, Any]]
+    bits: dict[str, Any]
+    host: dict[str, Any]
 
     @property
     def packages_sha256(self) -> str:
-        listing = "".join(f"{name}=={version}\n" for name, version in self.packages.items())
-        return hashlib.sha256(listing.encode()).hexdigest()
+        return packages_sha256(self.packages, self.builds)
+
+    @property
+    def python(self) -> str:
+        return str(self.bits["python"])
+
+    @property
+    def cpu(self) -> str:
+        return str(self.bits["cpu"])
+
+    @property
+    def cores(self) -> int:
+        return int(self.host["cores"])
 
     def as_dict(self) -> dict[str, Any]:
+        """bits with the hash of all packages in it: the environment's part of the identity (`records.identity`)."""
         return {
-            "python": self.python,
-            "platform": self.platform,
-            "cpu": self.cpu,
-            "cores": self.cores,
-            "packages_sha256": self.packages_sha256,
+            "bits": {**self.bits, "packages_sha256": self.packages_sha256},
             "packages": self.packages,
+            "builds": self.builds,
+            "host": self.host,
         }
 
 
-def capture() -> Environment:
-    """This process's environment."""
-    found = ((d.metadata["Name"], d.version) for d in importlib.metadata.distributions())
-    packages = {name.lower().replace("_", "-"): version for name, version in found if name}
+def capture(device: str = "cpu") -> Environment:
+    """This process's environment. device: what computes; only when it is `cuda` do GPUs belong to the bits."""
+    found = dict(sorted(_packages()))
+    bits = {
+        **_interpreter(),
+        **_processor(),
+        **_torch(),
+        "orchestrator": tree.package_sha256(),
+        "variables": variables(),
+    }
+    if device == "cuda":
+        bits["gpu"] = _cuda()
     return Environment(
-        python=sys.version,
-        platform=platform.platform(),
-        cpu=cpu_model(),
-        cores=len(os.sched_getaffinity(0)),
-        packages=dict(sorted(packages.items())),
+        packages={name: version for name, (version, _) in found.items()},
+        builds={name: build for name, (_, build) in found.items()},
+        bits=bits,
+        host=_host(),
     )
+
+
+def packages_sha256(packages: dict[str, str], builds: dict[str, dict[str, Any]]) -> str:
+    """Of all packages but this one, whose source is hashed where it is read from."""
+    total = hashlib.sha256()
+    for name, version in sorted(packages.items()):
+        if name != "orchestrator":
+            build = {key: value for key, value in builds.get(name, {}).items() if key != "location"}
+            total.update(f"{name}=={version} {json.dumps(build, sort_keys=True)}\n".encode())
+    return total.hexdigest()
+
+
+def variables() -> dict[str, str]:
+    """The variables that may change bits, so that a rerun can set them as they were. Nothing that looks like a secret."""
+    return _chosen(lambda name: bool(_BITS.fullmatch(name)) and not _NO_BITS.fullmatch(name))
+
+
+def _chosen(wanted: Callable[[str], bool]) -> dict[str, str]:
+    named = {name: value for name, value in sorted(os.environ.items()) if wanted(name) and not _SECRET.search(name)}
+    return {name: _URL_SECRET.sub("", value) for name, value in named.items()}
+
+
+def _interpreter() -> dict[str, Any]:
+    return {
+        "python": sys.version,
+        "implementation": platform.python_implementation(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "libc": " ".join(platform.libc_ver()),
+    }
+
+
+def _processor() -> dict[str, Any]:
+    """The model, and of what it can do the part that kernels are chosen by; a kernel's own list grows with its version."""
+    text = _text("/proc/cpuinfo").partition("\n\n")[0]
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
+    found = {flag for flag in (flags.group(1).split() if flags else []) if _INSTRUCTION_SETS.fullmatch(flag)}
+    return {"cpu": cpu_model(), "instruction_sets": sorted(found)}
+
+
+def _torch() -> dict[str, Any]:
+    import torch
+
+    return {
+        "torch": torch.__version__,
+        "torch_commit": torch.version.git_version,
+        "torch_config_sha256": hashlib.sha256(torch.__config__.show().encode()).hexdigest(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _cuda() -> dict[str, Any]:
+    """What this process sees; starts CUDA in it."""
+    import torch
+
+    cudnn: Any = torch.backends.cudnn
+    devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return {
+        "models": sorted({f"{device.name}, compute capability {device.major}.{device.minor}" for device in devices}),
+        "driver": _driver(),
+        "cuda": torch.version.cuda,
+        "cudnn": cudnn.version(),
+    }
+
+
+def _driver() -> str | None:
+    found = re.search(r"Kernel Module\D*([\d.]+)", _text("/proc/driver/nvidia/version"))
+    return found.group(1) if found else None
+
+
+def _host() -> dict[str, Any]:
+    memory = re.search(r"^MemTotal:\s*(\d+) kB", _text("/proc/meminfo"), re.MULTILINE)
+    system = re.search(r'^PRETTY_NAME="?([^"\n]*)', _text("/etc/os-release"), re.MULTILINE)
+    gpus = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    models = [re.search(r"Model:\s*(.*)", _text(str(path))) for path in gpus]
+    return {
+        "name": platform.node(),
+        "os": system.group(1) if system else platform.platform(),
+        "kernel": platform.release(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": int(memory.group(1)) * 1024 if memory else None,
+        "gpus": [model.group(1) for model in models if model],
+        "gpu_driver": _driver(),
+        "container": _container(),
+        "executable": sys.executable,
+        "variables": _chosen(
+            lambda name: bool(_DESCRIBED.fullmatch(name) or (_BITS.fullmatch(name) and _NO_BITS.fullmatch(name)))
+        ),
+    }
+
+
+def _container() -> dict[str, str] | None:
+    """The kind of container this process is in and its image, as far as the inside can tell."""
+    podman = _text("/run/.containerenv")
+    singularity = os.environ.get("APPTAINER_CONTAINER") or os.environ.get("SINGULARITY_CONTAINER")
+    if Path("/run/.containerenv").exists():
+        found = dict(re.findall(r'^(image|imageid)="?([^"\n]*)', podman, re.MULTILINE))
+        return {"kind": "podman", **found}
+    if singularity:
+        return {"kind": "apptainer", "image": singularity}
+    kind = "kubernetes" if "KUBERNETES_SERVICE_HOST" in os.environ else "docker"
+    if kind == "docker" and not Path("/.dockerenv").exists():
+        return None
+    image = os.environ.get("CONTAINER_IMAGE")
+    return {"kind": kind, "image": image} if image else {"kind": kind}
+
+
+def _packages() -> Iterator[tuple[str, tuple[str, dict[str, Any]]]]:
+    """What is installed: the first of each name, as an import finds it. The working directory is code and is left out, and so
+    is what `setup.py develop` leaves beside sources: a clean checkout has neither."""
+    seen: set[str] = set()
+    for folder in dict.fromkeys(sys.path):
+        if not folder or Path(folder) == Path.cwd():
+            continue
+        for place in _metadata(Path(folder)):
+            stem, _, kind = place.name.rpartition(".")
+            name, _, version = stem.partition("-")
+            name = re.sub(r"[-_.]+", "-", name).lower()
+            if name not in seen:
+                seen.add(name)
+                yield name, (re.sub(r"-py\d.*", "", version) or "unknown", _build(place) if kind == "dist-info" else {})
+
+
+def _metadata(folder: Path) -> list[Path]:
+    try:
+        places = sorted(folder.iterdir())
+    except OSError:
+        return []
+    installed = folder.name in ("site-packages", "dist-packages")
+    return [place for place in places if place.suffix == ".dist-info" or (installed and place.suffix == ".egg-info")]
+
+
+def _build(place: Path) -> dict[str, Any]:
+    """What tells two builds of one version apart."""
+    build: dict[str, Any] = {}
+    origin = _json(place / "direct_url.json")
+    if origin.get("dir_info", {}).get("editable"):
+        return {"editable": True, "location": str(origin.get("url", "")).removeprefix("file://")}
+    if "vcs_info" in origin:
+        build["commit"] = origin["vcs_info"].get("commit_id")
+    try:
+        record = (place / "RECORD").read_bytes()
+    except OSError:
+        return build
+    lines = sorted(line for line in record.splitlines() if _is_of_the_build(line))
+    return {**build, "sha256": hashlib.sha256(b"\n".join(lines)).hexdigest()}
+
+
+def _is_of_the_build(line: bytes) -> bool:
+    """Scripts hold the path of their interpreter, and compiled files come and go."""
+    if b".pyc," in line or line.startswith(b"../") or not line:
+        return False
+    return b".dist-info/" not in line or _OF_THE_INSTALLATION.match(line) is None
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

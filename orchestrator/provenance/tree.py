@@ -39,7 +39,7 @@ def capture(project: Path, inputs: Iterable[str], *, git: bool = True) -> Tree:
     names = list(inputs)
     found = {name: data.md5_of(project / name)[0] if (project / name).exists() else None for name in names}
     files = {name: _sha256(project / name) for name in listing(project, names, git=git)} if project.is_dir() else None
-    return Tree(files, found, _package_sha256(), _versions())
+    return Tree(files, found, package_sha256(), _versions())
 
 
 def listing(project: Path, inputs: Iterable[str], *, git: bool = True) -> list[str]:
@@ -126,7 +126,7 @@ def _differing(expected: Mapping[str, str | None], found: Mapping[str, str | Non
     return phrases
 
 
-def _package_sha256() -> str:
+def package_sha256() -> str:
     total = hashlib.sha256()
     for file in sorted(_PACKAGE.rglob("*.py")):
         total.update(f"{file.relative_to(_PACKAGE).as_posix()} {_sha256(file)}\n".encode())

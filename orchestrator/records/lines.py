@@ -8,6 +8,7 @@ Source: optuna's journal storage.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,10 @@ class LineFile:
         self._file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
         self._file.flush()
 
+    def sync(self) -> None:
+        """Wait until what was appended is on the disk."""
+        os.fsync(self._file.fileno())
+
     def close(self) -> None:
         self._file.close()
 
@@ -35,6 +40,17 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
         for line in file:
             if line.endswith(b"\n"):
                 yield json.loads(line)
+
+
+def cut(path: Path, lines: int) -> list[dict[str, Any]]:
+    """Leave only the first `lines` lines in the file; returns the whole ones that were behind them."""
+    found = list(read(path))
+    end = 0
+    with path.open("r+b") as file:
+        for _ in range(min(lines, len(found))):
+            end += len(file.readline())
+        file.truncate(end)
+    return found[lines:]
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -8,9 +8,12 @@ digest after the step. No line carries a time, a worker or anything else that ma
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 Line = dict[str, Any]
+
+_REMEMBERED = 10_000  # lines kept for comparison: workers report within a second of each other
 
 
 def line(step: int, loss: float, gradient: int, parameters: str | None = None) -> Line:
@@ -20,37 +23,48 @@ def line(step: int, loss: float, gradient: int, parameters: str | None = None) -
 
 
 class Disagreement(Exception):
-    """Two replicas report different lines for one step."""
+    """One step has two different lines."""
 
-    def __init__(self, step: int, first: Line, second: Line) -> None:
-        what = [key for key in first if first[key] != second.get(key)] or [k for k in second if k not in first]
-        super().__init__(f"replicas disagree about the {what[0]} of step {step}: {first} and {second}")
+    def __init__(self, step: int, what: str, first: Line, second: Line) -> None:
+        super().__init__(f"replicas disagree about the {what} of step {step}: {first} and {second}")
 
 
 class Merger:
-    """Merges the traces that all `reporters` send into one, checking that they agree.
+    """Merges the traces that all workers send, in whatever order they come, into one, checking that they agree.
 
-    A line is new once, when its first copy comes; it is remembered until every reporter has sent it.
+    A line is new once, when its first copy has come and all before it are there. Other copies, of other workers or of a step
+    that is computed again after a loss, have to be equal. start: the first step that is not written yet.
     """
 
-    def __init__(self, reporters: int) -> None:
-        self._reporters = reporters
-        self._pending: dict[int, tuple[Line, int]] = {}
-        self._written = 0
+    def __init__(self, start: int = 0) -> None:
+        self.written = start
+        self._lines: dict[int, Line] = {}
+        self._early: set[int] = set()  # came, but one before them is missing
 
-    def add(self, lines: list[Line]) -> list[Line]:
+    def expect(self, lines: Iterable[Line]) -> None:
+        """Lines of an earlier computation: those of the same steps have to be equal to them."""
+        self._lines.update((line["step"], line) for line in lines)
+
+    def add(self, lines: Iterable[Line]) -> list[Line]:
         """The lines that are new, in order of their steps. Raises Disagreement."""
-        new: list[Line] = []
         for entry in lines:
             step = entry["step"]
-            first, copies = self._pending.get(step, (entry, 0))
-            if first != entry:
-                raise Disagreement(step, first, entry)
-            if step == self._written:
-                new.append(entry)
-                self._written += 1
-            if copies + 1 == self._reporters:
-                self._pending.pop(step, None)
-            else:
-                self._pending[step] = (first, copies + 1)
+            known = self._lines.setdefault(step, entry)
+            if (what := difference(known, entry)) is not None:
+                raise Disagreement(step, what, known, entry)
+            if step >= self.written:
+                self._lines[step] = {**known, **entry}
+                self._early.add(step)
+        new: list[Line] = []
+        while self.written in self._early:
+            self._early.discard(self.written)
+            new.append(self._lines[self.written])
+            self._lines.pop(self.written - _REMEMBERED, None)
+            self.written += 1
         return new
+
+
+def difference(first: Line, second: Line) -> str | None:
+    """What two lines of one step contradict each other in: "loss", "gradient" or "parameters"; None when in nothing. A digest
+    that only one of them has is no contradiction."""
+    return next((key for key in first if key in second and first[key] != second[key]), None)

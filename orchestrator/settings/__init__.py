@@ -1,7 +1,7 @@
 """The whole configuration: frozen dataclasses, and the loader that fills them from files and the command line.
 
     settings = load(["digits"], ["cluster.workers=2", "topology=tree"])
-    settings.cluster.workers                     # 2
+    settings.cluster.workers.start               # 2
     from_yaml(to_yaml(settings)) == settings     # True: this text is what workers, records and reruns get
 
 To add a setting, add one field to its section in `schema.py`: annotation, default, and `result(...)` or
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from orchestrator.settings.loading import from_yaml, load
 from orchestrator.settings.schema import (
+    CheckpointSettings,
     ClusterSettings,
     DataSettings,
     EarlyStoppingSettings,
@@ -38,10 +39,11 @@ from orchestrator.settings.schema import (
     TraceSettings,
     TrackingSettings,
 )
-from orchestrator.settings.values import Every
+from orchestrator.settings.values import Every, Workers
 from orchestrator.settings.views import determining, document, flat, to_dict, to_yaml
 
 __all__ = [
+    "CheckpointSettings",
     "ClusterSettings",
     "DataSettings",
     "EarlyStoppingSettings",
@@ -57,6 +59,7 @@ __all__ = [
     "TopologySettings",
     "TraceSettings",
     "TrackingSettings",
+    "Workers",
     "determining",
     "document",
     "flat",

@@ -27,6 +27,7 @@ from orchestrator.settings.values import (
     Every,
     Given,
     MismatchError,
+    Workers,
     at_least,
     matching,
     one_of,
@@ -117,7 +118,16 @@ class ClusterSettings:
         default=None,
         metadata=execution("The running Ray to join, as host:port; null: a private one on this machine.", ADDRESS),
     )
-    workers: int = field(default=1, metadata=execution("How many workers host the shards.", at_least(1), layout=True))
+    workers: Workers = field(
+        default=Workers(start=1, least=1, most=1),
+        metadata=execution(
+            "How many workers host the shards; a range starts at its min, grows to its max and pauses below its min.",
+            layout=True,
+        ),
+    )
+    spares: int = field(
+        default=0, metadata=execution("Workers that are started and wait to take a lost one's place.", at_least(0))
+    )
     cpus_per_worker: float = field(default=1.0, metadata=execution("CPUs that Ray sets aside for a worker.", POSITIVE))
     gpus_per_worker: float = field(
         default=0.0, metadata=execution("GPUs that Ray sets aside for a worker.", NOT_NEGATIVE)
@@ -126,7 +136,12 @@ class ClusterSettings:
         default=120.0, metadata=execution("Seconds within which all workers must have started.", POSITIVE)
     )
     step_timeout_s: float = field(
-        default=600.0, metadata=execution("Seconds without progress after which the run counts as stalled.", POSITIVE)
+        default=600.0,
+        metadata=execution("Seconds without progress after which a worker is killed and replaced.", POSITIVE),
+    )
+    lease_s: float = field(
+        default=60.0,
+        metadata=execution("Seconds after which a worker that hears nothing from the driver ends itself.", POSITIVE),
     )
 
 
@@ -236,6 +251,19 @@ class EvaluationSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckpointSettings:
+    every: Every | None = field(
+        default=Every(seconds=60.0),
+        metadata=execution("How often a checkpoint is written; null: only at the end and when the run is interrupted."),
+    )
+    keep: int = field(default=2, metadata=execution("How many checkpoints are kept, the newest ones.", at_least(1)))
+    uri: str | None = field(
+        default=None,
+        metadata=execution("Where checkpoints lie, any fsspec URL; null: in the run's folder.", NOT_EMPTY),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TraceSettings:
     digest_every: int = field(
         default=100,
@@ -272,6 +300,7 @@ class Settings:
     gradient: GradientSettings = field(default_factory=GradientSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     trace: TraceSettings = field(default_factory=TraceSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
@@ -315,6 +344,11 @@ class Key:
         return typing.get_origin(self.kind) is dict
 
     @property
+    def takes_mapping(self) -> bool:
+        """Whether its value may be a mapping, which is then one value and no section."""
+        return self.is_open or self.kind is Workers
+
+    @property
     def is_required(self) -> bool:
         return self.default is dataclasses.MISSING
 
@@ -338,12 +372,21 @@ def _length_is_given_once(steps: int | None, epochs: int | None) -> str | None:
     return None
 
 
-def _workers_have_shards(workers: int, shards: int) -> str | None:
-    if workers <= shards:
+def _workers_have_shards(workers: Workers, shards: int) -> str | None:
+    if workers.most <= shards:
         return None
     return (
-        f"cluster.workers: {workers} workers for {shards} shards; a worker hosts at least one shard: "
+        f"cluster.workers: {workers.most} workers for {shards} shards; a worker hosts at least one shard: "
         "lower cluster.workers or raise data.shards (which changes the result)"
+    )
+
+
+def _fast_needs_a_number(reduction: str, workers: Workers) -> str | None:
+    if reduction == "exact" or workers.start == workers.most:
+        return None
+    return (
+        "cluster.workers: reduction=fast adds up in the order of the layout, so a range of workers would give any of several "
+        "results; give a number of workers, or reduction=exact"
     )
 
 
@@ -394,6 +437,7 @@ TWO_LENGTHS = "run.steps and run.epochs: only one can be set"
 RULES = (
     Rule(("run.steps", "run.epochs"), _length_is_given_once),
     Rule(("cluster.workers", "data.shards"), _workers_have_shards),
+    Rule(("reduction", "cluster.workers"), _fast_needs_a_number),
     Rule(("data.batch_size", "data.shards"), _shards_have_rows),
     Rule(("schedule.name", "schedule.every"), _steps_need_every),
     Rule(("early_stopping.patience", "evaluation.every"), _stopping_needs_steps),

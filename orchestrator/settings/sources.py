@@ -143,7 +143,9 @@ def _leaves(
 def _below(
     loader: Any, node: yaml.Node, path: schema.KeyPath, line: str, where: Callable[[yaml.Node], str]
 ) -> Iterator[Leaf | str]:
-    if isinstance(node, yaml.MappingNode) and node.value:
+    located = schema.locate(path)
+    whole = located is not None and not located[0].is_open and located[0].takes_mapping
+    if isinstance(node, yaml.MappingNode) and node.value and not whole:
         yield from _leaves(loader, node, path, where)
     else:
         yield Leaf(path, Given(loader.construct_object(node, deep=True), _as_typed(node), line))

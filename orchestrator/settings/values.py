@@ -2,7 +2,7 @@
 
 A value arrives twice, as YAML understands it and as it was typed, so that text stays what was typed: `1e3`, `012` and
 `true` are good names of a run. The types are those of the annotations in `schema.py`: int, float, bool, str, a Literal,
-tuple[str, ...], dict[str, Any], Every, each also `| None`.
+tuple[str, ...], dict[str, Any], Every, Workers, each also `| None`.
 
 What it does not do: know keys, sources or defaults.
 """
@@ -58,6 +58,37 @@ class Every:
     def plain(self) -> int | str:
         """What `parse` reads as this value: 20 or "30s"."""
         return self.steps if self.steps is not None else f"{self.seconds!r}".removesuffix(".0") + "s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workers:
+    """How many workers: `start` begin the run, it pauses below `least`, and grows and is filled up to `most` (rule D4)."""
+
+    start: int
+    least: int
+    most: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.start <= self.most:
+            raise ValueError(f"expected 1 <= least <= start <= most, got {self}")
+
+    @classmethod
+    def parse(cls, value: object) -> Workers:
+        """From `4`, which may shrink to one worker and is filled again, or `{min: 2, max: 4}`. Raises ValueError."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            return cls(start=value, least=1, most=value)
+        if isinstance(value, dict) and set(value) == {"min", "max"}:
+            least, most = value["min"], value["max"]
+            if all(isinstance(number, int) and not isinstance(number, bool) for number in (least, most)):
+                return cls(start=least, least=least, most=most)
+        raise ValueError(f"not a number of workers: {value!r}")
+
+    def __str__(self) -> str:
+        return str(self.plain())
+
+    def plain(self) -> int | dict[str, int]:
+        """What `parse` reads as this value."""
+        return self.most if (self.start, self.least) == (self.most, 1) else {"min": self.least, "max": self.most}
 
 
 @dataclass(frozen=True)
@@ -129,7 +160,7 @@ def is_text(kind: Any) -> bool:
 
 def plain(value: Any) -> Any:
     """The value as YAML and JSON hold it; a copy where it could be changed."""
-    if isinstance(value, Every):
+    if isinstance(value, Every | Workers):
         return value.plain()
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
@@ -227,6 +258,10 @@ def _read_every(_: Any, given: Given) -> Every:
     return given.value if isinstance(given.value, Every) else Every.parse(given.value)
 
 
+def _read_workers(_: Any, given: Given) -> Workers:
+    return given.value if isinstance(given.value, Workers) else Workers.parse(given.value)
+
+
 _READERS: dict[Any, Callable[[Any, Given], Any]] = {
     int: _read_int,
     float: _read_float,
@@ -236,6 +271,7 @@ _READERS: dict[Any, Callable[[Any, Given], Any]] = {
     tuple: _read_texts,
     dict: _read_mapping,
     Every: _read_every,
+    Workers: _read_workers,
 }
 
 _DESCRIPTIONS: dict[Any, str] = {
@@ -246,4 +282,5 @@ _DESCRIPTIONS: dict[Any, str] = {
     tuple: "a list of texts such as [a, b]",
     dict: "a mapping such as {key: value}",
     Every: "a number of steps such as 20 or of seconds such as 30s",
+    Workers: "a number of workers such as 4, at least 1, or a range such as {min: 2, max: 4}",
 }

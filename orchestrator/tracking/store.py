@@ -10,14 +10,18 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import shutil
 import socket
+import sqlite3
+import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, UsageError
+from orchestrator.tracking.rebase import rebase
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -65,13 +69,17 @@ class Store:
 
     def __init__(self, uri: str | None, folder: Path) -> None:
         self.uri = uri or default_uri(folder)
-        self._artifacts = (folder.resolve() / "artifacts").as_uri()
+        database = _database(self.uri)
+        home = (database.parent if database else folder).resolve()
+        self._artifacts = (home / "artifacts").as_uri()
         _silence()
         if is_server(self.uri):
             self.client = _open(self.uri)
             return
-        with (folder / "mlflow.lock").open("w") as lock:
+        with self.usable(), (home / "mlflow.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            if database is not None:
+                rebase(database, home / "artifacts")
             self.client = _open(self.uri)
 
     def usable(self) -> AbstractContextManager[None]:
@@ -107,6 +115,28 @@ class Store:
             if not token:
                 return found
 
+    def find(self, name: str) -> Past:
+        """The run of this id, of the only id that begins so, or the newest one for `last`. Raises UsageError."""
+        runs = self.past()
+        found = runs[:1] if name == "last" else [past for past in runs if past.run_id.startswith(name)]
+        exact = [past for past in found if past.run_id == name]
+        if len(exact or found) == 1:
+            return (exact or found)[0]
+        if not found:
+            raise UsageError(
+                f"there is no run {name} in {self.uri}",
+                "list them with: python -m orchestrator runs; `last` is the newest",
+            )
+        ids = ", ".join(past.run_id for past in found[:3])
+        raise UsageError(f"{len(found)} runs begin with {name!r}: {ids}", "give more of the id")
+
+    def fetch(self, run_id: str, folder: str, target: Path) -> None:
+        """Bring the run's artifacts under `folder` into `target`. Raises ConfigurationError when they cannot be had."""
+        with self.usable(), tempfile.TemporaryDirectory() as place:
+            for artifact in self.client.list_artifacts(run_id, folder):
+                if not artifact.is_dir:
+                    shutil.move(self.client.download_artifacts(run_id, artifact.path, place), target)
+
     @staticmethod
     def _past(run: Run, experiment: str) -> Past:
         tags, metrics = run.data.tags, dict(run.data.metrics)
@@ -133,6 +163,11 @@ class Store:
         for run_id in orphans:
             self.client.set_terminated(run_id, "KILLED")
         return orphans
+
+
+def _database(uri: str) -> Path | None:
+    """The file of a store in SQLite, beside which its artifacts lie; it may be another project's."""
+    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
 
 
 def _silence() -> None:
@@ -163,7 +198,7 @@ def _usable(uri: str) -> Iterator[None]:
 
     try:
         yield
-    except (MlflowException, OSError, ValueError) as error:
+    except (MlflowException, sqlite3.Error, OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         if is_server(uri):
             what, remedy = f"the MLflow server {uri} cannot be used: {reason}", "start it, mend its address, or"

@@ -6,13 +6,17 @@ again, and `trouble` says why. The files of the run's folder hold the same and m
 
 from __future__ import annotations
 
+import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from orchestrator.tracking.store import Store, identity_of_process
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 _BATCH = 1000  # MLflow's limit for one request
@@ -21,22 +25,35 @@ _FORBIDDEN = re.compile(r"[^\w\-. /:]")
 
 
 class Tracker:
-    """Creates the run. `every_s`: how long metrics may wait."""
+    """Made by `create` or `reopen`. `every_s`: how long metrics may wait."""
 
-    def __init__(self, store: Store, experiment_id: str, name: str | None, *, every_s: float) -> None:
+    def __init__(self, store: Store, run: Run, *, every_s: float) -> None:
         from mlflow.entities import Metric
 
         self._metric = Metric
         self._client = store.client
-        run = self._client.create_run(experiment_id, tags=identity_of_process(), run_name=name)
         self.run_id: str = run.info.run_id
         self.name: str = run.info.run_name
-        self.experiment_id = experiment_id
+        self.experiment_id: str = run.info.experiment_id
         self._every_s = every_s
         self._pending: list[Any] = []
         self._later: list[Callable[[], object]] = []  # after the metrics, in order
         self.trouble: str | None = None
         self._sent_at = time.monotonic()
+
+    @classmethod
+    def create(cls, store: Store, experiment_id: str, name: str | None, *, every_s: float) -> Tracker:
+        """A new run."""
+        run = store.client.create_run(experiment_id, tags=identity_of_process(), run_name=name)
+        return cls(store, run, every_s=every_s)
+
+    @classmethod
+    def reopen(cls, store: Store, run_id: str, *, every_s: float) -> Tracker:
+        """A run that has ended, which goes on in this process."""
+        store.client.update_run(run_id, status="RUNNING")
+        for key, value in identity_of_process().items():
+            store.client.set_tag(run_id, key, value)
+        return cls(store, store.client.get_run(run_id), every_s=every_s)
 
     def describe(self, parameters: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Parameters are written once; None and empty texts are shown as such, since MLflow wants text."""
@@ -47,6 +64,18 @@ class Tracker:
         for start in range(0, max(len(params), len(labels)), 100):
             part = slice(start, start + 100)
             self._client.log_batch(self.run_id, params=params[part], tags=labels[part])
+
+    def inputs(self, data: Iterable[tuple[str, str, str]]) -> None:
+        """Data that the run reads, as MLflow's dataset inputs: (name, digest, source). Remembered, like metrics."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        tags = [InputTag("mlflow.data.context", "training")]
+        found = [
+            DatasetInput(Dataset(name, digest[:36], "dvc", json.dumps({"path": source, "md5": digest})), tags)
+            for name, digest, source in data
+        ]
+        if found:
+            self._later.append(lambda: self._client.log_inputs(self.run_id, datasets=found))
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Remember metrics; they are sent by `flush`, `tick` or `end`."""

@@ -1,4 +1,4 @@
-"""The seam between an exchange and the wire: send, receive, flush, close, abort; a deadline on each wait; two errors.
+"""The seam between an exchange and the wire: send, receive, flush, close, abort; a deadline on each wait; three errors.
 
 A transport belongs to one generation: one membership, one set of connections. It connects this member (its rank) with the
 peers that the schedule links it to, delivers each peer's messages in the order in which they were sent, and knows nothing of
@@ -35,7 +35,8 @@ class Received(NamedTuple):
 
 
 class PeerLost(ConnectionError):
-    """The connection with `peer` ended: it died, or it gave this generation up, or it has left and is waited for in vain.
+    """The connection with `peer` ended without a farewell: it died, or its host or the way to it is gone. A hint, not a death
+    (rule C5); PeerLeft, where it said farewell.
 
     After this member's own `close` or `abort` its verbs raise the builtin ConnectionAbortedError instead, which accuses nobody.
     """
@@ -43,6 +44,11 @@ class PeerLost(ConnectionError):
     def __init__(self, peer: int, why: str) -> None:
         super().__init__(f"lost contact with member {peer}: {why}")
         self.peer = peer
+
+
+class PeerLeft(PeerLost):
+    """`peer` has said farewell and is waited for in vain. It left for somebody else's loss, or for a reason that it tells the
+    controller; this accuses nobody."""
 
 
 class DeadlineExceeded(TimeoutError):
@@ -63,14 +69,14 @@ class Transport(Protocol):
 
         A payload that lies in a region of `Regions` that the transport was given is shared, not copied: it must stay as it
         is until the schedule says it was read. Any other payload is copied before this returns.
-        Raises PeerLost.
+        Raises PeerLost (PeerLeft).
         """
 
     def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
         """The next message of `peer`, which must carry `tag`. While waiting, the loss of *any* connected peer that has not
         said farewell ends the wait.
 
-        Raises PeerLost, DeadlineExceeded, ProtocolError.
+        Raises PeerLost (PeerLeft), DeadlineExceeded, which leaves everything as it was, ProtocolError.
         """
 
     def flush(self, timeout_s: float) -> None:
@@ -80,8 +86,9 @@ class Transport(Protocol):
         Raises PeerLost, DeadlineExceeded.
         """
 
-    def close(self) -> None:
-        """Say farewell to all peers and close. Messages already sent still arrive. Safe to call twice."""
+    def close(self, timeout_s: float = 3.0) -> None:
+        """Say farewell to all peers and close. Messages already sent still arrive, if their receivers take them within
+        `timeout_s`; one that does not read may miss the farewell too. Safe to call twice."""
 
     def abort(self) -> None:
         """Close without farewell: to every peer this member is lost from now on. Safe to call twice."""

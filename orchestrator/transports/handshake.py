@@ -28,7 +28,7 @@ import struct
 from collections.abc import Generator, Sequence
 from typing import Final, NamedTuple
 
-from orchestrator.transports.base import PeerLost, ProtocolError
+from orchestrator.transports.base import PeerLeft, ProtocolError
 
 MAX_REGIONS: Final = 200  # the kernel passes 253 descriptors at a time
 MIN_SECRET_BYTES: Final = 16
@@ -96,13 +96,13 @@ def accept(me: Identity, hello: Hello, sizes: Sequence[int]) -> Generator[Step, 
 def dial(me: Identity, peer: int, sizes: Sequence[int]) -> Generator[Step, bytes, Sizes]:
     """The dialer's side. Returns the sizes of the acceptor's regions.
 
-    Raises PermissionError, PeerLost (it is in another generation), ProtocolError.
+    Raises PermissionError, PeerLeft (it is in another generation), ProtocolError.
     """
     hello = _HELLO.pack(_MAGIC, me.generation, me.rank, peer, secrets.token_bytes(32))
     reply = yield Step(hello, _REPLY.size)
     verdict, generation, nonce, proof = _REPLY.unpack(reply)
     if verdict == _OTHER_GENERATION:
-        raise PeerLost(peer, f"it is in generation {generation}, this member in {me.generation}")
+        raise PeerLeft(peer, f"it is in generation {generation}, this member in {me.generation}")
     if verdict == _UNEXPECTED:
         raise ProtocolError(f"member {peer} expects no connection from member {me.rank} in generation {me.generation}")
     if not hmac.compare_digest(proof, _proof(me.secret, b"acceptor", hello, nonce)):

@@ -17,7 +17,7 @@ from collections import deque
 
 import torch
 
-from orchestrator.transports.base import DeadlineExceeded, PeerLost, ProtocolError, Received, Tag
+from orchestrator.transports.base import DeadlineExceeded, PeerLeft, PeerLost, ProtocolError, Received, Tag
 
 _PAGE_BYTES = 4096
 
@@ -99,7 +99,7 @@ class MemoryTransport:
         with self._hub.changed:
             self._check(peer)
             if self._hub.states[peer] is not _State.HERE:
-                raise PeerLost(peer, self._hub.states[peer].value)
+                raise _loss(peer, self._hub.states[peer])
             self._hub.messages[self._rank, peer].append((tag, Received(passed, note)))
             self._hub.changed.notify_all()
 
@@ -125,7 +125,7 @@ class MemoryTransport:
             self._check_own()
             self._raise_losses(self._rank)
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = 0.0) -> None:  # noqa: ARG002  nothing has to be written
         self._hub.end(self._rank, _State.LEFT)
 
     def abort(self) -> None:
@@ -143,6 +143,10 @@ class MemoryTransport:
     def _raise_losses(self, awaited: int) -> None:
         for peer, state in ((awaited, self._hub.states[awaited]), *enumerate(self._hub.states)):
             if state is _State.LOST:
-                raise PeerLost(peer, state.value)
+                raise _loss(peer, state)
         if self._hub.states[awaited] is _State.LEFT:
-            raise PeerLost(awaited, _State.LEFT.value)
+            raise _loss(awaited, _State.LEFT)
+
+
+def _loss(peer: int, state: _State) -> PeerLost:
+    return (PeerLeft if state is _State.LEFT else PeerLost)(peer, state.value)

@@ -26,11 +26,11 @@ from typing import Final
 import torch
 
 from orchestrator.transports import frames
-from orchestrator.transports.base import DeadlineExceeded, PeerLost, ProtocolError, Received, Tag
+from orchestrator.transports.base import DeadlineExceeded, PeerLeft, PeerLost, ProtocolError, Received, Tag
 from orchestrator.transports.links import Link, Poller
 from orchestrator.transports.shared_memory import SharedRegions
 
-_FLUSH_S: Final = 3.0  # how long `close` waits for peers that do not read
+_LEFT: Final = "it has left"
 _CHECK_S: Final = 1.0  # how often hosts of remote peers are looked after, while waiting
 _NOTHING: Final = memoryview(b"")
 _FAREWELL: Final = frames.encode(frames.Frame(frames.FAREWELL, Tag(0, 0, 0, 0, 0)))
@@ -73,7 +73,7 @@ class SocketTransport:
             link.write(frames.encode(frame), _NOTHING if place else frames.raw(payload))
             if link.left or link.ended:
                 self._check_open()  # it may be our own abort that ended it
-                raise PeerLost(peer, "it has left" if link.left else link.ended)
+                raise PeerLeft(peer, _LEFT) if link.left else PeerLost(peer, link.ended)
 
     def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
         with self._using:
@@ -106,12 +106,12 @@ class SocketTransport:
                     raise DeadlineExceeded(unsent[0], None, timeout_s)
                 self._progress(remaining)
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = 3.0) -> None:
         with self._using:
             if self._closed:
                 return
             try:
-                self._say_farewell(time.monotonic() + _FLUSH_S)
+                self._say_farewell(time.monotonic() + timeout_s)
             finally:
                 self._dispose()
 
@@ -152,7 +152,7 @@ class SocketTransport:
                 raise PeerLost(link.peer, link.ended)
             self.raise_losses()
             if link.left:
-                raise PeerLost(link.peer, "it has left")
+                raise PeerLeft(link.peer, _LEFT)
             remaining = began + timeout_s - time.monotonic()
             if remaining <= 0:
                 raise DeadlineExceeded(link.peer, tag, timeout_s)

@@ -31,7 +31,7 @@ from functools import partial
 from typing import Final, NoReturn
 
 from orchestrator.transports import shared_memory
-from orchestrator.transports.base import DeadlineExceeded, PeerLost, ProtocolError
+from orchestrator.transports.base import DeadlineExceeded, PeerLeft, PeerLost, ProtocolError
 from orchestrator.transports.handshake import (
     MAX_REGIONS,
     MIN_SECRET_BYTES,
@@ -50,6 +50,7 @@ from orchestrator.transports.talks import Result, Talk
 
 Address = Sequence[str | int]
 
+_FAREWELL_S: Final = 0.2
 _MAX_CALLERS: Final = 256  # kept for later; more than that are not members
 
 
@@ -133,8 +134,8 @@ def connect(
     """Connect with all peers; each of them calls `connect` with this member among its own peers.
 
     A peer reached by "unix" maps the `regions` that exist now; payloads elsewhere travel as bytes.
-    Raises PeerLost (a peer is gone, or further on), DeadlineExceeded, PermissionError (another secret or user),
-    ConnectionAbortedError (cancelled).
+    Raises PeerLost (a peer is gone), PeerLeft (it is further on, or gave up too), DeadlineExceeded, PermissionError (another
+    secret or user), ConnectionAbortedError (cancelled).
     """
     return _Assembly(listener, Identity(listener.secret, generation, rank), regions).run(peers, timeout_s)
 
@@ -165,6 +166,9 @@ class _Assembly:
                 self._wait(timeout_s)
             finally:
                 self._shut_doors()
+        except OSError:  # a peer is gone, or nobody waits for this generation any more: not for this member's sake
+            self._transport.close(_FAREWELL_S)
+            raise
         except BaseException:
             self._transport.abort()
             raise
@@ -194,6 +198,9 @@ class _Assembly:
         while True:
             self._listener.check_cancelled(self._me.generation)
             self._transport.raise_losses()
+            for link in self._transport.links.values():
+                if link.left:  # nobody leaves for a good reason before all have met
+                    raise PeerLeft(link.peer, "it has left")
             if not self._missing:
                 return
             remaining = began + timeout_s - time.monotonic()

@@ -1,16 +1,18 @@
-"""The controller: whatever happens in whatever order, the run ends once, for the right reason."""
+"""The controller, scripted: one history per rule, each in milliseconds; the clock is a number."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.control.controller import (
-    GRACE_S,
+from orchestrator.control import blame, controller
+from orchestrator.control.events import (
+    Ask,
     Begin,
+    CallOff,
     Command,
     Died,
     End,
@@ -18,115 +20,698 @@ from orchestrator.control.controller import (
     Failed,
     Finished,
     Interrupt,
+    Kill,
+    Left,
+    NoRoom,
+    Pulse,
     Ready,
-    State,
+    Recovered,
+    Saved,
+    Start,
+    StartFailed,
+    Stepped,
     Tick,
-    Withdrew,
-    decide,
 )
-from orchestrator.errors import ClusterUnavailable, Inconsistent, Interrupted, NonFinite, RunFailed, WorkerLost
+from orchestrator.control.membership import State, Terms
+from orchestrator.errors import (
+    ClusterUnavailable,
+    Inconsistent,
+    Interrupted,
+    NonFinite,
+    RunFailed,
+    Stalled,
+    WorkerLost,
+)
 
-FACTS = {"steps": 3}
-
-
-def play(events: list[tuple[float, Event]], workers: int = 2, servers: int = 1) -> tuple[State, list[Command]]:
-    """Events with their times, from the start of a run."""
-    state = State(workers, servers, started=0.0, start_timeout_s=60.0)
-    done: list[Command] = []
-    for now, event in events:
-        state, commands, _ = decide(state, event, now)
-        done += commands
-    return state, done
-
-
-READY: list[tuple[float, Event]] = [(1.0, Ready(0, FACTS)), (1.0, Ready(1, FACTS)), (1.0, Ready(2, {}))]
+FACTS = {"steps": 9}
+Some = TypeVar("Some", bound=Command)
 
 
-def end_of(commands: list[Command]) -> Any:
-    (end,) = [command for command in commands if isinstance(command, End)]
-    return end.error
+def terms(**changes: Any) -> Terms:
+    """Two workers of four shards, a step time-out of 30 s."""
+    usual = {"shards": 4, "start": 2, "least": 1, "most": 2, "start_timeout_s": 60.0, "step_timeout_s": 30.0}
+    return Terms(**{**usual, **changes})
+
+
+class Play:
+    """A controller that is told events by hand; what it ordered and said is kept."""
+
+    def __init__(self, asked: Terms) -> None:
+        self.now = 0.0
+        self.commands: list[Command] = []
+        self.reasons: list[str] = []
+        self.state, first = controller.initial(asked, self.now)
+        self.commands += first
+
+    def __call__(self, *events: Event) -> list[Command]:
+        """What these events lead to."""
+        done: list[Command] = []
+        for event in events:
+            self.state, commands, reason = controller.decide(self.state, event, self.now)
+            done += commands
+            self.reasons += [reason] if reason else []
+        self.commands += done
+        return done
+
+    def wait(self, seconds: float, *pulses: Pulse) -> list[Command]:
+        """Time passes; who has a pulse here is heard all the while."""
+        done, until = [], self.now + seconds
+        while self.now < until:
+            self.now = min(until, self.now + 1.0)
+            done += self(*pulses, Tick())
+        return done
+
+    def begin(self) -> Begin:
+        """The last generation that began."""
+        return self.of(Begin)[-1]
+
+    def of(self, kind: type[Some]) -> list[Some]:
+        return [command for command in self.commands if isinstance(command, kind)]
+
+    def error(self) -> Any:
+        (end,) = self.of(End)
+        assert self.state.phase == "ended"
+        return end.error
+
+
+def begun(asked: Terms) -> Play:
+    """A run whose first members are all ready."""
+    play = Play(asked)
+    for start in play.of(Start):
+        play(Ready(start.member, FACTS if start.role == "worker" else {}, can_restore=True))
+    play(*[Stepped(0)] if asked.checkpoint is None else [])
+    assert play.of(Begin)
+    return play
+
+
+def left(member: int, step: int, why: Any = "called off", generation: int = 0, accuses: int | None = None) -> Left:
+    return Left(member, generation, why, (step, 1), accuses)
+
+
+def compute(member: int, step: int, shard: int, beats: int = 1) -> Pulse:
+    return Pulse(member, "compute", step, shard, beats)
+
+
+# ---- preparing
 
 
 def test_a_run_begins_when_all_are_ready_and_ends_when_all_are_finished() -> None:
-    finished: list[tuple[float, Event]] = [(2.0, Finished(0, "d")), (2.0, Finished(2, None)), (2.0, Finished(1, "d"))]
-    state, commands = play(READY + finished)
-    assert commands == [Begin(FACTS), End(None)]
-    assert state.phase == "ended"
+    play = Play(terms(servers=1))
+    assert play.commands == [Start(0, "worker"), Start(1, "worker"), Start(2, "server")]
+    assert play(Ready(1, FACTS), Ready(2, {})) == []
+    assert play(Ready(0, FACTS)) == [
+        Begin(
+            generation=0,
+            members=(0, 1, 2),
+            workers=2,
+            servers=1,
+            shards=((0, 1), (2, 3)),
+            handovers=(),
+            restore=None,
+            without_servers=False,
+            facts=FACTS,
+        )
+    ]
+    assert play(Finished(0, 0, (9, 1), "d"), Finished(2, 0, (9, 1), None)) == []
+    assert play(Finished(1, 0, (9, 1), "d")) == [End(None)]
 
 
 def test_workers_that_prepared_different_runs_do_not_begin() -> None:
-    _, commands = play([(0.0, Ready(0, FACTS)), (0.0, Ready(2, {})), (0.0, Ready(1, {"steps": 4}))])
-    assert isinstance(end_of(commands), Inconsistent)
-    assert "steps" in str(end_of(commands))
-    assert not any(isinstance(command, Begin) for command in commands)
+    play = Play(terms())
+    play(Ready(0, FACTS), Ready(1, {"steps": 4}))
+    assert isinstance(play.error(), Inconsistent)
+    assert "worker 0 and worker 1 prepared different runs: steps differ" in str(play.error())
+    assert not play.of(Begin)
 
 
 def test_a_worker_that_computes_other_bits_is_refused_by_proof() -> None:
     here = {**FACTS, "reference": "a", "machine": {"CPU": "old", "torch": "2"}}
     there = {**FACTS, "reference": "b", "machine": {"CPU": "new", "torch": "2"}}
-    _, commands = play([(0.0, Ready(0, here)), (0.0, Ready(2, {})), (0.0, Ready(1, there))])
-    assert "compute different bits from the same micro-batch (CPU old and new)" in str(end_of(commands))
-    _, commands = play([(0.0, Ready(0, here)), (0.0, Ready(2, {})), (0.0, Ready(1, {**there, "reference": "a"}))])
-    assert commands == [Begin(here)]
-
-
-def test_different_digests_are_an_error() -> None:
-    _, commands = play([*READY, (2.0, Finished(0, "a")), (2.0, Finished(1, "b")), (2.0, Finished(2, None))])
-    assert isinstance(end_of(commands), Inconsistent)
-
-
-def test_a_withdrawal_waits_for_its_cause() -> None:
-    withdrawn: list[tuple[float, Event]] = [*READY, (5.0, Withdrew(1, "lost contact with member 0"))]
-    assert play([*withdrawn, (5.0 + GRACE_S, Tick())])[1] == [Begin(FACTS)]
-    _, commands = play([*withdrawn, (5.1, Failed(0, NonFinite("the loss is nan")))])
-    assert isinstance(end_of(commands), NonFinite)
-    _, commands = play([*withdrawn, (5.1, Died(0, "its process ended"))])
-    assert isinstance(end_of(commands), WorkerLost)
-    _, commands = play([*withdrawn, (5.1 + GRACE_S, Tick())])
-    assert type(end_of(commands)) is RunFailed
-    assert "worker 1: lost contact with member 0" in str(end_of(commands))
-
-
-def test_a_member_that_died_after_finishing_is_no_loss() -> None:
-    _, commands = play(
-        [*READY, (2.0, Finished(0, "d")), (3.0, Died(0, "")), (4.0, Finished(1, "d")), (4.0, Finished(2, None))]
-    )
-    assert end_of(commands) is None
+    play = Play(terms())
+    play(Ready(0, here), Ready(1, there))
+    assert "compute different bits from the same micro-batch (CPU old and new)" in str(play.error())
+    play = Play(terms())
+    play(Ready(0, here), Ready(1, {**there, "reference": "a"}))
+    assert play.begin().facts == here
 
 
 def test_a_late_start_names_who_is_late() -> None:
-    assert play([READY[0], (60.0, Tick())])[1] == []
-    _, commands = play([READY[0], (60.1, Tick())])
-    assert isinstance(end_of(commands), ClusterUnavailable)
-    assert "worker 1, server 0 not ready after 60 s" in str(end_of(commands))
+    play = Play(terms(servers=1))
+    play(Ready(0, FACTS))
+    assert play.wait(60.0) == []
+    play.wait(0.1)
+    assert isinstance(play.error(), ClusterUnavailable)
+    assert "worker 1, server 2 not ready after 60 s" in str(play.error())
 
 
-@pytest.mark.parametrize("events", [[], READY])
-def test_an_interruption_ends_any_phase(events: list[tuple[float, Event]]) -> None:
-    _, commands = play([*events, (9.0, Interrupt("SIGTERM"))])
-    assert isinstance(end_of(commands), Interrupted)
+def test_two_deaths_before_the_first_step_are_made_good_and_a_third_is_not() -> None:
+    play = Play(terms())
+    assert play(Died(0, "gone")) == [Start(2, "worker")]
+    assert play(Died(2, "gone")) == [Start(3, "worker")]
+    assert "loss 2 of 2" in play.reasons[-1]
+    play(Died(1, "gone", "details"))
+    assert isinstance(play.error(), WorkerLost)
+    assert play.error().details == "details"
 
 
-members = st.integers(0, 2)
-events_of_a_run = st.one_of(
-    st.builds(Ready, members, st.just(FACTS)),
+def test_a_failure_while_preparing_ends_the_run_and_so_does_a_cluster_without_room() -> None:
+    play = Play(terms())
+    play(Failed(1, NonFinite("the loss is nan")))
+    assert isinstance(play.error(), NonFinite)
+    play = Play(terms())
+    play(NoRoom(1, "no free GPU"))
+    assert isinstance(play.error(), ClusterUnavailable)
+    assert "no free GPU" in str(play.error())
+
+
+def test_a_resumed_run_restores_at_the_first_who_can_and_counts_on_from_there() -> None:
+    play = Play(terms(checkpoint=5, generation=3, member=10, servers=1))
+    play(Ready(10, FACTS), Ready(12, {}), Ready(11, FACTS, can_restore=True))
+    begin = play.begin()
+    assert (begin.generation, begin.members, begin.restore) == (3, (10, 11, 12), 1)
+    assert begin.handovers == ((1, 0), (1, 2))
+    assert not play(Stepped(5))
+
+
+def test_a_resume_that_nobody_can_restore_says_so() -> None:
+    play = Play(terms(checkpoint=5))
+    play(Ready(0, FACTS), Ready(1, FACTS))
+    play.wait(61.0)
+    assert "none of the 2 ready workers reaches the checkpoint of step 5" in str(play.error())
+
+
+# ---- losing members
+
+
+def test_a_loss_calls_the_others_off_and_they_go_on_with_all_shards() -> None:
+    play = begun(terms(start=3, most=3))
+    play.now = 10.0
+    assert play(Died(1, "killed")) == [CallOff(0, (0, 2)), Start(3, "worker")]
+    assert play(left(0, 5)) == []
+    play(left(2, 4))
+    begin = play.begin()
+    assert (begin.generation, begin.members, begin.shards) == (1, (0, 2), ((0, 1), (2, 3)))
+    assert begin.handovers == ((0, 1),)
+    play.now = 10.5
+    assert play(Stepped(3)) == []
+    assert play(Stepped(5)) == [Recovered("lost", 0.5, 0)]
+    assert play(Stepped(6)) == []
+    assert "generation 1 begins at step 5 with 2 workers and 0 servers, members [0, 2], 1 hand-overs" in " ".join(
+        play.reasons
+    )
+
+
+def test_a_spare_takes_the_place_and_another_one_is_started() -> None:
+    play = begun(terms(spares=1))
+    assert play.begin().members == (0, 1)
+    assert play(Died(0, "killed")) == [CallOff(0, (1,)), Start(3, "worker")]
+    play(left(1, 5))
+    assert play.begin().members == (1, 2)
+    assert play.begin().handovers == ((0, 1),)
+    assert play(Ready(3, FACTS)) == []
+    assert "worker 3 is ready as a spare" in play.reasons
+
+
+def test_laggards_fresh_ones_and_servers_take_the_state_from_the_top_in_turn() -> None:
+    play = begun(terms(shards=8, start=4, most=4, servers=1, spares=1))
+    play(Died(0, "killed"))
+    play(Left(1, 0, "called off", (5, 0)), Left(2, 0, "called off", (5, 1)), Left(3, 0, "called off", (5, 1)))
+    play(Left(5, 0, "called off", (5, 1)))
+    assert play.begin().members == (1, 2, 3, 4, 5)
+    assert play.begin().handovers == ((1, 0), (2, 3), (1, 4))
+
+
+def test_several_losses_are_one_recovery_and_a_loss_in_the_recovery_too() -> None:
+    play = begun(terms(start=3, most=3))
+    play.now = 10.0
+    play(Died(0, ""), Died(1, ""))
+    play.now = 11.0
+    play(left(2, 5), Died(2, ""))
+    assert play.of(Begin)[-1].members == (2,)
+    play.now = 12.0
+    play(*(Ready(member, FACTS) for member in (3, 4, 5)), Stepped(0))
+    assert play.of(Recovered) == [Recovered("restarted", 2.0, 1)]
+
+
+def test_replicas_more_than_a_step_apart_end_the_run() -> None:
+    play = begun(terms(start=3, most=3))
+    play(Died(0, ""), left(1, 5), left(2, 3))
+    assert isinstance(play.error(), Inconsistent)
+    assert "worker 1 at step 5, worker 2 at step 3" in str(play.error())
+
+
+def test_a_joiner_that_has_not_taken_its_state_is_no_skew() -> None:
+    play = begun(terms(spares=1))
+    play(Died(0, ""), left(1, 5))
+    assert play.begin().members == (1, 2)
+    play(Left(1, 1, "peer", (5, 1), accuses=1), Left(2, 1, "called off", (0, 0)))
+    assert play.begin().generation == 2
+    assert play.begin().handovers == ((0, 1),)
+
+
+def test_old_news_change_nothing() -> None:
+    play = begun(terms(start=3, most=3))
+    play(Died(0, ""), left(1, 5), left(2, 5))
+    state = play.state
+    assert play(Died(0, ""), left(1, 5), left(2, 4, generation=0), Finished(1, 0, (9, 1), "x"), Ready(0, {})) == []
+    assert play.state == state
+
+
+def test_a_lost_server_is_replaced_and_none_at_all_is_told() -> None:
+    play = begun(terms(servers=1))
+    assert play(Died(2, "killed")) == [CallOff(0, (0, 1)), Start(3, "server")]
+    play(left(0, 5), left(1, 5))
+    assert (play.begin().members, play.begin().servers, play.begin().without_servers) == ((0, 1), 0, True)
+    assert play(Ready(3, {})) == [Ask(0, "regroup")]
+    play(left(0, 6, "regroup", 1), left(1, 6, "regroup", 1))
+    assert (play.begin().members, play.begin().without_servers) == ((0, 1, 3), False)
+    assert play.begin().handovers == ((0, 2),)
+
+
+# ---- all state lost
+
+
+def test_all_state_lost_goes_on_from_the_checkpoint() -> None:
+    play = begun(terms(spares=1))
+    play(*[Stepped(step) for step in range(1, 8)], Saved(4))
+    play.now = 20.0
+    play(Died(0, ""), Died(1, ""))
+    begin = play.begin()
+    assert (begin.members, begin.restore, begin.handovers) == ((2,), 0, ())
+    play.now = 21.0
+    assert Recovered("restarted", 1.0, 4) in play(Stepped(4))
+
+
+def test_all_state_lost_without_a_checkpoint_begins_anew_with_fresh_members() -> None:
+    play = begun(terms())
+    play(*[Stepped(step) for step in range(1, 8)])
+    play(Died(0, ""), Died(1, ""))
+    assert play.state.phase == "paused"
+    play(Ready(2, FACTS))
+    assert (play.begin().members, play.begin().restore, play.begin().handovers) == ((2,), None, ())
+    assert play(Stepped(0)) == [Recovered("restarted", 0.0, 8)]
+
+
+def test_a_checkpoint_older_than_promised_is_gone_on_from() -> None:
+    """The newest one was damaged; what was computed since then is not thrown away at the next loss."""
+    play = begun(terms(checkpoint=6, start=3, most=3))
+    play(Died(0, ""), left(1, 4), left(2, 4))
+    assert play.begin().restore is None
+    assert play.begin().handovers == ()
+
+
+def test_losing_all_state_again_and_again_ends_the_run() -> None:
+    play = begun(terms(start=1, most=1, shards=1))
+    play(Stepped(1), Saved(2))
+    for _ in range(40):
+        if play.state.phase == "ended":
+            break
+        newest = play.of(Start)[-1].member
+        play(Ready(newest, FACTS, can_restore=True), Pulse(newest, "evaluate", 2, None, 1), Died(newest, ""))
+    assert "all state was lost 11 times without getting further than step 2" in str(play.error())
+
+
+# ---- contact
+
+
+def test_two_living_that_lost_each_other_try_once_more_and_then_the_younger_goes() -> None:
+    play = begun(terms(start=3, most=3))
+    assert play(left(0, 5, "peer", accuses=2)) == [CallOff(0, (1, 2))]
+    play(left(1, 5), left(2, 5))
+    assert play.begin().members == (0, 1, 2)
+    assert not play.of(Kill)
+    play(left(2, 5, "peer", 1, accuses=0), left(1, 5, generation=1), left(0, 5, generation=1))
+    assert play.of(Kill) == [Kill(2, "it lost contact with the same living member twice")]
+    assert play.begin().members == (0, 1)
+    assert play(Died(2, "killed")) == []
+
+
+def test_one_that_lost_everybody_twice_goes_alone_though_it_is_the_oldest() -> None:
+    play = begun(terms(start=3, most=3))
+    for generation in (0, 1):
+        play(left(1, 5, "peer", generation, accuses=0), left(2, 5, "peer", generation, accuses=0))
+        play(left(0, 5, generation=generation))
+    assert [kill.member for kill in play.of(Kill)] == [0]
+
+
+def test_an_accused_member_that_is_not_heard_is_taken_for_dead() -> None:
+    play = begun(terms(start=3, most=3))
+    play(left(0, 5, "peer", accuses=2), left(1, 5))
+    assert play.wait(5.0) == []
+    assert [type(command) for command in play.wait(1.0)] == [Kill, Begin, Start]
+    assert play.begin().members == (0, 1)
+    play = begun(terms(start=3, most=3))
+    play(left(0, 5, "peer", accuses=2), left(1, 5))
+    assert play.wait(8.0, compute(2, 5, 1)) == []
+
+
+def test_regrouping_without_a_step_ends_after_a_bound() -> None:
+    play = begun(terms())
+    for generation in range(40):
+        if play.state.phase != "ended":
+            play(*(left(member, 1, "peer", generation) for member in (0, 1)))
+    assert "11 generations in a row got no further than step 1; 0 of them lost a member" in str(play.error())
+
+
+def test_regrouping_with_steps_in_between_goes_on() -> None:
+    play = begun(terms())
+    for generation in range(40):
+        play(*(left(member, generation, "peer", generation) for member in (0, 1)))
+    assert play.begin().generation == 40
+
+
+# ---- hangs and poison
+
+
+def test_the_stuck_one_is_killed_and_not_those_that_wait() -> None:
+    play = begun(terms(start=3, most=3))
+    waiting = [Pulse(0, "exchange", 1, None, 7), Pulse(2, "handover", 1, None, 7)]
+    assert play.wait(30.0, compute(1, 1, 2), *waiting) == []
+    done = play.wait(2.0, compute(1, 1, 2), *waiting)
+    assert [type(command) for command in done] == [Kill, CallOff, Start]
+    assert "stood still for 31.0 s in the compute phase of step 1, shard 2, the limit is 30 s" in str(done[0])
+
+
+def test_all_stuck_ones_are_killed_at_once_and_a_moving_one_is_not() -> None:
+    play = begun(terms(start=3, most=3))
+    for beat in range(40):
+        play.wait(1.0, compute(0, 1, 0), Pulse(1, "update", 1, None, 3), compute(2, 1, 3, beats=beat))
+    assert sorted(kill.member for kill in play.of(Kill)) == [0, 1]
+    assert play.of(CallOff) == [CallOff(0, (2,))]
+
+
+def test_a_member_that_does_not_answer_is_killed_wherever_it_is() -> None:
+    play = begun(terms())
+    for beat in range(40):
+        play.wait(1.0, compute(0, 1, 0, beats=beat))
+    assert [kill.member for kill in play.of(Kill)] == [1]
+
+
+def test_a_pause_of_the_driver_is_nobodys_silence() -> None:
+    play = begun(terms())
+    play.now += 1000.0
+    assert play(Tick()) == []
+    assert play.wait(27.0) == []
+    assert [type(command) for command in play.wait(2.0)][:2] == [Kill, Kill]
+
+
+def test_a_called_off_member_that_does_not_leave_falls_under_the_same_rule() -> None:
+    play = begun(terms(start=3, most=3))
+    play(Died(0, ""), left(1, 5))
+    play.wait(32.0, compute(2, 5, 3))
+    assert [kill.member for kill in play.of(Kill)] == [2]
+    assert play.begin().members == (1,)
+
+
+def lose(play: Play, pulse: Pulse | None, *, step: int) -> None:
+    """The oldest worker dies after this pulse of its; the other one leaves at this step; a replacement joins."""
+    begin = play.begin()
+    victim, other = begin.members[0], begin.members[1]
+    if pulse is not None:
+        play(Pulse(victim, pulse.place, pulse.step, pulse.shard, pulse.beats))
+    play(Died(victim, ""), Left(other, begin.generation, "called off", (step, 1)))
+    if play.state.phase != "ended":
+        play(Ready(play.of(Start)[-1].member, FACTS))
+
+
+def test_three_losses_that_were_seen_at_one_micro_batch_end_the_run_by_name() -> None:
+    play = begun(terms(spares=1))
+    lose(play, compute(0, 5, 1), step=5)
+    lose(play, compute(0, 5, 1), step=5)
+    assert play.state.phase == "running"
+    lose(play, compute(0, 5, 1), step=5)
+    assert isinstance(play.error(), WorkerLost)
+    assert "step 5, shard 1: 3 workers in a row were lost while they computed it" in str(play.error())
+    assert "look at the samples of this micro-batch" in str(play.error())
+
+
+def test_inferred_losses_need_one_more_and_name_the_shards_in_common() -> None:
+    play = begun(terms(spares=1))
+    for pulse in (None, compute(0, 3, 0), Pulse(0, "idle", None, None, 1)):  # the second is older than the step
+        lose(play, pulse, step=5)
+    assert play.state.phase == "running"
+    lose(play, compute(0, 5, 1), step=5)
+    assert "step 5, shard 1: 4 workers in a row" in str(play.error())
+    play = begun(terms(spares=1))
+    for _ in range(4):
+        lose(play, None, step=5)
+    assert "step 5, one of the shards 0, 1: 4 workers" in str(play.error())
+
+
+@pytest.mark.parametrize("place", ["exchange", "update", "evaluate", "checkpoint", "handover"])
+def test_losses_outside_of_computing_count_against_no_micro_batch(place: Any) -> None:
+    play = begun(terms(spares=1))
+    for _ in range(6):
+        lose(play, Pulse(0, place, 5, None, 1), step=5)
+    assert play.state.phase == "running"
+    assert play.state.losses == {}
+
+
+def test_losses_at_different_steps_and_of_several_at_once_are_no_poison() -> None:
+    play = begun(terms(spares=1))
+    for step in range(2, 9):
+        lose(play, compute(0, step, 1), step=step)
+    assert play.state.phase == "running"
+    play = begun(terms(start=4, most=4))
+    play(*(Died(member, "") for member in (0, 1, 2)), left(3, 1))
+    assert play.state.phase == "running"
+    assert {len(hits) for hits in play.state.losses.values()} == {1}
+
+
+def test_two_timeouts_at_one_micro_batch_end_the_run_by_name() -> None:
+    play = begun(terms(spares=1))
+    for _ in range(2):
+        begin = play.begin()
+        play.wait(31.5, compute(begin.members[0], 5, 1), Pulse(begin.members[1], "exchange", 5, None, 1))
+        play(Left(begin.members[1], begin.generation, "called off", (5, 1)), Ready(play.of(Start)[-1].member, FACTS))
+    assert isinstance(play.error(), Stalled)
+    assert "step 5, shard 1: 2 workers in a row stood still" in str(play.error())
+
+
+# ---- joining
+
+
+def test_a_joiner_asks_for_a_regroup_and_takes_the_state() -> None:
+    play = begun(terms(least=2, most=3))
+    assert play.of(Start)[-1] == Start(2, "worker")
+    play.now = 7.0
+    assert play(Ready(2, FACTS)) == [Ask(0, "regroup")]
+    play(left(1, 4, "regroup"))
+    assert not play.of(CallOff)
+    play(left(0, 4, "regroup"))
+    assert (play.begin().members, play.begin().handovers) == ((0, 1, 2), ((0, 2),))
+    play.now = 7.5
+    assert play(Stepped(4)) == [Recovered("joined", 0.5, 0)]
+
+
+def test_a_joiner_that_prepared_another_run_is_refused_and_the_third_is_the_last() -> None:
+    play = begun(terms(most=3))
+    for member in (2, 3):
+        done = play(Ready(member, {"steps": 4}))
+        assert isinstance(done[0], Kill)
+        assert "prepared different runs: steps differ" in done[0].why
+        assert done[1:] == [Start(member + 1, "worker")]
+    assert [type(command) for command in play(Ready(4, {"steps": 4}))] == [Kill]
+    assert "3 starts in a row came to nothing, so no more are tried" in play.reasons[-1]
+    assert play.wait(100.0, *(compute(member, 1, 0, beats=member) for member in (0, 1)))[-1:] != [End(None)]
+
+
+def test_a_joiner_that_fails_dies_or_is_late_is_given_up() -> None:
+    play = begun(terms(most=3))
+    assert play(Failed(2, RunFailed("no such file"))) == [Kill(2, "no such file"), Start(3, "worker")]
+    assert play(Died(3, "")) == [Start(4, "worker")]
+    done = play.wait(61.0, *(Pulse(member, "exchange", 1, None, 1) for member in (0, 1)))
+    assert done == [Kill(4, "it was not ready after 60 s")]
+    assert play.state.phase == "running"
+
+
+def test_without_room_one_start_at_a_time_is_tried_again() -> None:
+    play = begun(terms(shards=8, most=4))
+    assert play(NoRoom(2, "no CPU"), NoRoom(3, "no CPU")) == []
+    idle = [Pulse(member, "exchange", 1, None, 1) for member in (0, 1)]
+    assert play.wait(9.5, *idle) == []
+    assert play.wait(1.0, *idle) == [Start(4, "worker")]
+    assert play(Ready(4, FACTS)) == [Ask(0, "regroup")]
+    assert play.wait(1.0, *idle) == []
+
+
+def test_too_few_workers_pause_the_run_until_there_are_enough() -> None:
+    play = begun(terms(least=2))
+    play(Died(0, ""), left(1, 5))
+    assert play.state.phase == "paused"
+    assert "paused: 1 workers are ready, 2 are needed" in play.reasons[-1]
+    play(Ready(2, FACTS))
+    assert (play.begin().members, play.begin().handovers) == ((1, 2), ((0, 1),))
+
+
+def test_a_pause_that_nobody_ends_ends_the_run() -> None:
+    play = begun(terms(least=2))
+    play(Died(0, ""), left(1, 5), NoRoom(2, "no CPU"))
+    play.wait(62.0)
+    assert isinstance(play.error(), WorkerLost)
+    assert "1 workers are ready, 2 are needed; there is no room for worker" in str(play.error())
+    play = begun(terms(least=2))
+    play(Died(0, ""), left(1, 5))
+    play(*(StartFailed(member, "no such image") for member in (2, 3, 4)), Tick())
+    assert "no such image" in str(play.error())
+
+
+# ---- ending
+
+
+def test_a_finished_member_gives_its_state_to_who_has_not_finished() -> None:
+    play = begun(terms(start=3, most=3))
+    play(Finished(0, 0, (9, 1), "d"), Died(1, ""), left(2, 8))
+    assert (play.begin().members, play.begin().handovers) == ((0, 2), ((0, 1),))
+    assert play(Finished(0, 1, (9, 1), "d"), Finished(2, 1, (9, 1), "d"))[-1] == End(None)
+
+
+def test_a_member_that_died_after_finishing_is_no_loss_if_another_finished() -> None:
+    play = begun(terms(start=3, most=3))
+    play(Finished(0, 0, (9, 1), "d"), Finished(1, 0, (9, 1), "d"), Died(0, ""))
+    assert not play.of(CallOff)
+    assert play(Finished(2, 0, (9, 1), "d"))[-1] == End(None)
+    play = begun(terms())
+    assert CallOff(0, (1,)) in play(Finished(0, 0, (9, 1), "d"), Died(0, ""))
+
+
+def test_different_digests_are_an_error() -> None:
+    play = begun(terms())
+    play(Finished(0, 0, (9, 1), "a"), Finished(1, 0, (9, 1), "b"))
+    assert isinstance(play.error(), Inconsistent)
+
+
+def test_a_failure_is_never_tried_again_and_a_withdrawal_waits_for_it() -> None:
+    play = begun(terms())
+    play(left(1, 5, "withdrew"), Failed(0, NonFinite("the loss is nan")))
+    assert isinstance(play.error(), NonFinite)
+    play = begun(terms())
+    play(Left(0, 0, "withdrew", (5, 1), text="another one failed"), left(1, 5, "withdrew"))
+    assert play.wait(controller.GRACE_S) == []
+    play.wait(0.5)
+    assert type(play.error()) is RunFailed
+    assert "worker 0: another one failed" in str(play.error())
+    play = begun(terms())
+    play(left(1, 5, "withdrew"), Died(0, "killed"))
+    assert play.begin().members == (1,)
+
+
+def test_the_driver_can_fail_the_run_itself() -> None:
+    play = begun(terms())
+    play(Failed(None, Inconsistent("two trace lines of step 3 differ")))
+    assert isinstance(play.error(), Inconsistent)
+
+
+# ---- interruptions
+
+
+def test_an_interruption_stops_at_a_step_and_waits_for_the_checkpoint() -> None:
+    play = begun(terms())
+    assert play(Interrupt("SIGTERM")) == [Ask(0, "stop")]
+    assert play(Interrupt("SIGTERM")) == []
+    assert play(left(0, 6, "stop"), left(1, 6, "stop"), Saved(4)) == []
+    play(Saved(6))
+    assert isinstance(play.error(), Interrupted)
+    assert "interrupted by SIGTERM; the newest checkpoint holds 6 steps" in str(play.error())
+
+
+def test_an_interruption_does_not_wait_for_ever_nor_for_what_cannot_come() -> None:
+    play = begun(terms())
+    play(Interrupt("SIGTERM"), left(0, 6, "stop"), left(1, 6, "stop"))
+    assert play.wait(20.0) == []
+    assert isinstance(play.wait(1.0)[-1], End)
+    play = begun(terms(stores=False))
+    play(Interrupt("SIGTERM"), left(0, 6, "stop"), left(1, 6, "stop"))
+    assert "interrupted by SIGTERM" in str(play.error())
+    play = begun(terms())
+    play(Interrupt("SIGINT"), Interrupt("SIGINT", urgent=True))
+    assert isinstance(play.error(), Interrupted)
+
+
+def test_an_interruption_in_a_regroup_begins_the_generation_and_stops_it() -> None:
+    play = begun(terms(start=3, most=3, least=3))
+    play(Died(0, ""), Interrupt("SIGINT"), left(1, 5))
+    assert play(left(2, 5))[1:] == [Ask(1, "stop")]
+    play = begun(terms())
+    play(Died(0, ""), Interrupt("SIGINT"))
+    play.wait(21.0, compute(1, 5, 0))
+    assert isinstance(play.error(), Interrupted)
+
+
+def test_an_interruption_ends_a_run_with_nothing_to_save_at_once() -> None:
+    play = Play(terms())
+    play(Interrupt("SIGINT"))
+    assert isinstance(play.error(), Interrupted)
+    play = begun(terms())
+    play(Died(0, ""), Died(1, ""), Interrupt("SIGINT"))
+    assert isinstance(play.error(), Interrupted)
+    play = begun(terms())
+    play(Interrupt("SIGINT"), Died(0, ""), Died(1, ""))
+    assert isinstance(play.error(), Interrupted)
+
+
+def test_an_interruption_in_a_pause_saves_what_the_living_hold() -> None:
+    play = begun(terms(least=2))
+    play(Died(0, ""), left(1, 5))
+    assert play(Interrupt("SIGINT")) == [play.begin(), Ask(1, "stop")]
+    play = begun(terms(least=2))
+    play(Died(0, ""), left(1, 5), Saved(5), Interrupt("SIGINT"))
+    assert isinstance(play.error(), Interrupted)
+
+
+# ---- any history
+
+
+members = st.integers(0, 5)
+positions = st.one_of(st.none(), st.tuples(st.integers(0, 2), st.integers(0, 1)))
+generations = st.integers(0, 3)
+any_event: st.SearchStrategy[Event] = st.one_of(
+    st.builds(Ready, members, st.sampled_from([FACTS, FACTS, {"steps": 4}]), st.booleans()),
+    st.builds(
+        Left,
+        members,
+        generations,
+        st.sampled_from(["peer", "called off", "regroup", "stop", "withdrew"]),
+        positions,
+        st.one_of(st.none(), st.just(0)),
+    ),
+    st.builds(Finished, members, generations, positions, st.sampled_from(["d", "d", "e"])),
     st.builds(Failed, members, st.builds(NonFinite, st.just("nan"))),
-    st.builds(Withdrew, members, st.just("why")),
     st.builds(Died, members, st.just("why")),
-    st.builds(Finished, members, st.sampled_from(["d", "e"])),
-    st.builds(Interrupt, st.just("SIGINT")),
+    st.builds(
+        Pulse,
+        members,
+        st.sampled_from(["compute", "exchange"]),
+        st.integers(0, 2),
+        st.integers(0, 3),
+        st.integers(0, 9),
+    ),
+    st.builds(Stepped, st.integers(0, 3)),
+    st.builds(Saved, st.integers(0, 3)),
+    st.builds(NoRoom, members, st.just("why")),
+    st.builds(StartFailed, members, st.just("why")),
+    st.builds(Interrupt, st.just("SIGINT"), st.booleans()),
     st.just(Tick()),
 )
 
 
-@given(st.lists(st.tuples(st.floats(0, 1e4), events_of_a_run), max_size=40))
-def test_any_history_begins_and_ends_at_most_once(history: list[tuple[float, Event]]) -> None:
-    state, commands = play(sorted(history, key=lambda entry: entry[0]))
-    begins = [i for i, command in enumerate(commands) if isinstance(command, Begin)]
-    ends = [i for i, command in enumerate(commands) if isinstance(command, End)]
-    assert len(begins) <= 1
-    assert len(ends) <= 1
-    assert ends in ([], [len(commands) - 1])
-    assert (state.phase == "ended") == bool(ends)
-    if ends and commands[ends[0]] == End(None):
-        assert begins == [0]
+@given(st.lists(st.tuples(st.floats(0, 9), any_event), max_size=40), st.integers(0, 1), st.integers(0, 1))
+def test_any_history_even_an_impossible_one_ends_at_most_once(
+    history: list[tuple[float, Event]], servers: int, spares: int
+) -> None:
+    play = Play(terms(servers=servers, spares=spares, most=3))
+    for seconds, event in history:
+        play.now += seconds
+        before: State = play.state
+        commands = play(event)
+        state, again, _ = controller.decide(before, event, play.now)
+        assert state == play.state
+        assert repr(again) == repr(tuple(commands))  # errors are equal only to themselves
+    ends = [place for place, command in enumerate(play.commands) if isinstance(command, End)]
+    assert ends in ([], [len(play.commands) - 1])
+    assert (play.state.phase == "ended") == bool(ends)
+    assert [begin.generation for begin in play.of(Begin)] == list(range(len(play.of(Begin))))
+
+
+def test_the_limits_are_those_of_rule_d3() -> None:
+    assert (blame.LOSSES, blame.STALLS) == (3, 2)

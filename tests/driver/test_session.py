@@ -3,38 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from orchestrator.cluster.members import Heard
+from orchestrator.cluster.members import Heard, Place
+from orchestrator.cluster.seating import Seating
+from orchestrator.driver.chronicle import Chronicle
+from orchestrator.driver.generations import Directory
+from orchestrator.driver.job import terms
 from orchestrator.driver.outcome import Outcome
-from orchestrator.driver.session import Session
+from orchestrator.driver.saving import Saving
+from orchestrator.driver.session import Beginning, Session
 from orchestrator.driver.signals import Mailbox
-from orchestrator.errors import Inconsistent, Interrupted, NonFinite, WorkerLost
+from orchestrator.errors import Inconsistent, Interrupted, NonFinite
 from orchestrator.records.lines import LineFile, read
 from orchestrator.settings import load
-from orchestrator.topologies import build_schedule
 
 FACTS = {"steps": 2}
 LINES = [{"step": step, "loss": "0x1.8p+0", "gradient": "00"} for step in range(2)]
+PULSE = {"place": "compute", "step": 0, "shard": 0, "beats": 1}
 
 
+@dataclass
 class Script:
-    """Members that say what they were told to, one thing a time, and have last words."""
+    """Members that say what they were told to, one thing a time, and have last words; and what was done with them."""
 
-    def __init__(self, said: list[Heard], last_words: dict[int, list[dict[str, Any]]]) -> None:
-        self.said = iter(said)
-        self.last_words = last_words
-        self.started: list[int] = []
+    said: Iterator[Heard]
+    last_words: dict[int, list[dict[str, Any]]]
+    done: list[tuple[Any, ...]] = field(default_factory=list)
 
     def hear(self, timeout_s: float) -> Iterator[Heard]:  # noqa: ARG002
         yield next(self.said)
 
-    def run(self, member: int, generation: Any, peers: Any, facts: Any) -> None:  # noqa: ARG002
-        self.started.append(member)
+    def start(self, member: int, role: str, place: Place) -> None:  # noqa: ARG002
+        self.done.append(("start", member, role))
+
+    def run(self, member: int, spec: Any, rank: int, peers: Any, facts: Any) -> None:  # noqa: ARG002
+        self.done.append(("run", member, spec["number"], rank, sorted(peers)))
+
+    def ask(self, member: int, what: str) -> None:
+        self.done.append(("ask", member, what))
+
+    def call_off(self, member: int, generation: int) -> None:
+        self.done.append(("call off", member, generation))
+
+    def kill(self, member: int) -> None:
+        self.done.append(("kill", member))
+
+    def pid(self, member: int) -> int | None:
+        return 100 + member
 
     def drain(self, member: int) -> list[dict[str, Any]]:
         return self.last_words.get(member, [])
@@ -42,15 +63,30 @@ class Script:
 
 def prepared(member: int) -> Heard:
     addresses = {"unix": ["unix", f"m{member}"]}
-    return Heard(member, "prepared", {"facts": FACTS, "addresses": addresses, "pid": 100 + member, "node": "n"}, [])
+    return Heard(member, "prepared", {"facts": FACTS, "addresses": addresses, "pid": 100 + member, "node": "n"})
 
 
-def ran(member: int, digest: str = "d") -> Heard:
-    return Heard(member, "ran", {"digest": digest}, [])
+def finished(member: int, generation: int = 0) -> Heard:
+    return Heard(member, "ran", {"finished": "d", "position": [2, 1], "generation": generation})
+
+
+def left(member: int, why: str, steps: int, generation: int = 0, accuses: int | None = None) -> Heard:
+    position = [steps, 1]
+    answer = {"left": why, "position": position, "generation": generation, "accuses": accuses, "why": "text"}
+    return Heard(member, "ran", answer)
 
 
 def entries(member: int, *said: dict[str, Any]) -> Heard:
-    return Heard(member, "entries", {}, list(said))
+    return Heard(member, "entries", entries=list(said), pulse=PULSE)
+
+
+@dataclass
+class Played:
+    outcome: Outcome
+    journal: list[dict[str, Any]]
+    trace: list[dict[str, Any]]
+    shown: list[str]
+    done: list[tuple[Any, ...]]
 
 
 def play(
@@ -58,23 +94,27 @@ def play(
     said: list[Heard],
     last_words: dict[int, list[dict[str, Any]]] | None = None,
     signal: str | None = None,
-) -> tuple[Outcome, list[dict[str, Any]], list[str]]:
-    """The outcome, the journal and what was shown, of a run of two workers."""
+) -> Played:
+    """A run of two workers."""
     settings = load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], ["cluster.workers=2"])
     shown: list[str] = []
     nothing = lambda *_: None  # noqa: E731
-    progress = SimpleNamespace(start=nothing, step=nothing, say=shown.append)
+    progress: Any = SimpleNamespace(start=nothing, step=nothing, say=shown.append)
     tracker = SimpleNamespace(tick=nothing, metrics=nothing, trouble=None)
     journal, trace = LineFile(tmp_path / "journal"), LineFile(tmp_path / "trace")
     record: Any = SimpleNamespace(tracker=tracker, journal=journal, trace=trace)
-    members: Any = Script(said, last_words or {})
+    script = Script(iter(said), last_words or {})
+    members: Any = script
     mailbox = Mailbox()
     mailbox.signal = signal
-    session = Session(settings, build_schedule("ring", 2), members, record, progress)
-    outcome = session.run(mailbox)
+    place = Place("p", {})
+    session = Session(Beginning(terms(settings)), members, Seating([place, place], place))
+    chronicle = Chronicle(record, progress)
+    session.run(mailbox, Directory(settings, "n", None, everywhere=False), Saving(None), chronicle)
     journal.close()
     trace.close()
-    return outcome, list(read(tmp_path / "journal")), shown
+    files = [list(read(tmp_path / name)) for name in ("journal", "trace")]
+    return Played(chronicle.outcome, files[0], files[1], shown, script.done)
 
 
 BEGIN = [prepared(0), prepared(1)]
@@ -82,35 +122,61 @@ BEGIN = [prepared(0), prepared(1)]
 
 def test_a_run_from_its_first_word_to_its_last(tmp_path: Path) -> None:
     first, second = ({"trace": line} for line in LINES)
-    said = [*BEGIN, entries(0, first, {"printed": "hello"}), entries(1, first, {"printed": "hello"}), ran(0), ran(1)]
-    outcome, journal, shown = play(tmp_path, said, {0: [second], 1: [second]})
+    said = [
+        *BEGIN,
+        entries(0, first, {"printed": "hello"}),
+        entries(1, first, {"printed": "hello"}),
+        finished(0),
+        finished(1),
+    ]
+    played = play(tmp_path, said, {0: [second], 1: [second]})
+    outcome = played.outcome
     assert (outcome.status, outcome.steps, outcome.loss, outcome.digest) == ("finished", 2, 1.5, "d")
-    assert list(read(tmp_path / "trace")) == LINES
-    assert shown == ["[worker 0] hello"]
-    assert [event["event"] for event in journal][:2] == ["worker_started", "worker_started"]
+    assert (outcome.workers, outcome.generations, outcome.recoveries) == (2, 1, [])
+    assert played.trace == LINES
+    assert played.shown == ["[worker 0] hello"]
+    started = [event for event in played.journal if event["event"] == "worker_started"]
+    assert [(event["worker"], event["pid"], event["node"]) for event in started] == [(0, 100, "n"), (1, 101, "n")]
+    assert played.done == [("start", 0, "worker"), ("start", 1, "worker"), ("run", 0, 0, 0, [1]), ("run", 1, 0, 1, [0])]
+
+
+def test_after_a_loss_the_survivor_goes_on_and_another_is_started(tmp_path: Path) -> None:
+    """What only the dead one had told is not lost, and what is computed again is compared with it."""
+    first, second = ({"trace": line} for line in LINES)
+    running = {"event": "generation_running", "generation": 1, "step": 1}
+    said = [
+        *BEGIN,
+        entries(1, first, second),
+        Heard(1, "died", why="in Ray's words"),
+        Heard(1, "died", why="in Ray's words"),
+        left(0, "peer", 1, accuses=1),
+        entries(0, first, running, second),
+        finished(0, 1),
+    ]
+    played = play(tmp_path, said)
+    assert (played.outcome.status, played.outcome.workers, played.outcome.generations) == ("finished", 1, 2)
+    assert [(each["kind"], each["steps_lost"]) for each in played.outcome.recoveries] == [("lost", 0)]
+    assert played.trace == LINES
+    lost = [event for event in played.journal if event["event"] == "worker_lost"]
+    assert [(event["worker"], event["step"], event["why"]) for event in lost] == [(1, 2, "its process (pid 101) ended")]
+    assert ("start", 2, "worker") in played.done
+    assert ("call off", 0, 0) in played.done
+    assert played.done[-1] == ("run", 0, 1, 0, [])
 
 
 def test_replicas_that_disagree_in_their_last_words_are_an_error(tmp_path: Path) -> None:
     first, other = {"trace": LINES[0]}, {"trace": {**LINES[0], "gradient": "01"}}
-    outcome, _, _ = play(tmp_path, [*BEGIN, ran(0), ran(1)], {0: [first], 1: [other]})
+    outcome = play(tmp_path, [*BEGIN, finished(0), finished(1)], {0: [first], 1: [other]}).outcome
     assert isinstance(outcome.error, Inconsistent)
     assert "the gradient of step 0" in str(outcome.error)
 
 
-def test_a_death_is_told_once_with_process_and_step(tmp_path: Path) -> None:
-    dead = Heard(1, "died", {}, [], "in Ray's words")
-    said = [entries(1, {"pid": 101}), *BEGIN, entries(0, {"trace": LINES[0]}), dead, dead]
-    outcome, journal, _ = play(tmp_path, said)
-    assert isinstance(outcome.error, WorkerLost)
-    assert outcome.error.message == "worker 1 died: its process (pid 101) ended at step 1"
-    assert outcome.error.details == "in Ray's words"
-    assert [event for event in journal if event["event"] == "worker_lost"] == [
-        {"event": "worker_lost", "worker": 1, "rank": 1, "step": 1}
-    ]
-
-
 @pytest.mark.parametrize("before", [[], BEGIN])
-def test_a_failure_and_a_signal_end_the_run(tmp_path: Path, before: list[Heard]) -> None:
-    failed = Heard(0, "ran", {"failed": NonFinite("the loss is nan").as_dict()}, [])
-    assert isinstance(play(tmp_path, [*before, failed])[0].error, NonFinite)
-    assert isinstance(play(tmp_path, list(BEGIN), signal="SIGINT")[0].error, Interrupted)
+def test_a_failure_ends_the_run(tmp_path: Path, before: list[Heard]) -> None:
+    kind: Any = "ran" if before else "prepared"
+    failed = Heard(0, kind, {"failed": NonFinite("the loss is nan").as_dict(), "generation": 0})
+    assert isinstance(play(tmp_path, [*before, failed]).outcome.error, NonFinite)
+
+
+def test_a_signal_before_the_first_step_ends_the_run(tmp_path: Path) -> None:
+    assert isinstance(play(tmp_path, list(BEGIN), signal="SIGINT").outcome.error, Interrupted)

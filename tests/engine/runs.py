@@ -1,7 +1,7 @@
 """Whole runs inside one process: every member is a thread, the wire is `transports.memory`.
 
     run = train(Mlp, workers=3, topology="tree", arity=3)      # Run: trace, digest, metrics, parameters
-    ends = members_end(Broken, workers=3)                      # how each member ended, an exception or a digest
+    ends = members_end(Broken, workers=3)                      # how each member ended
 
 `LAYOUTS` are the ways in which one and the same run can be executed; no bit of its result may depend on which.
 
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from orchestrator.control.placement import place
-from orchestrator.engine.worker import Generation, Server, Worker
+from orchestrator.engine.worker import Ended, Generation, Host, Server, Worker
 from orchestrator.pipeline import Pipeline
 from orchestrator.records.trace import Line
 from orchestrator.settings import (
@@ -36,6 +36,7 @@ from orchestrator.settings import (
     Settings,
     TopologySettings,
     TraceSettings,
+    Workers,
 )
 from orchestrator.topologies import build_schedule
 from orchestrator.transports.base import Transport
@@ -44,7 +45,7 @@ from orchestrator.transports.memory import Hub, LocalRegions
 PATIENCE_S = 30.0  # for what has to come; reached only when a test fails
 
 Wire = Callable[[Hub, int, LocalRegions], Transport]
-End = str | BaseException | None  # a worker's digest, an exception, a server's nothing
+End = Ended | BaseException
 
 SGD = {"name": "sgd", "lr": 0.1}
 
@@ -123,7 +124,7 @@ def settings_for(
         run=RunSettings(steps=None if epochs else steps, epochs=epochs, seed=seed, precision=precision),
         pipeline=PipelineSettings(target=f"{pipeline.__module__}:{pipeline.__name__}", args=args or {}),
         data=DataSettings(shards=shards, batch_size=batch_size, loaders=loaders),
-        cluster=ClusterSettings(workers=layout.workers, step_timeout_s=PATIENCE_S),
+        cluster=ClusterSettings(workers=Workers.parse(layout.workers), step_timeout_s=PATIENCE_S),
         topology=TopologySettings(name=layout.topology, arity=layout.arity, servers=layout.servers),
         reduction=reduction,
         optimizer=OptimizerSettings(name=options.pop("name", None), options=options),
@@ -144,15 +145,16 @@ def train(pipeline: type[Pipeline], layout: Layout = ONE, **settings: Any) -> Ru
             raise end
     workers = range(layout.workers)
     traces = [[entry["trace"] for entry in members.said[rank] if "trace" in entry] for rank in workers]
+    evaluations = [[entry for entry in members.said[rank] if entry.get("event") == "evaluated"] for rank in workers]
     assert all(trace == traces[0] for trace in traces)
+    assert all(str(events) == str(evaluations[0]) for events in evaluations)  # as text: NaN is not equal to itself
     assert all(ends[rank] == ends[0] for rank in workers)
-    digest = ends[0]
-    assert isinstance(digest, str)
-    metrics = [entry["metrics"] for entry in members.said[0] if entry.get("event") == "evaluated"]
-    assert not any(entry.get("event") == "evaluated" for rank in workers[1:] for entry in members.said[rank])
-    first = members.members[0]
+    first, end = members.members[0], ends[0]
     assert isinstance(first, Worker)
-    return Run(traces[0], digest, metrics, first.state())
+    assert isinstance(end, Ended)
+    assert end.kind == "finished"
+    assert end.digest is not None
+    return Run(traces[0], end.digest, [entry["metrics"] for entry in evaluations[0]], first.state())
 
 
 def members_end(
@@ -171,33 +173,29 @@ class _Members:
 
     def __init__(self, settings: Settings, wire: Wire = Hub.transport) -> None:
         self._wire = wire
-        self._schedule = build_schedule(settings.topology.name, settings.cluster.workers, **settings.topology.options())
+        self._schedule = build_schedule(
+            settings.topology.name, settings.cluster.workers.start, **settings.topology.options()
+        )
         self._hub = Hub(self._schedule.members)
         self._regions = [LocalRegions() for _ in range(self._schedule.members)]
         kinds = [Worker] * self._schedule.workers + [Server] * self._schedule.servers
-        self.members = [kind(settings, regions) for kind, regions in zip(kinds, self._regions, strict=True)]
+        self.said: list[list[dict[str, Any]]] = [[] for _ in kinds]
+        hosts = [Host(emit=said.append) for said in self.said]
+        self.members = [kind(settings, *own) for kind, *own in zip(kinds, self._regions, hosts, strict=True)]
         facts = [member.prepare() for member in self.members]
         assert all(other == facts[0] for other in facts[: self._schedule.workers])
         self._facts = facts[0]
-        self._generation = Generation(0, self._schedule, place(settings.data.shards, settings.cluster.workers))
-        self.said: list[list[dict[str, Any]]] = [[] for _ in self.members]
+        self._generation = Generation(0, self._schedule, place(settings.data.shards, settings.cluster.workers.start))
 
     def run(self) -> list[End]:
         with ThreadPoolExecutor(self._schedule.members) as pool:
             futures = [pool.submit(self._live, rank) for rank in range(self._schedule.members)]
             return [future.exception() or future.result() for future in futures]
 
-    def _live(self, rank: int) -> str | None:
-        """One member's life. As in the actor, whoever ends by an exception is lost to its peers."""
-        transport: Transport | None = None
-
-        def connect() -> Transport:
-            nonlocal transport
-            transport = self._wire(self._hub, rank, self._regions[rank])
-            return transport
-
+    def _live(self, rank: int) -> Ended:
+        """One member's life."""
+        member, regions = self.members[rank], self._regions[rank]
         try:
-            return self.members[rank].run(self._generation, rank, connect, self._facts, self.said[rank].append)
+            return member.run(self._generation, rank, lambda: self._wire(self._hub, rank, regions), self._facts)
         finally:
-            if transport is not None:
-                transport.abort()
+            member.close()

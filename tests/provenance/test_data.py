@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
-from orchestrator.provenance import data
+from orchestrator.errors import ConfigurationError
+from orchestrator.provenance import data, dvc_files
 
+pytestmark = pytest.mark.filterwarnings("ignore:_NoneStep.value will soon raise")  # DVC's own use of a library
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
@@ -22,32 +26,131 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def add_with_dvc(project: Path, *paths: str) -> None:
-    from dvc.repo import Repo
+def test_hashes_and_records_are_those_of_dvc(tracked: Path) -> None:
+    """Of a folder, a file, the output of a stage elsewhere, parts of a folder, and a folder above."""
+    paths = ["data/imgs", "raw.csv", "made/numbers.txt", "data/imgs/deep", "data/imgs/b.txt", "data"]
+    found = {item.path: item for item in data.capture(tracked, paths)}
+    for path in paths[:5]:
+        assert found[path].md5 == found[path].recorded_md5
+    assert (found["data/imgs"].files, found["data/imgs"].size, found["data/imgs"].stage) == (2, 4, None)
+    assert found["data/imgs"].md5.endswith(".dir")
+    assert found["made/numbers.txt"].stage == "sub/dvc.yaml:count"
+    assert [out.file for path in paths[:3] for out in found[path].outs] == [
+        "data/imgs.dvc",
+        "raw.csv.dvc",
+        "sub/dvc.lock",
+    ]
+    assert {item.keeper for path, item in found.items() if path != "data"} == {"dvc"}
+    assert (found["data"].keeper, found["data"].recorded_md5) == ("dvc and code", None)
+    assert all(item.as_recorded and item.in_cache and item.obstacle is None for item in found.values())
 
-    with Repo.init(str(project), no_scm=True) as repository:
-        for path in paths:
-            repository.add([str(project / path)])
+
+def test_a_record_is_plain_and_comes_back(tracked: Path) -> None:
+    for item in data.capture(tracked, ["data/imgs", "data", "loose.txt"]):
+        record = json.loads(json.dumps(item.as_dict()))
+        assert data.from_dict({**record, "of a later version": 1}) == item
 
 
-@pytest.mark.ray  # DVC takes seconds to import and to hash
-@pytest.mark.filterwarnings("ignore:_NoneStep.value will soon raise")  # DVC's own use of a library
-def test_hashes_and_records_are_those_of_dvc(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(project / "site"))
-    add_with_dvc(project, "data/imgs", "raw.csv")
-    folder, file = data.capture(project, ["data/imgs", "raw.csv"])
-    assert folder.md5 == folder.recorded_md5
-    assert folder.md5.endswith(".dir")
-    assert (folder.files, folder.size, folder.stage) == (2, 2, None)
-    assert file.md5 == file.recorded_md5
+def test_credentials_stay_where_they_are(tracked: Path) -> None:
+    with (tracked / ".dvc/config.local").open("a") as file:
+        file.write("['remote \"web\"']\n    url = https://me:secret@host/store\n    password = secret\n")
+    (item,) = data.capture(tracked, ["raw.csv"])
+    assert item.remotes is not None
+    assert item.remotes["web"] == "https://host/store"
+    assert "secret" not in json.dumps(item.as_dict())
+
+
+def test_a_part_of_which_no_manifest_tells(tracked: Path) -> None:
+    """Then the whole folder is hashed, and a change beside the part counts."""
+    shutil.rmtree(tracked / ".dvc/cache")
+    (item,) = data.capture(tracked, ["data/imgs/deep"])
+    assert (item.recorded_md5, item.as_recorded, item.in_cache, item.obstacle) == (None, True, False, None)
+    (tracked / "data/imgs/b.txt").write_text("B")
+    assert not data.capture(tracked, ["data/imgs/deep"])[0].as_recorded
+
+
+def test_what_could_not_be_restored_is_said_with_a_remedy(tracked: Path) -> None:
+    shutil.rmtree(tracked / ".dvc/cache")
+    (tracked / ".dvc/config").write_text("")
+    (tracked / "made/numbers.txt").write_text("124\n")
+    (tracked / "data/loose.txt").write_text("l")
+    found = data.capture(tracked, ["raw.csv", "made/numbers.txt", "loose.txt", "data", "notes.txt"])
+    assert [item.obstacle for item in found] == [
+        "raw.csv is not in DVC's cache, and there is no remote that could have it; dvc commit raw.csv",
+        "made/numbers.txt is not what DVC has recorded; dvc repro sub/dvc.yaml:count",
+        "loose.txt is not under DVC, so it cannot be restored; dvc add loose.txt",
+        "data (data/loose.txt) is not under DVC, so it cannot be restored; dvc add data",
+        None,
+    ]
+    assert [item.keeper for item in found] == ["dvc", None, None, None, "code"]
+
+
+def test_a_change_that_dvc_status_overlooks_is_an_obstacle(tracked: Path) -> None:
+    file = tracked / "raw.csv"
+    stat = file.stat()
+    file.write_text("1,3\n")
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    (item,) = data.capture(tracked, ["raw.csv"])
+    assert not item.as_recorded
+    assert item.obstacle == "raw.csv is not what DVC has recorded; dvc commit raw.csv"
+
+
+def test_files_that_dvc_ignores_are_counted(tracked: Path) -> None:
+    (before,) = data.capture(tracked, ["data/imgs"])
+    (tracked / "data/imgs/.dvcignore").write_text("*.tmp\n")
+    (tracked / "data/imgs/deep/x.tmp").write_text("x")
+    (item,) = data.capture(tracked, ["data/imgs"])
+    assert item.ignored == 1
+    assert item.md5 != before.md5  # .dvcignore itself is data
+    (tracked / "data/imgs/.dvcignore").unlink()
+    (tracked / ".dvcignore").write_text("# mine\n*.tmp\n")
+    (item,) = data.capture(tracked, ["data/imgs"])
+    assert (item.md5, item.ignored, item.as_recorded) == (before.md5, 1, True)
+    assert item.obstacle == "data/imgs holds 1 files that .dvcignore leaves out: they are not recorded; add them"
+
+
+def test_links_are_followed_and_circles_left(tmp_path: Path) -> None:
+    """DVC does not look behind a link to a folder; the pipeline does."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real/a").write_text("a")
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set/link").symlink_to(tmp_path / "real")
+    (tmp_path / "real/back").symlink_to(tmp_path / "set")
+    (tmp_path / "set/up").symlink_to(tmp_path / "set")
+    assert list(data.scan(tmp_path / "set").entries) == ["link/a"]
+
+
+def test_outputs_that_dvc_only_hashes_are_the_codes(tracked: Path) -> None:
+    """`cache: false`: the lock has the md5, git has the bytes."""
+    definition = yaml.safe_load((tracked / "sub/dvc.yaml").read_text())
+    definition["stages"]["count"]["outs"] = [{"made/numbers.txt": {"cache": False}}]
+    (tracked / "sub/dvc.yaml").write_text(yaml.safe_dump(definition))
+    (item,) = data.capture(tracked, ["made/numbers.txt"])
+    assert (item.keeper, item.recorded_md5 == item.md5, item.in_cache) == (None, True, None)
+    (tracked / ".gitignore").write_text("")
+    (item,) = data.capture(tracked, ["made/numbers.txt"])
+    assert (item.keeper, item.obstacle) == ("code", None)
+
+
+def test_settings_of_dvc_that_are_broken_are_an_error(tracked: Path) -> None:
+    (tracked / ".dvc/config").write_text("[core\n")
+    with pytest.raises(ConfigurationError, match=r"DVC's configuration in .* cannot be read"):
+        data.capture(tracked, ["raw.csv"])
+
+
+def test_a_manifest_that_leads_out_of_its_folder_is_none(tmp_path: Path) -> None:
+    place = tmp_path / "x.dir"
+    for name in ("../a", "/a", "b/../../a"):
+        place.write_text(json.dumps([{"relpath": name, "md5": "0"}]))
+        assert dvc_files.manifest(place) is None
+    place.write_text("{")
+    assert dvc_files.manifest(place) is None
 
 
 def test_a_change_that_keeps_size_and_time_is_seen(project: Path) -> None:
     file = project / "raw.csv"
     before, stat = data.md5_of(file), file.stat()
     file.write_text("1,3\n")
-    import os
-
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     assert data.md5_of(file) != before
 

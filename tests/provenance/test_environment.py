@@ -1,24 +1,165 @@
-"""The environment: every installed package with its version, and a hash that tells two of them apart."""
+"""The environment: what may change bits stands apart from what only describes, and two builds of a version are told apart."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orchestrator.provenance import environment
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 
-def test_packages_are_those_that_are_installed() -> None:
-    found = environment.capture()
-    assert found.packages["torch"] == importlib.metadata.version("torch")
+
+@pytest.fixture(scope="module")
+def found() -> environment.Environment:
+    return environment.capture()
+
+
+def test_packages_are_those_that_are_installed(found: environment.Environment) -> None:
+    known = {re.sub(r"[-_.]+", "-", d.metadata["Name"]).lower(): d.version for d in importlib.metadata.distributions()}
+    assert found.packages == dict(sorted(known.items()))
     assert list(found.packages) == sorted(found.packages)
+    assert len(found.builds["torch"]["sha256"]) == 64
+
+
+def test_it_is_plain_data_and_the_same_each_time(found: environment.Environment) -> None:
+    record = json.loads(json.dumps(found.as_dict()))
+    assert record == found.as_dict() == environment.capture().as_dict()
+    assert record["bits"]["packages_sha256"] == found.packages_sha256
     assert found.cores >= 1
     assert found.cpu
+    assert found.python == sys.version
 
 
-def test_the_hash_depends_on_every_version() -> None:
-    found = environment.capture()
-    other = dataclasses.replace(found, packages={**found.packages, "torch": "0"})
-    assert found.packages_sha256 != other.packages_sha256
-    assert found.packages_sha256 == environment.capture().packages_sha256
-    assert found.as_dict()["packages"] == found.packages
+def test_the_hash_depends_on_every_version_and_build(found: environment.Environment) -> None:
+    def total(name: str, version: str, **build: str) -> str:
+        builds = {**found.builds, name: {**found.builds[name], **build}}
+        return environment.packages_sha256({**found.packages, name: version}, builds)
+
+    torch = found.packages["torch"]
+    assert total("torch", torch) == found.packages_sha256
+    assert total("torch", "0") != found.packages_sha256
+    assert total("torch", torch, sha256="other") != found.packages_sha256
+    assert total("torch", torch, location="/elsewhere") == found.packages_sha256
+    assert total("orchestrator", "0") == found.packages_sha256  # its source is hashed where it is read from
+
+
+def install(folder: Path, name: str, record: str, **files: str) -> Path:
+    place = folder / f"{name}.dist-info"
+    place.mkdir(parents=True)
+    (place / "RECORD").write_text(record)
+    for file, text in files.items():
+        (place / file.replace("__", ".")).write_text(text)
+    return folder
+
+
+RECORD = "a/__init__.py,sha256=1,1\na-1.dist-info/METADATA,sha256=2,2\n"
+PLACES = [
+    "../../../bin/a,sha256=of-its-interpreter,9\n",
+    "a/__pycache__/__init__.cpython-311.pyc,,\n",
+    "a-1.dist-info/RECORD,,\n",
+    "a-1.dist-info/INSTALLER,sha256=pip,4\n",
+    "a-1.dist-info/direct_url.json,sha256=path,4\n",
+    "a-1.dist-info/uv_cache.json,sha256=path,4\n",
+    "a-1.dist-info/REQUESTED,sha256=,0\n",
+]
+
+
+@given(st.lists(st.sampled_from(PLACES), unique=True), st.booleans())
+def test_the_place_of_an_installation_is_not_its_build(extra: list[str], windows: bool) -> None:
+    lines = (RECORD + "".join(extra)).replace("\n", "\r\n" if windows else "\n").encode().splitlines()
+    assert [line for line in lines if environment._is_of_the_build(line)] == RECORD.encode().splitlines()
+
+
+def test_builds_of_one_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build_of(number: int, record: str, **files: str) -> dict[str, object]:
+        folder = install(tmp_path / str(number), "A_b.c-1+cpu", record, **files)
+        monkeypatch.setattr(sys, "path", [str(folder)])
+        ((name, (version, build)),) = environment._packages()
+        assert (name, version) == ("a-b-c", "1+cpu")
+        return build
+
+    one, same, other = build_of(1, RECORD), build_of(2, RECORD + PLACES[0]), build_of(3, RECORD.replace("=1", "=3"))
+    assert one == same != other
+    commit = {"url": "https://host/a", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
+    assert build_of(4, RECORD, direct_url__json=json.dumps(commit)) == {**one, "commit": "abc"}
+    editable = {"url": "file:///src/a", "dir_info": {"editable": True}}
+    assert build_of(5, RECORD, direct_url__json=json.dumps(editable)) == {"editable": True, "location": "/src/a"}
+    assert build_of(6, RECORD, direct_url__json="{") == one
+
+
+def test_the_first_of_a_name_counts_and_the_working_directory_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An egg-info in the project is in no clean checkout of it."""
+    folders = [install(tmp_path / str(number), f"a-{number}", RECORD) for number in range(3)]
+    monkeypatch.chdir(folders[0])
+    monkeypatch.setattr(sys, "path", ["", *map(str, folders), str(tmp_path / "none")])
+    (folders[1] / "developed-1.egg-info").mkdir()
+    assert {name: version for name, (version, _) in environment._packages()} == {"a": "1"}
+
+
+def test_variables_that_change_bits_are_kept_and_secrets_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        monkeypatch.delenv(name)
+    kept = {"MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2", "PYTHONHASHSEED": "0", "LD_PRELOAD": "/x.so"}
+    described = {"OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "1", "TORCH_HOME": "/t", "TZ": "UTC", "LC_ALL": "C"}
+    secret = {"TORCH_TOKEN": "s", "NVIDIA_API_KEY": "s", "CUDA_PASSWORD": "s", "MKL_AUTHOR": "s", "MY_SECRET": "s"}
+    other = {"HOME": "/h", "USER": "u", "PATH": "/p", "XMKL_CBWR": "1", "PYTHONPATH": "/q"}
+    for name, value in {**kept, **described, **secret, **other}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TORCH_INDEX", "https://me:word@host/x")
+    assert environment.variables() == {**kept, "TORCH_INDEX": "https://host/x"}
+    assert environment._host()["variables"] == described
+
+
+def test_the_graphics_card_counts_only_where_it_computes(
+    found: environment.Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "_cuda", lambda: {"models": ["X"]})
+    assert "gpu" not in found.bits
+    assert environment.capture("cuda").bits["gpu"] == {"models": ["X"]}
+
+
+def test_containers_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"/run/.containerenv": 'engine="podman"\nimage="docker.io/a:1"\nimageid="12"\n'}
+    monkeypatch.setattr(environment, "_text", lambda path: texts.get(path, ""))
+    monkeypatch.setattr(Path, "exists", lambda self: str(self) in texts)
+    for name in ("KUBERNETES_SERVICE_HOST", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "CONTAINER_IMAGE"):
+        monkeypatch.delenv(name, raising=False)
+    assert environment._container() == {"kind": "podman", "image": "docker.io/a:1", "imageid": "12"}
+    texts.clear()
+    assert environment._container() is None
+    monkeypatch.setenv("CONTAINER_IMAGE", "a:2")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "h")
+    assert environment._container() == {"kind": "kubernetes", "image": "a:2"}
+    monkeypatch.setenv("APPTAINER_CONTAINER", "/a.sif")
+    assert environment._container() == {"kind": "apptainer", "image": "/a.sif"}
+
+
+def test_bits_do_not_depend_on_who_and_where(tmp_path: Path, found: environment.Environment) -> None:
+    """Another folder, time zone, locale, user name and home, in a process of its own."""
+    script = (
+        "import json; from orchestrator.provenance import environment as e; print(json.dumps(e.capture().as_dict()))"
+    )
+    strange = {"TZ": "Asia/Tokyo", "LANG": "de_DE.UTF-8", "LC_ALL": "C", "USER": "other", "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, **strange, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "3"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    other = json.loads(done.stdout)
+    assert other["bits"] == found.as_dict()["bits"]
+    assert other["host"]["variables"]["TZ"] == "Asia/Tokyo"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -35,56 +34,73 @@ TRACE: list[Line] = [line(step, 1 / (step + 1), step, "digest" if step % 3 == 2 
 
 
 @st.composite
-def interleavings(draw: st.DrawFn) -> list[tuple[int, list[Line]]]:
-    """Who reports which lines next, until all of 1 to 4 reporters have sent the whole trace."""
+def interleavings(draw: st.DrawFn) -> list[list[Line]]:
+    """What comes next, until each of 1 to 4 reporters has sent the whole trace; in order, or each piece at any time."""
     sent = [0] * draw(st.integers(1, 4))
-    batches: list[tuple[int, list[Line]]] = []
+    batches: list[list[Line]] = []
     while waiting := [reporter for reporter, count in enumerate(sent) if count < len(TRACE)]:
         reporter = draw(st.sampled_from(waiting))
-        count = draw(st.integers(0 if len(batches) < 30 else 1, len(TRACE) - sent[reporter]))
-        batches.append((reporter, TRACE[sent[reporter] : sent[reporter] + count]))
+        count = draw(st.integers(1, len(TRACE) - sent[reporter]))
+        batches.append(TRACE[sent[reporter] : sent[reporter] + count])
         sent[reporter] += count
-    return batches
+    return draw(st.permutations(batches)) if draw(st.booleans()) else batches
 
 
 @settings(max_examples=150)
 @given(interleavings())
-def test_any_interleaving_gives_the_trace_once(batches: list[tuple[int, list[Line]]]) -> None:
-    """A line comes out with its first copy, and is forgotten with its last."""
-    merger = Merger(1 + max(reporter for reporter, _ in batches))
+def test_any_interleaving_gives_the_trace_once(batches: list[list[Line]]) -> None:
+    """A line comes out as soon as it and all before it have come."""
+    merger = Merger()
     written: list[Line] = []
-    furthest = 0
-    for _, lines in batches:
-        furthest = max(furthest, lines[-1]["step"] + 1 if lines else 0)
+    seen: set[int] = set()
+    for lines in batches:
+        seen |= {entry["step"] for entry in lines}
         written += merger.add(lines)
-        assert written == TRACE[:furthest]
+        whole = next(step for step in range(len(TRACE) + 1) if step not in seen)
+        assert written == TRACE[:whole]
+        assert merger.written == whole
     assert written == TRACE
-    assert not merger._pending
+
+
+WHAT = [(step, what) for step in range(9) for what in TRACE[step] if what != "step"]
 
 
 @settings(max_examples=150)
-@given(interleavings(), st.integers(0, 8), st.sampled_from(["loss", "gradient", "parameters"]), st.data())
+@given(interleavings(), interleavings(), st.sampled_from(WHAT))
 def test_a_replica_that_parts_is_found(
-    batches: list[tuple[int, list[Line]]], step: int, what: str, data: st.DataObject
+    batches: list[list[Line]], others: list[list[Line]], place: tuple[int, str]
 ) -> None:
-    """Whoever is wrong, the second report of the step tells; with one reporter there is nobody to differ."""
-    reporters = 1 + max(reporter for reporter, _ in batches)
-    wrong = data.draw(st.integers(0, reporters - 1))
-    merger = Merger(reporters)
-
-    def feed() -> None:
-        for reporter, lines in batches:
-            merger.add(
-                [_spoilt(entry, what) if (reporter, entry["step"]) == (wrong, step) else entry for entry in lines]
-            )
-
-    if reporters == 1:
-        feed()
-    else:
+    """Whoever is wrong and whenever it reports, the second report of the step tells."""
+    step, what = place
+    wrong = [[{**entry, what: "other"} if entry["step"] == step else entry for entry in lines] for lines in others]
+    for first, second in ((batches, wrong), (wrong, batches)):
+        merger = Merger()
+        for lines in first:
+            merger.add(lines)
         with pytest.raises(Disagreement, match=f"the {what} of step {step}:"):
-            feed()
+            merger.add([entry for lines in second for entry in lines])
 
 
-def _spoilt(entry: Line, what: str) -> Line:
-    spoilt: dict[str, Any] = {**entry, what: "other"}
-    return spoilt
+@given(st.integers(0, 9), st.sampled_from(WHAT))
+def test_steps_that_are_computed_again_are_compared_with_what_they_were(start: int, place: tuple[int, str]) -> None:
+    """After a resume from step `start` the lines from there on are written anew."""
+    step, what = place
+    merger = Merger(start)
+    merger.expect(TRACE[start:])
+    assert merger.add(TRACE[start:]) == TRACE[start:]
+    again = Merger(start)
+    again.expect(TRACE[start:])
+    spoilt: list[Line] = [{**entry, what: "other"} if entry["step"] == step else entry for entry in TRACE[start:]]
+    if step < start:
+        assert again.add(spoilt) == TRACE[start:]
+    else:
+        with pytest.raises(Disagreement):
+            again.add(spoilt)
+
+
+def test_a_digest_that_only_one_has_is_no_contradiction() -> None:
+    merger = Merger()
+    assert merger.add([line(0, 1.0, 1)]) == [line(0, 1.0, 1)]
+    assert merger.add([line(0, 1.0, 1, "digest")]) == []
+    with pytest.raises(Disagreement, match="gradient"):
+        merger.add([line(0, 1.0, 2)])

@@ -1,0 +1,128 @@
+"""The manifest of a checkpoint: its step, its values, and which blobs hold which tensors. Written last, it *is* the checkpoint.
+
+It carries the SHA-256 of its own canonical JSON, so that a changed or torn manifest is seen; a blob is named by the
+SHA-256 of its bytes, so that the same holds for them. Pure: no files here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.errors import CheckpointDamaged
+
+FORMAT = 1
+_NAME = re.compile(r"checkpoint-(\d{12})\.json")
+_BLOB_NAME = re.compile(r"[0-9a-f]{64}\.safetensors")
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """dtype without "torch."; sha256 as `state.digest` gives it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Blob:
+    """One file: its name, its size, its tensors."""
+
+    name: str
+    size_bytes: int
+    tensors: dict[str, TensorEntry]
+
+    def as_dict(self) -> dict[str, Any]:
+        entries = {name: {**vars(entry), "shape": list(entry.shape)} for name, entry in self.tensors.items()}
+        return {"name": self.name, "size_bytes": self.size_bytes, "tensors": entries}
+
+    @classmethod
+    def from_dict(cls, blob: Mapping[str, Any]) -> Blob:
+        entries = {
+            name: TensorEntry(str(entry["dtype"]), tuple(entry["shape"]), str(entry["sha256"]))
+            for name, entry in blob["tensors"].items()
+        }
+        return cls(blob_name(blob["name"].removesuffix(".safetensors")), int(blob["size_bytes"]), entries)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """step: applied updates; values: JSON-able; the blobs' tensors together are the state's."""
+
+    step: int
+    values: dict[str, Any]
+    blobs: tuple[Blob, ...]
+
+    @property
+    def name(self) -> str:
+        return manifest_name(self.step)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(blob.size_bytes for blob in self.blobs)
+
+    def to_json(self) -> bytes:
+        """Raises ValueError or TypeError for values that JSON would change."""
+        body = {
+            "format": FORMAT,
+            "step": self.step,
+            "values": self.values,
+            "blobs": [blob.as_dict() for blob in self.blobs],
+        }
+        if json.loads(_canonical(body)) != body:
+            raise ValueError(f"the values of checkpoint {self.step} are not what JSON makes of them")
+        return json.dumps({**body, "sha256": _digest(body)}, sort_keys=True, allow_nan=False).encode() + b"\n"
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Manifest:
+        """Raises CheckpointDamaged, saying what is wrong with it."""
+        try:
+            body = json.loads(data.decode())
+            expected = body.pop("sha256")
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+            raise CheckpointDamaged("the manifest is not whole: it cannot be read as JSON") from error
+        if _digest(body) != expected:
+            raise CheckpointDamaged("the manifest was altered: its digest is another one")
+        if body["format"] != FORMAT:
+            raise CheckpointDamaged(f"the manifest has format {body['format']}; this version reads format {FORMAT}")
+        return cls(body["step"], body["values"], tuple(Blob.from_dict(blob) for blob in body["blobs"]))
+
+
+def manifest_name(step: int) -> str:
+    """Names sort as steps do."""
+    return f"checkpoint-{step:012d}.json"
+
+
+def step_of(name: str) -> int | None:
+    """The step of a manifest's name; None for any other name."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def steps_among(names: Iterable[str]) -> list[int]:
+    """The steps of the manifests among `names`, newest first."""
+    return sorted((step for step in map(step_of, names) if step is not None), reverse=True)
+
+
+def blob_name(digest: str) -> str:
+    name = f"{digest}.safetensors"
+    if not is_blob(name):
+        raise CheckpointDamaged(f"{name!r} is not the name of a blob")
+    return name
+
+
+def is_blob(name: str) -> bool:
+    return _BLOB_NAME.fullmatch(name) is not None
+
+
+def _canonical(body: Any) -> str:
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _digest(body: Any) -> str:
+    return hashlib.sha256(_canonical(body).encode()).hexdigest()

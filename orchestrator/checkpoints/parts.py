@@ -1,0 +1,176 @@
+"""A state divided among writers, and one part as a file: divide, copy, write, read.
+
+The copy is the only thing that training waits for. It is laid out as the body of the file that is to be written, so that
+nothing is serialised afterwards and no second copy is made; and its memory is used again for the next checkpoint, because the
+first touch of fresh memory costs several times the copy.
+
+The file is in the safetensors format (8 bytes of length, a JSON header, the values), named by its SHA-256. A dtype that the
+format does not have travels as bytes; the manifest knows what it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import safetensors
+import torch
+
+from orchestrator.checkpoints.manifest import Blob, TensorEntry, blob_name
+from orchestrator.checkpoints.state import digest
+from orchestrator.checkpoints.storage import Storage
+from orchestrator.errors import CheckpointDamaged
+
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+_HEADER_ALIGNMENT = 8
+
+
+def divide(sizes: Mapping[str, int], writers: int) -> list[list[str]]:
+    """The names for each writer, balanced by bytes, no tensor cut: the largest first, each to who has least so far.
+
+    A pure function of names and sizes, so every member finds the same. A writer may get nothing.
+    """
+    shares: list[list[str]] = [[] for _ in range(writers)]
+    loads = [0] * writers
+    for name, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
+        least = loads.index(min(loads))
+        shares[least].append(name)
+        loads[least] += size
+    return [sorted(share) for share in shares]
+
+
+def share_of(tensors: Mapping[str, torch.Tensor], part: int, parts: int) -> dict[str, torch.Tensor]:
+    """The tensors that writer `part` of `parts` writes."""
+    names = divide({name: tensor.nbytes for name, tensor in tensors.items()}, parts)[part]
+    return {name: tensors[name] for name in names}
+
+
+@dataclass(frozen=True)
+class Part:
+    """tensors: views of body, row-major, one after the other without gaps."""
+
+    tensors: dict[str, torch.Tensor]
+    body: torch.Tensor  # uint8
+
+
+class Copier:
+    """Owns the memory of one copy. The copy before is overwritten by the next one."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._plan: list[tuple[str, torch.dtype, torch.Size]] = []
+        self._part = Part({}, self._memory)
+
+    def copy(self, tensors: Mapping[str, torch.Tensor]) -> Part:
+        """Raises MemoryError."""
+        names = sorted(
+            tensors, key=lambda name: (-tensors[name].itemsize, name)
+        )  # so each lies at a multiple of its size
+        plan = [(name, tensors[name].dtype, tensors[name].shape) for name in names]
+        if plan != self._plan:
+            self._part = self._lay_out(plan)
+            self._plan = plan
+        if names:
+            torch._foreach_copy_(list(self._part.tensors.values()), [tensors[name].detach() for name in names])
+        return self._part
+
+    def prepare(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Touch the memory that a copy of such tensors needs; the tensors themselves are not read. Raises MemoryError."""
+        self._reserve(sum(tensor.nbytes for tensor in tensors.values()))
+
+    def _lay_out(self, plan: Sequence[tuple[str, torch.dtype, torch.Size]]) -> Part:
+        ends = list(itertools.accumulate(dtype.itemsize * shape.numel() for _, dtype, shape in plan))
+        self._reserve(ends[-1] if ends else 0)
+        views = {
+            name: self._memory[start:end].view(dtype).view(shape)
+            for (name, dtype, shape), (start, end) in zip(plan, itertools.pairwise([0, *ends]), strict=True)
+        }
+        return Part(views, self._memory[: ends[-1] if ends else 0])
+
+    def _reserve(self, size_bytes: int) -> None:
+        if len(self._memory) < size_bytes:
+            self._memory = torch.empty(0, dtype=torch.uint8)
+            self._plan, self._part = [], Part({}, self._memory)  # the old memory goes before the new comes
+            self._memory = _allocate(size_bytes)
+
+
+def write_part(storage: Storage, part: Part) -> Blob:
+    """Write one blob. Raises OSError."""
+    header, body = _header(part.tensors), part.body.numpy().data
+    hashed = hashlib.sha256(header)
+    hashed.update(body)
+    entries = {
+        name: TensorEntry(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), digest(tensor))
+        for name, tensor in part.tensors.items()
+    }
+    blob = Blob(blob_name(hashed.hexdigest()), len(header) + len(body), entries)
+    storage.put(blob.name, [header, body])
+    return blob
+
+
+def fetch(storage: Storage, blob: Blob) -> bytes:
+    """The bytes of a blob, verified. Raises CheckpointDamaged, or OSError when the storage fails."""
+    try:
+        data = storage.get(blob.name)
+    except FileNotFoundError as error:
+        raise CheckpointDamaged(f"its file {blob.name} is missing") from error
+    if len(data) != blob.size_bytes:
+        raise CheckpointDamaged(f"its file {blob.name} has {len(data)} bytes instead of {blob.size_bytes}")
+    if blob_name(hashlib.sha256(data).hexdigest()) != blob.name:
+        raise CheckpointDamaged(f"its file {blob.name} was altered: its digest is another one")
+    return data
+
+
+def read_part(storage: Storage, blob: Blob) -> dict[str, torch.Tensor]:
+    """The tensors of a blob, each verified. Raises as `fetch`."""
+    try:
+        read = dict(safetensors.deserialize(fetch(storage, blob)))  # type: ignore[no-untyped-call]
+    except safetensors.SafetensorError as error:
+        raise CheckpointDamaged(f"its file {blob.name} is no safetensors file: {error}") from error
+    if read.keys() != blob.tensors.keys():
+        raise CheckpointDamaged(f"its file {blob.name} holds other tensors than the manifest says")
+    return {name: _tensor(name, read[name]["data"], entry) for name, entry in blob.tensors.items()}
+
+
+def _tensor(name: str, data: bytearray, entry: TensorEntry) -> torch.Tensor:
+    raw = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    dtype = getattr(torch, entry.dtype, None)
+    try:
+        assert isinstance(dtype, torch.dtype)
+        tensor = raw.view(dtype).view(entry.shape)
+    except (AssertionError, RuntimeError) as error:
+        raise CheckpointDamaged(f"the tensor {name!r} is no {entry.dtype} of shape {entry.shape}") from error
+    if digest(tensor) != entry.sha256:
+        raise CheckpointDamaged(f"the tensor {name!r} is another one than the manifest says")
+    return tensor
+
+
+def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    fields: dict[str, Any] = {}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        known = tensor.dtype in _DTYPES
+        fields[name] = {
+            "dtype": _DTYPES.get(tensor.dtype, "U8"),
+            "shape": list(tensor.shape) if known else [tensor.nbytes],
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(fields, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _HEADER_ALIGNMENT)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _allocate(size_bytes: int) -> torch.Tensor:
+    try:
+        return torch.empty(size_bytes, dtype=torch.uint8).zero_()
+    except RuntimeError as error:  # what torch raises when there is no memory
+        raise MemoryError(f"no memory for a copy of {size_bytes} bytes") from error

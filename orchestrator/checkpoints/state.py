@@ -1,0 +1,99 @@
+"""What a checkpoint or a hand-over carries: JSON values and named tensors; and any tree of Python values as these two.
+
+    None, bool, int, str   themselves
+    float                  {"float": "0x1.8p+0"}: JSON has no infinities, and a reader must not round
+    list                   a list
+    tuple                  {"tuple": [...]}
+    dict                   {"dict": [[key, value], ...]}: order is kept and keys may be numbers
+    torch.Tensor           {"tensor": name}, with "stride" where it is dense but not in row-major order: a fused optimizer
+                           walks through state and parameter by address, so channels-last state has to come back as such
+
+Types are compared exactly: a subclass (numpy.float64, torch.Size, a named tuple) would come back as something else and is
+refused, by its place in the tree. No pickle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from orchestrator.errors import RunFailed
+from orchestrator.numerics import digests
+
+_SCALARS = (type(None), bool, int, str)
+
+
+@dataclass(frozen=True)
+class State:
+    """values: JSON-able, keys are strings; tensors: any shapes and strides, possibly views of what is in use."""
+
+    values: dict[str, Any]
+    tensors: dict[str, torch.Tensor]
+
+
+def pack(tree: Any, tensors: dict[str, torch.Tensor], path: str) -> Any:
+    """The tree as JSON-able values; its tensors are put into `tensors`, named by their path, not copied.
+
+    Raises RunFailed for a value of another type, naming its path.
+    """
+    kind = type(tree)
+    if kind in _SCALARS:
+        return tree
+    if kind is float:
+        return {"float": tree.hex()}
+    if kind is list:
+        return [pack(item, tensors, f"{path}/{i}") for i, item in enumerate(tree)]
+    if kind is tuple:
+        return {"tuple": [pack(item, tensors, f"{path}/{i}") for i, item in enumerate(tree)]}
+    if kind is dict:
+        return {"dict": [[_key(key, path), pack(item, tensors, f"{path}/{key}")] for key, item in tree.items()]}
+    if isinstance(tree, torch.Tensor):
+        return _pack_tensor(tree.detach(), tensors, path)
+    raise RunFailed(
+        f"{path} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold",
+        "use None, bool, int, float, str, list, tuple, dict or a tensor, or keep it out of the state",
+    )
+
+
+def unpack(packed: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    """The tree that `pack` was given. Its tensors are copies with memory of their own."""
+    if isinstance(packed, list):
+        return [unpack(item, tensors) for item in packed]
+    if not isinstance(packed, dict):
+        return packed
+    if "float" in packed:
+        return float.fromhex(packed["float"])
+    if "tuple" in packed:
+        return tuple(unpack(item, tensors) for item in packed["tuple"])
+    if "dict" in packed:
+        return {unpack(key, tensors): unpack(item, tensors) for key, item in packed["dict"]}
+    tensor = tensors[packed["tensor"]]
+    own = torch.empty_strided(tensor.shape, packed["stride"], dtype=tensor.dtype) if "stride" in packed else None
+    return tensor.clone(memory_format=torch.contiguous_format) if own is None else own.copy_(tensor)
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """Hexadecimal SHA-256 of dtype, shape and values."""
+    hashed = hashlib.sha256()
+    digests.update(hashed, "", tensor)
+    return hashed.hexdigest()
+
+
+def _key(key: Any, path: str) -> Any:
+    if type(key) not in (*_SCALARS, float):
+        raise RunFailed(f"{path} has the key {key!r}, which a checkpoint cannot hold", "use strings or numbers as keys")
+    return pack(key, {}, path)
+
+
+def _pack_tensor(tensor: torch.Tensor, tensors: dict[str, torch.Tensor], path: str) -> dict[str, Any]:
+    name = path
+    while name in tensors:  # {"a/b": x, "a": {"b": y}}
+        name += "'"
+    tensors[name] = tensor
+    if tensor.is_contiguous() or not torch.ops.aten.is_non_overlapping_and_dense(tensor):
+        return {"tensor": name}
+    return {"tensor": name, "stride": list(tensor.stride())}

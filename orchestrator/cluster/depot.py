@@ -1,0 +1,45 @@
+"""A member's way to the checkpoints of its run, opened when a generation first says where they lie.
+
+A member prepares while the driver still opens the record of the run, so the place is not known when the member is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator.checkpoints.catalog import load, read
+from orchestrator.checkpoints.state import State
+from orchestrator.checkpoints.storage import Storage, open_storage
+from orchestrator.checkpoints.writer import Writer
+
+
+class Depot:
+    """Implements `engine.generation.Writer`, and `load` for its Host. emit: takes what is said of the parts."""
+
+    def __init__(self, emit: Callable[[dict[str, Any]], None]) -> None:
+        self._emit = emit
+        self._storage: Storage | None = None
+        self._writer: Writer | None = None
+
+    def open(self, place: str) -> None:
+        """Raises ConfigurationError for a place that cannot be one."""
+        if self._storage is None:
+            self._storage = open_storage(place)
+            self._writer = Writer(self._storage, self._emit)
+
+    @property
+    def busy(self) -> bool:
+        return self._writer is not None and self._writer.busy
+
+    def begin(self, state: State, *, step: int, generation: int, part: int, parts: int) -> None:
+        assert self._writer is not None
+        self._writer.begin(state, step=step, generation=generation, part=part, parts=parts)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        return self._writer is None or self._writer.wait(timeout_s)
+
+    def load(self, step: str) -> State:
+        """Of the checkpoint of that step, every byte verified. Raises CheckpointDamaged, OSError."""
+        assert self._storage is not None
+        return load(self._storage, read(self._storage, int(step)))

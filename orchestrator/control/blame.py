@@ -1,0 +1,151 @@
+"""Whose fault it is: who is stuck, who has lost contact with whom, and which micro-batch costs workers (rules C5 and
+D3). Pure.
+
+A member that waits for others is never to blame; the stuck one is. What is known of a lost worker is its last pulse,
+which may be older than its death. So a micro-batch is named in one of two ways: *seen*, when that pulse tells of
+computing it at the step in which the generation stood or later; or *inferred*, when the pulse tells nothing of that
+step: then every shard it hosted there is as likely. Losses while a worker waited, updated, evaluated, saved or took
+over a state count against no micro-batch.
+
+A generation has one host for each shard, so several workers killed at once count once for each. Who kills workers
+from outside, again and again within one step, looks like poison only through what is inferred. Therefore the limits
+of rule D3, three losses or two time-outs, hold for what was seen, and one more is needed as soon as any was inferred.
+Once a step is committed it is innocent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from orchestrator.control.events import Left
+from orchestrator.control.membership import Fallen, Generation, Member, State, present, waiting
+from orchestrator.errors import RunFailed, Stalled, WorkerLost
+
+LOSSES = 3
+STALLS = 2
+SILENCE_S = 5.0  # an accused member that is not heard of for so long is taken for dead
+_WAITS = ("exchange", "handover", "idle", "prepare")
+_PAST_COMPUTING = ("exchange", "update", "evaluate", "checkpoint")
+
+Pair = frozenset[int]
+Suspicions = Mapping[tuple[int, int], tuple[bool, ...]]  # (step, shard): of each loss, whether it was seen
+
+
+def stuck(state: State, now: float) -> list[tuple[Fallen, str]]:
+    """Members of the present generation that stand still, each with the reason; those that wait for others do not."""
+    limit = state.terms.step_timeout_s
+    found = []
+    for member in waiting(state):
+        still, silent = now - member.moved, now - member.heard
+        if silent > limit:
+            found.append(
+                (Fallen(member=member, how="silent"), f"did not answer for {silent:.1f} s, the limit is {limit:g} s")
+            )
+        elif still > limit and member.pulse is not None and member.pulse.place not in _WAITS:
+            why = f"stood still for {still:.1f} s {_where(member)}, the limit is {limit:g} s"
+            found.append((Fallen(member=member, how="stalled"), why))
+    return found
+
+
+def _where(member: Member) -> str:
+    pulse = member.pulse
+    assert pulse is not None
+    step = "" if pulse.step is None else f" of step {pulse.step}"
+    shard = "" if pulse.shard is None else f", shard {pulse.shard}"
+    return f"in the {pulse.place} phase{step}{shard}"
+
+
+def accusations(state: State) -> list[tuple[Member, int]]:
+    """Each accuser of the present generation with the id of whom it lost contact with."""
+    assert state.generation is not None
+    return [
+        (member, state.generation.begin.members[member.report.accuses])
+        for member in present(state)
+        if isinstance(member.report, Left) and member.report.accuses is not None
+    ]
+
+
+def silent(state: State, now: float) -> list[tuple[Fallen, str]]:
+    """Members that somebody accuses and that nobody hears."""
+    accusers = {accused: member.name for member, accused in accusations(state)}
+    return [
+        (
+            Fallen(member=member, how="died"),
+            f"was accused by {accusers[member.id]} and did not answer for {now - member.heard:.1f} s",
+        )
+        for member in waiting(state)
+        if member.id in accusers and now - member.heard > SILENCE_S
+    ]
+
+
+def judge_quarrels(state: State) -> tuple[list[int], frozenset[Pair]]:
+    """Whom to put out of the run, and the pairs of the living that have now lost each other once.
+
+    The same pair twice: one has to go. Whoever is in most such pairs goes first, and the younger when it is the same.
+    """
+    new = {frozenset((member.id, accused)) for member, accused in accusations(state) if accused in state.members}
+    repeated = {pair for pair in new if pair in state.quarrels}
+    out: list[int] = []
+    while repeated:
+        ids = [member for pair in repeated for member in pair]
+        worst = max(ids, key=lambda member: (ids.count(member), member))
+        out.append(worst)
+        repeated = {pair for pair in repeated if worst not in pair}
+    known = state.quarrels | new
+    return out, frozenset(pair for pair in known if not pair & set(out) and pair <= state.members.keys())
+
+
+def suspect(state: State, step: int) -> tuple[Suspicions, Suspicions]:
+    """The losses and the time-outs with those of the present generation; step: the one in which it stood."""
+    generation = state.generation
+    assert generation is not None
+    losses = {micro_batch: hits for micro_batch, hits in state.losses.items() if micro_batch[0] >= step}
+    stalls = {micro_batch: hits for micro_batch, hits in state.stalls.items() if micro_batch[0] >= step}
+    for fallen in generation.fallen:
+        counted = losses if fallen.how == "died" else stalls
+        micro_batches, seen = _suspects(generation, fallen, step)
+        for micro_batch in micro_batches:
+            counted[micro_batch] = (*counted.get(micro_batch, ()), seen)
+    return losses, stalls
+
+
+def _suspects(generation: Generation, fallen: Fallen, step: int) -> tuple[list[tuple[int, int]], bool]:
+    """The micro-batches that may have cost this member, and whether it was seen computing one."""
+    rank, pulse = generation.rank(fallen.member.id), fallen.member.pulse
+    if fallen.member.role == "server":
+        return [], True
+    if pulse is not None:
+        at = pulse.step if pulse.step is not None else -1
+        fresh = fallen.how == "stalled" or at >= step
+        if fresh and pulse.place == "compute" and pulse.shard is not None:
+            return [(at, pulse.shard)], True
+        if pulse.place == "handover" or (fresh and pulse.place in _PAST_COMPUTING):
+            return [], True
+    return [(step, shard) for shard in generation.begin.shards[rank]], False
+
+
+def poison(losses: Suspicions, stalls: Suspicions) -> RunFailed | None:
+    """The end of a run that one micro-batch would keep from going on."""
+    for suspicions, limit, kind in ((losses, LOSSES, WorkerLost), (stalls, STALLS, Stalled)):
+        guilty = sorted(micro_batch for micro_batch, hits in suspicions.items() if _is_guilty(hits, limit))
+        if guilty:
+            step = guilty[0][0]
+            shards = [shard for at, shard in guilty if at == step]
+            count = max(len(suspicions[step, shard]) for shard in shards)
+            return kind(
+                f"step {step}, {_shards(shards)}: {count} workers in a row "
+                f"{'were lost' if kind is WorkerLost else 'stood still'} while they computed it",
+                "look at the samples of this micro-batch, and at what the pipeline does with them",
+            )
+    return None
+
+
+def _is_guilty(hits: Iterable[bool], limit: int) -> bool:
+    hits = list(hits)
+    return sum(hits) >= limit or len(hits) > limit
+
+
+def _shards(shards: list[int]) -> str:
+    if len(shards) == 1:
+        return f"shard {shards[0]}"
+    return f"one of the shards {', '.join(map(str, shards))}"

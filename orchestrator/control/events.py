@@ -1,0 +1,208 @@
+"""What the controller hears and what it orders: plain values, one per thing that can happen in a run.
+
+The driver turns the news of Ray, of the members and of the user into events, and carries out the commands; nothing
+here decides. A member is named by its id, which is never reused and grows with every start, so the order of ids is
+the order of age. A position is (steps, evaluated): the committed steps, and whether what was due after the last of
+them is done; it is compared as a tuple. A member that was never given a state has the position None: the state it has
+built itself, the initial one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from orchestrator.errors import OrchestratorError
+
+Position = tuple[int, int]
+Role = Literal["worker", "server"]
+Place = Literal["prepare", "compute", "exchange", "update", "evaluate", "checkpoint", "handover", "idle"]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A member is prepared.
+
+    facts: what it found out about the run (a server: nothing); can_restore: it reaches the checkpoints.
+    """
+
+    member: int
+    facts: Mapping[str, Any]
+    can_restore: bool = False
+
+
+@dataclass(frozen=True)
+class Left:
+    """A member has left the generation and waits for the next one.
+
+    accuses: the rank it lost contact with; None where that one had said farewell, and for every other reason.
+    """
+
+    member: int
+    generation: int
+    why: Literal["peer", "called off", "regroup", "stop", "withdrew"]
+    position: Position | None
+    accuses: int | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A member has done all steps. digest: of its parameters; None for a server."""
+
+    member: int
+    generation: int
+    position: Position | None
+    digest: str | None
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A fault that another try would repeat: the pipeline raised, a number is not finite, replicas disagree.
+
+    member: whose; None where the driver found it.
+    """
+
+    member: int | None
+    error: OrchestratorError
+
+
+@dataclass(frozen=True)
+class Died:
+    """why: for the message; details: all that is known, for the run's folder."""
+
+    member: int
+    why: str
+    details: str = ""
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """A member's control thread answered just now.
+
+    beats: how often its compute thread has moved since it was started.
+    """
+
+    member: int
+    place: Place
+    step: int | None
+    shard: int | None
+    beats: int
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """The driver saw the first trace line of this step (after a restart: the first since the restart)."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The newest good checkpoint holds this many updates: it was committed now, or a later one was found damaged."""
+
+    step: int
+
+
+@dataclass(frozen=True)
+class NoRoom:
+    """The cluster has no place for the process now. It is no fault; it is tried again later."""
+
+    member: int
+    why: str
+
+
+@dataclass(frozen=True)
+class StartFailed:
+    """The process could not be started, or could not prepare, and is gone."""
+
+    member: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    """urgent: the user does not want to wait for a checkpoint (a second signal)."""
+
+    signal: str
+    urgent: bool = False
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed, and everything that was heard has been told."""
+
+
+Event = Ready | Left | Finished | Failed | Died | Pulse | Stepped | Saved | NoRoom | StartFailed | Interrupt | Tick
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a process for this new member and let it prepare."""
+
+    member: int
+    role: Role
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begin:
+    """Begin a generation: its members by rank, workers (oldest first) before servers, all of them idle.
+
+    shards: by worker rank. handovers: (donor rank, recipient rank). restore: the rank that first loads the newest
+    checkpoint; it is the donor then. without_servers: the topology wants servers and none lives, so the workers use
+    another exact topology.
+    """
+
+    generation: int
+    members: tuple[int, ...]
+    workers: int
+    servers: int
+    shards: tuple[tuple[int, ...], ...]
+    handovers: tuple[tuple[int, int], ...]
+    restore: int | None
+    without_servers: bool
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class CallOff:
+    """These members are to leave this generation, wherever they are in it, and to report."""
+
+    generation: int
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A wish for the members' vote; that one of them brings it is enough."""
+
+    member: int
+    what: Literal["regroup", "stop", "save"]
+
+
+@dataclass(frozen=True)
+class Kill:
+    """End this process surely and at once; for the controller it is gone, and its death is no news."""
+
+    member: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """seconds: from the detection of a loss (or the readiness of a joiner) to the next completed step."""
+
+    kind: Literal["lost", "joined", "restarted"]
+    seconds: float
+    steps_lost: int
+
+
+@dataclass(frozen=True)
+class End:
+    """The run is over; error: None when it finished."""
+
+    error: OrchestratorError | None
+
+
+Command = Start | Begin | CallOff | Ask | Kill | Recovered | End

@@ -1,0 +1,282 @@
+"""Who belongs to a run: its members, the present generation, and how the next one is made of the living. Pure.
+
+A generation is made when every member of the one before has reported or is gone, so that nobody can still touch a
+region of memory or commit a step (rule C2). Whoever is at the top position gives its state to all who are not (rule
+D1); a worker of the last generation goes before one that holds no state yet, and ranks go by age.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from orchestrator.control.events import Begin, Finished, Left, Position, Pulse, Role
+from orchestrator.control.placement import place
+from orchestrator.errors import Inconsistent
+
+Phase = Literal["preparing", "running", "regrouping", "paused", "saving", "ended"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """What a run asks for.
+
+    start: workers that must be ready to begin; least: it pauses below; most: it grows to. servers: 0 where the
+    topology has none. checkpoint: the newest committed one when the run begins, so None unless it is a resume.
+    stores: checkpoints can be written. generation, member: the first numbers to give, above all that an earlier part
+    of the run has used.
+    """
+
+    shards: int
+    start: int
+    least: int
+    most: int
+    spares: int = 0
+    servers: int = 0
+    start_timeout_s: float
+    step_timeout_s: float
+    checkpoint: int | None = None
+    stores: bool = True
+    generation: int = 0
+    member: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.start <= self.most <= self.shards:
+            raise ValueError(
+                f"1 <= least {self.least} <= start {self.start} <= most {self.most} <= shards {self.shards} must hold"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A living member.
+
+    asked: when its start was ordered; ready: since when it is prepared; joins: it got ready while there was room for it
+    in a generation (a spare did not). heard, moved: when it last answered, and when its compute thread last moved.
+    """
+
+    id: int
+    role: Role
+    asked: float
+    ready: float | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    can_restore: bool = False
+    joins: bool = False
+    position: Position | None = None
+    report: Left | Finished | None = None
+    heard: float = 0.0
+    moved: float = 0.0
+    pulse: Pulse | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.role} {self.id}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fallen:
+    """A member that was lost in the present generation before it reported.
+
+    how: it died; it was killed because its compute thread stood still, or because it was not heard of (silent).
+    """
+
+    member: Member
+    how: Literal["died", "stalled", "silent"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """The present (or last) generation.
+
+    steps: how many were committed when it began; before: the position that each member then had; asked: what its
+    members were asked for; withdrawn: when the first one withdrew, and why; lost: members of it that are gone,
+    reported or not.
+    """
+
+    begin: Begin
+    steps: int
+    before: Mapping[int, Position | None]
+    called_off: bool = False
+    asked: frozenset[str] = frozenset()
+    withdrawn: tuple[float, str] | None = None
+    fallen: tuple[Fallen, ...] = ()
+    lost: int = 0
+
+    @property
+    def number(self) -> int:
+        return self.begin.generation
+
+    def rank(self, member: int) -> int:
+        return self.begin.members.index(member)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """Something that the next completed step makes good."""
+
+    kind: Literal["lost", "joined", "restarted"]
+    since: float
+    steps_lost: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """All that the controller remembers.
+
+    members: the living. next_member: the next id to give; lower ones are living or gone. facts: what generation
+    0 agreed on. checkpoint: the newest committed one. seen: steps that the driver has seen completed; best: the most
+    it ever has. mark: the position that has to be passed to count as progress; fruitless: generations since then that
+    ended without and with a loss; restarts: losses of all state in a row. failures: starts in a row that came to
+    nothing. deaths: in preparation. retry: when a start is tried again after there was no room. quarrels: pairs of
+    living members that have lost each other once. losses, stalls: by micro-batch, whether each was seen or inferred.
+    recoveries: open ones. interrupted: the signal and when. since: when the present phase began. listened: the last
+    tick.
+    """
+
+    terms: Terms
+    started: float
+    phase: Phase = "preparing"
+    since: float = 0.0
+    listened: float = 0.0
+    members: Mapping[int, Member] = field(default_factory=dict)
+    next_member: int = 0
+    facts: Mapping[str, Any] | None = None
+    generation: Generation | None = None
+    checkpoint: int | None = None
+    seen: int = 0
+    best: int = 0
+    mark: Position = (0, 0)
+    fruitless: tuple[int, int] = (0, 0)
+    restarts: int = 0
+    failures: int = 0
+    deaths: int = 0
+    trouble: str = ""
+    retry: float | None = None
+    quarrels: frozenset[frozenset[int]] = frozenset()
+    losses: Mapping[tuple[int, int], tuple[bool, ...]] = field(default_factory=dict)
+    stalls: Mapping[tuple[int, int], tuple[bool, ...]] = field(default_factory=dict)
+    recoveries: tuple[Recovery, ...] = ()
+    interrupted: tuple[float, str] | None = None
+
+    def name(self, member: int) -> str:
+        known = self.members.get(member)
+        return known.name if known is not None else f"member {member}"
+
+
+def living(state: State, role: Role) -> list[Member]:
+    """The oldest first."""
+    return sorted((member for member in state.members.values() if member.role == role), key=lambda member: member.id)
+
+
+def present(state: State) -> list[Member]:
+    """The living members of the present generation, by rank."""
+    if state.generation is None:
+        return []
+    return [state.members[member] for member in state.generation.begin.members if member in state.members]
+
+
+def waiting(state: State) -> list[Member]:
+    """Those of them that have not reported."""
+    return [member for member in present(state) if member.report is None]
+
+
+def room(state: State) -> int:
+    """How many workers more the present generation could take."""
+    return state.terms.most - sum(member.role == "worker" for member in present(state))
+
+
+def top(members: Iterable[Member]) -> Position | None:
+    """The highest position among them; None where all of them have the initial state."""
+    return max((member.position for member in members if member.position is not None), default=None)
+
+
+def quorum(state: State) -> int:
+    """How many workers the next generation needs. One is enough to save what there is."""
+    if state.interrupted is not None:
+        return 1
+    return state.terms.start if state.generation is None else state.terms.least
+
+
+def compose(state: State) -> Begin | str:
+    """The next generation of those who are ready; or why there can be none yet."""
+    ready = [member for member in living(state, "worker") if member.ready is not None]
+    holders_first = sorted(ready, key=lambda member: (member.position is None, member.id))
+    workers = sorted(holders_first[: state.terms.most], key=lambda member: member.id)
+    servers = [member for member in living(state, "server") if member.ready is not None]
+    if len(workers) < quorum(state):
+        return f"{len(workers)} workers are ready, {quorum(state)} are needed"
+    if state.generation is None and len(servers) < state.terms.servers:
+        return f"{len(servers)} servers are ready, {state.terms.servers} are needed"
+    restore = None
+    if to_restore(state, workers):
+        restore = next((rank for rank, member in enumerate(workers) if member.can_restore), None)
+        if restore is None:
+            return f"none of the {len(workers)} ready workers reaches the checkpoint of step {state.checkpoint}"
+    return Begin(
+        generation=state.terms.generation if state.generation is None else state.generation.number + 1,
+        members=tuple(member.id for member in [*workers, *servers]),
+        workers=len(workers),
+        servers=len(servers),
+        shards=place(state.terms.shards, len(workers)),
+        handovers=_handovers(workers, len(servers), restore),
+        restore=restore,
+        without_servers=state.terms.servers > 0 and not servers,
+        facts=state.facts if state.facts is not None else workers[0].facts,
+    )
+
+
+def to_restore(state: State, workers: Sequence[Member]) -> bool:
+    """Whether the newest checkpoint is ahead of every one of them."""
+    highest = top(workers)
+    return state.checkpoint is not None and (highest is None or highest[0] < state.checkpoint)
+
+
+def _handovers(workers: Sequence[Member], servers: int, restore: int | None) -> tuple[tuple[int, int], ...]:
+    """Who is at the top gives to who is not, in turn; a server always takes, since it forgets with its generation."""
+    highest = top(workers)
+    if restore is not None:
+        donors = [restore]
+    elif highest is None:
+        return ()
+    else:
+        donors = [rank for rank, member in enumerate(workers) if member.position == highest]
+    recipients = [rank for rank in range(len(workers) + servers) if rank not in donors]
+    return tuple((donors[i % len(donors)], recipient) for i, recipient in enumerate(recipients))
+
+
+def skew(state: State) -> str:
+    """The positions that are too far apart, in words; empty where they differ by a step at most (rule D1).
+
+    Who was to take a state and still is where it was has not taken it; the others cannot have gone on without it.
+    """
+    generation = state.generation
+    assert generation is not None
+    recipients = {generation.begin.members[recipient] for _, recipient in generation.begin.handovers}
+    steps = {}
+    for member in present(state):
+        before = generation.before[member.id]
+        if member.role == "server" or (member.id in recipients and (member.position or (0, 0)) == (before or (0, 0))):
+            continue
+        steps[member.name] = member.position[0] if member.position is not None else 0
+    if not steps or max(steps.values()) - min(steps.values()) <= 1:
+        return ""
+    return ", ".join(f"{name} at step {step}" for name, step in steps.items())
+
+
+def disagreement(one: str, facts: Mapping[str, Any], other: str, others: Mapping[str, Any]) -> Inconsistent | None:
+    """Admission by proof (rule B4): every fact has to be equal but the machine, which explains why others are not."""
+    different = sorted(key for key in facts if key != "machine" and facts[key] != others.get(key))
+    if not different:
+        return None
+    if different == ["reference"]:
+        here, there = facts.get("machine", {}), others.get("machine", {})
+        why = [f"{key} {here[key]} and {there.get(key)}" for key in here if here[key] != there.get(key)]
+        return Inconsistent(
+            f"{one} and {other} compute different bits from the same micro-batch ({'; '.join(why) or 'like machines'})",
+            "run on machines of one kind, or make them alike: ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA and MKL_CBWR",
+        )
+    return Inconsistent(
+        f"{one} and {other} prepared different runs: {', '.join(different)} differ",
+        "model() and datasets() must depend on nothing but their arguments, their files and the seeded generators",
+    )

@@ -1,0 +1,137 @@
+"""A worker's part in one generation, apart from its steps: arriving with the right state, evaluating, telling, saving.
+
+What it does not do: decide when. The loop says when, alike at every member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from orchestrator.checkpoints.state import State
+from orchestrator.engine import evaluation, handover
+from orchestrator.engine import state as states
+from orchestrator.engine.course import Course
+from orchestrator.engine.generation import Entry, Generation, Host, Position
+from orchestrator.engine.loop import Loop
+from orchestrator.engine.replica import Replica
+from orchestrator.engine.server import deadline_s
+from orchestrator.engine.watched import Watched
+from orchestrator.engine.work import Work
+from orchestrator.numerics.digests import model_digest
+from orchestrator.records import trace
+from orchestrator.settings import Settings
+
+_LOOK_S: Final = 0.1  # between two looks at whether the generation still stands, while a checkpoint is written
+
+
+@dataclass
+class Kept:
+    """What a worker keeps between generations. has_state: of the run; a fresh worker has only the initial one."""
+
+    settings: Settings
+    host: Host
+    work: Work
+    replica: Replica
+    optimizer: torch.optim.Optimizer
+    loop: Loop
+    has_state: bool = False
+
+    @property
+    def position(self) -> Position | None:
+        return self.loop.course.position if self.has_state else None
+
+    def capture(self, course: Course) -> State:
+        """Views of what is in use."""
+        return states.capture(self.work.model, self.optimizer, course.as_dict())
+
+    def take_over(self, state: State) -> None:
+        """Be as far as whoever this state is from. Raises Inconsistent and changes nothing where it does not fit."""
+        values = states.restore(state, self.work.model, self.optimizer)
+        self.replica.begin_step()
+        self.replica.begin_shard()
+        self.loop.course = self.loop.course.resumed(values)
+        self.has_state = True
+
+
+class Term:
+    """Implements `engine.loop.Role`."""
+
+    def __init__(self, kept: Kept, generation: Generation, rank: int) -> None:
+        self._kept = kept
+        self._host = kept.host
+        self._generation = generation
+        self._rank = rank
+
+    def arrive(self, transport: Watched) -> None:
+        """Load, take and give what this generation says."""
+        generation, restore = self._generation, self._generation.restore
+        if restore is not None and restore[0] == self._rank:
+            self._host.pulse.beat("prepare")
+            self._kept.take_over(self._host.load(restore[1]))
+        timeout_s = deadline_s(self._kept.settings)
+        for donor in generation.donors_of(self._rank):
+            state, entries = handover.take(transport, generation.number, donor, timeout_s)
+            self._kept.take_over(state)
+            for entry in entries:
+                self._host.emit(entry)
+        self._give(transport, timeout_s)
+        self._kept.has_state = True
+        transport.place = "exchange"
+
+    def running(self) -> None:
+        number, step = self._generation.number, self._kept.loop.course.steps - 1
+        self._host.emit({"event": "generation_running", "generation": number, "step": step})
+
+    def evaluate(self, step: int) -> evaluation.Results:
+        kept = self._kept
+        shards, total = self._generation.shards[self._rank], kept.settings.data.shards
+        return evaluation.compute(kept.work, kept.replica, shards, total, step, self._evaluating(step))
+
+    def tell(self, line: trace.Line, metrics: Mapping[str, float] | None, *, last: bool) -> None:
+        step, every = line["step"], self._kept.settings.trace.digest_every
+        if last or (every > 0 and (step + 1) % every == 0):
+            line = {**line, "parameters": model_digest(self._kept.work.model)}
+        self._host.emit({"trace": line})
+        if metrics is not None:
+            self._host.emit({"event": "evaluated", "step": step, "metrics": dict(metrics)})
+
+    def save(self, course: Course) -> None:
+        writers = self._generation.writers
+        self._host.pulse.beat("checkpoint", course.steps)
+        if self._rank not in writers:
+            return
+        self.saved()
+        self._host.writer.begin(
+            self._kept.capture(course),
+            step=course.steps,
+            generation=self._generation.number,
+            part=writers.index(self._rank),
+            parts=len(writers),
+        )
+
+    def saved(self) -> None:
+        while not self._host.writer.wait(_LOOK_S):
+            self._host.pulse.check()  # no beat: a storage that hangs is no progress
+
+    def _give(self, transport: Watched, timeout_s: float) -> None:
+        recipients = self._generation.recipients_of(self._rank)
+        workers = [recipient for recipient in recipients if recipient < self._generation.schedule.workers]
+        servers = [recipient for recipient in recipients if recipient not in workers]
+        course, number = self._kept.loop.course, self._generation.number
+        if servers:
+            handover.give(transport, number, servers, State(course.as_dict(), {}), [], timeout_s)
+        if workers:
+            entries = [entry for entry in self._host.unacknowledged() if _is_of_the_run(entry)]
+            handover.give(transport, number, workers, self._kept.capture(course), entries, timeout_s)
+
+    def _evaluating(self, step: int) -> evaluation.Beat:
+        return lambda: self._host.pulse.beat("evaluate", step)
+
+
+def _is_of_the_run(entry: Entry) -> bool:
+    """What every worker would tell; not what this one printed."""
+    return "trace" in entry or entry.get("event") == "evaluated"

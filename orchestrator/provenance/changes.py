@@ -1,0 +1,116 @@
+"""What differs between two snapshots, from their bundles alone: the files, and a diff of each that a person can read.
+
+The bundles are opened in a repository in a temporary folder that no configuration reaches. Bounded: a binary or large file
+is only named, a long diff is cut, and beyond FILES_SHOWN files there are names only. Renames are not guessed.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.errors import NotRerunnable
+from orchestrator.provenance import code_restore, git, objects, snapshot
+from orchestrator.provenance.objects import Entry
+from orchestrator.provenance.worktree import WorkTree
+
+FILES_SHOWN = 100
+LINES_SHOWN = 400
+_KINDS = {"A": "added", "D": "removed", "M": "changed", "T": "changed"}
+
+
+@dataclass(frozen=True)
+class Change:
+    """kind: added, removed or changed; added, removed: lines, None for a binary file; diff: "" where none is shown."""
+
+    path: str
+    kind: str
+    added: int | None
+    removed: int | None
+    diff: str
+
+
+def changes(old: Path, new: Path) -> list[Change]:
+    """What to do to the snapshot in bundle `old` to get `new`, by path. Raises NotRerunnable for a damaged bundle."""
+    with tempfile.TemporaryDirectory(prefix="orchestrator-") as folder:
+        repository = Path(folder) / "both"
+        before, after = _open(repository, old, new)
+        paths = _differing(repository, before, after)
+        counts = _counts(repository, before, after)
+        diffs = _diffs(repository, before, after, paths[:FILES_SHOWN])
+    diffs += [""] * (len(paths) - len(diffs))
+    return [
+        Change(objects.shown(path), _KINDS[letter], *counts[path], diff)
+        for (letter, path), diff in zip(paths, diffs, strict=True)
+    ]
+
+
+def since(bundle: Path, work: WorkTree) -> list[str]:
+    """The paths that differ between the snapshot in `bundle` and a work tree. Raises NotRerunnable for a damaged bundle."""
+    with tempfile.TemporaryDirectory(prefix="orchestrator-") as folder:
+        repository = Path(folder) / "one"
+        (commit,) = _open(repository, bundle)
+        listed = git.records(git.run(repository, "ls-tree", "-r", "-z", commit))
+    then = {}
+    for record in listed:
+        facts, path = record.split(b"\t", 1)
+        mode, _, id_ = facts.decode().split(" ")
+        then[path] = Entry(mode, id_)
+    return sorted(objects.shown(path) for path in {*then, *work.entries} if then.get(path) != work.entries.get(path))
+
+
+def _open(repository: Path, *bundles: Path) -> list[str]:
+    """Put the bundles into a new repository; their commits."""
+    headers = [code_restore.read_header(bundle) for bundle in bundles]
+    if len({header.algorithm for header in headers}) > 1:
+        raise NotRerunnable(
+            "the two snapshots have ids of different kinds (sha1, sha256)", "compare the restored trees"
+        )
+    code_restore.new_repository(repository, headers[0].algorithm, "--bare")
+    for bundle in bundles:
+        try:
+            code_restore.unpack(bundle, repository)
+        except git.GitError as error:
+            raise NotRerunnable(f"{bundle} is damaged: {error}", code_restore.REMEDY) from None
+    return [header.commit for header in headers]
+
+
+def _differing(repository: Path, before: str, after: str) -> list[tuple[str, bytes]]:
+    """(letter of the kind, path) in git's order."""
+    fields = git.records(_diff(repository, "--raw", "-z", before, after))
+    return [(facts.decode().split(" ")[4], path) for facts, path in zip(fields[::2], fields[1::2], strict=True)]
+
+
+def _counts(repository: Path, before: str, after: str) -> dict[bytes, tuple[int | None, int | None]]:
+    found: dict[bytes, tuple[int | None, int | None]] = {}
+    for record in git.records(_diff(repository, "--numstat", "-z", before, after)):
+        added, removed, path = record.split(b"\t", 2)
+        found[path] = (None, None) if added == b"-" else (int(added), int(removed))
+    return found
+
+
+def _diffs(repository: Path, before: str, after: str, paths: list[tuple[str, bytes]]) -> list[str]:
+    """One text for each path. A line of content never begins with `diff --git`, and a changed type makes two of them."""
+    if not paths:
+        return []
+    names = [os.fsdecode(path) for _, path in paths]
+    text = _diff(repository, "-p", before, after, "--", *names).decode(errors="backslashreplace")
+    sections = ["diff --git " + section for section in ("\n" + text).split("\ndiff --git ")[1:]]
+    found = []
+    for letter, _ in paths:
+        own = [sections.pop(0) for _ in range(2 if letter == "T" else 1)]
+        found.append(_shortened("\n".join(own).rstrip("\n") + "\n"))
+    return found
+
+
+def _shortened(text: str) -> str:
+    lines = text.splitlines(keepends=True)
+    if len(lines) <= LINES_SHOWN:
+        return text
+    return "".join(lines[:LINES_SHOWN]) + f"... {len(lines) - LINES_SHOWN} more lines\n"
+
+
+def _diff(repository: Path, *arguments: str) -> bytes:
+    return git.run(repository, "--literal-pathspecs", *snapshot.DIFF, "--no-renames", *arguments, variables=git.ALONE)

@@ -1,0 +1,185 @@
+"""From a bundle back to a work tree: a repository of its own with exactly the recorded bytes, proved by hashing them.
+
+It is a standalone repository (`git init`, the bundle's pack, a checkout), because a rerun's child records its own snapshot
+there and DVC wants a repository; a `git worktree` would share the user's objects and stay registered with them after a kill.
+Its attributes switch every filter off, whatever the tree's own .gitattributes and the user's settings say.
+A target exists if and only if it is complete and verified: the work happens beside it. Folders of `disposable` are locked
+while they are in use, and a lock dies with its process, so the next start can tell what a killed one has left.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.errors import NotRerunnable
+from orchestrator.provenance import git, objects, snapshot, worktree
+
+_SETTINGS = """
+[core]
+    protectHFS = false  # names that only other systems' file systems mistake for .git
+    protectNTFS = false
+[gc]
+    auto = 0
+"""
+_ATTRIBUTES = "* -text !eol -crlf -filter -ident !working-tree-encoding\n"
+REMEDY = "take the bundle from the run's artifacts again"
+
+
+@dataclass(frozen=True)
+class Restored:
+    """root: the repository's top; project: the folder to start in. origin: the commit of the original repository that the
+    code was made from, None where there was none."""
+
+    root: Path
+    project: Path
+    tree: str
+    commit: str
+    origin: str | None
+
+
+@dataclass(frozen=True)
+class Header:
+    """algorithm: of ids; commit: the snapshot; length in bytes of the header, behind which the pack begins."""
+
+    algorithm: str
+    commit: str
+    length: int
+
+
+def restore(bundle: Path, target: Path) -> Restored:
+    """Make `target`, which must not exist, from the bundle alone. Raises NotRerunnable; then there is no target."""
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        restored = _restore(bundle, partial)
+        partial.rename(target)
+    except (git.GitError, git.GitMissing, OSError) as error:
+        raise NotRerunnable(f"the code cannot be restored from {bundle}: {error}", REMEDY) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return Restored(
+        target, target / restored.project.relative_to(partial), restored.tree, restored.commit, restored.origin
+    )
+
+
+@contextmanager
+def disposable(bundle: Path, folder: Path) -> Iterator[Restored]:
+    """A restored tree below `folder`, gone after use; what killed processes have left there goes first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder):
+        _sweep(folder)
+        place = folder / secrets.token_hex(8)
+        place.mkdir()
+        held = _lock(place)
+    try:
+        yield restore(bundle, place / "code")
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+        os.close(held)
+
+
+def sweep(folder: Path) -> None:
+    """Remove the disposable trees below `folder` that no living process uses."""
+    if folder.is_dir():
+        with _locked(folder):
+            _sweep(folder)
+
+
+def read_header(bundle: Path) -> Header:
+    """Raises NotRerunnable for a file that is no complete snapshot."""
+    algorithm, length, tips = "sha1", 0, []
+    try:
+        with bundle.open("rb") as file:
+            for line in iter(file.readline, b""):
+                length += len(line)
+                if line == b"\n":
+                    break
+                if line.startswith(b"@object-format="):
+                    algorithm = line.partition(b"=")[2].decode().strip()
+                elif not line.startswith(b"#"):
+                    tips.append(line.decode().strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotRerunnable(f"{bundle} cannot be read: {error}", REMEDY) from None
+    if len(tips) != 1 or not tips[0].endswith(f" {snapshot.BUNDLE_REF}") or algorithm not in ("sha1", "sha256"):
+        raise NotRerunnable(f"{bundle} is not the bundle of a snapshot", REMEDY)
+    return Header(algorithm, tips[0].split()[0], length)
+
+
+def unpack(bundle: Path, repository: Path) -> Header:
+    """Add the bundle's objects to a repository of the same format; their ids are computed anew. Raises git.GitError."""
+    header = read_header(bundle)
+    with bundle.open("rb", buffering=0) as file:
+        file.seek(header.length)
+        git.run(repository, "index-pack", "--stdin", stdin=file, variables=git.ALONE)
+    return header
+
+
+def new_repository(folder: Path, algorithm: str, *options: str) -> None:
+    """An empty repository without templates and hooks."""
+    arguments = (
+        "init",
+        "--quiet",
+        "--template=",
+        f"--object-format={algorithm}",
+        "--initial-branch=snapshot",
+        *options,
+    )
+    folder.mkdir(parents=True)
+    git.run(folder, *arguments, variables=git.ALONE)
+
+
+def _restore(bundle: Path, root: Path) -> Restored:
+    header = read_header(bundle)
+    new_repository(root, header.algorithm)
+    with (root / ".git" / "config").open("a") as file:
+        file.write(_SETTINGS)
+    (root / ".git" / "info").mkdir(exist_ok=True)
+    (root / ".git" / "info" / "attributes").write_text(_ATTRIBUTES)
+    unpack(bundle, root)
+    git.run(root, "update-ref", snapshot.BUNDLE_REF, header.commit, variables=git.ALONE)
+    git.run(root, "reset", "--quiet", "--hard", variables=git.ALONE)
+    facts, _, message = git.run(root, "cat-file", "commit", header.commit, variables=git.ALONE).partition(b"\n\n")
+    tree = facts.split(b"\n")[0].removeprefix(b"tree ").decode()
+    found = objects.tree(objects.below(root, header.algorithm), header.algorithm)
+    if found != tree:
+        raise NotRerunnable(f"the restored code is {found}, and the recorded one is {tree}", REMEDY)
+    named = worktree.trailers(message.decode())
+    project = root / json.loads(named["Project"])
+    project.mkdir(parents=True, exist_ok=True)
+    return Restored(root, project, tree, header.commit, named.get("Origin"))
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time makes or sweeps; the lock is the kernel's and ends with its holder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(place: Path) -> int:
+    descriptor = os.open(place, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return descriptor
+
+
+def _sweep(folder: Path) -> None:
+    for place in folder.iterdir():
+        if place.is_dir() and not place.is_symlink():
+            try:
+                held = _lock(place)
+            except BlockingIOError:
+                continue
+            shutil.rmtree(place, ignore_errors=True)
+            os.close(held)

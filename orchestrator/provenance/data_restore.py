@@ -1,0 +1,335 @@
+"""Bring the recorded version of the data into a work tree: from DVC's cache, its remote, or the folder that still has it.
+
+The cache and the remotes are those of the folder where the command was typed (rule F5). Every object is hashed while it is
+copied, since a cache object may hold other bytes than its name says and DVC then checks it out all the same, and what was
+restored is hashed once more as a whole. Nothing of the user's is written: objects that the cache lacks come from the remote
+into a cache of their own, which is thrown away; DVC's state, locks and index lie there too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import NotRerunnable
+from orchestrator.provenance import data, dvc_files
+from orchestrator.provenance.data import Input
+from orchestrator.provenance.dvc_files import MD5, Out, Storage
+
+
+@dataclass(frozen=True)
+class Restored:
+    """source: "work tree" (the snapshot brought it, or it lies at an absolute path), "cache", "remote", "import" or "folder";
+    notes: what a person should know, such as an object of the cache that was found damaged."""
+
+    path: str
+    source: str
+    notes: tuple[str, ...] = ()
+
+
+def restore(target: Path, inputs: Sequence[Input], source: Path, *, top: Path | None = None) -> list[Restored]:
+    """Make every input in the work tree `target` what was recorded, byte for byte.
+
+    target: the project's folder in a disposable work tree, changed; top: that work tree's first folder, when the project is
+    not it; source: the project's folder where the command was typed, only read. Raises NotRerunnable with all that failed.
+    """
+    kept = dvc_files.storage(source)
+    with tempfile.TemporaryDirectory(prefix="orchestrator-dvc-") as scratch:
+        store = _Objects(source, kept, Path(scratch))
+        jobs = [_Job(item, target, source, top or target) for item in inputs]
+        waiting = [job for job in jobs if not job.is_done()]
+        for job in waiting:
+            job.from_dvc(store)
+        for job in waiting:
+            if job.source is None:
+                job.from_folder()
+    problems = [problem for job in jobs if (problem := job.problem) is not None]
+    if problems:
+        listed = "".join(f"\n  - {problem}" for problem in problems)
+        raise NotRerunnable(
+            f"the data of this run cannot be restored:{listed}",
+            "type the command where DVC's cache or a remote has them, or bring those bytes back to their place",
+        )
+    return [Restored(job.item.path, str(job.source), tuple(job.notes)) for job in jobs]
+
+
+@dataclass
+class _Job:
+    """One input on its way. source: where it came from, None while it is not there; reasons: why not, as far as tried."""
+
+    item: Input
+    target: Path
+    origin: Path
+    top: Path
+    source: str | None = None
+    notes: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+
+    @property
+    def problem(self) -> str | None:
+        if self.source is not None:
+            return None
+        return f"{self.item.path} (md5 {self.item.md5}): {'; '.join(self.reasons)}"
+
+    def is_done(self) -> bool:
+        """Whether nothing has to be brought, or nothing may be."""
+        if self._arrived("work tree"):
+            return True
+        if self._leads_outside(self.item.path):
+            self.reasons.append(
+                "it lies outside of the repository, where a rerun writes nothing, and has other bytes now"
+            )
+            return True
+        if self.item.in_code and not self.item.outs:
+            self.reasons.append("the code's snapshot brings other bytes (git may convert line ends)")
+        return False
+
+    def from_dvc(self, store: _Objects) -> None:
+        """Outs that DVC keeps, from the cache, or from a remote what the cache lacks."""
+        wanted = [self._version_read(out) for out in self.item.outs if out.cached]
+        if not wanted:
+            self.reasons.append("DVC does not hold it")
+            return
+        try:
+            sources = [self._bring(out, store) for out in wanted]
+        except _Missing as missing:
+            self.reasons.append(str(missing))
+        else:
+            if not self._arrived(max(sources, key=("cache", "remote", "import").index)):
+                self.reasons.append("what DVC has recorded is not what was read then")
+        self.notes += [note for note in store.take_notes() if note not in self.notes]
+
+    def from_folder(self) -> None:
+        """The bytes that lie where the command was typed, if they are still those; data that DVC never had come back so."""
+        place = self.origin / self.item.path
+        found = data.scan_input(self.origin, self.item.path) if place.exists() else None
+        if found is None or found.md5 != self.item.md5:
+            self.reasons.append(f"{place} {'is not there' if found is None else 'has other bytes now'}")
+            return
+        destination = self.target / self.item.path
+        _remove(destination)
+        for name in found.entries:
+            _copy(place / name if name else place, destination / name if name else destination)
+        if self._arrived("folder"):
+            self.notes.append(
+                f"{self.item.path} was copied from {place}, which has the recorded bytes; neither DVC nor the code brought it"
+            )
+        else:
+            self.reasons.append(f"{place} changed while it was copied")
+
+    def _arrived(self, source: str) -> bool:
+        place = self.target / self.item.path
+        if place.exists() and data.scan_input(self.target, self.item.path).md5 == self.item.md5:
+            self.source = source
+        return self.source is not None
+
+    def _version_read(self, out: Out) -> Out:
+        """What was read then need not be what DVC had recorded; it may have been added to DVC later."""
+        if self.item.as_recorded or self.item.place != out.path:
+            return out
+        return replace(out, md5=self.item.md5, hash=MD5)
+
+    def _leads_outside(self, path: str) -> bool:
+        """Whether writing there would leave the work tree, through `..` or through a link."""
+        place = Path(os.path.normpath(self.target / path))
+        return not Path(os.path.realpath(place.parent), place.name).is_relative_to(os.path.realpath(self.top))
+
+    def _bring(self, out: Out, store: _Objects) -> str:
+        """Put an out, or the part of it that is the input, into the work tree; returns where it came from."""
+        place = self.item.place or self.item.path
+        inside = Path(os.path.relpath(place, out.path))
+        part = "" if inside.parts[:1] in ((), (os.pardir,)) else inside.as_posix()
+        destination = self.target / out.path / part
+        if self._leads_outside(out.path):
+            raise _Missing(f"{out.path} lies outside of the repository, where a rerun writes nothing")
+        try:
+            return store.bring(out, part, destination)
+        except _Missing:
+            if out.imported is None:
+                raise
+            _import(out, part, destination, self.origin)
+            return "import"
+
+
+class _Missing(Exception):
+    """The message says which object is nowhere, and what was tried."""
+
+
+class _Objects:
+    """DVC's objects: of the cache, and for what that lacks or has damaged, of a remote."""
+
+    def __init__(self, project: Path, storage: Storage | None, scratch: Path) -> None:
+        self._project = project
+        self._storage = storage
+        self._fetched = Storage(scratch / "cache", {}, None)
+        self._scratch = scratch
+        self._notes: list[str] = []
+
+    def take_notes(self) -> list[str]:
+        notes, self._notes = self._notes, []
+        return notes
+
+    def bring(self, out: Out, part: str, destination: Path) -> str:
+        """Write an out, or the file or folder `part` of it, to `destination`; returns "cache" or "remote"."""
+        objects = self._objects(out, part)
+        _remove(destination)
+        places = {
+            name: self._copy(out, md5, destination / name if name else destination) for name, md5 in objects.items()
+        }
+        missing = [name for name, place in places.items() if place is None]
+        self._fetch(out, sorted({objects[name] for name in missing}))
+        for name in missing:
+            places[name] = self._copy(out, objects[name], destination / name if name else destination)
+            if places[name] is None:
+                raise _Missing(self._why(out, objects[name]))
+        return "remote" if self._fetched in places.values() else "cache"
+
+    def _objects(self, out: Out, part: str) -> dict[str, str]:
+        """The files of an out, or of a part of it: relative path -> md5, of a single file "" -> md5."""
+        if out.md5 is None:
+            raise _Missing(f"DVC has no version of {out.path}")
+        if not out.md5.endswith(".dir"):
+            return {"": out.md5}
+        place = self._find(out.md5, out.hash)
+        if place is None:
+            self._fetch(out, [out.md5])
+            place = self._find(out.md5, out.hash)
+        listed = dvc_files.manifest(place) if place else None
+        if listed is None:
+            raise _Missing(self._why(out, out.md5))
+        objects = _part_of(listed, part)
+        if not objects:
+            raise _Missing(f"{out.path} has no {part}")
+        return objects
+
+    def _find(self, md5: str, kind: str) -> Path | None:
+        """A place with an object of that name and those bytes. A damaged one is noted."""
+        for storage in self._storages():
+            place = storage.place(md5, kind)
+            if place.is_file():
+                if data.scan(place, kind=kind).md5 == md5.removesuffix(".dir"):
+                    return place
+                self._note_damage(place)
+        return None
+
+    def _copy(self, out: Out, md5: str, destination: Path) -> Storage | None:
+        """Copy an object, if there is one with the bytes that its name promises; returns where it was."""
+        for storage in self._storages():
+            place = storage.place(md5, out.hash)
+            if place.is_file():
+                plain = _copy(place, destination)
+                if md5 == (plain if out.hash == MD5 else data.scan(destination, kind=out.hash).md5):
+                    return storage
+                destination.unlink()
+                self._note_damage(place)
+        return None
+
+    def _storages(self) -> list[Storage]:
+        return [*([self._storage] if self._storage else []), self._fetched]
+
+    def _note_damage(self, place: Path) -> None:
+        note = f"the object {place} is damaged: its bytes are not those of its name; remove it"
+        if note not in self._notes:
+            self._notes.append(note)
+
+    def _fetch(self, out: Out, md5s: list[str]) -> None:
+        """Ask the remote for objects; what it does not have is simply not there afterwards."""
+        if not md5s or self._storage is None or not (out.remote or self._storage.default):
+            return
+        try:
+            _pull(self._project, self._scratch, md5s, out)
+        except Exception as error:  # DVC and the libraries below it raise whatever they like
+            self._notes.append(f"the remote could not be read: {type(error).__name__}: {error}")
+
+    def _why(self, out: Out, md5: str) -> str:
+        if self._storage is None:
+            return f"{self._project} is not in a DVC project, so there is no cache and no remote to ask"
+        remote = out.remote or self._storage.default
+        url = self._storage.remotes.get(remote or "")
+        asked = f"nor has the remote {remote} ({url})" if url else "and there is no default remote"
+        notes = "".join(f"; {note}" for note in self._notes)
+        return f"DVC's cache ({self._storage.cache}) has no sound object {md5}, {asked}{notes}"
+
+
+def _part_of(listed: Mapping[str, str], part: str) -> dict[str, str]:
+    if not part:
+        return dict(listed)
+    return {"": listed[part]} if part in listed else data.below(listed, part)
+
+
+def _pull(project: Path, scratch: Path, md5s: Iterable[str], out: Out) -> None:
+    """Into the cache in `scratch`, with the remotes of `project`, through a DVC project that is made there."""
+    from dvc.repo import Repo
+    from dvc_data.hashfile.hash_info import HashInfo
+
+    top = dvc_files.root(project)
+    assert top is not None
+    own = scratch / "project"
+    (own / ".dvc").mkdir(parents=True, exist_ok=True)
+    theirs = dvc_files.configuration(top)
+    core = {"no_scm": True, "site_cache_dir": str(scratch / "site"), "analytics": False}
+    if theirs["core"].get("remote"):
+        core["remote"] = theirs["core"]["remote"]
+    settings = {"cache": {"dir": str(scratch / "cache")}, "remote": theirs["remote"], "core": core}
+    with _quiet(), Repo(str(own), config=settings) as repository:
+        repository.cloud.pull([HashInfo(out.hash, md5) for md5 in md5s], remote=out.remote)
+
+
+def _import(out: Out, part: str, destination: Path, origin: Path) -> None:
+    """What `dvc import` took from another repository, from there: such data are in nobody's remote but that one's."""
+    assert out.imported is not None
+    from dvc.api import DVCFileSystem
+
+    url, top = out.imported["url"], dvc_files.root(origin) or origin
+    url = str(top / url) if (top / url).exists() else url
+    _remove(destination)
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with _quiet():
+            system = DVCFileSystem(url, rev=out.imported["rev"])
+            system.get("/".join(filter(None, (out.imported["path"], part))), str(destination), recursive=True)
+    except Exception as error:  # git, DVC and the libraries below them raise whatever they like
+        raise _Missing(f"it cannot be imported again from {url}: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without DVC's progress bars and warnings, which go by the level of its logger."""
+    logger = logging.getLogger("dvc")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _remove(place: Path) -> None:
+    if place.is_dir() and not place.is_symlink():
+        shutil.rmtree(place)
+    else:
+        place.unlink(missing_ok=True)
+
+
+def _copy(source: Path, target: Path) -> str:
+    """Copy a file's bytes; returns their md5."""
+    if not target.parent.is_dir():
+        target.parent.mkdir(parents=True)
+    total = hashlib.md5(usedforsecurity=False)
+    with source.open("rb") as reader, target.open("wb") as writer:
+        while piece := reader.read(2**20):
+            total.update(piece)
+            writer.write(piece)
+    return total.hexdigest()
+
+
+def as_dicts(restored: Iterable[Restored]) -> list[dict[str, Any]]:
+    return [{"path": item.path, "source": item.source, "notes": list(item.notes)} for item in restored]

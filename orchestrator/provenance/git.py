@@ -1,0 +1,85 @@
+"""The one way of calling git: a subprocess that inherits nothing of an outer git and takes no optional lock.
+
+What a hook or an outer command has set (`GIT_DIR`, `GIT_INDEX_FILE`, ...) is dropped; what a user chooses for all
+repositories is kept. `ALONE` sets aside the user's and the machine's configuration too, for repositories that are ours.
+It does not know what is asked, and nothing here writes unless its caller asks for that.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+_KEPT = frozenset(
+    {
+        "GIT_CEILING_DIRECTORIES",
+        "GIT_CONFIG_GLOBAL",
+        "GIT_CONFIG_NOSYSTEM",
+        "GIT_CONFIG_SYSTEM",
+        "GIT_DISCOVERY_ACROSS_FILESYSTEM",
+    }
+)
+_ALWAYS = {
+    "LC_ALL": "C",
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_NO_REPLACE_OBJECTS": "1",  # a commit means its own tree, whatever refs/replace says
+    "GIT_NO_LAZY_FETCH": "1",  # a partial clone asks nobody for what it lacks
+}
+ALONE = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_SYSTEM": os.devnull}
+
+
+class GitMissing(Exception):
+    """There is no git on this machine."""
+
+
+class GitError(Exception):
+    """git refused; the message is its own."""
+
+
+def run(
+    folder: Path,
+    *arguments: str,
+    stdin: bytes | IO[bytes] = b"",
+    variables: Mapping[str, str] | None = None,
+    stdout: IO[bytes] | None = None,
+) -> bytes:
+    """git's answer, or nothing where it goes to `stdout`. Raises GitMissing and GitError."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name in _KEPT}
+    data, source = (stdin, None) if isinstance(stdin, bytes) else (None, stdin)
+    try:
+        done = subprocess.run(
+            ["git", "-c", "core.fsmonitor=false", *arguments],
+            cwd=folder,
+            env={**environment, **_ALWAYS, **(variables or {})},
+            input=data,
+            stdin=source,
+            stdout=stdout or subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        if error.filename != "git":  # the folder is what is not there
+            raise
+        raise GitMissing("git is not installed, or not on the PATH") from None
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+        verb = next((argument for argument in arguments if not argument.startswith("-")), "")
+        raise GitError(f"git {verb}: {said}")
+    return done.stdout or b""
+
+
+def line(folder: Path, *arguments: str) -> str | None:
+    """The one line that git answers; None where it refuses."""
+    try:
+        return os.fsdecode(run(folder, *arguments).removesuffix(b"\n"))
+    except GitError:
+        return None
+
+
+def records(answer: bytes) -> list[bytes]:
+    """The entries of an answer that ends each with NUL (`-z`)."""
+    return answer.split(b"\0")[:-1]

@@ -1,0 +1,281 @@
+"""Code that a process has imported but the snapshot does not hold, which a rerun would miss or take from elsewhere.
+
+Two halves, because a worker sees the modules and the driver has the snapshot. `gather`, in the worker after its pipeline is
+built, hashes the modules' files that belong neither to Python nor to an installed distribution, and looks up the
+repositories they lie in. `judge`, in the driver, is pure and says what each one means. Installed distributions are recorded
+by name and version with the environment; whether somebody has edited files of theirs is not seen here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import sysconfig
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Any, Literal
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from orchestrator.provenance import git, objects
+from orchestrator.provenance.worktree import WorkTree
+
+Kind = Literal["snapshot", "changed", "left out", "repository", "shadowing", "elsewhere"]
+_SITES = frozenset({"site-packages", "dist-packages"})
+_NAMES_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Repository:
+    """The repository that an imported file lies in. changed: how many of its files differ from the commit; pushed: whether a
+    remote branch has the commit; url: of the remote, without credentials; same: it is the one the snapshot was made from;
+    package: the distribution installed from it, if one is."""
+
+    root: str
+    commit: str | None
+    changed: int
+    pushed: bool
+    url: str | None
+    same: bool
+    package: str | None
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A module from outside Python and its distributions. inside: its path relative to the process's project, if it is in
+    there; sha256 and ids (git's, by algorithm): of the file's bytes; tracked: whether its repository tracks it."""
+
+    name: str
+    file: str
+    inside: str | None
+    sha256: str
+    ids: dict[str, str]
+    repository: Repository | None
+    tracked: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one module means for a rerun. path: in the snapshot's tree, where that is known."""
+
+    kind: Kind
+    module: Loaded
+    path: str | None
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """findings: of every module; obstacles: with remedies; repositories: other ones that the run used, to be recorded.
+    search_path: the folders of the snapshot's tree, apart from the project's own, that modules were imported from: on the
+    PYTHONPATH they make a rerun import the snapshot instead of an editable install of the original."""
+
+    findings: tuple[Finding, ...]
+    obstacles: tuple[str, ...]
+    repositories: tuple[Repository, ...]
+    search_path: tuple[str, ...]
+
+
+def files_of(modules: Mapping[str, ModuleType]) -> dict[str, str]:
+    """Of a process's `sys.modules`: the file of each module that has one."""
+    found = {name: getattr(module, "__file__", None) for name, module in list(modules.items())}
+    return {name: file for name, file in found.items() if isinstance(file, str) and file.startswith("/")}
+
+
+def gather(modules: Mapping[str, str], project: Path, origin: str | None = None) -> list[Loaded]:
+    """What has to be judged of a process's modules (name -> file). origin: the snapshot's, to know its repository again."""
+    standard = _standard_library()
+    top = os.path.realpath(project)
+    repositories = _Repositories(origin)
+    found = []
+    for name, file in sorted(modules.items()):
+        place = _existing(os.path.realpath(file))
+        if place is not None and not is_installed(place, standard):
+            found.append(_loaded(name, place, top, repositories))
+    return found
+
+
+def from_dict(values: Mapping[str, Any]) -> Loaded:
+    repository = values["repository"]
+    return Loaded(**{**values, "repository": None if repository is None else Repository(**repository)})
+
+
+def is_installed(file: str, standard: Iterable[str]) -> bool:
+    """Whether a file belongs to the standard library or to the folder of installed distributions. Pure."""
+    return bool(_SITES & set(file.split("/"))) or any(file.startswith(folder + "/") for folder in standard)
+
+
+def judge(loaded: Iterable[Loaded], work: WorkTree, apart: Collection[str] = ()) -> Judgement:
+    """What the modules of a process mean for a rerun of the snapshot. Pure. apart: packages that are recorded in another
+    way, so that where they lie is no obstacle."""
+    findings = tuple(_finding(module, work) for module in loaded)
+    repositories = {
+        finding.module.repository.root: finding.module.repository
+        for finding in findings
+        if finding.kind == "repository" and finding.module.repository is not None
+    }
+    roots = {root for finding in findings if (root := _import_root(finding)) not in (None, work.project)}
+    return Judgement(
+        findings,
+        tuple(_obstacles(finding for finding in findings if finding.module.name.split(".")[0] not in apart)),
+        tuple(repositories[root] for root in sorted(repositories)),
+        tuple(sorted(root for root in roots if root is not None)),
+    )
+
+
+def _finding(module: Loaded, work: WorkTree) -> Finding:
+    path = _path_in(module, work)
+    if path is not None:
+        entry = work.entries.get(os.fsencode(path))
+        if entry is None:
+            return Finding("left out", module, path)
+        return Finding("snapshot" if entry.id == module.ids[work.algorithm] else "changed", module, path)
+    repository = module.repository
+    if repository is None:
+        return Finding("elsewhere", module, None)
+    if repository.same:
+        return Finding("shadowing", module, os.path.relpath(module.file, repository.root))
+    return Finding("repository", module, None)
+
+
+def _path_in(module: Loaded, work: WorkTree) -> str | None:
+    if module.inside is not None:
+        return os.path.normpath(f"{work.project or '.'}/{module.inside}")
+    root = os.path.realpath(work.root)
+    return os.path.relpath(module.file, root) if module.file.startswith(root + "/") else None
+
+
+def _import_root(finding: Finding) -> str | None:
+    """The folder of the snapshot's tree that was on the search path for a module: its path without its name."""
+    if finding.kind not in ("snapshot", "shadowing") or finding.path is None:
+        return None
+    path = PurePosixPath(finding.path)
+    parts = path.parts[:-1] if path.stem == "__init__" else (*path.parts[:-1], path.name.split(".")[0])
+    name = tuple(finding.module.name.split("."))
+    return "/".join(parts[: -len(name)]) if parts[-len(name) :] == name else None
+
+
+def _obstacles(findings: Iterable[Finding]) -> list[str]:
+    """One sentence for each cause, not for each module."""
+    by_cause: dict[str, list[str]] = {}
+    for finding in findings:
+        remedy = _cause(finding)
+        if remedy is not None:
+            by_cause.setdefault(remedy, []).append(finding.path or finding.module.file)
+    return [f"{_listed(paths)} {cause}" for cause, paths in by_cause.items()]
+
+
+def _cause(finding: Finding) -> str | None:
+    """What is wrong with where a module came from, and what to do; None where nothing is."""
+    module, repository = finding.module, finding.module.repository
+    if finding.kind == "changed":
+        return "changed between the snapshot and its import; launch again"
+    if finding.kind == "left out":
+        return "is imported, but not in the snapshot (ignored by git, or too large); take it out of .gitignore, or git add -f"
+    if finding.kind == "shadowing":
+        assert repository is not None
+        return f"is imported from {repository.root} and not from the project's folder; put its folder on the PYTHONPATH"
+    if finding.kind == "elsewhere":
+        return f"is imported from outside any repository (SHA-256 {module.sha256[:12]}); put it into the project"
+    if finding.kind == "repository":
+        assert repository is not None
+        return _cause_in(repository, module)
+    return None
+
+
+def _cause_in(repository: Repository, module: Loaded) -> str | None:
+    where = f"is imported from {repository.root}" + (f" (package {repository.package})" if repository.package else "")
+    if repository.commit is None or not module.tracked:
+        return f"{where}, where it is not committed; commit and push it"
+    if repository.changed:
+        return f"{where}, which differs from its commit {repository.commit[:12]}; commit and push it"
+    if not repository.pushed:
+        return f"{where}, whose commit {repository.commit[:12]} no remote has; push it"
+    return None
+
+
+def _listed(paths: list[str]) -> str:
+    shown = ", ".join(paths[:_NAMES_SHOWN])
+    return shown + (f" and {len(paths) - _NAMES_SHOWN} more:" if len(paths) > _NAMES_SHOWN else "")
+
+
+def _standard_library() -> tuple[str, ...]:
+    return tuple({os.path.realpath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")})
+
+
+def _existing(file: str) -> str | None:
+    """The file itself, or the archive that it is in; None for a name that stands for no file."""
+    place = next((place for place in (Path(file), *Path(file).parents) if place.exists()), None)
+    return str(place) if place is not None and place.is_file() else None
+
+
+def _loaded(name: str, file: str, project: str, repositories: _Repositories) -> Loaded:
+    data = Path(file).read_bytes()
+    inside = os.path.relpath(file, project) if file.startswith(project + "/") else None
+    found, tracked = (None, False) if inside else repositories.of(file)
+    ids = {algorithm: objects.blob(data, algorithm) for algorithm in ("sha1", "sha256")}
+    return Loaded(name, file, inside, hashlib.sha256(data).hexdigest(), ids, found, tracked)
+
+
+class _Repositories:
+    """Looks up each repository once."""
+
+    def __init__(self, origin: str | None) -> None:
+        self._origin = origin
+        self._packages: dict[str, str] | None = None
+        self._known: dict[Path, tuple[Repository, frozenset[str]]] = {}
+
+    def of(self, file: str) -> tuple[Repository | None, bool]:
+        """The repository of a file, and whether it tracks it."""
+        root = next((folder for folder in Path(file).parents if os.path.lexists(folder / ".git")), None)
+        if root is None:
+            return None, False
+        if root not in self._known:
+            try:
+                self._known[root] = self._look(root), _tracked(root)
+            except (git.GitError, git.GitMissing):
+                return None, False
+        repository, tracked = self._known[root]
+        return repository, os.path.relpath(file, root) in tracked
+
+    def _look(self, root: Path) -> Repository:
+        if self._packages is None:
+            self._packages = _editable_packages()
+        packages = [name for place, name in self._packages.items() if Path(place).is_relative_to(root)]
+        commit = git.line(root, "rev-parse", "--verify", "-q", "HEAD")
+        status = git.records(git.run(root, "status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames"))
+        pushed = git.line(root, "for-each-ref", "--count=1", f"--contains={commit}", "refs/remotes") if commit else None
+        url = git.line(root, "config", "--get", "remote.origin.url")
+        same = self._origin is not None and git.line(root, "cat-file", "-t", self._origin) == "commit"
+        package = ", ".join(sorted(packages)) or None
+        return Repository(str(root), commit, len(status), bool(pushed), _public(url), same, package)
+
+
+def _tracked(root: Path) -> frozenset[str]:
+    return frozenset(os.fsdecode(path) for path in git.records(git.run(root, "ls-files", "-z")))
+
+
+def _editable_packages() -> dict[str, str]:
+    """Where editable installs lie -> the distribution's name."""
+    found = {}
+    for distribution in importlib.metadata.distributions():
+        text = distribution.read_text("direct_url.json")
+        if text:
+            facts = json.loads(text)
+            if facts.get("dir_info", {}).get("editable"):
+                found[os.path.realpath(unquote(urlsplit(facts["url"]).path))] = str(distribution.metadata["Name"])
+    return found
+
+
+def _public(url: str | None) -> str | None:
+    """A remote's address without name and password."""
+    if url is None or "://" not in url:
+        return url
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

@@ -1,0 +1,171 @@
+"""A short description of a data set: how many items, of what shapes, between which values, in which classes.
+
+It is for people who compare two runs: the hash says that data differ, this says how. A sample of evenly spaced items is read,
+so it costs a bounded time and does not see every item. Sums are numpy's, whose order does not depend on threads. An item that
+cannot be read, or is of no known kind, is named and left out. Whoever calls it keeps the random streams as they were.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+LIMIT, LIMIT_S = 256, 2.0
+_MOST_CLASSES, _MOST_FAULTS = 1000, 3
+
+
+def profile(dataset: Any, limit: int = LIMIT, *, limit_s: float = LIMIT_S) -> dict[str, Any]:
+    """Plain data: `length`, `sampled`, `fields` (by name or position: `dtype`, `shape`, `min`, `max`, `mean`, `std`), `classes`
+    (label -> how many of those `counted`) where items are pairs whose second part is a whole number, `unreadable`.
+
+    dataset: map-style; limit: items read at most, or as many as limit_s allows. Never raises for what an item is.
+    """
+    try:
+        length = len(dataset)
+    except Exception as error:  # a data set is the user's code
+        return {"length": None, "unreadable": [f"its length: {_said(error)}"]}
+    sample = _Sample()
+    until = time.monotonic() + limit_s
+    for index in _spaced(length, limit):
+        sample.read(dataset, index)
+        if time.monotonic() > until:
+            break
+    found: dict[str, Any] = {"length": length, "sampled": sample.items, "fields": sample.fields()}
+    counts, counted = _labels(dataset) or (sample.labels, sample.labelled)
+    if counts and counted and (counted == length or sample.labelled == sample.items) and len(counts) <= _MOST_CLASSES:
+        found["classes"] = {str(label): counts[label] for label in sorted(counts)}
+        found["counted"] = counted
+    return {**found, "unreadable": sample.faults} if sample.faults else found
+
+
+class _Sample:
+    """What was read so far."""
+
+    def __init__(self) -> None:
+        self.items = self.labelled = 0
+        self.labels: Counter[int] = Counter()
+        self.faults: list[str] = []
+        self._fields: dict[str, _Field] = {}
+
+    def read(self, dataset: Any, index: int) -> None:
+        try:
+            item = dataset[index]
+            with np.errstate(all="ignore"):
+                for name, value in _parts(item):
+                    self._fields.setdefault(name, _Field()).add(value)
+            label = _label(item)
+        except Exception as error:  # an item is the user's, and so is the code that makes it
+            if len(self.faults) < _MOST_FAULTS:
+                self.faults.append(f"item {index}: {_said(error)}")
+            return
+        self.items += 1
+        if label is not None:
+            self.labelled += 1
+            self.labels[label] += 1
+
+    def fields(self) -> dict[str, dict[str, Any]]:
+        return {name: field.as_dict() for name, field in self._fields.items()}
+
+
+class _Field:
+    """Moments of one part of the items, merged item by item (Chan, Golub and LeVeque, 1979)."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, None] = {}
+        self._shapes: dict[tuple[int, ...], None] = {}
+        self._count = self._not_finite = 0
+        self._mean = self._m2 = 0.0
+        self._min, self._max = math.inf, -math.inf
+
+    def add(self, value: Any) -> None:
+        kind, array = _array(value)
+        self._kinds[kind] = None
+        if array is None:
+            return
+        self._shapes[array.shape] = None
+        finite = array[np.isfinite(array)]
+        self._not_finite += array.size - finite.size
+        if not finite.size:
+            return
+        count, mean = finite.size, float(finite.mean())
+        delta, total = mean - self._mean, self._count + count
+        self._m2 += float(np.square(finite - mean).sum()) + delta * delta * self._count * count / total
+        self._mean += delta * count / total
+        self._count = total
+        self._min, self._max = min(self._min, float(finite.min())), max(self._max, float(finite.max()))
+
+    def as_dict(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"dtype": " or ".join(self._kinds)}
+        if self._shapes:
+            shapes = [list(shape) for shape in self._shapes]
+            told["shape"] = (
+                shapes[0] if len(shapes) == 1 else f"{len(shapes)} different, such as {shapes[0]} and {shapes[1]}"
+            )
+        if self._count:
+            std = math.sqrt(self._m2 / self._count)
+            moments = {"min": self._min, "max": self._max, "mean": self._mean, "std": std}
+            told |= {name: float(f"{value:.9g}") for name, value in moments.items() if math.isfinite(value)}
+        return {**told, "not_finite": self._not_finite} if self._not_finite else told
+
+
+def _spaced(length: int, limit: int) -> Iterator[int]:
+    """At most `limit` indices, evenly spaced from the first on."""
+    count = min(length, limit)
+    return (position * length // count for position in range(count))
+
+
+def _parts(item: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of an item with their names: `0`, `1`, `image`, `0.mask`; of an item that is one leaf, `item`."""
+    if isinstance(item, Mapping):
+        below = [(str(key), value) for key, value in item.items()]
+    elif isinstance(item, (tuple, list)) and not (item and all(isinstance(part, (int, float)) for part in item)):
+        keys = getattr(item, "_fields", None) or range(len(item))
+        below = [(str(key), value) for key, value in zip(keys, item, strict=True)]
+    else:
+        yield name or "item", item
+        return
+    for key, value in below:
+        yield from _parts(value, f"{name}.{key}" if name else key)
+
+
+def _array(value: Any) -> tuple[str, np.ndarray[Any, np.dtype[np.float64]] | None]:
+    """What kind of value it is, and the value in float64 if it consists of real numbers."""
+    if isinstance(value, torch.Tensor):
+        kind = str(value.dtype).removeprefix("torch.")
+        return kind, None if value.is_complex() else value.detach().cpu().to_dense().to(torch.float64).numpy()
+    if isinstance(value, (str, bytes)) or value is None:
+        return type(value).__name__, None
+    array = np.asarray(value)
+    kind = type(value).__name__ if array.ndim == 0 else str(array.dtype)
+    return kind, array.astype(np.float64) if array.dtype.kind in "biuf" else None
+
+
+def _label(item: Any) -> int | None:
+    """The second part of a pair, if that is one whole number."""
+    if not isinstance(item, (tuple, list)) or len(item) != 2:
+        return None
+    label = item[1]
+    if isinstance(label, torch.Tensor):
+        whole = not label.is_floating_point() and not label.is_complex()
+        return int(label) if label.numel() == 1 and label.ndim == 0 and whole else None
+    return int(label) if isinstance(label, (int, np.integer)) else None
+
+
+def _labels(dataset: Any) -> tuple[Counter[int], int] | None:
+    """All labels, where they lie ready as a tensor."""
+    if not isinstance(dataset, torch.utils.data.TensorDataset) or len(dataset.tensors) != 2:
+        return None
+    labels = dataset.tensors[1]
+    if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
+        return None
+    return Counter(labels.tolist()), len(labels)
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

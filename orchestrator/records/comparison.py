@@ -1,0 +1,242 @@
+"""What differs between two recorded runs, the most consequential first.
+
+    determines the result    code, data, settings, packages, environment, hardware: what a rerun must have in common
+    is the outcome           profiles of the data, first parameters, trace, digest, metrics
+    is only the execution    workers, topology, places, hosts
+
+A run is a plain mapping, of which everything may be missing; what one run has and the other lacks is a difference, what both
+lack is not. Nodes of a run are taken together: a value is what they have in common, or all of them. Pure; nothing is read here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, TypedDict
+
+from orchestrator.records.identity import canonical
+from orchestrator.records.trace import Line
+from orchestrator.records.verdict import Divergence, divergence_text, first_divergence
+
+Kind = Literal["setting", "data", "package", "environment", "hardware", "code", "metric", "trace"]
+Share = Literal["result", "outcome", "execution"]
+
+_HARDWARE = frozenset(
+    {"cpu", "instruction_sets", "capability", "machine", "gpu", "cores", "memory_bytes", "gpus", "gpu_driver"}
+)
+_KINDS: tuple[Kind, ...] = ("code", "data", "setting", "package", "environment", "hardware", "trace", "metric")
+_SHARES: tuple[Share, ...] = ("result", "outcome", "execution")
+_HEADINGS = {"result": "determines the result", "outcome": "the outcome", "execution": "only the execution"}
+_WIDTH = 60
+
+
+class Run(TypedDict, total=False):
+    """settings: flat; determining: the names of those that determine the result, all of them if not given;
+    inputs: records of `provenance.data.Input`; profiles: data set -> `provenance.profile`; environments: one
+    `provenance.environment` per node; code_tree: the snapshot's tree; initial_parameters, digest: SHA-256; metrics: the last
+    of each; trace: its lines."""
+
+    settings: Mapping[str, Any]
+    determining: Collection[str]
+    inputs: Iterable[Mapping[str, Any]]
+    profiles: Mapping[str, Mapping[str, Any]]
+    environments: Iterable[Mapping[str, Any]]
+    code_tree: str | None
+    initial_parameters: str | None
+    digest: str | None
+    metrics: Mapping[str, float]
+    trace: Iterable[Line]
+
+
+class Change(TypedDict):
+    """A file of the code that differs. a, b: what identifies its content, None on the side that does not have it."""
+
+    path: str
+    a: str | None
+    b: str | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """a, b: plain data, None where a run has no such thing; text: both in a line; share: what it bears upon."""
+
+    kind: Kind
+    name: str
+    a: Any
+    b: Any
+    text: str
+    share: Share = "result"
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    differences: tuple[Difference, ...]
+    first_divergence: Divergence | None
+
+    @property
+    def determining(self) -> tuple[Difference, ...]:
+        """The differences of the inputs: with any of these, a rerun is not called exact."""
+        return tuple(difference for difference in self.differences if difference.share == "result")
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "differences": [difference.as_dict() for difference in self.differences],
+            "first_divergence": self.first_divergence,
+        }
+
+    def as_text(self) -> str:
+        """For people: a heading for each share, then kind, name and both values in columns."""
+        if not self.differences:
+            return "no differences"
+        kinds = max(len(difference.kind) for difference in self.differences)
+        names = min(_WIDTH, max(len(difference.name) for difference in self.differences))
+        lines = []
+        for share in _SHARES:
+            chosen = [difference for difference in self.differences if difference.share == share]
+            lines += [f"{_HEADINGS[share]}:"] if chosen else []
+            lines += [f"  {found.kind:<{kinds}}  {found.name:<{names}}  {found.text}" for found in chosen]
+        return "\n".join(lines)
+
+
+def compare(a: Run, b: Run, code_changes: Iterable[Change] = ()) -> Comparison:
+    """What differs between run a and run b. code_changes: the files that differ, where that is known."""
+    parted = first_divergence(a.get("trace", ()), b.get("trace", ())) if "trace" in a and "trace" in b else None
+    found = [
+        *_code(a, b, list(code_changes)),
+        *_data(a, b),
+        *_settings(a, b),
+        *_environments(a, b),
+        *_outcome(a, b, parted),
+    ]
+    found.sort(key=lambda one: (_SHARES.index(one.share), _KINDS.index(one.kind), one.name))
+    return Comparison(tuple(found), parted)
+
+
+def _code(a: Run, b: Run, changes: list[Change]) -> Iterator[Difference]:
+    words = {(True, False): "is new", (False, True): "is gone", (False, False): "differs"}
+    for change in changes:
+        text = words[change["a"] is None, change["b"] is None]
+        yield Difference("code", change["path"], change["a"], change["b"], text)
+    if not changes:
+        yield from _values("code", {"tree": a.get("code_tree")}, {"tree": b.get("code_tree")})
+
+
+def _data(a: Run, b: Run) -> Iterator[Difference]:
+    mine, theirs = ({str(item["path"]): item for item in run.get("inputs", ())} for run in (a, b))
+    for path in {**mine, **theirs}:
+        left, right = mine.get(path), theirs.get(path)
+        before, now = left["md5"] if left else None, right["md5"] if right else None
+        if before != now:
+            yield Difference("data", path, before, now, f"{_size(left)} -> {_size(right)}")
+    yield from _values("data", _flat(a.get("profiles", {})), _flat(b.get("profiles", {})), "outcome")
+
+
+def _size(item: Mapping[str, Any] | None) -> str:
+    if item is None:
+        return "none"
+    files, size = item.get("files"), item.get("size")
+    return f"{_short(item['md5'])} ({files} files, {size} bytes)" if files is not None else _short(item["md5"])
+
+
+def _settings(a: Run, b: Run) -> Iterator[Difference]:
+    mine, theirs = a.get("settings", {}), b.get("settings", {})
+    determining = {*a.get("determining", mine), *b.get("determining", theirs)}
+    for found in _values("setting", mine, theirs):
+        yield found if found.name in determining else replace(found, share="execution")
+
+
+def _environments(a: Run, b: Run) -> Iterator[Difference]:
+    mine, theirs = list(a.get("environments", ())), list(b.get("environments", ()))
+    if not mine or not theirs:
+        return
+    yield from _values("package", _together(map(_packages, mine)), _together(map(_packages, theirs)))
+    yield from map(_of_hardware, _values("environment", _part(mine, "bits"), _part(theirs, "bits")))
+    yield from map(_of_hardware, _values("environment", _part(mine, "host"), _part(theirs, "host"), "execution"))
+
+
+def _of_hardware(found: Difference) -> Difference:
+    return replace(found, kind="hardware") if found.name.split(".")[0] in _HARDWARE else found
+
+
+def _packages(node: Mapping[str, Any]) -> dict[str, Any]:
+    """Version and, in brackets, what tells builds apart."""
+    found = {}
+    for name, version in node.get("packages", {}).items():
+        build = node.get("builds", {}).get(name, {})
+        tells = [
+            *(["editable"] if build.get("editable") else []),
+            *(str(build[key])[:12] for key in ("commit", "sha256") if build.get(key)),
+        ]
+        found[name] = f"{version} ({', '.join(tells)})" if tells else version
+    return found
+
+
+def _part(nodes: Iterable[Mapping[str, Any]], part: str) -> dict[str, Any]:
+    """Flat, without the hash over packages that are compared one by one."""
+    found = _together(_flat(node.get(part, {})) for node in nodes)
+    return {name: value for name, value in found.items() if name != "packages_sha256"}
+
+
+def _together(nodes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """One value per name: the nodes' common one, or the list of those they have."""
+    values: dict[str, dict[str, Any]] = {}
+    for node in nodes:
+        for name, value in node.items():
+            values.setdefault(name, {})[canonical(value)] = value
+    return {name: next(iter(found.values())) if len(found) == 1 else _sorted(found) for name, found in values.items()}
+
+
+def _sorted(found: Mapping[str, Any]) -> list[Any]:
+    return [found[key] for key in sorted(found)]
+
+
+def _outcome(a: Run, b: Run, parted: Divergence | None) -> Iterator[Difference]:
+    for key, name in (("initial_parameters", "initial parameters"), ("digest", "final parameters")):
+        yield from _values("trace", {name: a.get(key)}, {name: b.get(key)}, "outcome")
+    if parted is not None:
+        name = f"step {parted['step']}"
+        yield Difference(
+            "trace", name, parted["expected"], parted["got"], divergence_text(parted).partition(": ")[2], "outcome"
+        )
+    yield from _values("metric", a.get("metrics", {}), b.get("metrics", {}), "outcome")
+
+
+def _values(kind: Kind, a: Mapping[str, Any], b: Mapping[str, Any], share: Share = "result") -> Iterator[Difference]:
+    """One difference for each name whose values differ; no value is as good as None."""
+    for name in {**a, **b}:
+        left, right = a.get(name), b.get(name)
+        if canonical(left) != canonical(right):
+            yield Difference(kind, name, left, right, _text(left, right), share)
+
+
+def _text(left: Any, right: Any) -> str:
+    text = f"{_shown(left)} -> {_shown(right)}"
+    if isinstance(left, float) and isinstance(right, float) and math.isfinite(left - right):
+        return f"{text} ({right - left:+.3g})"
+    return text
+
+
+def _shown(value: Any) -> str:
+    text = "none" if value is None else value if isinstance(value, str) else canonical(value)
+    return _short(text)
+
+
+def _short(text: str) -> str:
+    """Hashes by their beginning; long values cut."""
+    if re.fullmatch(r"[0-9a-f]{32,64}(\.dir)?", text):
+        return text[:12]
+    line = " ".join(text.split())
+    return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}..."
+
+
+def _flat(nested: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in nested.items():
+        name = f"{above}{key}"
+        found |= _flat(value, f"{name}.") if isinstance(value, Mapping) and value else {name: value}
+    return found

@@ -1,0 +1,72 @@
+"""The identity of a run: one hash over all that determines its result, and a hash per part to see which part differs.
+
+Two runs of one identity must have one digest (law 2). What may differ between them is not in it: workers and topology (but
+under `reduction: fast` they are among the settings that determine, rule F2), losses and joins, folder, names, host, user, time
+zone. Environments are a set: how many nodes there were, and which did what, is no part of it.
+Hashed is JSON with sorted keys and no spaces; a float is written as Python writes it, so as to be read as the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import posixpath
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+FORMAT = 1  # a change of what is hashed, or how, is another format, and its identities are other identities
+PARTS = ("code", "data", "settings", "environment", "initial_parameters")
+
+Parts = dict[str, str]
+
+
+def parts(
+    code_tree: str,
+    data: Mapping[str, str],
+    settings: Mapping[str, Any],
+    environment: Iterable[Mapping[str, Any]],
+    initial_parameters: str,
+) -> Parts:
+    """A hash for each of PARTS.
+
+    code_tree: the id of the snapshot's tree, or without git another hash of the files; data: declared path -> md5; settings:
+    the flat ones that determine the result; environment: the bits of every node; initial_parameters: a digest (rule B5).
+    """
+    nodes = sorted({canonical(node) for node in environment})
+    return {
+        "code": code_tree,
+        "data": _sha256(canonical({posixpath.normpath(path): md5 for path, md5 in data.items()})),
+        "settings": _sha256(canonical(settings)),
+        "environment": _sha256("\n".join(nodes)),
+        "initial_parameters": initial_parameters,
+    }
+
+
+def of(parts: Mapping[str, str]) -> str:
+    """The identity of these parts."""
+    return _sha256(canonical({"format": FORMAT, **{name: parts[name] for name in PARTS}}))
+
+
+def identity(
+    code_tree: str,
+    data: Mapping[str, str],
+    settings: Mapping[str, Any],
+    environment: Iterable[Mapping[str, Any]],
+    initial_parameters: str,
+) -> str:
+    """`of(parts(...))`."""
+    return of(parts(code_tree, data, settings, environment, initial_parameters))
+
+
+def differing(left: Mapping[str, str], right: Mapping[str, str]) -> list[str]:
+    """The names of the parts that differ; one that is missing on a side counts as different."""
+    return [name for name in PARTS if name not in left or left[name] != right.get(name)]
+
+
+def canonical(value: Any) -> str:
+    """JSON that is the same for equal values, whatever the order of their keys. Raises TypeError for what is not plain data."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,174 @@
+"""Whether a rerun repeated its original to the last bit, and if not, where they part.
+
+    exact           same inputs, every line of the traces and the final digest agree
+    diverged        same inputs, and something differs: `first_divergence` says at which step, what, and both values
+    inputs-differ   code, data, settings or environment differ, so no exactness is claimed, whether the traces agree or not (F7)
+
+A line is compared in the order in which a step makes its parts: loss, gradient, parameters. Parameters, and digests of single
+tensors, are compared where both lines have them. An original that did not finish (it has no final digest) is repeated as far
+as it went: what the rerun computed beyond is no divergence. Pure; nothing is read here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+from orchestrator.records.trace import Line
+
+Word = Literal["exact", "diverged", "inputs-differ"]
+
+
+class Divergence(TypedDict):
+    """what: `loss`, `gradient`, `parameters` or `tensor:NAME`; expected, got: None where a side has no such step or tensor."""
+
+    step: int
+    what: str
+    expected: str | None
+    got: str | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """steps: how many were the same before the first that differs, or all; differences: of the inputs, as phrases;
+    tensors: the first step at which digests of single tensors differ, and the names of those tensors; finished: the original
+    has final parameters to compare with."""
+
+    word: Word
+    first_divergence: Divergence | None
+    steps: int
+    differences: tuple[str, ...] = ()
+    tensors: tuple[int, tuple[str, ...]] | None = None
+    finished: bool = True
+
+    @property
+    def text(self) -> str:
+        """The verdict in a sentence or two."""
+        found = self.first_divergence
+        if found is None:
+            what = (
+                f"all {self.steps} steps and the final parameters"
+                if self.finished
+                else f"the {self.steps} steps made then"
+            )
+            same = f"{what} agree to the last bit"
+        else:
+            before = f"; the {self.steps} steps before agree" if self.steps else ""
+            same = divergence_text(found) + before
+        if self.tensors is not None:
+            names = ", ".join(self.tensors[1][:5]) + (", ..." if len(self.tensors[1]) > 5 else "")
+            same += f"; tensors that differ after step {self.tensors[0]}: {names}"
+        if self.word != "inputs-differ":
+            return f"{self.word}: {same}"
+        listed = "; ".join(self.differences)
+        return f"inputs-differ: {listed}. {'Even so, ' if found is None else ''}{same}"
+
+
+def judge(
+    expected: Iterable[Line],
+    got: Iterable[Line],
+    expected_digest: str | None,
+    got_digest: str | None,
+    differences: Sequence[str] = (),
+) -> Verdict:
+    """The verdict over a rerun. expected, got: the traces of the original and of the rerun, each in order of its steps;
+    digests: of the final parameters, None of a run that did not finish; differences: of the inputs.
+
+    Raises ValueError when there is nothing to compare and no input differs, because then nothing may be called exact.
+    """
+    walk = _Walk(prefix=expected_digest is None)
+    found = walk.through(expected, got)
+    if not differences and found is None and not walk.steps and expected_digest is None:
+        raise ValueError("nothing to compare: the original has no step and no final digest")
+    if found is None and expected_digest is not None and expected_digest != got_digest:
+        found = _divergence(max(0, walk.steps - 1), "parameters", expected_digest, got_digest)
+    word: Word = "inputs-differ" if differences else "exact" if found is None else "diverged"
+    return Verdict(word, found, walk.steps, tuple(differences), walk.tensors, finished=expected_digest is not None)
+
+
+def first_divergence(expected: Iterable[Line], got: Iterable[Line]) -> Divergence | None:
+    """Where two traces part; a step that only one of them has counts."""
+    return _Walk(prefix=False).through(expected, got)
+
+
+def divergence_text(found: Divergence) -> str:
+    """A divergence in words, losses as decimal numbers."""
+    values = (found["expected"], found["got"])
+    if None in values:
+        missing = "the rerun has none" if found["got"] is None else "the original had none"
+        return f"step {found['step']}: {found['what']}: {missing}"
+    before, now = (_shown(found["what"], str(value)) for value in values)
+    return f"step {found['step']}: {found['what']} was {before}, is {now}"
+
+
+class _Walk:
+    """Two traces side by side. steps: those that are equal, from the first; tensors: as in Verdict."""
+
+    def __init__(self, *, prefix: bool) -> None:
+        self.steps = 0
+        self.tensors: tuple[int, tuple[str, ...]] | None = None
+        self._prefix = prefix
+
+    def through(self, expected: Iterable[Line], got: Iterable[Line]) -> Divergence | None:
+        """The first divergence. After it, goes on only as far as needed to name the tensors."""
+        found: Divergence | None = None
+        for left, right in _aligned(expected, got):
+            if left is None and self._prefix:
+                return found
+            found = found or _compare(left, right)
+            if found is None:
+                self.steps += 1
+            elif left is not None and right is not None and (names := _differing_tensors(left, right)):
+                self.tensors = (left["step"], tuple(names))
+                return found
+        return found
+
+
+def _aligned(expected: Iterable[Line], got: Iterable[Line]) -> Iterator[tuple[Line | None, Line | None]]:
+    """The lines of each step; None for a side that has none."""
+    left, right = iter(expected), iter(got)
+    a, b = next(left, None), next(right, None)
+    while a is not None or b is not None:
+        step = min(line["step"] for line in (a, b) if line is not None)
+        mine = a if a is not None and a["step"] == step else None
+        theirs = b if b is not None and b["step"] == step else None
+        yield mine, theirs
+        a = next(left, None) if mine is not None else a
+        b = next(right, None) if theirs is not None else b
+
+
+def _compare(left: Line | None, right: Line | None) -> Divergence | None:
+    if left is None or right is None:
+        there = left or right
+        assert there is not None
+        return _divergence(there["step"], "loss", left["loss"] if left else None, right["loss"] if right else None)
+    step = left["step"]
+    for what in ("loss", "gradient"):
+        if left[what] != right[what]:
+            return _divergence(step, what, left[what], right[what])
+    if names := _differing_tensors(left, right):
+        name = names[0]
+        return _divergence(step, f"tensor:{name}", left["tensors"].get(name), right["tensors"].get(name))
+    if "parameters" in left and "parameters" in right and left["parameters"] != right["parameters"]:
+        return _divergence(step, "parameters", left["parameters"], right["parameters"])
+    return None
+
+
+def _differing_tensors(left: Line, right: Line) -> list[str]:
+    """In name order; none where a side has no digests of tensors."""
+    mine: Mapping[str, Any] | None = left.get("tensors")
+    theirs: Mapping[str, Any] | None = right.get("tensors")
+    if mine is None or theirs is None:
+        return []
+    return [name for name in sorted({*mine, *theirs}) if mine.get(name) != theirs.get(name)]
+
+
+def _divergence(step: int, what: str, expected: str | None, got: str | None) -> Divergence:
+    return {"step": step, "what": what, "expected": expected, "got": got}
+
+
+def _shown(what: str, value: str) -> str:
+    if what != "loss":
+        return value if len(value) <= 16 else f"{value[:12]}..."
+    return repr(float.fromhex(value))

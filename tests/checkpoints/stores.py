@@ -1,0 +1,99 @@
+"""Storages for tests: one in memory, and doubles that wrap any storage and make it fail."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from orchestrator.checkpoints.parts import Copier, share_of, write_part
+from orchestrator.checkpoints.state import State
+from orchestrator.checkpoints.storage import Buffer, Storage
+
+
+class InMemory:
+    def __init__(self, files: dict[str, bytes] | None = None) -> None:
+        self.files = dict(files or {})
+
+    def put(self, name: str, pieces: Sequence[Buffer]) -> None:
+        self.files[name] = b"".join(pieces)
+
+    def get(self, name: str) -> bytes:
+        if name not in self.files:
+            raise FileNotFoundError(name)
+        return self.files[name]
+
+    def sizes(self) -> dict[str, int]:
+        return {name: len(data) for name, data in self.files.items()}
+
+    def delete(self, name: str) -> None:
+        self.files.pop(name, None)
+
+
+class Dead(BaseException):
+    """The process that used the storage is no more: nothing of ours catches this."""
+
+
+class Failing:
+    """Lets `after` changes through. Then: `raises` refuses the next one and works again, `full` refuses every further put,
+    `dead` ends the process that asks, `dead_after` ends it once the change is made."""
+
+    def __init__(self, storage: Storage, how: str, after: int) -> None:
+        self._storage = storage
+        self._how = how
+        self._left = after
+        self.fired = False
+
+    def put(self, name: str, pieces: Sequence[Buffer]) -> None:
+        self._change("put", name, pieces)
+
+    def delete(self, name: str) -> None:
+        self._change("delete", name)
+
+    def get(self, name: str) -> bytes:
+        return self._storage.get(name)
+
+    def sizes(self) -> dict[str, int]:
+        return self._storage.sizes()
+
+    def _change(self, verb: str, *arguments: Any) -> None:
+        self._left -= 1
+        if self._left < 0 and not (self.fired and self._how == "raises") and (verb == "put" or self._how != "full"):
+            self.fired = True
+            if self._how in ("raises", "full"):
+                raise OSError(errno.ENOSPC, "No space left on device")
+            if self._how == "dead_after":
+                getattr(self._storage, verb)(*arguments)
+            raise Dead
+        getattr(self._storage, verb)(*arguments)
+
+
+def example(step: int, tensors: int = 3) -> State:
+    """A state that differs from step to step, but for one tensor that never changes."""
+    generator = torch.Generator().manual_seed(step)
+    named = {f"model/{i}": torch.randn(i + 1, 2, generator=generator) for i in range(tensors)}
+    return State({"step": step}, {**named, "model/frozen": torch.ones(50)})
+
+
+def events(storage: Storage, state: State, step: int, parts: int = 2, generation: int = 1) -> list[dict[str, Any]]:
+    """Write all parts in the foreground; what their writers would report."""
+    reported = []
+    for part in range(parts):
+        blob = write_part(storage, Copier().copy(share_of(state.tensors, part, parts)))
+        about = {"event": "part_written", "step": step, "generation": generation, "part": part, "parts": parts}
+        reported.append({**about, "blob": blob.as_dict(), **({"values": state.values} if part == 0 else {})})
+    return reported
+
+
+def same(left: State, right: State) -> bool:
+    """Equal to the bit, values, names, dtypes and shapes included."""
+    if left.values != right.values or left.tensors.keys() != right.tensors.keys():
+        return False
+    pairs = [(left.tensors[name], right.tensors[name]) for name in left.tensors]
+    return all(a.dtype == b.dtype and a.shape == b.shape and raw(a) == raw(b) for a, b in pairs)
+
+
+def raw(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

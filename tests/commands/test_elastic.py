@@ -1,0 +1,139 @@
+"""True command lines whose workers, servers and driver are killed and stopped: the result is that of an undisturbed run."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.commands.watching import Watched
+from tests.projects import Done, Project
+
+pytestmark = pytest.mark.ray
+
+STEPS = 400
+RUN = ("conf=digits", f"run.steps={STEPS}", "evaluation.every=100", "trace.digest_every=50", "output=json")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(digits: Project) -> Done:
+    done = digits.run(*RUN, "cluster.workers=2")
+    assert done.code == 0, done.err
+    return done
+
+
+def same(project: Project, done: Done, undisturbed: Done) -> None:
+    """One digest, one trace, the same metrics; nothing is left."""
+    assert done.code == 0, done.err
+    assert "Traceback" not in done.err
+    assert done.report["digest"] == undisturbed.report["digest"]
+    assert done.report["metrics"] == undisturbed.report["metrics"]
+    traces = [project.folder(each.report["run_id"]) / "trace.jsonl" for each in (done, undisturbed)]
+    assert traces[0].read_bytes() == traces[1].read_bytes()
+    assert project.runs()[done.report["run_id"]] == "FINISHED"
+
+
+def test_workers_are_killed_and_replaced(digits: Project, undisturbed: Done) -> None:
+    """Two at once, then one more; replacements join, and nothing is computed twice."""
+    run = Watched(digits, *RUN, "cluster.workers=4", "topology=tree")
+    run.wait_for_steps(20)
+    living = run.living()
+    for worker in (0, 2):
+        run.kill(living[worker])
+    run.wait_for("recovered")
+    run.kill(run.living()[1])
+    done = run.end()
+    same(digits, done, undisturbed)
+    lost = [each for each in done.report["recoveries"] if each["kind"] == "lost"]
+    assert 1 <= len(lost) <= 3
+    assert all(each["steps_lost"] == 0 and each["seconds"] < 10 for each in lost)
+    assert {each["worker"] for each in run.journal("worker_lost")} == {0, 1, 2}
+    assert done.report["generations"] >= 3
+
+
+def test_a_server_is_killed(digits: Project, undisturbed: Done) -> None:
+    run = Watched(digits, *RUN, "cluster.workers=2", "topology=parameter_server")
+    run.wait_for_steps(20)
+    (pid,) = run.living("server").values()
+    run.kill(pid)
+    same(digits, run.end(), undisturbed)
+    assert len(run.journal("server_lost")) == 1
+
+
+def test_a_stopped_worker_is_found_and_a_spare_takes_its_place(digits: Project, undisturbed: Done) -> None:
+    run = Watched(digits, *RUN, "cluster.workers=2", "cluster.spares=1", "cluster.step_timeout_s=3")
+    run.wait_for_steps(20)
+    run.kill(run.living()[1], signal.SIGSTOP)
+    done = run.end()
+    same(digits, done, undisturbed)
+    assert done.report["workers"] == 2
+    second = run.journal("generation_started")[1]
+    assert second["members"] == [0, 2]
+
+
+def test_a_range_of_workers_grows(digits: Project, undisturbed: Done) -> None:
+    run = Watched(digits, *RUN, "run.steps=1500", "cluster.workers={min: 1, max: 3}")
+    done = run.end()
+    assert done.code == 0, done.err
+    assert [each["workers"] for each in run.journal("generation_started")][0] == 1
+    assert done.report["workers"] == 3
+    assert {each["kind"] for each in done.report["recoveries"]} == {"joined"}
+    first = (digits.folder(undisturbed.report["run_id"]) / "trace.jsonl").read_text().splitlines()
+    assert (run.folder / "trace.jsonl").read_text().splitlines()[: STEPS - 1] == first[:-1]
+
+
+def test_the_driver_is_killed_and_the_run_resumed_on_another_layout(digits: Project, undisturbed: Done) -> None:
+    run = Watched(digits, *RUN, "cluster.workers=3", "checkpoint.every=25")
+    run.wait_for_steps(120)
+    run.wait_for("checkpoint_saved", 3)
+    run.process.kill()
+    run.process.communicate()
+    done = digits.run(f"resume={run.run_id[:12]}", "cluster.workers=2", "topology=peer_to_peer", "output=json")
+    assert "going on from the checkpoint of step" in done.err
+    assert done.report["run_id"] == run.run_id
+    same(digits, done, undisturbed)
+    again = digits.run(f"resume={run.run_id}")
+    assert again.code == 2
+    assert "has finished" in again.err
+
+
+def test_an_interrupted_run_says_how_to_go_on_and_does(digits: Project, undisturbed: Done) -> None:
+    run = Watched(digits, *RUN, "cluster.workers=2")
+    run.wait_for_steps(50)
+    run.process.send_signal(signal.SIGTERM)
+    stopped = run.end()
+    assert stopped.code == 130
+    assert digits.runs()[run.run_id] == "KILLED"
+    assert f"python -m orchestrator resume={run.run_id}" in stopped.err
+    assert stopped.report["steps"] >= 50
+    refused = digits.run(f"resume={run.run_id}", "optimizer.lr=1")
+    assert refused.code == 2
+    assert "optimizer.lr: it determines the result" in refused.err
+    done = digits.run("resume=last", "output=json")
+    assert f"going on from the checkpoint of step {stopped.report['steps']}" in done.err
+    same(digits, done, undisturbed)
+
+
+def test_all_workers_are_lost_and_the_run_starts_again_from_a_damaged_last_checkpoint(
+    digits: Project, undisturbed: Done
+) -> None:
+    run = Watched(digits, *RUN, "cluster.workers=2", "checkpoint.every=20")
+    run.wait_for("checkpoint_saved", 3)
+    _spoil(run.folder / "checkpoints")
+    for pid in run.living().values():
+        run.kill(pid)
+    done = run.end()
+    same(digits, done, undisturbed)
+    (restarted,) = [each for each in done.report["recoveries"] if each["kind"] == "restarted"]
+    assert restarted["steps_lost"] > 0
+
+
+def _spoil(checkpoints: Path) -> None:
+    """Turn a bit in a file of the newest checkpoint."""
+    newest = max(checkpoints.glob("checkpoint-*.json"))
+    blob = checkpoints / json.loads(newest.read_text())["blobs"][0]["name"]
+    content = bytearray(blob.read_bytes())
+    content[-1] ^= 1
+    blob.write_bytes(content)

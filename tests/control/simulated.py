@@ -1,0 +1,382 @@
+"""A small world for the controller: members that follow the protocol, a driver between them and `decide`, and a clock
+that only moves when it is told to. Whoever drives it (a test) decides what happens next and in which order; every
+command is checked where it is given.
+
+A generation works through barriers: a step needs a contribution of every member, an evaluation too. When all have
+contributed, each commits by itself, so that one may be a step behind when something happens. A member may leave when
+it meets one that is dead or leaving; in a deaf world none does (a host that vanished says nothing), and only the
+controller can end a broken generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from orchestrator.control import controller
+from orchestrator.control.events import (
+    Ask,
+    Begin,
+    CallOff,
+    Command,
+    Died,
+    End,
+    Event,
+    Finished,
+    Kill,
+    Left,
+    NoRoom,
+    Position,
+    Pulse,
+    Ready,
+    Recovered,
+    Role,
+    Saved,
+    Start,
+    Stepped,
+    Tick,
+)
+from orchestrator.control.membership import Terms
+
+FACTS = {"steps": 9}
+
+
+@dataclass
+class Process:
+    """A member as it really is. news: what it has said and the driver has not heard yet, in order."""
+
+    id: int
+    role: Role
+    state: str = "starting"  # starting, idle, running, dead
+    stopped: bool = False
+    position: Position | None = None
+    begin: Begin | None = None
+    contributed: bool = False
+    to_take: bool = False
+    to_give: set[int] = field(default_factory=set)
+    to_restore: bool = False
+    wish: int = 0
+    voted: int = 0
+    halt: int = 0
+    called_off: bool = False
+    finished: bool = False
+    beats: int = 0
+    news: list[Event] = field(default_factory=list)
+
+    @property
+    def alive(self) -> bool:
+        return self.state != "dead"
+
+    @property
+    def acts(self) -> bool:
+        return self.state == "running" and not self.stopped
+
+
+class World:
+    """One run with its processes. Asserts about commands raise AssertionError where the command is given."""
+
+    def __init__(self, terms: Terms, *, steps: int = 9, evaluate_every: int = 3, deaf: bool = False) -> None:
+        self.terms, self.steps, self.evaluate_every, self.deaf = terms, steps, evaluate_every, deaf
+        self.now = 0.0
+        self.processes: dict[int, Process] = {}
+        self.known_dead: set[int] = set()
+        self.begins: list[Begin] = []
+        self.recovered: list[Recovered] = []
+        self.end: End | None = None
+        self.checkpoint = terms.checkpoint
+        self.seen: set[int] = set()
+        self.log: list[str] = []
+        self.state, commands = controller.initial(terms, self.now)
+        self._execute(commands)
+
+    # ---- the driver
+
+    def tell(self, event: Event) -> None:
+        before = self.state
+        self.state, commands, reason = controller.decide(self.state, event, self.now)
+        self.log.append(f"{self.now:7.2f} {event} -> {self.state.phase}: {reason}")
+        if isinstance(event, (Died, NoRoom)):
+            self.known_dead.add(event.member)
+        assert before.phase != "ended" or not commands
+        self._execute(commands)
+
+    def deliver(self, process: Process) -> None:
+        event = process.news.pop(0)
+        if isinstance(event, Stepped):
+            if event.step in self.seen:
+                return
+            self.seen.add(event.step)
+        self.tell(event)
+
+    def save(self) -> None:
+        """The driver commits a checkpoint of where the furthest living worker is."""
+        positions = [process.position for process in self.living("worker") if process.position is not None]
+        if positions and self.end is None:
+            self.checkpoint = max(positions)[0]
+            self.tell(Saved(self.checkpoint))
+
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        for process in list(self.processes.values()):
+            if process.state in ("idle", "running") and not process.stopped:
+                process.beats += 1
+                self.tell(self._pulse(process))
+        self.tell(Tick())
+
+    def _pulse(self, process: Process) -> Pulse:
+        begin, step = process.begin, (process.position or (0, 0))[0]
+        if process.state == "idle" or begin is None:
+            return Pulse(process.id, "idle", None, None, process.beats)
+        if self._busy_before(process):
+            return Pulse(process.id, "handover", step, None, process.beats)
+        rank = begin.members.index(process.id)
+        if process.contributed or rank >= begin.workers:
+            return Pulse(process.id, "exchange", step, None, process.beats)
+        return Pulse(process.id, "compute", step, begin.shards[rank][0], process.beats)
+
+    def _execute(self, commands: tuple[Command, ...]) -> None:
+        for command in commands:
+            assert self.end is None, f"{command} after the end"
+            if isinstance(command, Start):
+                assert command.member not in self.processes
+                assert all(command.member > other for other in self.processes)
+                self.processes[command.member] = Process(command.member, command.role)
+            elif isinstance(command, Begin):
+                self._begin(command)
+            elif isinstance(command, CallOff):
+                self._call_off(command)
+            elif isinstance(command, Ask):
+                assert command.member not in self.known_dead
+                wish = {"regroup": 1, "stop": 2, "save": 0}[command.what]
+                asked = self.processes[command.member]
+                asked.wish = max(asked.wish, wish)
+            elif isinstance(command, Kill):
+                assert command.member not in self.known_dead
+                self.kill(self.processes[command.member], heard=False)
+                self.known_dead.add(command.member)
+            elif isinstance(command, Recovered):
+                assert command.seconds >= 0
+                self.recovered.append(command)
+            else:
+                self._end(command)
+
+    def _begin(self, begin: Begin) -> None:
+        assert begin.generation == (self.begins[-1].generation + 1 if self.begins else self.terms.generation)
+        assert not set(begin.members) & self.known_dead
+        workers, servers = begin.members[: begin.workers], begin.members[begin.workers :]
+        assert len(servers) == begin.servers
+        assert all(self.processes[member].role == "worker" for member in workers)
+        assert all(self.processes[member].role == "server" for member in servers)
+        assert list(workers) == sorted(workers)
+        assert begin.workers <= min(self.terms.most, self.terms.shards)
+        assert begin.workers >= self.terms.least or self.state.interrupted is not None
+        assert sorted(shard for shards in begin.shards for shard in shards) == list(range(self.terms.shards))
+        assert len(begin.shards) == begin.workers
+        assert all(begin.shards)
+        assert begin.without_servers == (self.terms.servers > 0 and not servers)
+        assert not [process for process in self.processes.values() if process.state == "running"]
+        self._check_donors(begin)
+        self.begins.append(begin)
+        if begin.restore is not None:
+            self.seen = {step for step in self.seen if step < (self.checkpoint or 0)}
+        elif all(self.processes[member].position is None for member in workers):
+            self.seen = set()
+        for rank, member in enumerate(begin.members):
+            self._enter(self.processes[member], rank, begin)
+
+    def _check_donors(self, begin: Begin) -> None:
+        """No committed step is lost while a worker is not known to be dead that has it; all others get it, once."""
+        workers = [process for process in self.processes.values() if process.role == "worker"]
+        known = [process for process in workers if process.id not in self.known_dead]
+        highest = max((process.position for process in known if process.position is not None), default=None)
+        donors = {begin.members[donor] for donor, _ in begin.handovers}
+        recipients = [begin.members[recipient] for _, recipient in begin.handovers]
+        assert len(recipients) == len(set(recipients))
+        assert not donors & set(recipients)
+        if begin.restore is not None:
+            assert self.checkpoint is not None
+            assert highest is None or highest[0] < self.checkpoint
+            assert donors <= {begin.members[begin.restore]}
+            assert set(recipients) == set(begin.members) - {begin.members[begin.restore]}
+            return
+        assert highest is not None or self.checkpoint is None
+        assert highest is None or self.checkpoint is None or highest[0] >= self.checkpoint
+        for rank, member in enumerate(begin.members):
+            process = self.processes[member]
+            if highest is None:
+                assert process.role == "server" or process.position is None
+                assert member not in recipients
+            elif rank < begin.workers and process.position == highest:
+                assert member not in recipients
+            else:
+                assert member in recipients
+        assert all(self.processes[donor].position == highest for donor in donors)
+
+    def _enter(self, process: Process, rank: int, begin: Begin) -> None:
+        process.begin = begin
+        process.contributed = process.called_off = process.finished = False
+        process.halt = process.voted = process.wish = 0
+        process.to_restore = begin.restore == rank
+        process.to_take = any(recipient == rank for _, recipient in begin.handovers)
+        process.to_give = {begin.members[recipient] for donor, recipient in begin.handovers if donor == rank}
+        if process.alive:
+            assert process.state == "idle"
+            process.state = "running"
+
+    def _call_off(self, command: CallOff) -> None:
+        assert command.generation == self.begins[-1].generation
+        for member in command.members:
+            assert member not in self.known_dead
+            assert member in self.begins[-1].members
+            self.processes[member].called_off = True
+
+    def _end(self, command: End) -> None:
+        self.end = command
+        if command.error is None:
+            here = [self.processes[member] for member in self.begins[-1].members]
+            finished = [process for process in here if process.role == "worker" and process.finished]
+            assert finished
+            assert all(process.position == (self.steps, 1) for process in finished)
+            unfinished = [process for process in here if process.role == "worker" and not process.finished]
+            assert all(process.id in self.known_dead for process in unfinished)
+
+    # ---- what happens to processes
+
+    def living(self, role: Role | None = None) -> list[Process]:
+        return [process for process in self.processes.values() if process.alive and role in (None, process.role)]
+
+    def ready(self, process: Process) -> None:
+        process.state = "idle"
+        process.news.append(Ready(process.id, FACTS if process.role == "worker" else {}, can_restore=True))
+
+    def no_room(self, process: Process) -> None:
+        process.state = "dead"
+        process.news.append(NoRoom(process.id, "no free CPU"))
+
+    def kill(self, process: Process, heard: bool = True) -> None:
+        """heard: whether what it said before comes through."""
+        process.state = "dead"
+        if not heard:
+            process.news.clear()
+        process.news.append(Died(process.id, "killed"))
+
+    # ---- what members do
+
+    def actions(self, process: Process) -> Iterator[str]:
+        """What this running member can do now."""
+        if not process.acts:
+            return
+        if process.called_off:
+            yield "obey"
+        if self._lost_peers(process):
+            yield "notice"
+        if process.to_restore:
+            yield "restore"
+        elif process.to_take and self._donor(process) is not None:
+            yield "take"
+        elif not self._busy_before(process):
+            if self._is_done(process):
+                yield "finish"
+            elif process.halt and not self._evaluation_is_due(process):
+                yield "halt"
+            elif not process.contributed:
+                yield "contribute"
+            elif self._all_contributed(process):
+                yield "commit"
+
+    def act(self, process: Process, action: str) -> None:
+        position = process.position or (0, 1)
+        if action == "obey":
+            self._leave(process, "called off")
+        elif action == "notice":
+            peer, accused = self._lost_peers(process)[0]
+            self._leave(process, "peer", accuses=peer if accused else None)
+        elif action == "restore":
+            assert self.checkpoint is not None
+            process.position, process.to_restore = (self.checkpoint, 1), False
+        elif action == "take":
+            donor = self._donor(process)
+            assert donor is not None
+            process.position, process.to_take = donor.position or (0, 1), False
+            donor.to_give.discard(process.id)
+        elif action == "finish":
+            process.finished, process.state = True, "idle"
+            digest = "digest" if process.role == "worker" else None
+            process.news.append(Finished(process.id, self._number(process), process.position, digest))
+        elif action == "halt":
+            self._leave(process, "stop" if process.halt == 2 else "regroup")
+        elif action == "contribute":
+            process.contributed = True
+            self._vote(process)
+        else:
+            self._commit(process, position)
+
+    def quarrel(self, accuser: Process, accused: Process) -> None:
+        assert accuser.begin is not None
+        self._leave(accuser, "peer", accuses=accuser.begin.members.index(accused.id))
+
+    def _commit(self, process: Process, position: Position) -> None:
+        process.contributed = False
+        if self._evaluation_is_due(process):
+            process.position = (position[0], 1)
+            return
+        steps = position[0] + 1
+        process.position = (steps, 0 if steps % self.evaluate_every == 0 else 1)
+        process.halt, process.voted = process.voted, 0
+        process.news.append(Stepped(steps - 1))
+
+    def _vote(self, process: Process) -> None:
+        """The vote of a step is complete with the last contribution; all hear the same, and halt once they committed."""
+        if self._all_contributed(process) and not self._evaluation_is_due(process):
+            peers = self._peers(process)
+            halt = max(peer.wish for peer in peers)
+            for peer in peers:
+                if self._at(peer) == self._at(process):
+                    peer.voted, peer.wish = halt, 0
+
+    def _leave(self, process: Process, why: str, accuses: int | None = None) -> None:
+        process.state = "idle"
+        event = Left(process.id, self._number(process), why, process.position, accuses)  # type: ignore[arg-type]
+        process.news.append(event)
+
+    def _number(self, process: Process) -> int:
+        assert process.begin is not None
+        return process.begin.generation
+
+    def _peers(self, process: Process) -> list[Process]:
+        assert process.begin is not None
+        return [self.processes[member] for member in process.begin.members]
+
+    def _at(self, process: Process) -> Position:
+        return process.position or (0, 1)
+
+    def _is_done(self, process: Process) -> bool:
+        return process.position == (self.steps, 1)
+
+    def _evaluation_is_due(self, process: Process) -> bool:
+        return process.position is not None and process.position[0] > 0 and process.position[1] == 0
+
+    def _all_contributed(self, process: Process) -> bool:
+        """Everybody has contributed to this barrier, or is past it."""
+        at = self._at(process)
+        return all(
+            not self._busy_before(peer) and (peer.contributed or self._at(peer) > at) and self._at(peer) >= at
+            for peer in self._peers(process)
+        )
+
+    def _busy_before(self, process: Process) -> bool:
+        return process.to_restore or process.to_take or bool(process.to_give)
+
+    def _donor(self, process: Process) -> Process | None:
+        donor = next(peer for peer in self._peers(process) if process.id in peer.to_give)
+        return donor if donor.acts and not donor.to_restore else None
+
+    def _lost_peers(self, process: Process) -> list[tuple[int, bool]]:
+        """Ranks that are dead (whom it accuses) or have said farewell (whom it does not)."""
+        if self.deaf:
+            return []
+        return [
+            (rank, not peer.alive)
+            for rank, peer in enumerate(self._peers(process))
+            if not peer.alive or (peer.state == "idle" and not peer.finished)
+        ]

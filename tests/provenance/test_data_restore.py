@@ -1,0 +1,224 @@
+"""Recorded data come back byte for byte from DVC's cache, its remote or the folder that has them, or it is said why not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import NotRerunnable
+from orchestrator.provenance import data
+from orchestrator.provenance.data_restore import Restored, restore
+from tests.provenance.dvc_project import git, listing, work_tree
+
+pytestmark = pytest.mark.filterwarnings("ignore:_NoneStep.value will soon raise")  # DVC's own use of a library
+
+PATHS = ["data/imgs", "raw.csv", "made/numbers.txt"]
+
+
+def bytes_of(folder: Path, paths: list[str]) -> list[tuple[str, int, int]]:
+    return [data.md5_of(folder / path) for path in paths]
+
+
+def forget(project: Path) -> None:
+    """The data are gone from the folder: only DVC has them."""
+    shutil.rmtree(project / "data" / "imgs")
+    (project / "raw.csv").unlink()
+    shutil.rmtree(project / "made")
+
+
+def no_remote(project: Path) -> None:
+    (project / ".dvc" / "config").write_text("")
+
+
+def test_an_old_version_comes_from_the_cache(tracked: Path, tmp_path: Path) -> None:
+    """The folder and DVC's files have gone on; nothing of the user's is touched."""
+    inputs, before = data.capture(tracked, PATHS), bytes_of(tracked, PATHS)
+    target = work_tree(tracked, tmp_path / "w")
+    (tracked / "data/imgs/b.txt").write_text("changed")
+    (tracked / "raw.csv").write_text("3,4\n")
+    (tracked / "raw.csv.dvc").write_text("outs:\n- md5: 0123\n  hash: md5\n  path: raw.csv\n")
+    shutil.rmtree(tracked / "made")
+    untouched = listing(tracked)
+    assert restore(target, inputs, tracked) == [Restored(path, "cache") for path in PATHS]
+    assert bytes_of(target, PATHS) == before
+    assert listing(tracked) == untouched
+
+
+def test_what_the_cache_lacks_comes_from_the_remote(tracked: Path, tmp_path: Path) -> None:
+    """Also when the work tree's own settings name no remote: those of the folder count (rule F5)."""
+    inputs, before = data.capture(tracked, PATHS), bytes_of(tracked, PATHS)
+    target = work_tree(tracked, tmp_path / "w")
+    no_remote(target)
+    shutil.rmtree(tracked / ".dvc" / "cache")
+    forget(tracked)
+    untouched = listing(tracked)
+    assert restore(target, inputs, tracked) == [Restored(path, "remote") for path in PATHS]
+    assert bytes_of(target, PATHS) == before
+    assert listing(tracked) == untouched
+    assert restore(target, inputs, tracked) == [Restored(path, "work tree") for path in PATHS]
+
+
+def test_a_damaged_object_is_found_and_named(tracked: Path, tmp_path: Path) -> None:
+    """Same name, same size, same time, other bytes: DVC would check it out. A remote heals; without one it is an error."""
+    inputs = data.capture(tracked, ["raw.csv", "data/imgs"])
+    object_ = tracked / ".dvc/cache/files/md5" / inputs[0].md5[:2] / inputs[0].md5[2:]
+    manifest = tracked / ".dvc/cache/files/md5" / inputs[1].md5[:2] / inputs[1].md5[2:]
+    for place in (object_, manifest):
+        stat = place.stat()
+        place.chmod(0o644)
+        place.write_bytes(place.read_bytes().replace(b"1", b"7").replace(b"b", b"c"))
+        os.utime(place, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    forget(tracked)
+    untouched = listing(tracked)
+    target = work_tree(tracked, tmp_path / "w")
+    raw, imgs = restore(target, inputs, tracked)
+    assert (raw.source, imgs.source) == ("remote", "cache")
+    assert f"the object {object_} is damaged" in raw.notes[0]
+    assert f"the object {manifest} is damaged" in imgs.notes[0]
+    assert listing(tracked) == untouched
+    no_remote(tracked)
+    with pytest.raises(NotRerunnable) as caught:
+        restore(work_tree(tracked, tmp_path / "again"), inputs, tracked)
+    assert str(object_) in caught.value.message
+    assert "there is no default remote" in caught.value.message
+
+
+def test_parts_and_what_lies_above(tracked: Path, tmp_path: Path) -> None:
+    """A folder in an out, a file in one, and a folder that holds an out beside files of the code."""
+    paths = ["data/imgs/deep", "data/imgs/b.txt", "data"]
+    inputs, before = data.capture(tracked, paths), bytes_of(tracked, paths)
+    target = work_tree(tracked, tmp_path / "w")
+    forget(tracked)
+    restored = restore(target, inputs[:1], tracked)
+    assert restored == [Restored("data/imgs/deep", "cache")]
+    assert not (target / "data/imgs/b.txt").exists()
+    restore(target, inputs, tracked)
+    assert bytes_of(target, paths) == before
+
+
+def test_parts_from_the_remote(tracked: Path, tmp_path: Path) -> None:
+    inputs = data.capture(tracked, ["data/imgs/deep", "data/imgs"])
+    target = work_tree(tracked, tmp_path / "w")
+    shutil.rmtree(tracked / ".dvc" / "cache")
+    forget(tracked)
+    assert [item.source for item in restore(target, inputs, tracked)] == ["remote", "remote"]
+
+
+def test_data_that_dvc_never_had_come_from_the_folder_if_unchanged(tracked: Path, tmp_path: Path) -> None:
+    inputs = data.capture(tracked, ["loose.txt", "notes.txt"])
+    loose, notes = restore(work_tree(tracked, tmp_path / "w"), inputs, tracked)
+    assert (loose.source, notes.source) == ("folder", "work tree")
+    assert "loose.txt was copied from" in loose.notes[0]
+    (tracked / "loose.txt").write_text("L")
+    with pytest.raises(NotRerunnable, match=r"(?s)loose.txt \(md5 .*DVC does not hold it; .*has other bytes now"):
+        restore(work_tree(tracked, tmp_path / "again"), inputs, tracked)
+
+
+def test_data_read_before_they_were_added(tracked: Path, tmp_path: Path) -> None:
+    """The disk was ahead of DVC's record; its version was added later, so the cache knows it by its own md5."""
+    from dvc.repo import Repo
+
+    (tracked / "raw.csv").write_text("5,6\n")
+    inputs = data.capture(tracked, ["raw.csv"])
+    assert inputs[0].obstacle is not None
+    target = work_tree(tracked, tmp_path / "w")
+    with Repo(str(tracked)) as repository:
+        repository.add([str(tracked / "raw.csv")])
+    (tracked / "raw.csv").unlink()
+    assert restore(target, inputs, tracked) == [Restored("raw.csv", "cache")]
+    assert (target / "raw.csv").read_text() == "5,6\n"
+
+
+def test_nothing_is_written_outside_of_the_work_tree(tracked: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "x.bin").write_bytes(b"x")
+    (tracked / "link").symlink_to(elsewhere)
+    inputs = data.capture(tracked, ["../elsewhere/x.bin", str(elsewhere / "x.bin"), "link/x.bin"])
+    target = work_tree(tracked, tmp_path / "w")
+    assert {item.source for item in restore(target, inputs, tracked)} == {"work tree"}
+    (elsewhere / "x.bin").write_bytes(b"y")
+    with pytest.raises(NotRerunnable) as caught:
+        restore(target, inputs, tracked)
+    assert caught.value.message.count("lies outside of the repository") == 3
+    assert (elsewhere / "x.bin").read_bytes() == b"y"
+
+
+def test_a_project_in_a_folder_of_its_repository(tracked: Path, tmp_path: Path) -> None:
+    """The DVC project is the one around it, and the input lies beside the project's folder."""
+    inputs = data.capture(tracked / "sub", ["../made/numbers.txt", "../notes.txt"])
+    assert inputs[0].stage == "count"
+    assert [item.keeper for item in inputs] == ["dvc", "code"]
+    target = work_tree(tracked, tmp_path / "w")
+    forget(tracked)
+    restored = restore(target / "sub", inputs, tracked / "sub", top=target)
+    assert [item.source for item in restored] == ["cache", "work tree"]
+    assert (target / "made/numbers.txt").read_text() == "123\n"
+
+
+def test_a_link_to_tracked_data(tracked: Path, tmp_path: Path) -> None:
+    (tracked / "current").symlink_to("data/imgs")
+    inputs = data.capture(tracked, ["current"])
+    assert (inputs[0].place, inputs[0].keeper) == ("data/imgs", "dvc")
+    target = work_tree(tracked, tmp_path / "w")
+    forget(tracked)
+    assert restore(target, inputs, tracked) == [Restored("current", "cache")]
+    assert (target / "current").is_symlink()
+
+
+def test_legacy_objects_are_checked_by_the_hash_of_their_time(tracked: Path, tmp_path: Path) -> None:
+    """DVC 2 made CR LF in texts LF before it hashed, and kept objects at other places."""
+    from dvc_data.hashfile.hash import file_md5
+
+    (tracked / "old.txt").write_bytes(b"a\r\nb\r\n")
+    old = file_md5(str(tracked / "old.txt"), name="md5-dos2unix")
+    (tracked / "old.txt.dvc").write_text(f"outs:\n- md5: {old}\n  size: 6\n  path: old.txt\n")
+    place = tracked / ".dvc/cache" / old[:2] / old[2:]
+    place.parent.mkdir(parents=True)
+    shutil.copy(tracked / "old.txt", place)
+    (item,) = inputs = data.capture(tracked, ["old.txt"])
+    assert (item.recorded_md5, item.as_recorded, item.in_cache, item.obstacle) == (old, True, True, None)
+    assert item.md5 != old
+    target = work_tree(tracked, tmp_path / "w")
+    (target / "old.txt").unlink()
+    (tracked / "old.txt").unlink()
+    assert restore(target, inputs, tracked) == [Restored("old.txt", "cache")]
+    assert (target / "old.txt").read_bytes() == b"a\r\nb\r\n"
+    place.write_bytes(b"a\nb\n")  # DVC would call this the same; a pipeline may not
+    (target / "old.txt").unlink()
+    with pytest.raises(NotRerunnable, match="what DVC has recorded is not what was read then"):
+        restore(target, inputs, tracked)
+
+
+def test_no_dvc_at_all(tracked: Path, tmp_path: Path) -> None:
+    inputs = data.capture(tracked, ["raw.csv"])
+    target = work_tree(tracked, tmp_path / "w")
+    (tmp_path / "bare").mkdir()
+    with pytest.raises(NotRerunnable, match="is not in a DVC project"):
+        restore(target, inputs, tmp_path / "bare")
+
+
+def test_imported_data_come_from_where_they_were_imported(tracked: Path, tmp_path: Path) -> None:
+    """`dvc push` leaves imports out, so no remote of the project has them."""
+    from dvc.repo import Repo
+
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    git(mine, "init", "-q")
+    with Repo.init(str(mine)) as repository:
+        repository.imp(str(tracked), "data/imgs", out=str(mine / "imgs"))
+    inputs = data.capture(mine, ["imgs", "imgs/deep/a.txt"])
+    assert [item.obstacle for item in inputs] == [None, None]
+    assert inputs[0].outs[0].imported is not None
+    assert len(inputs[0].outs[0].imported["rev"]) == 40
+    before = bytes_of(mine, ["imgs"])
+    target = work_tree(mine, tmp_path / "w")
+    shutil.rmtree(target / "imgs", ignore_errors=True)
+    shutil.rmtree(mine / "imgs")
+    shutil.rmtree(mine / ".dvc/cache")
+    assert [item.source for item in restore(target, inputs[1:], mine)] == ["import"]
+    assert [item.source for item in restore(target, inputs[:1], mine)] == ["import"]
+    assert bytes_of(target, ["imgs"]) == before

@@ -1,0 +1,196 @@
+"""Imported code that a snapshot does not hold is found, by the file of each module, and named with a remedy."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from orchestrator.provenance import imported
+from orchestrator.provenance.imported import Judgement, Loaded, Repository, files_of, gather, judge
+from orchestrator.provenance.worktree import examine
+from tests.provenance.repositories import commit, create, git, write
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    files = {
+        "pipes/good.py": "x = 1\n",
+        "pipes/__init__.py": "",
+        "src/lib/deep.py": "y = 1\n",
+        ".gitignore": "made.py\n",
+    }
+    root = create(tmp_path / "project", files)
+    write(root, {"made.py": "made = 1\n", "new.py": "new = 1\n"})
+    return root
+
+
+def judged(project: Path, *files: Path | str, **named: Path) -> Judgement:
+    """The judgement of modules, each sent the way it takes from a worker to the driver."""
+    modules = {Path(file).stem: str(file) for file in files} | {name: str(file) for name, file in named.items()}
+    work = examine(project)
+    loaded = json.loads(json.dumps([module.as_dict() for module in gather(modules, project, work.origin)]))
+    return judge([imported.from_dict(values) for values in loaded], work)
+
+
+def test_python_and_distributions_need_no_judgement(project: Path, tmp_path: Path) -> None:
+    inner = tmp_path / "project" / ".venv" / "lib" / "site-packages" / "pkg.py"
+    write(inner.parent, {"pkg.py": "inside the project, and a distribution\n"})
+    found = judged(project, os.__file__, json.__file__, pytest.__file__, inner)
+    assert (found.findings, found.obstacles) == ((), ())
+
+
+def test_code_of_the_snapshot_is_fine(project: Path) -> None:
+    found = judged(
+        project, project / "new.py", **{"pipes.good": project / "pipes/good.py", "pipes": project / "pipes/__init__.py"}
+    )
+    assert {finding.kind for finding in found.findings} == {"snapshot"}
+    assert (found.obstacles, found.search_path, found.repositories) == ((), (), ())
+
+
+def test_ignored_code_is_named(project: Path) -> None:
+    (obstacle,) = judged(project, project / "made.py").obstacles
+    assert obstacle.startswith("made.py is imported, but not in the snapshot")
+
+
+def test_code_that_changed_after_the_snapshot_is_named(project: Path) -> None:
+    work = examine(project)
+    (project / "new.py").write_text("new = 2\n")
+    (obstacle,) = judge(gather({"new": str(project / "new.py")}, project), work).obstacles
+    assert obstacle == "new.py changed between the snapshot and its import; launch again"
+
+
+def test_code_from_anywhere_is_named_with_its_hash(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("h = 1\n")
+    with zipfile.ZipFile(tmp_path / "zipped.zip", "w") as archive:
+        archive.writestr("zipped.py", "z = 1\n")
+    obstacles = judged(project, tmp_path / "helper.py", tmp_path / "zipped.zip" / "zipped.py").obstacles
+    assert len(obstacles) == 2
+    assert "helper.py is imported from outside any repository (SHA-256 " in obstacles[0]
+    assert "zipped.zip is imported from outside" in obstacles[1]
+
+
+def test_names_that_stand_for_no_file_are_passed_over(project: Path) -> None:
+    assert judged(project, "/nowhere/at/all.py", project / "pipes").findings == ()
+    assert files_of({"a": sys, "b": pytest, "c": type(sys)("made")}) == {"b": pytest.__file__}
+
+
+def test_a_project_below_the_top_and_a_module_beside_it(project: Path) -> None:
+    work = examine(project / "pipes")
+    modules = {"good": str(project / "pipes/good.py"), "lib.deep": str(project / "src/lib/deep.py")}
+    found = judge(gather(modules, project / "pipes"), work)
+    assert [(finding.kind, finding.path) for finding in found.findings] == [
+        ("snapshot", "pipes/good.py"),
+        ("snapshot", "src/lib/deep.py"),
+    ]
+    assert (found.search_path, found.obstacles) == (("src",), ())
+
+
+def test_a_copy_on_another_node_is_known_by_its_path_in_the_project(project: Path, tmp_path: Path) -> None:
+    """A worker elsewhere has the project's files in a folder of its own."""
+    write(tmp_path / "node", {"pipes/good.py": "x = 1\n", "new.py": "other\n"})
+    modules = {"pipes.good": str(tmp_path / "node/pipes/good.py"), "new": str(tmp_path / "node/new.py")}
+    found = judge(gather(modules, tmp_path / "node"), examine(project))
+    assert {finding.module.name: finding.kind for finding in found.findings} == {
+        "pipes.good": "snapshot",
+        "new": "changed",
+    }
+
+
+def test_a_package_recorded_in_another_way_is_no_obstacle(project: Path, tmp_path: Path) -> None:
+    write(tmp_path, {"helper/__init__.py": "h = 1\n"})
+    loaded = gather({"helper": str(tmp_path / "helper/__init__.py")}, project)
+    assert judge(loaded, examine(project)).obstacles
+    assert judge(loaded, examine(project), apart=["helper"]).obstacles == ()
+
+
+# ---- other repositories
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    """A library with a remote that has its commit."""
+    remote = create(tmp_path / "remote", {"lib/__init__.py": "v = 1\n", ".gitignore": "*.gen.py\n"})
+    git(tmp_path, "clone", "--quiet", str(remote), "library")
+    git(tmp_path / "library", "remote", "set-url", "origin", "https://me:secret@example.invalid/lib.git")
+    return tmp_path / "library"
+
+
+def test_another_repository_is_recorded(project: Path, library: Path) -> None:
+    found = judged(project, lib=library / "lib/__init__.py")
+    (repository,) = found.repositories
+    head = git(library, "rev-parse", "HEAD")
+    assert repository == Repository(str(library), head, 0, True, "https://example.invalid/lib.git", False, None)
+    assert found.obstacles == ()
+
+
+def test_what_another_repository_lacks_is_named(project: Path, library: Path) -> None:
+    write(library, {"lib/x.gen.py": "g\n"})
+    assert "where it is not committed" in judged(project, library / "lib/x.gen.py").obstacles[0]
+    write(library, {"lib/more.py": "m\n"})
+    assert "which differs from its commit" in judged(project, lib=library / "lib/__init__.py").obstacles[0]
+    commit(library)
+    assert "no remote has; push it" in judged(project, lib=library / "lib/__init__.py").obstacles[0]
+
+
+def test_an_editable_install_is_named_and_its_origin_shadows_a_restored_tree(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a src layout, a rerun in another folder imports the original unless its path says otherwise."""
+    commit(project)
+    git(tmp_path, "clone", "--quiet", str(project), "rerun")
+    facts = {"url": project.as_uri(), "dir_info": {"editable": True}}
+    write(
+        tmp_path / "site",
+        {"lib-1.dist-info/METADATA": "Name: lib\nVersion: 1\n", "lib-1.dist-info/direct_url.json": json.dumps(facts)},
+    )
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    found = judged(tmp_path / "rerun", **{"lib.deep": project / "src/lib/deep.py"})
+    assert found.findings[0].kind == "shadowing"
+    assert found.findings[0].module.repository is not None
+    assert found.findings[0].module.repository.package == "lib"
+    assert f"src/lib/deep.py is imported from {project} and not from the project's folder" in found.obstacles[0]
+    assert found.search_path == ("src",)
+
+
+def test_one_sentence_for_many_modules(project: Path) -> None:
+    names = [f"made{number}.py" for number in range(5)]
+    write(project, {".gitignore": "made*\n", **dict.fromkeys(names, "")})
+    (obstacle,) = judged(project, *(project / name for name in names)).obstacles
+    assert obstacle.startswith("made0.py, made1.py, made2.py and 2 more: is imported")
+
+
+def test_a_real_process(project: Path) -> None:
+    script = (
+        "import sys, json, made, new, pipes.good, torch\n"
+        "from pathlib import Path\nfrom orchestrator.provenance import imported\n"
+        "modules = imported.files_of(sys.modules)\n"
+        "print(json.dumps([m.as_dict() for m in imported.gather(modules, Path.cwd())]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        check=True,
+    )
+    found = judge([imported.from_dict(values) for values in json.loads(done.stdout)], examine(project))
+    kinds = {finding.module.name: finding.kind for finding in found.findings}
+    ours = {name for name in kinds if name.split(".")[0] == "orchestrator"}
+    assert {name: kind for name, kind in kinds.items() if name not in ours} == {
+        "made": "left out",
+        "new": "snapshot",
+        "pipes": "snapshot",
+        "pipes.good": "snapshot",
+    }
+
+
+def test_a_loaded_module_is_plain_data(project: Path) -> None:
+    (module,) = gather({"new": str(project / "new.py")}, project)
+    assert imported.from_dict(json.loads(json.dumps(module.as_dict()))) == module
+    assert isinstance(module, Loaded)

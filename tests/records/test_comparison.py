@@ -1,0 +1,180 @@
+"""Two runs compared: every difference once, in order of consequence, in words and as plain data."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.records.comparison import Comparison, Run, compare
+from orchestrator.records.trace import line
+
+NODE: dict[str, Any] = {
+    "bits": {"python": "3.11", "cpu": "EPYC", "packages_sha256": "1", "variables": {"MKL_CBWR": "AUTO"}},
+    "packages": {"numpy": "2.0", "torch": "2.13", "mine": "1"},
+    "builds": {"numpy": {"sha256": "ab" * 32}, "torch": {}, "mine": {"editable": True, "location": "/x"}},
+    "host": {"name": "h", "cores": 2, "variables": {"TZ": "UTC"}},
+}
+RUN: Run = {
+    "settings": {"run.seed": 1, "optimizer.lr": 0.001, "cluster.workers": 2},
+    "determining": ["run.seed", "optimizer.lr"],
+    "inputs": [{"path": "data/a", "md5": "4e" * 16 + ".dir", "size": 10, "files": 2}],
+    "profiles": {"train": {"length": 100, "classes": {"0": 50}}},
+    "environments": [NODE],
+    "code_tree": "c0" * 20,
+    "initial_parameters": "1f" * 32,
+    "digest": "d1" * 32,
+    "metrics": {"validation/accuracy": 0.75},
+    "trace": [line(step, 1.0, step) for step in range(4)],
+}
+
+
+def changed(change: Callable[[Any], object]) -> Run:
+    run = copy.deepcopy(RUN)
+    change(run)
+    return run
+
+
+def put(*path: Any) -> Callable[[Any], None]:
+    """A change of what lies at that path to the last value given."""
+
+    def change(run: Any) -> None:
+        *way, key, value = path
+        for part in way:
+            run = run[part]
+        run[key] = value
+
+    return change
+
+
+CASES: list[tuple[Callable[[Any], None], tuple[str, str, str, str]]] = [
+    (put("code_tree", "c1" * 20), ("result", "code", "tree", "c0c0c0c0c0c0 -> c1c1c1c1c1c1")),
+    (
+        put("inputs", 0, "md5", "5f" * 16 + ".dir"),
+        ("result", "data", "data/a", "4e4e4e4e4e4e (2 files, 10 bytes) -> 5f5f5f5f5f5f (2 files, 10 bytes)"),
+    ),
+    (put("inputs", []), ("result", "data", "data/a", "4e4e4e4e4e4e (2 files, 10 bytes) -> none")),
+    (put("settings", "optimizer.lr", 0.002), ("result", "setting", "optimizer.lr", "0.001 -> 0.002 (+0.001)")),
+    (
+        put("environments", 0, "packages", "numpy", "2.1"),
+        ("result", "package", "numpy", "2.0 (abababababab) -> 2.1 (abababababab)"),
+    ),
+    (
+        put("environments", 0, "builds", "numpy", "sha256", "cd" * 32),
+        ("result", "package", "numpy", "2.0 (abababababab) -> 2.0 (cdcdcdcdcdcd)"),
+    ),
+    (put("environments", 0, "packages", "new", "1"), ("result", "package", "new", "none -> 1")),
+    (
+        put("environments", 0, "bits", "variables", "MKL_CBWR", "AVX2"),
+        ("result", "environment", "variables.MKL_CBWR", "AUTO -> AVX2"),
+    ),
+    (put("environments", 0, "bits", "cpu", "Xeon"), ("result", "hardware", "cpu", "EPYC -> Xeon")),
+    (put("profiles", "train", "classes", "0", 40), ("outcome", "data", "train.classes.0", "50 -> 40")),
+    (put("initial_parameters", "2f" * 32), ("outcome", "trace", "initial parameters", "1f1f1f1f1f1f -> 2f2f2f2f2f2f")),
+    (put("digest", None), ("outcome", "trace", "final parameters", "d1d1d1d1d1d1 -> none")),
+    (put("trace", 2, "loss", (0.5).hex()), ("outcome", "trace", "step 2", "loss was 1.0, is 0.5")),
+    (put("metrics", "validation/accuracy", 0.5), ("outcome", "metric", "validation/accuracy", "0.75 -> 0.5 (-0.25)")),
+    (put("settings", "cluster.workers", 4), ("execution", "setting", "cluster.workers", "2 -> 4")),
+    (put("environments", 0, "host", "cores", 8), ("execution", "hardware", "cores", "2 -> 8")),
+    (
+        put("environments", 0, "host", "variables", {"TZ": "CET"}),
+        ("execution", "environment", "variables.TZ", "UTC -> CET"),
+    ),
+]
+
+
+def rows(found: Comparison) -> list[tuple[str, str, str, str]]:
+    return [(one.share, one.kind, one.name, one.text) for one in found.differences]
+
+
+@pytest.mark.parametrize(("change", "row"), CASES, ids=[f"{row[1]} {row[2]}" for _, row in CASES])
+def test_one_change_is_one_difference(change: Callable[[Any], None], row: tuple[str, str, str, str]) -> None:
+    found = compare(RUN, changed(change))
+    assert rows(found) == [row]
+    assert (found.first_divergence is not None) == (row[2] == "step 2")
+    assert bool(found.determining) == (row[0] == "result")
+    back = compare(changed(change), RUN)
+    assert [(one.kind, one.name, one.a, one.b) for one in back.differences] == [
+        (one.kind, one.name, one.b, one.a) for one in found.differences
+    ]
+
+
+@settings(max_examples=60)
+@given(st.lists(st.sampled_from(range(len(CASES))), unique=True))
+def test_the_most_consequential_come_first(chosen: list[int]) -> None:
+    """Result before outcome before execution, code before data before settings, however many differ at once."""
+
+    def change(run: Any) -> None:
+        for index in sorted(chosen, reverse=True):  # so that what removes comes after what changes inside
+            if CASES[index][1][2] != "data/a":
+                CASES[index][0](run)
+
+    found = compare(RUN, changed(change))
+    shares = [one.share for one in found.differences]
+    assert shares == sorted(shares, key=["result", "outcome", "execution"].index)
+    names = {CASES[index][1][2] for index in chosen} - {"data/a"}
+    assert {one.name for one in found.differences} == names
+    assert json.loads(json.dumps(found.as_dict()))["first_divergence"] == found.first_divergence
+    assert all(one.name in found.as_text() and one.text in found.as_text() for one in found.differences)
+
+
+def test_a_run_is_no_different_from_itself() -> None:
+    found = compare(RUN, copy.deepcopy(RUN))
+    assert found == Comparison((), None)
+    assert found.as_text() == "no differences"
+    assert compare({}, {}) == found
+
+
+def test_less_is_known_of_older_runs() -> None:
+    """No environment on a side says nothing about packages; no trace is not a divergence."""
+    found = compare({"settings": {"a": 1}}, RUN)
+    assert found.first_divergence is None
+    assert not {"package", "environment", "hardware"} & {one.kind for one in found.differences}
+
+
+def test_nodes_are_taken_together() -> None:
+    other = copy.deepcopy(NODE)
+    other["bits"]["cpu"] = "Xeon"
+    one, two = copy.deepcopy(RUN), changed(put("environments", [NODE, other, NODE]))
+    assert rows(compare(one, changed(put("environments", [NODE, NODE])))) == []
+    assert rows(compare(one, two)) == [("result", "hardware", "cpu", 'EPYC -> ["EPYC","Xeon"]')]
+    assert rows(compare(two, changed(put("environments", [other, NODE])))) == []
+
+
+def test_files_of_the_code() -> None:
+    changes = [
+        {"path": "b.py", "a": "1", "b": None},
+        {"path": "a.py", "a": None, "b": "1"},
+        {"path": "c", "a": "1", "b": "2"},
+    ]
+    found = compare(RUN, changed(put("code_tree", "e" * 40)), changes)  # type: ignore[arg-type]
+    assert [(one.name, one.text) for one in found.differences] == [
+        ("a.py", "is new"),
+        ("b.py", "is gone"),
+        ("c", "differs"),
+    ]
+
+
+def test_long_values_and_columns() -> None:
+    def change(run: Any) -> None:
+        run["settings"]["run.seed"] = "x" * 200
+        run["settings"]["cluster.workers"] = 3
+
+    assert compare(RUN, changed(change)).as_text() == (
+        "determines the result:\n"
+        f"  setting  run.seed         1 -> {'x' * 57}...\n"
+        "only the execution:\n"
+        "  setting  cluster.workers  2 -> 3"
+    )
+
+
+def test_a_setting_that_determines_on_one_side_only() -> None:
+    """Under `reduction: fast` the layout determines."""
+    fast = changed(put("determining", ["run.seed", "optimizer.lr", "cluster.workers"]))
+    fast["settings"] = {**fast["settings"], "cluster.workers": 3}
+    assert rows(compare(RUN, fast)) == [("result", "setting", "cluster.workers", "2 -> 3")]

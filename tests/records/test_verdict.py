@@ -1,0 +1,138 @@
+"""The verdict names the first step that differs and what of it, whatever comes after, and never says exact of nothing."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from orchestrator.records.trace import Line, line
+from orchestrator.records.verdict import divergence_text, first_divergence, judge
+
+
+def trace(steps: int = 12, digest_every: int = 3, tensors_every: int = 4) -> list[Line]:
+    lines = [
+        line(step, 1 / (step + 1), step, f"digest {step}" if step % digest_every == 2 else None)
+        for step in range(steps)
+    ]
+    for entry in lines[tensors_every - 1 :: tensors_every]:
+        entry["tensors"] = {name: f"{name} {entry['step']}" for name in ("b", "a.weight", "c")}
+    return lines
+
+
+def spoil(lines: list[Line], step: int, what: str) -> list[Line]:
+    """A copy in which everything from `what` of `step` on is other, as it is when two runs part."""
+    spoilt = copy.deepcopy(lines)
+    for entry in spoilt[step:]:
+        order = ["loss", "gradient", "tensors", "parameters"]
+        for key in order[order.index(what) if entry["step"] == step else 0 :]:
+            if key == "tensors" and key in entry:
+                entry[key] = dict.fromkeys(entry[key], "other")
+            elif key in entry:
+                entry[key] = (-1.0).hex() if key == "loss" else "other"
+    return spoilt
+
+
+@given(st.integers(0, 11), st.sampled_from(["loss", "gradient", "parameters", "tensors"]))
+def test_the_first_difference_is_found(step: int, what: str) -> None:
+    lines = trace()
+    assume(what in lines[step])
+    found = judge(lines, spoil(lines, step, what), "d", "e")
+    assert found.word == "diverged"
+    assert found.first_divergence is not None
+    assert found.steps == found.first_divergence["step"] == step
+    assert found.first_divergence["what"] == {"tensors": "tensor:a.weight"}.get(what, what)
+    assert found.first_divergence["expected"] != found.first_divergence["got"]
+    follows = [
+        entry["step"] for entry in lines[step:] if "tensors" in entry and (entry["step"], what) != (step, "parameters")
+    ]
+    assert found.tensors == ((follows[0], ("a.weight", "b", "c")) if follows else None)
+    assert f"step {step}: " in found.text
+
+
+@given(st.integers(0, 12), st.integers(1, 5), st.integers(1, 5))
+def test_equal_traces_are_exact_also_with_other_intervals(steps: int, digests: int, tensors: int) -> None:
+    found = judge(trace(steps), trace(steps, digests + 2, tensors), "d", "d")
+    assert (found.word, found.first_divergence, found.steps, found.tensors) == ("exact", None, steps, None)
+    assert found.text == f"exact: all {steps} steps and the final parameters agree to the last bit"
+
+
+@given(st.integers(0, 11))
+def test_a_missing_end_is_a_divergence(steps: int) -> None:
+    lines = trace()
+    short = judge(iter(lines), iter(lines[:steps]), "d", None)
+    assert short.first_divergence == {"step": steps, "what": "loss", "expected": lines[steps]["loss"], "got": None}
+    long = judge(lines[:steps], lines, "d", "d")
+    assert long.first_divergence == {"step": steps, "what": "loss", "expected": None, "got": lines[steps]["loss"]}
+    assert (short.word, long.word) == ("diverged", "diverged")
+    assert short.text.startswith(f"diverged: step {steps}: loss: the rerun has none")
+
+
+@given(st.integers(1, 11))
+def test_an_original_that_did_not_finish_is_repeated_as_far_as_it_went(steps: int) -> None:
+    lines = trace()
+    found = judge(lines[:steps], lines, None, "d")
+    assert (found.word, found.steps) == ("exact", steps)
+    assert found.text == f"exact: the {steps} steps made then agree to the last bit"
+    spoilt = spoil(lines, steps - 1, "loss")
+    assert judge(lines[:steps], spoilt, None, "d").word == "diverged"
+
+
+def test_a_hole_is_found() -> None:
+    lines = trace()
+    found = first_divergence(lines, lines[:4] + lines[5:])
+    assert found == {"step": 4, "what": "loss", "expected": lines[4]["loss"], "got": None}
+    assert first_divergence([], []) is None
+
+
+def test_the_final_digest_alone() -> None:
+    lines = trace(5)
+    found = judge(lines, lines, "d", "e")
+    assert found.first_divergence == {"step": 4, "what": "parameters", "expected": "d", "got": "e"}
+    assert found.word == "diverged"
+    assert judge(lines, lines, "d", None).word == "diverged"
+
+
+def test_inputs_that_differ_are_never_exact() -> None:
+    lines = trace()
+    same = judge(lines, lines, "d", "d", ["numpy is 2.1 instead of 2.0"])
+    assert (same.word, same.first_divergence) == ("inputs-differ", None)
+    assert same.text.startswith("inputs-differ: numpy is 2.1 instead of 2.0. Even so, all 12 steps")
+    other = judge(lines, spoil(lines, 3, "gradient"), "d", "e", ["numpy"])
+    assert (other.word, other.steps) == ("inputs-differ", 3)
+    assert "step 3: gradient was" in other.text
+    assert judge([], [], None, None, ["numpy"]).word == "inputs-differ"
+
+
+def test_nothing_is_not_exact() -> None:
+    for digests in ((None, None), (None, "d")):
+        with pytest.raises(ValueError, match="nothing to compare"):
+            judge([], [], *digests)
+    assert judge([], [], "d", "d").word == "exact"
+    assert judge([], [], "d", None).word == "diverged"
+
+
+def test_a_tensor_that_one_side_lacks() -> None:
+    left, right = trace(4), trace(4)
+    del right[3]["tensors"]["b"]
+    assert first_divergence(left, right) == {"step": 3, "what": "tensor:b", "expected": "b 3", "got": None}
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda entry: {**entry, "loss": (0.25).hex()}, "step 1: loss was 0.5, is 0.25"),
+        (lambda entry: {**entry, "loss": "nan"}, "step 1: loss was 0.5, is nan"),
+        (lambda entry: {**entry, "gradient": "f" * 16}, f"step 1: gradient was {'0' * 15}1, is {'f' * 16}"),
+    ],
+)
+def test_a_divergence_in_words(change: Callable[[Line], Line], text: str) -> None:
+    lines = trace(2)
+    changed: list[Any] = [lines[0], change(lines[1])]
+    found = first_divergence(lines, changed)
+    assert found is not None
+    assert divergence_text(found) == text
