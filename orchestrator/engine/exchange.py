@@ -16,7 +16,7 @@ import torch
 
 from orchestrator.numerics import exact
 from orchestrator.numerics.layout import BLOCK, Layout
-from orchestrator.topologies.schedule import Add, Copy, Finish, Schedule, Send, program
+from orchestrator.topologies.schedule import Action, Add, Copy, Finish, Schedule, Send, program
 from orchestrator.transports.base import Regions, Tag, Transport
 
 VOTE, SUM, EVALUATION_VOTE, EVALUATION, END, HANDOVER = range(6)  # phases, part of every message's tag
@@ -86,19 +86,24 @@ class Exchange:
         result = self._memory.results[step % 2]
         regions = {"contribution": self._memory.contribution, "partial": self._memory.partial, "result": result}
         prints: dict[int, int] = {}
-        for action in self._sum_program:
+        last: tuple[Add, torch.Tensor] | None = None  # what is still to be added to the chunk that is finished next
+        for action, following in zip(self._sum_program, [*self._sum_program[1:], None], strict=False):
             chunk = slice(self._borders[action.chunk], self._borders[action.chunk + 1])
             if isinstance(action, Send):
                 payload = regions[action.region][chunk]
                 self._transport.send(action.peer, moment.tag(action.chunk), payload, prints.get(action.chunk, 0))
             elif isinstance(action, Finish):
-                base = regions[action.base][chunk]
-                prints[action.chunk] = exact.finish(base, divisor, result[chunk], chunk.start // BLOCK)
+                base = regions[last[0].base if last else action.base][chunk]
+                more = last[1] if last else None
+                prints[action.chunk] = exact.finish(base, divisor, result[chunk], chunk.start // BLOCK, more)
+                last = None
             else:
                 received = self._transport.receive(action.peer, moment.tag(action.chunk), self._timeout_s)
                 if isinstance(action, Copy):
                     result[chunk].copy_(received.payload)
                     prints[action.chunk] = received.note
+                elif _completes(action, following):
+                    last = (action, received.payload)
                 else:
                     _add(regions, action, chunk, received.payload)
         self._transport.flush(self._timeout_s)
@@ -109,6 +114,12 @@ class Exchange:
 
     def abort(self) -> None:
         self._transport.abort()
+
+
+def _completes(action: Add, following: Action | None) -> bool:
+    """Whether this is the last addition to a chunk that is finished at once, so that both can be done in one go."""
+    finishes = isinstance(following, Finish) and (following.chunk, following.base) == (action.chunk, "partial")
+    return finishes and action.base != "nothing"
 
 
 def _add(regions: dict[str, torch.Tensor], action: Add, chunk: slice, payload: torch.Tensor) -> None:

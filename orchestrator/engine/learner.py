@@ -13,7 +13,7 @@ from orchestrator.engine.pulse import Pulse
 from orchestrator.engine.replica import Replica
 from orchestrator.engine.work import NON_FINITE_REMEDY, Work
 from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
-from orchestrator.numerics.exact import Accumulator, magnitudes
+from orchestrator.numerics.exact import Accumulator
 from orchestrator.numerics.grid import ABSENT, Grid, is_finite
 from orchestrator.updates import schedules
 from orchestrator.updates.clipping import clip
@@ -67,20 +67,24 @@ class Learner:
         self._kept = None
         self._accumulator.clear()
         tally = _Tally(self._replica)
+        fault: tuple[int, OrchestratorError] | None = None
         for shard in self._shards:
             self._pulse.beat("compute", step, shard)
             try:
                 computed = self._compute(step, shard)
                 if computed is None:
                     continue
-                loss, weight, gradients, sizes = computed
-                tally.add(shard, loss, weight, sizes, self._replica.present())
+                loss, weight, gradients = computed
+                self._accumulator.add(gradients, weight, grid)
+                tally.add(shard, loss, weight, self._replica.present(gradients))
             except OrchestratorError as error:
-                self._fault = (shard, error)
-                return Ballot(failing_shard=shard)
-            self._accumulator.add(gradients, weight, grid)
-            if len(self._shards) == 1:
-                self._kept = (gradients, weight, tally.ballot(Wishes()))
+                fault = (shard, error)
+                break
+        self._fault = self._settle(step, tally) or fault  # what was added came before what failed
+        if self._fault is not None:
+            return Ballot(failing_shard=self._fault[0])
+        if len(self._shards) == 1 and tally.shards:
+            self._kept = (gradients, weight, tally.ballot(Wishes()))
         return tally.ballot(self._wishes())
 
     def fault(self, shard: int) -> Exception | None:
@@ -105,26 +109,29 @@ class Learner:
         gradients, weight, ballot = self._kept
         self._accumulator.clear()
         self._accumulator.add(gradients, weight, grid)
+        self._accumulator.settle()
         return replace(ballot, wishes=self._wishes())
 
-    def _compute(self, step: int, shard: int) -> tuple[float, float, Gradients, list[int]] | None:
-        """Loss, weight, contributions and magnitudes of one shard; None when it has nothing to contribute."""
+    def _compute(self, step: int, shard: int) -> tuple[float, float, Gradients] | None:
+        """Loss, weight and contributions of one shard; None when it has nothing to contribute."""
         self._replica.begin_shard()
         computed = self._work.loss(step, shard)
         self._replica.check_unchanged()
         if computed is None:
             return None
         loss, weight = computed
-        gradients = self._replica.contribution()
-        sizes = magnitudes(gradients, weight)
-        for i, (slot, size) in enumerate(zip(self._replica.layout.slots, sizes, strict=True)):
-            if not is_finite(size):
-                what = f"gradient of {slot.name}" if i < len(self._replica.parameters) else f"statistic {slot.name}"
-                raise NonFinite(
-                    f"the {what} is not finite at step {step}, shard {shard}",
-                    NON_FINITE_REMEDY,
-                )
-        return loss.item(), weight, gradients, sizes
+        return loss.item(), weight, self._replica.contribution()
+
+    def _settle(self, step: int, tally: _Tally) -> tuple[int, OrchestratorError] | None:
+        """Complete the sum and hand the magnitudes to the tally; returns the first shard with one that is not finite."""
+        for shard, sizes in zip(tally.shards, self._accumulator.settle(), strict=True):
+            for i, (slot, size) in enumerate(zip(self._replica.layout.slots, sizes, strict=True)):
+                if not is_finite(size):
+                    what = f"gradient of {slot.name}" if i < len(self._replica.parameters) else f"statistic {slot.name}"
+                    message = f"the {what} is not finite at step {step}, shard {shard}"
+                    return shard, NonFinite(message, NON_FINITE_REMEDY)
+            tally.measure(sizes)
+        return None
 
 
 class _Tally:
@@ -138,8 +145,15 @@ class _Tally:
         self._losses: dict[int, float] = {}
         self._counters: list[int] | None = None
 
-    def add(self, shard: int, loss: float, weight: float, sizes: list[int], present: list[bool]) -> None:
+    @property
+    def shards(self) -> list[int]:
+        """Those added, in order."""
+        return list(self._weights)
+
+    def measure(self, sizes: list[int]) -> None:
         self._magnitudes = [max(pair) for pair in zip(self._magnitudes, sizes, strict=True)]
+
+    def add(self, shard: int, loss: float, weight: float, present: list[bool]) -> None:
         self._present = [any(pair) for pair in zip(self._present, present, strict=True)]
         self._weights[shard] = weight
         self._losses[shard] = loss

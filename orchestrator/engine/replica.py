@@ -61,19 +61,24 @@ class Replica:
 
     def contribution(self) -> list[torch.Tensor | None]:
         """After a backward pass: what this shard puts into the sum, in the order of the layout; None for a parameter without
-        gradient. Views, valid until the next `begin_shard`. Raises PipelineRaised for a sparse gradient."""
-        for slot, parameter in zip(self.layout.slots, self.parameters, strict=False):
-            if parameter.grad is not None and parameter.grad.layout != torch.strided:
+        gradient. The tensors are the caller's: no later shard touches them. Raises PipelineRaised for a sparse gradient."""
+        gradients = [parameter.grad for parameter in self.parameters]
+        for slot, gradient in zip(self.layout.slots, gradients, strict=False):
+            if gradient is not None and gradient.layout != torch.strided:
                 raise PipelineRaised(
                     f"parameter {slot.name!r} has a sparse gradient", "use sparse=False for embeddings"
                 )
-        return [*(parameter.grad for parameter in self.parameters), *self.statistics]
+        detached = [g.detach() if g is not None and g.requires_grad else g for g in gradients]
+        return [*detached, *(statistic.clone() for statistic in self.statistics)]
 
-    def present(self) -> list[bool]:
-        """For each tensor of the layout: whether this shard has a gradient for it, or has changed it. Statistics that no
+    def present(self, contribution: Sequence[torch.Tensor | None]) -> list[bool]:
+        """For each tensor of a contribution: whether its shard has a gradient for it, or has changed it. Statistics that no
         shard changes keep their bits (a frozen layer's); of others the mean is over all shards, changed or not."""
-        changed = [not _same(b, start) for b, start in zip(self.statistics, self._start, strict=False)]
-        return [*(parameter.grad is not None for parameter in self.parameters), *changed]
+        present = [tensor is not None for tensor in contribution]
+        for i, (statistic, start) in enumerate(zip(self.statistics, self._start, strict=False), len(self.parameters)):
+            # Versions do not tell: batch normalisation writes its statistics without raising them.
+            present[i] = not torch.equal(statistic.view(torch.int32), start.view(torch.int32))
+        return present
 
     def counter_values(self) -> list[int]:
         """The counters' present values, concatenated."""
@@ -118,6 +123,8 @@ class Replica:
                     "out of the model, or make it a parameter",
                 )
         for module, held, before in self._held:
+            if not before and not held:
+                continue
             for name in [*before, *held]:
                 if name not in held or name not in before or held[name] is not before[name]:
                     raise PipelineRaised(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -121,9 +122,9 @@ class Work:
         ):
             return fetch(self._train, indices, self.pipeline.collate)
 
-    def _autocast(self) -> torch.autocast:
+    def _autocast(self) -> AbstractContextManager[None]:
         """Under `precision: bfloat16` products are computed in it; parameters and gradients stay float32 (rule A9)."""
-        return torch.autocast("cpu", dtype=torch.bfloat16, enabled=self._mixed)
+        return torch.autocast("cpu", dtype=torch.bfloat16) if self._mixed else nullcontext()
 
     def _datasets(self) -> tuple[Any, Any]:
         returned: Any = self.pipeline.datasets()

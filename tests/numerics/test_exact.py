@@ -17,7 +17,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.numerics.exact import Accumulator, finish, magnitudes
+from orchestrator.numerics.exact import Accumulator, finish
 from orchestrator.numerics.grid import ABSENT, HEADROOM, SLACK, Grid, is_finite, needed_exponent
 from orchestrator.numerics.layout import BLOCK, Layout
 
@@ -50,6 +50,15 @@ def contributions(draw: st.DrawFn) -> list[Shard]:
     return shards
 
 
+def magnitudes(tensors: Sequence[torch.Tensor | None], weight: float) -> list[int]:
+    """What an accumulator measures of one shard."""
+    layout = Layout.of([(str(i), torch.empty(0) if t is None else t) for i, t in enumerate(tensors)])
+    accumulator = Accumulator(layout, torch.zeros(layout.size, dtype=torch.float64), exact=True)
+    accumulator.add(tensors, weight, Grid.unset(len(tensors), 1))
+    (found,) = accumulator.settle()
+    return found
+
+
 def agreed_grid(shards: Sequence[Shard]) -> tuple[Grid, int]:
     """The grid of a first step, and the magnitude that all shards together have."""
     magnitude = max(magnitudes([torch.tensor(values)], weight)[0] for weight, values in shards)
@@ -63,6 +72,7 @@ def total_of(shards: Sequence[Shard], grid: Grid) -> torch.Tensor:
     accumulator = Accumulator(layout, total, exact=True)
     for weight, values in shards:
         accumulator.add([torch.tensor(values)], weight, grid)
+    accumulator.settle()
     return layout.views(total)[0]
 
 
@@ -236,6 +246,7 @@ def test_tensors_land_in_their_slots_with_strides_and_gaps() -> None:
         accumulator.clear()
         accumulator.add(tensors, 2.0, grid)
         accumulator.add(tensors, 2.0, grid)
+        accumulator.settle()
     for tensor, view in zip(tensors, layout.views(total), strict=True):
         expected = torch.zeros(7) if tensor is None else 4 * tensor
         assert torch.allclose(view.float(), expected, rtol=1e-6)
@@ -243,10 +254,45 @@ def test_tensors_land_in_their_slots_with_strides_and_gaps() -> None:
     assert total.count_nonzero() == used
 
 
+@pytest.mark.parametrize("weights", [(8.0, 8.0, 8.0, 8.0), (3.0, 8.0, 0.3, 1.0)])
+def test_how_many_shards_wait_changes_no_bit(weights: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of several pieces, small ones that are put together, some absent in some shards; against rational arithmetic."""
+    sizes = [3 * 32768 + 5, 4097, 100, 4096, 7]
+    layout = Layout.of([(str(i), torch.empty(size)) for i, size in enumerate(sizes)])
+    generator = torch.Generator().manual_seed(0)
+    shards: list[list[torch.Tensor | None]] = [
+        [None if (i + s) % 4 == 0 else torch.randn(size, generator=generator) for i, size in enumerate(sizes)]
+        for s in range(len(weights))
+    ]
+    grid = Grid((-40, -41, -42, -30, -40), len(weights))
+    totals = []
+    for waiting_bytes in (1, 3 * 4 * layout.size, 32 << 20):
+        monkeypatch.setattr("orchestrator.numerics.exact._WAITING_BYTES", waiting_bytes)
+        total = torch.full((layout.size,), 7.0, dtype=torch.float64)
+        total[layout.slots[-1].offset + 7 :] = 0.0
+        accumulator = Accumulator(layout, total, exact=True)
+        for shard, weight in zip(shards, weights, strict=True):
+            accumulator.add(shard, weight, grid)
+        found = accumulator.settle()
+        assert [[m == ABSENT for m in row] for row in found] == [[t is None for t in shard] for shard in shards]
+        totals.append([bits(view) for view in layout.views(total)])
+    assert totals[0] == totals[1] == totals[2]
+    for i, slot in enumerate(layout.slots):
+        exponent = grid.exponents[i]
+        assert exponent is not None
+        for place in range(0, slot.elements, max(1, slot.elements // 50)):
+            values = [
+                (w, t[place].item()) for w, shard in zip(weights, shards, strict=True) if (t := shard[i]) is not None
+            ]
+            assert Fraction(float.fromhex(totals[0][i][place])) == sum(rounded(w, v, exponent) for w, v in values)
+
+
 def test_a_tensor_without_a_grid_is_only_measured() -> None:
     layout = Layout.of([("a", torch.empty(3)), ("b", torch.empty(3))])
     total = torch.zeros(layout.size, dtype=torch.float64)
-    Accumulator(layout, total, exact=True).add([torch.ones(3), torch.ones(3)], 1.0, Grid((None, -40), 2))
+    accumulator = Accumulator(layout, total, exact=True)
+    accumulator.add([torch.ones(3), torch.ones(3)], 1.0, Grid((None, -40), 2))
+    accumulator.settle()
     a, b = layout.views(total)
     assert (a.tolist(), b.tolist()) == ([0.0] * 3, [1.0] * 3)
 
@@ -257,8 +303,10 @@ def test_fast_sums_need_no_grid() -> None:
     accumulator = Accumulator(layout, total, exact=False)
     for value in (1.0, 2.0):
         accumulator.add([torch.full((3,), value), None], 0.5, Grid.unset(2, 2))
+    accumulator.settle()
     assert layout.views(total)[0].tolist() == [1.5] * 3
     accumulator.clear()
+    accumulator.settle()
     assert not total.any()
 
 
