@@ -24,7 +24,7 @@ def test_status_and_error(error: OrchestratorError | None, status: str) -> None:
 
 
 def test_times_and_rates() -> None:
-    report = Outcome(steps=11, first_step_at=105.0, training_s=2.0).as_dict("r", started=100.0)
+    report = Outcome(steps=11, first_step_at=105.0, steps_per_s=5.00049).as_dict("r", started=100.0)
     assert (report["launch_s"], report["steps_per_s"]) == (5.0, 5.0)
 
 

@@ -51,6 +51,9 @@ class Script:
     def call_off(self, member: int, generation: int) -> None:
         self.done.append(("call off", member, generation))
 
+    def describe(self, member: int, origin: str | None) -> None:  # noqa: ARG002
+        self.done.append(("describe", member))
+
     def kill(self, member: int) -> None:
         self.done.append(("kill", member))
 
@@ -102,7 +105,9 @@ def play(
     progress: Any = SimpleNamespace(start=nothing, step=nothing, say=shown.append)
     tracker = SimpleNamespace(tick=nothing, metrics=nothing, trouble=None)
     journal, trace = LineFile(tmp_path / "journal"), LineFile(tmp_path / "trace")
-    record: Any = SimpleNamespace(tracker=tracker, journal=journal, trace=trace)
+    record: Any = SimpleNamespace(
+        tracker=tracker, journal=journal, trace=trace, origin=None, describe=lambda *_: ["of a node"]
+    )
     script = Script(iter(said), last_words or {})
     members: Any = script
     mailbox = Mailbox()
@@ -118,6 +123,7 @@ def play(
 
 
 BEGIN = [prepared(0), prepared(1)]
+DESCRIBED = Heard(0, "described", {"environment": {}, "modules": []})
 
 
 def test_a_run_from_its_first_word_to_its_last(tmp_path: Path) -> None:
@@ -126,6 +132,7 @@ def test_a_run_from_its_first_word_to_its_last(tmp_path: Path) -> None:
         *BEGIN,
         entries(0, first, {"printed": "hello"}),
         entries(1, first, {"printed": "hello"}),
+        DESCRIBED,
         finished(0),
         finished(1),
     ]
@@ -134,10 +141,16 @@ def test_a_run_from_its_first_word_to_its_last(tmp_path: Path) -> None:
     assert (outcome.status, outcome.steps, outcome.loss, outcome.digest) == ("finished", 2, 1.5, "d")
     assert (outcome.workers, outcome.generations, outcome.recoveries) == (2, 1, [])
     assert played.trace == LINES
-    assert played.shown == ["[worker 0] hello"]
+    assert played.shown == ["[worker 0] hello", "note: this run cannot be repeated exactly: of a node"]
     started = [event for event in played.journal if event["event"] == "worker_started"]
     assert [(event["worker"], event["pid"], event["node"]) for event in started] == [(0, 100, "n"), (1, 101, "n")]
-    assert played.done == [("start", 0, "worker"), ("start", 1, "worker"), ("run", 0, 0, 0, [1]), ("run", 1, 0, 1, [0])]
+    assert played.done == [
+        ("start", 0, "worker"),
+        ("start", 1, "worker"),
+        ("run", 0, 0, 0, [1]),
+        ("run", 1, 0, 1, [0]),
+        ("describe", 0),
+    ]
 
 
 def test_after_a_loss_the_survivor_goes_on_and_another_is_started(tmp_path: Path) -> None:
@@ -146,6 +159,7 @@ def test_after_a_loss_the_survivor_goes_on_and_another_is_started(tmp_path: Path
     running = {"event": "generation_running", "generation": 1, "step": 1}
     said = [
         *BEGIN,
+        DESCRIBED,
         entries(1, first, second),
         Heard(1, "died", why="in Ray's words"),
         Heard(1, "died", why="in Ray's words"),
@@ -166,7 +180,7 @@ def test_after_a_loss_the_survivor_goes_on_and_another_is_started(tmp_path: Path
 
 def test_replicas_that_disagree_in_their_last_words_are_an_error(tmp_path: Path) -> None:
     first, other = {"trace": LINES[0]}, {"trace": {**LINES[0], "gradient": "01"}}
-    outcome = play(tmp_path, [*BEGIN, finished(0), finished(1)], {0: [first], 1: [other]}).outcome
+    outcome = play(tmp_path, [*BEGIN, DESCRIBED, finished(0), finished(1)], {0: [first], 1: [other]}).outcome
     assert isinstance(outcome.error, Inconsistent)
     assert "the gradient of step 0" in str(outcome.error)
 
@@ -175,7 +189,7 @@ def test_replicas_that_disagree_in_their_last_words_are_an_error(tmp_path: Path)
 def test_a_failure_ends_the_run(tmp_path: Path, before: list[Heard]) -> None:
     kind: Any = "ran" if before else "prepared"
     failed = Heard(0, kind, {"failed": NonFinite("the loss is nan").as_dict(), "generation": 0})
-    assert isinstance(play(tmp_path, [*before, failed]).outcome.error, NonFinite)
+    assert isinstance(play(tmp_path, [*before, failed, DESCRIBED]).outcome.error, NonFinite)
 
 
 def test_a_signal_before_the_first_step_ends_the_run(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ class Client:
             class info:  # noqa: N801
                 run_id = "r"
                 run_name = "name"
+                experiment_id = "1"
 
         return Run
 
@@ -55,7 +56,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def make() -> tuple[Client, Tracker]:
     store: Any = Store()
-    return store.client, Tracker(store, "1", None, every_s=1.0)
+    return store.client, Tracker.create(store, "1", None, every_s=1.0)
 
 
 def trouble(tracker: Tracker) -> str | None:
