@@ -301,9 +301,9 @@ class _Assembly:
 
 
 def _raise_as_loss(peer: int, error: Exception) -> NoReturn:
-    """What a dialer makes of a call that failed."""
+    """What a dialer makes of a call that failed. A peer that hung up was there to do so, and has perhaps given up."""
     if isinstance(error, OSError) and not isinstance(error, PeerLost | PermissionError):
-        raise PeerLost(peer, str(error)) from error
+        raise (PeerLeft if isinstance(error, ConnectionResetError) else PeerLost)(peer, str(error)) from error
     raise error
 
 
