@@ -6,8 +6,10 @@ were done after the checkpoint are computed again and compared with what the tra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.checkpoints.catalog import Catalog
@@ -20,16 +22,20 @@ from orchestrator.driver.progress import Progress, for_stream
 from orchestrator.driver.record import reopen_record
 from orchestrator.driver.recorded import Recorded
 from orchestrator.driver.session import Beginning
-from orchestrator.errors import CheckpointDamaged, UsageError
+from orchestrator.errors import CheckpointDamaged, NotRerunnable, UsageError
+from orchestrator.provenance import changes, code_restore, data, data_restore, worktree
 from orchestrator.records import lines
 from orchestrator.settings import Settings
 from orchestrator.tracking import Store
+
+_NAMED = 5  # changed files in a message
 
 
 def resume(name: str, overrides: Sequence[str], uri: str | None) -> tuple[str, Outcome]:
     """The whole story; returns the run's id and what it came to. name: of the run, see `Store.find`; uri: of the MLflow store.
 
-    Raises UsageError and ConfigurationError before anything is started; an error of the run itself is in the outcome.
+    Raises UsageError, ConfigurationError and NotRerunnable before anything is started; an error of the run itself is in the
+    outcome.
     """
     project = Path.cwd()
     folder = project_folder(project)
@@ -40,15 +46,51 @@ def resume(name: str, overrides: Sequence[str], uri: str | None) -> tuple[str, O
             f"run {past.run_id} has finished", "there is nothing to go on with; launch another one with conf="
         )
     recorded = Recorded.of(store, folder, past)
-    files = recorded.files
-    files.lease()
+    recorded.files.lease()
     settings = recorded.settings(overrides)
-    provenance = preflight.check(settings, project)
     display = for_stream()
-    beginning = _beginning(settings, files, display)
-    with signals.posted() as mailbox, ThreadPoolExecutor(1) as pool:
-        opening = pool.submit(reopen_record, settings, store, files, provenance)
-        return Job(settings, project, display, mailbox).complete(opening, beginning)
+    with _recorded_project(recorded, project, folder, display) as place:
+        provenance = preflight.check(settings, place)
+        beginning = _beginning(settings, recorded.files, display)
+        with signals.posted() as mailbox, ThreadPoolExecutor(1) as pool:
+            opening = pool.submit(reopen_record, settings, store, recorded.files, provenance)
+            return Job(settings, place, display, mailbox).complete(opening, beginning)
+
+
+@contextmanager
+def _recorded_project(recorded: Recorded, project: Path, folder: Path, display: Progress) -> Iterator[Path]:
+    """The project with the code and the data that the run began with (rule D6): the one that is here where it still has them,
+    else a clean checkout, which is gone afterwards. Raises NotRerunnable when they cannot be had."""
+    changed = _changed(recorded, project)
+    if not changed:
+        yield project
+        return
+    display.say(f"note: {', '.join(changed[:_NAMED])} changed since the run began; it goes on with what it began with")
+    if not recorded.files.bundle.exists():
+        raise NotRerunnable(
+            f"the code of run {recorded.past.run_id} was not recorded, and the project has changed since",
+            "undo the changes, or launch a new run with conf=",
+        )
+    with code_restore.disposable(recorded.files.bundle, folder / "worktrees") as restored:
+        data_restore.restore(restored.project, recorded.inputs, project, top=restored.root)
+        with contextlib.chdir(restored.project):
+            yield restored.project
+
+
+def _changed(recorded: Recorded, project: Path) -> list[str]:
+    """The files of the code and the inputs that are not what the run began with; a run without a snapshot is trusted."""
+    inputs = {item.path: item.md5 for item in recorded.inputs}
+    now = {path: data.md5_of(project / path)[0] if (project / path).exists() else None for path in inputs}
+    found = [path for path in inputs if now[path] != inputs[path]]
+    if recorded.code.get("tree") is None:
+        return found
+    try:
+        work = worktree.examine(project)
+    except worktree.Unrecorded:
+        return [*found, "the repository"]
+    if work.tree == recorded.code["tree"]:
+        return found
+    return [*(changes.since(recorded.files.bundle, work) if recorded.files.bundle.exists() else ["the code"]), *found]
 
 
 def _beginning(settings: Settings, files: RunFolder, display: Progress) -> Beginning:

@@ -112,7 +112,8 @@ class Record:
             self.tracker.tag("steps", str(outcome.steps))
         if outcome.digest is not None:
             self.tracker.tag("digest", outcome.digest)
-        self._write_data()
+        if self.profile is not None:
+            _write(self.files.data, {**_read(self.files.data), "profile": self.profile})
         self._identify()
         self.journal.append([ending])
         self.journal.close()
@@ -125,11 +126,6 @@ class Record:
             self.tracker.artifact(self.files.weights, "model")
         self.tracker.end(_MLFLOW[status])
         return self.tracker.trouble
-
-    def _write_data(self) -> None:
-        inputs = [item.as_dict() for item in self._inputs]
-        before = _read(self.files.data).get("profile")
-        _write(self.files.data, {"inputs": inputs, "profile": self.profile or before})
 
     def _identify(self) -> None:
         """What determines the result, and one hash over it; only known once workers were ready."""
@@ -159,6 +155,7 @@ def open_record(settings: Settings, folder: Path, provenance: Provenance) -> Rec
     files = RunFolder(folder, tracker.run_id)
     files.lease()
     files.settings.write_text(to_yaml(settings), encoding="utf-8")
+    _write(files.data, {"inputs": [item.as_dict() for item in provenance.inputs], "profile": None})
     work = None if provenance.work is None else _keep(provenance.work, files, tracker)
     return Record(settings, store, tracker, files, orphans, provenance, work)
 

@@ -111,7 +111,13 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(digits: Project, undistur
     refused = digits.run(f"resume={run.run_id}", "optimizer.lr=1")
     assert refused.code == 2
     assert "optimizer.lr: it determines the result" in refused.err
+    pipeline = digits.path / "pipelines" / "digits.py"
+    code = pipeline.read_text()
+    pipeline.write_text(code.replace("cross_entropy(", "2 * functional.cross_entropy("))
+    assert pipeline.read_text() != code
     done = digits.run("resume=last", "output=json")
+    pipeline.write_text(code)
+    assert "note: pipelines/digits.py changed since the run began" in done.err
     assert f"going on from the checkpoint of step {stopped.report['steps']}" in done.err
     same(digits, done, undisturbed)
 
