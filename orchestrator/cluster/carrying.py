@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.cluster import environment
-from orchestrator.cluster.placement import Node
+from orchestrator.cluster.placement import Node, living_nodes
 from orchestrator.errors import ClusterUnavailable
 from orchestrator.provenance import tree
 from orchestrator.provenance.tree import Tree
@@ -68,6 +68,18 @@ def settle(project: Project, nodes: Iterable[Node], say: Callable[[str], None]) 
         _refuse({node: _wrong(expected, there[node]) for node in carried}, every)
         grounds.update(dict.fromkeys(carried, copy))
     return grounds
+
+
+def unlike(project: Project, node_id: str) -> str | None:
+    """Why a node that came later cannot host members in the project's own folder; None when it can. Hashes everything there
+    and here. Raises ClusterUnavailable when the node does not answer in time."""
+    node = next((node for node in living_nodes() if node.id == node_id), None)
+    if node is None:
+        return "the node is gone"
+    expected = tree.capture(project.path, project.inputs)
+    found = _survey(project, [node], Ground(str(project.path), {"env_vars": environment.of_workers()}))
+    problems = _wrong(expected, found[node.id])
+    return f"node {node.name}: {_shown(problems)}" if problems else None
 
 
 def _foreign(expected: Tree, found: Tree | RayError) -> list[str]:

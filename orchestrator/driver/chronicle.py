@@ -19,6 +19,10 @@ from orchestrator.driver.saving import Saved
 from orchestrator.records.trace import Line
 
 _REMEMBERED_LINES = 10_000
+_NO_CHECKPOINTS = (
+    "note: no worker runs on this machine, so there are no checkpoints and no resume; set checkpoint.uri to a place that "
+    "all nodes reach"
+)
 
 
 class Chronicle:
@@ -74,6 +78,8 @@ class Chronicle:
         self._tracker.metrics(self.outcome.steps, {"cluster/workers": spec["workers"]})
         if self.outcome.generations == 1:
             self._progress.start(steps)
+            if not spec["writers"]:
+                self._progress.say(_NO_CHECKPOINTS)
         else:
             self._progress.say(f"generation {spec['number']}, {spec['workers']} workers: {reason}")
 

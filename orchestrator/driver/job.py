@@ -14,7 +14,7 @@ from pathlib import Path
 
 from orchestrator.checkpoints.catalog import Catalog
 from orchestrator.checkpoints.storage import open_storage
-from orchestrator.cluster.carrying import Project, settle
+from orchestrator.cluster.carrying import Project, settle, unlike
 from orchestrator.cluster.joined import JoinedRay
 from orchestrator.cluster.local import LocalRay
 from orchestrator.cluster.members import Members, Place, this_node
@@ -29,7 +29,7 @@ from orchestrator.driver.outcome import Outcome
 from orchestrator.driver.progress import Progress
 from orchestrator.driver.record import Record
 from orchestrator.driver.saving import Saving
-from orchestrator.driver.session import Beginning, Session
+from orchestrator.driver.session import Beginning, Session, Vetting
 from orchestrator.driver.signals import Mailbox
 from orchestrator.errors import Interrupted, OrchestratorError, RunFailed, WorkerLost
 from orchestrator.settings import Settings, to_yaml
@@ -91,10 +91,10 @@ class Job:
         self.display.say(f"starting {layout(settings)}")
         with ray:
             self.mailbox.watch()
-            seating = self._seating()
+            seating, vetting = self._seating()
             pulse_s = cluster.step_timeout_s * _PULSE_SHARE
             members = Members(to_yaml(settings), secrets.token_bytes(32), cluster.lease_s, pulse_s)
-            session = Session(beginning, members, seating)
+            session = Session(beginning, members, seating, vetting)
             record = opening.result()
             for run_id in record.orphans:
                 self.display.say(
@@ -114,8 +114,9 @@ class Job:
                     outcome.error = error
         return outcome
 
-    def _seating(self) -> Seating:
-        """Room for every member that the run starts with, on nodes that have this project; a private Ray is this machine."""
+    def _seating(self) -> tuple[Seating, Vetting]:
+        """Room for every member that the run starts with, on nodes that have this project, and what is asked of a node that
+        comes later. A private Ray is this machine."""
         cluster = self.settings.cluster
         deadline_s = time.monotonic() + cluster.start_timeout_s
         together = self.settings.transport == "shared_memory"
@@ -125,7 +126,7 @@ class Job:
         anywhere = {"num_cpus": need.cpus, "num_gpus": need.gpus}
         if cluster.address is None:
             here = str(self.project)
-            return Seating([Place(here, seat.options) for seat in seats], Place(here, anywhere))
+            return Seating([Place(here, seat.options) for seat in seats], Place(here, anywhere)), lambda _node: None
         project = Project(self.project, self.settings.data.inputs, deadline_s, self._check)
         grounds = settle(project, {seat.node.id: seat.node for seat in seats}.values(), self.display.say)
         places = [
@@ -134,7 +135,21 @@ class Job:
         ]
         # A node that is not known yet is more likely to lack the project than to have it.
         carried = next((place for place in places if place.project is None), places[0])
-        return Seating(places, Place(carried.project, {**anywhere, "runtime_env": carried.options["runtime_env"]}))
+        elsewhere = Place(carried.project, {**anywhere, "runtime_env": carried.options["runtime_env"]})
+        known = set(grounds)
+
+        def vet(node: str) -> str | None:
+            if node in known or carried.project is None:
+                return None
+            later = Project(self.project, project.inputs, time.monotonic() + cluster.start_timeout_s, self._check)
+            try:
+                problem = unlike(later, node)
+            except OrchestratorError as error:
+                return error.message
+            known.update([node] if problem is None else [])
+            return problem
+
+        return Seating(places, elsewhere), vet
 
     def _check(self) -> None:
         if self.mailbox.signal is not None:

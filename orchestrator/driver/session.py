@@ -6,7 +6,7 @@ All decisions are `control.controller.decide`; all numbers come from the members
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,6 +32,9 @@ class Seating(Protocol):
         """The member is no more; its seat is free."""
 
 
+Vetting = Callable[[str], str | None]  # why a member on this node cannot take part; None when it can
+
+
 @dataclass(frozen=True)
 class Beginning:
     """Where a run begins. terms: what it asks for. When it is resumed, written: how many lines of its trace stand; cut: those
@@ -50,8 +53,11 @@ class Session:
     _saving: Saving
     _chronicle: Chronicle
 
-    def __init__(self, beginning: Beginning, members: Members, seating: Seating) -> None:
+    def __init__(
+        self, beginning: Beginning, members: Members, seating: Seating, vetting: Vetting = lambda _node: None
+    ) -> None:
         self._members = members
+        self._vetting = vetting
         self._seating = seating
         self._merger = Merger(beginning.written)
         self._merger.expect(beginning.cut)
@@ -118,6 +124,11 @@ class Session:
             error = from_dict(answer["failed"])
             first = self._state.generation is None
             self._decide(events.Failed(member, error) if first else events.StartFailed(member, error.message))
+            return
+        unfit = self._vetting(answer["node"])
+        if unfit is not None:
+            self._kill(member, unfit)
+            self._decide(events.StartFailed(member, unfit))
             return
         self._directory.add(member, answer["addresses"], answer["node"])
         self._ready[member] = {"pid": answer["pid"], "node": answer["node"]}

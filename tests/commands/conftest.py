@@ -8,13 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.projects import Project, make_digits
+from tests.projects import Project, make_digits, make_project
 
 
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A project with the digits pipeline and its data."""
     return make_digits(tmp_path_factory.mktemp("digits"))
+
+
+@pytest.fixture
+def characters(tmp_path: Path) -> Project:
+    """A project of its own, with DVC as a user sets it up."""
+    project = make_project(tmp_path, ["conf", "pipelines", "data", "dvc.yaml", "dvc.lock", ".gitignore", ".dvc/config"])
+    project.commit()
+    return project
 
 
 @pytest.fixture(scope="session")
@@ -42,6 +50,6 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Project:
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Whatever a test did to a project, nothing of it may still be there."""
     yield
-    for name in ("digits", "faulty"):
+    for name in ("digits", "characters", "faulty"):
         if name in request.fixturenames:
             assert request.getfixturevalue(name).leftovers() == []

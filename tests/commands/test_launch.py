@@ -143,3 +143,16 @@ def test_the_characters_have_one_digest_too(digits: Project) -> None:
     assert ring.report["digest"] == tree.report["digest"]
     traces = [(digits.folder(done.report["run_id"]) / "trace.jsonl").read_bytes() for done in (ring, tree)]
     assert traces[0] == traces[1]
+
+
+def test_dvc_trains_the_characters(characters: Project) -> None:
+    """The stage as it stands in dvc.yaml, with fewer steps; DVC knows when nothing has to be done again."""
+    conf = characters.path / "conf" / "characters.yaml"
+    conf.write_text(conf.read_text().replace("steps: 300", "steps: 3").replace("workers: 4", "workers: 2"))
+    first = characters.shell("dvc repro train_characters")
+    assert first.code == 0, first.err
+    report = json.loads((characters.path / "reports" / "characters.json").read_text())
+    assert (report["status"], report["steps"]) == ("finished", 3)
+    second = characters.shell("dvc repro train_characters")
+    assert "didn't change, skipping" in second.out
+    assert list(characters.runs().values()) == ["FINISHED"]
