@@ -78,7 +78,7 @@ class Chronicle:
         self._tracker.metrics(self.outcome.steps, {"cluster/workers": spec["workers"]})
         if self.outcome.generations == 1:
             self._progress.start(steps)
-            if not spec["writers"]:
+            if spec["storage"] is not None and not spec["writers"]:
                 self._progress.say(_NO_CHECKPOINTS)
         else:
             self._progress.say(f"generation {spec['number']}, {spec['workers']} workers: {reason}")
