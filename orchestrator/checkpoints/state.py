@@ -6,7 +6,8 @@
     tuple                  {"tuple": [...]}
     dict                   {"dict": [[key, value], ...]}: order is kept and keys may be numbers
     torch.Tensor           {"tensor": name}, with "stride" where it is dense but not in row-major order: a fused optimizer
-                           walks through state and parameter by address, so channels-last state has to come back as such
+                           walks through state and parameter by address, so channels-last state has to come back as such;
+                           with "device" where it is not in host memory: of one optimizer's state a part may be there
 
 Types are compared exactly: a subclass (numpy.float64, torch.Size, a named tuple) would come back as something else and is
 refused, by its place in the tree. No pickle.
@@ -65,7 +66,7 @@ def pack(tree: Any, tensors: dict[str, torch.Tensor], path: str) -> Any:
 
 
 def unpack(packed: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The tree that `pack` was given. Its tensors are copies with memory of their own."""
+    """The tree that `pack` was given. Its tensors are copies with memory of their own, on the device where they were."""
     if isinstance(packed, list):
         return [unpack(item, tensors) for item in packed]
     if not isinstance(packed, dict):
@@ -77,8 +78,10 @@ def unpack(packed: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if "dict" in packed:
         return {unpack(key, tensors): unpack(item, tensors) for key, item in packed["dict"]}
     tensor = tensors[packed["tensor"]]
-    own = torch.empty_strided(tensor.shape, packed["stride"], dtype=tensor.dtype) if "stride" in packed else None
-    return tensor.clone(memory_format=torch.contiguous_format) if own is None else own.copy_(tensor)
+    device = packed.get("device", "cpu")
+    if "stride" in packed:
+        return torch.empty_strided(tensor.shape, packed["stride"], dtype=tensor.dtype, device=device).copy_(tensor)
+    return tensor.to(device, copy=True, memory_format=torch.contiguous_format)
 
 
 def digest(tensor: torch.Tensor) -> str:
@@ -99,6 +102,9 @@ def _pack_tensor(tensor: torch.Tensor, tensors: dict[str, torch.Tensor], path: s
     while name in tensors:  # {"a/b": x, "a": {"b": y}}
         name += "'"
     tensors[name] = tensor.detach() if tensor.requires_grad else tensor
-    if tensor.is_contiguous() or not torch.ops.aten.is_non_overlapping_and_dense(tensor):
-        return {"tensor": name}
-    return {"tensor": name, "stride": list(tensor.stride())}
+    packed: dict[str, Any] = {"tensor": name}
+    if not tensor.is_contiguous() and torch.ops.aten.is_non_overlapping_and_dense(tensor):
+        packed["stride"] = list(tensor.stride())
+    if tensor.device.type != "cpu":
+        packed["device"] = tensor.device.type
+    return packed

@@ -15,6 +15,7 @@ A server is given the course alone: it has no tensors.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -41,7 +42,8 @@ def give(
     header = torch.frombuffer(bytearray(_header(state, entries)), dtype=torch.uint8)
     hashed = hashlib.sha256()
     number = 0
-    for payload in (header, *(_raw(tensor) for tensor in state.tensors.values())):
+    # One at a time, because a tensor that is not in host memory is copied there.
+    for payload in itertools.chain([header], map(_raw, state.tensors.values())):
         for piece in _pieces(payload):
             hashed.update(piece.numpy().data)
             _hand(transport, generation, recipients, number, piece, header.numel(), timeout_s)
@@ -123,8 +125,8 @@ def _header(state: State, entries: list[Entry]) -> bytes:
 
 
 def _raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor in row-major order; of a contiguous one, its own memory."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    """The bytes of a tensor in row-major order, in host memory; of a contiguous one that lies there, its own memory."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _pieces(payload: torch.Tensor) -> Iterator[torch.Tensor]:

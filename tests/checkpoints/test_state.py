@@ -66,6 +66,27 @@ def test_tensors_come_back_with_memory_of_their_own() -> None:
     assert back.tolist() == [0, 0, 0]
 
 
+def test_tensors_come_back_on_their_device() -> None:
+    """Adam counts its steps in host memory and has its moments where the parameters are."""
+    tree = {
+        "step": torch.tensor(3.0),
+        "moment": torch.ones(2, device="meta"),
+        "turned": torch.ones(2, 3, device="meta").t(),
+    }
+    tensors: dict[str, torch.Tensor] = {}
+    packed = json.loads(json.dumps(pack(tree, tensors, "")))
+    came = {
+        name: torch.ones(tensor.shape) for name, tensor in tensors.items()
+    }  # whatever carries them works on the host
+    back = unpack(packed, came)
+    assert {name: tensor.device.type for name, tensor in back.items()} == {
+        "step": "cpu",
+        "moment": "meta",
+        "turned": "meta",
+    }
+    assert back["turned"].stride() == tree["turned"].stride()
+
+
 def test_two_places_with_one_path_are_kept_apart() -> None:
     tree = {"a/b": torch.zeros(1), "a": {"b": torch.ones(1)}}
     assert alike(round_trip(tree), tree)
