@@ -30,6 +30,14 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 _OWN = Path(__file__).resolve().parent
+_ADVICE = {
+    "does not have a deterministic implementation": "its bits could not be repeated, so put another operation in its place; "
+    "one that only GPUs lack will do with run.device=cpu (torch.use_deterministic_algorithms lists them)",
+    "tensors to be on the same device": "make tensors where the batch is, as torch.arange(n, device=x.device) does, and have "
+    "the model's constants be buffers: those are moved to run.device",
+    "CUDA out of memory": "raise data.shards or lower data.batch_size: a shard computes batch_size / shards rows at once",
+    "device-side assert": "a GPU does not say more: look for an index or a label out of range, or run once with run.device=cpu",
+}
 
 
 class Pipeline:
@@ -127,9 +135,15 @@ def naming(what: str) -> Iterator[None]:
     except Exception as error:
         raise PipelineRaised(
             f"{what} raised {type(error).__name__}: {error}{_frames(error)}",
-            "the full traceback is in the run's folder, in error.txt",
+            f"{_advice(error)}the full traceback is in the run's folder, in error.txt",
             traceback.format_exc(),
         ) from None
+
+
+def _advice(error: Exception) -> str:
+    """What to do about errors of torch that come from how a run computes rather than from a slip in the code."""
+    text = str(error)
+    return next((f"{advice};\n  " for sign, advice in _ADVICE.items() if sign in text), "")
 
 
 def _frames(error: BaseException) -> str:

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from orchestrator import Pipeline
-from orchestrator.errors import ConfigurationError
-from orchestrator.pipeline import defines, find
+from orchestrator.errors import ConfigurationError, PipelineRaised
+from orchestrator.pipeline import defines, find, naming
 
 Write = Callable[[str], str]
 
@@ -137,6 +138,25 @@ def test_arguments_that_do_not_fit(write: Write, args: dict[str, object], word: 
     problem = _problem(f"{write(WHOLE)}:Whole", **args)
     assert problem.startswith("pipeline.args: Whole(hidden, *, depth=2)")
     assert word in problem
+
+
+def test_an_operation_that_is_not_deterministic_is_named() -> None:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(PipelineRaised) as caught, naming("loss() (step 0, shard 0)"):
+            torch.zeros(3).put_(torch.tensor([0]), torch.ones(1))
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert "loss() (step 0, shard 0) raised RuntimeError: put_ does not have a deterministic" in caught.value.message
+    assert caught.value.remedy.startswith("its bits could not be repeated, so put another operation in its place")
+    assert "error.txt" in caught.value.remedy
+
+
+def test_other_errors_get_no_advice() -> None:
+    with pytest.raises(PipelineRaised) as caught, naming("loss()"):
+        raise KeyError("a")
+    assert caught.value.remedy == "the full traceback is in the run's folder, in error.txt"
 
 
 def test_the_defaults() -> None:
