@@ -274,7 +274,10 @@ WRONG = {
     "run.steps=0": "run.steps: must be at least 1, got 0",
     "run.threads=0": "run.threads: must be at least 1, got 0",
     "run.precision=float64": "run.precision: expected one of float32, bfloat16, got 'float64'",
-    "run.device=cuda": "run.device: expected one of cpu, got 'cuda'",
+    "run.device=tpu": "run.device: expected one of cpu, cuda, got 'tpu'",
+    "run.device=cuda": "run.device: with cluster.gpus_per_worker=0 Ray hides all GPUs from the workers; "
+    "set cluster.gpus_per_worker=1, or less where workers are to share one",
+    "run.tf32=true": "run.tf32: only GPUs have TF32; set run.device=cuda, or leave run.tf32 out",
     "run.experiment=": "run.experiment: has no value; expected text",
     "pipeline.target=a.b": "pipeline.target: must be of the form package.module:Class, got 'a.b'",
     "pipeline.args=3": "pipeline.args: expected a mapping such as {key: value}, got 3",
@@ -648,6 +651,15 @@ def test_what_determines_the_execution_is_no_part_of_the_identity(override: str)
 @pytest.mark.parametrize("override", RESULT)
 def test_what_determines_the_result_is_part_of_the_identity(override: str) -> None:
     assert determining(given_on_command_line(override)) != determining(given_on_command_line())
+
+
+def test_what_a_gpu_computes_is_another_result() -> None:
+    gpu = ("run.device=cuda", "cluster.gpus_per_worker=0.5")
+    settings = given_on_command_line(*gpu, "run.tf32=true")
+    assert from_yaml(to_yaml(settings)) == settings
+    runs = [determining(given_on_command_line(*given)) for given in ([], gpu, [*gpu, "run.tf32=true"])]
+    assert len({str(run) for run in runs}) == 3
+    assert determining(given_on_command_line(gpu[0], "cluster.gpus_per_worker=1")) == runs[1]
 
 
 @pytest.mark.parametrize("override", ["cluster.workers=3", "topology=tree", "topology={name: tree, arity: 3}"])

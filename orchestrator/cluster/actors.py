@@ -137,9 +137,14 @@ class MemberActor:
 
     def _describe(self, origin: str | None) -> Answer:
         from orchestrator.provenance import environment, imported
+        from orchestrator.settings import from_yaml
 
+        device = from_yaml(self._settings_text).run.device
         modules = imported.gather(imported.files_of(sys.modules), Path.cwd(), origin)
-        return {"environment": environment.capture().as_dict(), "modules": [module.as_dict() for module in modules]}
+        return {
+            "environment": environment.capture(device).as_dict(),
+            "modules": [module.as_dict() for module in modules],
+        }
 
     def _run(self, spec: dict[str, Any], rank: int, peers: dict[int, Any], facts: dict[str, Any]) -> Answer:
         from orchestrator.engine.generation import Generation
@@ -170,6 +175,11 @@ class MemberActor:
             text = str(error) or "no memory left"
             return {"failed": errors.RunFailed(text, "use a smaller model, fewer workers, or more memory").as_dict()}
         except Exception as error:
+            if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here: no memory on the GPU
+                remedy = (
+                    "raise data.shards or lower data.batch_size, let fewer workers share a GPU, or use a smaller model"
+                )
+                return {"failed": errors.RunFailed(str(error), remedy, traceback.format_exc()).as_dict()}
             remedy = "this is a fault of orchestrator; the run's folder has the traceback, in error.txt"
             fault = errors.RunFailed(f"{type(error).__name__}: {error}", remedy, traceback.format_exc())
             return {"failed": fault.as_dict()}

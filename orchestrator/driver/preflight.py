@@ -7,6 +7,7 @@ from pathlib import Path
 
 from orchestrator import pipeline
 from orchestrator.errors import ConfigurationError, NotRerunnable
+from orchestrator.numerics import cuda
 from orchestrator.provenance import data, worktree
 from orchestrator.settings import Settings
 from orchestrator.updates import optimizers
@@ -24,7 +25,7 @@ class Provenance:
 
 def check(settings: Settings, project: Path) -> Provenance:
     """Raises ConfigurationError with all problems, and NotRerunnable under `strict` when there are obstacles."""
-    problems = [*_pipeline_problems(settings), *_input_problems(settings, project)]
+    problems = [*_pipeline_problems(settings), *_input_problems(settings, project), *_device_problems(settings)]
     if problems:
         raise ConfigurationError(problems)
     obstacles: list[str] = []
@@ -58,6 +59,14 @@ def _pipeline_problems(settings: Settings) -> list[str]:
             [] if own else ["optimizer: required, because the pipeline has no optimizer(); for example optimizer=adamw"]
         )
     return optimizers.problems(section.name, section.options)
+
+
+def _device_problems(settings: Settings) -> list[str]:
+    """A private Ray runs this very torch; of another one's nodes its workers say it."""
+    if settings.run.device == "cpu" or settings.cluster.address is not None:
+        return []
+    problem = cuda.build_problem()
+    return [] if problem is None else [problem]
 
 
 def _input_problems(settings: Settings, project: Path) -> list[str]:

@@ -15,6 +15,7 @@ from orchestrator.engine.work import NON_FINITE_REMEDY, Work
 from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.numerics.exact import Accumulator
 from orchestrator.numerics.grid import ABSENT, Grid, is_finite
+from orchestrator.numerics.staging import Ferry
 from orchestrator.updates import schedules
 from orchestrator.updates.clipping import clip
 
@@ -31,6 +32,7 @@ class Learner:
         replica: Replica,
         optimizer: torch.optim.Optimizer,
         memory: Memory,
+        ferry: Ferry,
         *,
         exact: bool,
         clip_norm: float | None,
@@ -44,7 +46,7 @@ class Learner:
         self._optimizer = optimizer
         self._accumulator = Accumulator(replica.layout, memory.contribution, exact=exact)
         self._memory = memory
-        self._results = [replica.layout.views(result) for result in memory.results]
+        self._ferry = ferry
         self._clip_norm = clip_norm
         self._rate = rate
         self._rates = list(rates)
@@ -71,7 +73,7 @@ class Learner:
         for shard in self._shards:
             self._pulse.beat("compute", step, shard)
             try:
-                computed = self._compute(step, shard)
+                computed = self._compute(step, shard, len(tally.shards) % self._accumulator.most_waiting)
                 if computed is None:
                     continue
                 loss, weight, gradients = computed
@@ -93,7 +95,8 @@ class Learner:
     def apply(self, step: int, agreement: Agreement) -> None:
         """May raise CalledOff before it changes anything, and not after."""
         self._pulse.beat("update", step)
-        results = zip(agreement.present, self._results[step % 2], strict=True)
+        self._ferry.back(step % 2)
+        results = zip(agreement.present, self._ferry.results[step % 2], strict=True)
         agreed = [result if present else None for present, result in results]
         gradients = agreed[: len(self._replica.parameters)]
         clipped = gradients if self._clip_norm is None else clip(gradients, self._clip_norm)
@@ -112,15 +115,16 @@ class Learner:
         self._accumulator.settle()
         return replace(ballot, wishes=self._wishes())
 
-    def _compute(self, step: int, shard: int) -> tuple[float, float, Gradients] | None:
-        """Loss, weight and contributions of one shard; None when it has nothing to contribute."""
+    def _compute(self, step: int, shard: int, nth: int) -> tuple[float, float, Gradients] | None:
+        """Loss, weight and contributions of one shard; None when it has nothing to contribute. nth: among those that wait to be
+        added up, which have to stay as they are."""
         self._replica.begin_shard()
         computed = self._work.loss(step, shard)
         self._replica.check_unchanged()
         if computed is None:
             return None
         loss, weight = computed
-        return loss.item(), weight, self._replica.contribution()
+        return loss.item(), weight, self._ferry.out(self._replica.contribution(), nth)
 
     def _settle(self, step: int, tally: _Tally) -> tuple[int, OrchestratorError] | None:
         """Complete the sum and hand the magnitudes to the tally; returns the first shard with one that is not finite."""

@@ -16,17 +16,20 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from orchestrator.errors import PipelineRaised
 from orchestrator.numerics.layout import Layout
+from orchestrator.numerics.staging import Direct, Staging
 
 COUNTER_ELEMENTS = 16  # an integer buffer with more elements than this is data, not a counter
 
 
 class Replica:
-    """Owns the model. Parameters are moved into one flat buffer, each at a 64-byte boundary.
+    """Owns the model, and has it moved to where it computes. Parameters are moved into one flat buffer there, each at a 64-byte
+    boundary.
 
     Raises PipelineRaised for models that cannot be trained exactly, naming the tensor and the remedy.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, staging: Staging | None = None) -> None:
+        staging = staging or Direct()
         _refuse_unsupported(model)
         self.model = model
         trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -35,7 +38,9 @@ class Replica:
         statistics = dict(_norm_statistics(model))
         self.statistics = list(statistics.values())
         self.layout = Layout.of([*trainable, *statistics.items()])
-        self._move_into_flat_buffer()
+        frozen = [p for p in model.parameters() if not p.requires_grad]
+        staging.move([*frozen, *model.buffers()])
+        self._move_into_flat_buffer(staging.device)
         self._buffers = dict(model.named_buffers())
         # What each module holds, and what it held when the run began: a walk through the tree for each shard would cost more.
         self._held = [(name, module._buffers, dict(module._buffers)) for name, module in model.named_modules()]
@@ -50,6 +55,7 @@ class Replica:
         """Remember the present buffers: every shard of the step to come starts from them, and so does its repetition when the
         step is given up half-way (which leaves them as the last shard made them)."""
         self._start = [buffer.clone() for buffer in [*self.statistics, *self.counters.values()]]
+        self._statistics_start = [start.cpu() for start in self._start[: len(self.statistics)]]
 
     def begin_shard(self) -> None:
         """The step's buffers again, and no gradients."""
@@ -72,10 +78,13 @@ class Replica:
         return [*detached, *(statistic.clone() for statistic in self.statistics)]
 
     def present(self, contribution: Sequence[torch.Tensor | None]) -> list[bool]:
-        """For each tensor of a contribution: whether its shard has a gradient for it, or has changed it. Statistics that no
-        shard changes keep their bits (a frozen layer's); of others the mean is over all shards, changed or not."""
+        """For each tensor of a contribution (in host memory): whether its shard has a gradient for it, or has changed it.
+        Statistics that no shard changes keep their bits (a frozen layer's); of others the mean is over all shards, changed or
+        not."""
         present = [tensor is not None for tensor in contribution]
-        for i, (statistic, start) in enumerate(zip(self.statistics, self._start, strict=False), len(self.parameters)):
+        for i, start in enumerate(self._statistics_start, len(self.parameters)):
+            statistic = contribution[i]
+            assert statistic is not None
             # Versions do not tell: batch normalisation writes its statistics without raising them.
             present[i] = not torch.equal(statistic.view(torch.int32), start.view(torch.int32))
         return present
@@ -99,9 +108,9 @@ class Replica:
             position += counter.numel()
         self.begin_step()
 
-    def _move_into_flat_buffer(self) -> None:
+    def _move_into_flat_buffer(self, device: torch.device) -> None:
         slots = self.layout.slots[: len(self.parameters)]
-        flat = torch.zeros(self.layout.size, dtype=torch.float32)
+        flat = torch.zeros(self.layout.size, dtype=torch.float32, device=device)
         for slot, parameter in zip(slots, self.parameters, strict=True):
             place = slot.view(flat)
             place.copy_(parameter.detach())
@@ -147,7 +156,7 @@ def _refuse_unsupported(model: torch.nn.Module) -> None:
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
             raise PipelineRaised(
                 f"{kind} {name!r} is not an ordinary dense tensor in memory: {tensor.layout} on {tensor.device}",
-                "keep it dense and on the CPU",
+                "keep it dense and on the CPU; run.device says where the run moves it",
             )
     _refuse_shared_memory(model)
     if not any(parameter.requires_grad and parameter.numel() for parameter in model.parameters()):

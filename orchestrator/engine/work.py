@@ -18,6 +18,7 @@ from orchestrator.data.loading import fetch
 from orchestrator.data.order import Order, Sampler, evaluation_batches
 from orchestrator.errors import NonFinite, PipelineRaised
 from orchestrator.numerics import streams
+from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.pipeline import Pipeline, naming
 
 _SMALLEST_WEIGHT, _LARGEST_WEIGHT = 1e-100, 1e100  # so that no product with a float32 leaves the range of float64
@@ -35,9 +36,11 @@ class Work:
         batch_size: int,
         shards: int,
         precision: str = "float32",
+        staging: Staging | None = None,
     ) -> None:
         self._seed = seed
         self._mixed = precision == "bfloat16"
+        self._staging = staging or Direct()
         self._loaders: Loaders | None = None
         with naming("the pipeline's __init__"), streams.seeded(seed, "pipeline"):
             self.pipeline = pipeline(**args)
@@ -71,6 +74,7 @@ class Work:
         where = f"step {step}, shard {shard}"
         batch = self._fetch(step, shard, indices)
         with naming(f"loss() ({where})"), streams.seeded(self._seed, "compute", step, shard):
+            batch = self._staging.batch(batch)
             with self._autocast():
                 returned = self.pipeline.loss(self.model, batch)
             loss, weight = _mean_and_weight(returned, len(indices))
@@ -102,6 +106,7 @@ class Work:
         with naming(f"reading samples ({where})"), streams.seeded(self._seed, "evaluation samples", step, batch):
             items = fetch(self._validation, indices, self.pipeline.collate)
         with naming(f"evaluation ({where})"), streams.seeded(self._seed, "evaluation", step, batch), torch.no_grad():
+            items = self._staging.batch(items)
             with self._autocast():
                 loss, weight = _mean_and_weight(self.pipeline.loss(self.model, items), len(indices))
                 metrics = dict(sorted(self.pipeline.metrics(self.model, items).items()))
@@ -124,7 +129,7 @@ class Work:
 
     def _autocast(self) -> AbstractContextManager[None]:
         """Under `precision: bfloat16` products are computed in it; parameters and gradients stay float32 (rule A9)."""
-        return torch.autocast("cpu", dtype=torch.bfloat16) if self._mixed else nullcontext()
+        return torch.autocast(self._staging.device.type, dtype=torch.bfloat16) if self._mixed else nullcontext()
 
     def _datasets(self) -> tuple[Any, Any]:
         returned: Any = self.pipeline.datasets()

@@ -25,7 +25,7 @@ from orchestrator.engine.term import Kept, Term
 from orchestrator.engine.watched import Watched, live
 from orchestrator.engine.work import Work
 from orchestrator.errors import ConfigurationError
-from orchestrator.numerics import determinism
+from orchestrator.numerics import cuda, determinism, staging
 from orchestrator.numerics.digests import distinct_state, model_digest
 from orchestrator.numerics.streams import seeded
 from orchestrator.pipeline import defines, find, naming
@@ -43,6 +43,7 @@ class Worker:
         self._settings = settings
         self._regions = regions
         self._host = host or Host()
+        self._staging = staging.on(settings.run.device)
         self._kept: Kept | None = None
         self._loaders: Loaders | None = None
         self._keeps_time = False
@@ -53,7 +54,9 @@ class Worker:
         Raises PipelineRaised, ConfigurationError.
         """
         settings = self._settings
-        compute = determinism.prepare_thread(settings.run.threads)
+        if settings.run.device == "cuda":
+            cuda.start()
+        compute = self._prepare_thread()
         target = find(settings.pipeline.target, settings.pipeline.args)
         self._work = Work(
             target,
@@ -62,9 +65,10 @@ class Worker:
             batch_size=settings.data.batch_size,
             shards=settings.data.shards,
             precision=settings.run.precision,
+            staging=self._staging,
         )
         self._work.model.train()
-        self._replica = Replica(self._work.model)
+        self._replica = Replica(self._work.model, self._staging)
         self._optimizer = self._build_optimizer()
         self._rates = schedules.rates_of(self._optimizer)  # now: later they are those of a step
         self._memory = Memory(self._replica.layout, self._regions, dtype=sum_dtype(settings))
@@ -84,7 +88,7 @@ class Worker:
             "initial_parameters": model_digest(self._work.model),
             "compute": compute,
             "reference": proof.reference(self._work, self._replica),
-            "machine": determinism.machine(),
+            "machine": determinism.machine(settings.run.device),
         }
 
     @property
@@ -98,7 +102,7 @@ class Worker:
         Raises this member's own faults: what a step raises (engine.lockstep, engine.evaluation), what loading a checkpoint
         raises, MemoryError.
         """
-        determinism.prepare_thread(self._settings.run.threads)
+        self._prepare_thread()
         if self._kept is None:
             self._begin(facts)
         return live(
@@ -120,8 +124,13 @@ class Worker:
         return self._work.training_data
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The model's parameters and persistent buffers, tied tensors once, as tensors of their own."""
-        return {name: tensor.clone().contiguous() for name, tensor in distinct_state(self._work.model).items()}
+        """The model's parameters and persistent buffers, tied tensors once, as tensors of their own in host memory."""
+        state = distinct_state(self._work.model)
+        return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in state.items()}
+
+    def _prepare_thread(self) -> dict[str, Any]:
+        run = self._settings.run
+        return determinism.prepare_thread(run.threads, run.device, tf32=run.tf32)
 
     def _build_optimizer(self) -> torch.optim.Optimizer:
         if not defines(type(self._work.pipeline), "optimizer"):
@@ -144,6 +153,7 @@ class Worker:
             self._replica,
             self._optimizer,
             self._memory,
+            self._staging.ferry(self._memory.layout, self._memory.results),
             exact=settings.reduction == "exact",
             clip_norm=settings.gradient.clip,
             rates=self._rates,

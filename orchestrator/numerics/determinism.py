@@ -13,6 +13,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from orchestrator.numerics import cuda
+
 ENVIRONMENT = {
     "MKL_CBWR": "AUTO",
     "MKL_DYNAMIC": "FALSE",
@@ -39,20 +41,23 @@ def cpu_model() -> str:
     return platform.processor()
 
 
-def machine() -> dict[str, str]:
-    """What may make two machines compute different bits, to name when they do."""
+def machine(device: str = "cpu") -> dict[str, str]:
+    """What may make two machines compute different bits, to name when they do. device: what computes."""
     import torch
 
+    gpu = {f"GPU: {name}": str(value) for name, value in cuda.describe().items()} if device == "cuda" else {}
     return {
         "CPU": cpu_model(),
         "instruction set": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
         "libraries": hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:12],
+        **gpu,
     }
 
 
-def prepare_thread(threads: int) -> dict[str, Any]:
-    """Set the calling thread up for computing and return what is in force, for the record. Flush-to-zero is per thread."""
+def prepare_thread(threads: int, device: str = "cpu", *, tf32: bool = False) -> dict[str, Any]:
+    """Set the calling thread up for computing and return what is in force, for the record. Flush-to-zero is per thread.
+    device: what computes; tf32: whether products on a GPU may be computed in it."""
     import torch
 
     torch.set_num_threads(threads)
@@ -63,4 +68,5 @@ def prepare_thread(threads: int) -> dict[str, Any]:
         "flush_denormal": False,
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "environment": {name: os.environ.get(name) for name in ENVIRONMENT},
+        **(cuda.prepare(tf32=tf32) if device == "cuda" else {}),
     }

@@ -63,6 +63,7 @@ class Accumulator:
     """The running total of one worker's contributions: `clear`, then `add` for each shard, then `settle`.
 
     total: float64 (exact) or float32 (fast), of the layout's size; the caller owns it, and may read it after `settle`.
+    most_waiting: with so many since `clear`, and again with so many more, all that wait are added up, and may change then.
     """
 
     def __init__(self, layout: Layout, total: torch.Tensor, *, exact: bool) -> None:
@@ -70,7 +71,7 @@ class Accumulator:
         self._views = layout.views(total)
         self._exact = exact
         self._units = _units(layout.slots, total.numpy())
-        self._most_waiting = max(1, _WAITING_BYTES // (4 * max(1, layout.size)))
+        self.most_waiting = max(1, _WAITING_BYTES // (4 * max(1, layout.size)))
         self.clear()
 
     def clear(self) -> None:
@@ -83,7 +84,7 @@ class Accumulator:
         the same since `clear`. A tensor whose grid is not set yet is only measured: the step will be repeated."""
         self._grid = grid
         self._waiting.append(_Shard(tensors, weight))
-        if len(self._waiting) == self._most_waiting:
+        if len(self._waiting) == self.most_waiting:
             self._add_waiting()
 
     def settle(self) -> list[list[int]]:

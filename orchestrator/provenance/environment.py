@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.numerics import cuda
 from orchestrator.numerics.determinism import cpu_model
 from orchestrator.provenance import tree
 
@@ -82,7 +83,7 @@ def capture(device: str = "cpu") -> Environment:
         "variables": variables(),
     }
     if device == "cuda":
-        bits["gpu"] = _cuda()
+        bits["gpu"] = cuda.describe()
     return Environment(
         packages={name: version for name, (version, _) in found.items()},
         builds={name: build for name, (_, build) in found.items()},
@@ -140,25 +141,6 @@ def _torch() -> dict[str, Any]:
     }
 
 
-def _cuda() -> dict[str, Any]:
-    """What this process sees; starts CUDA in it."""
-    import torch
-
-    cudnn: Any = torch.backends.cudnn
-    devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return {
-        "models": sorted({f"{device.name}, compute capability {device.major}.{device.minor}" for device in devices}),
-        "driver": _driver(),
-        "cuda": torch.version.cuda,
-        "cudnn": cudnn.version(),
-    }
-
-
-def _driver() -> str | None:
-    found = re.search(r"Kernel Module\D*([\d.]+)", _text("/proc/driver/nvidia/version"))
-    return found.group(1) if found else None
-
-
 def _host() -> dict[str, Any]:
     memory = re.search(r"^MemTotal:\s*(\d+) kB", _text("/proc/meminfo"), re.MULTILINE)
     system = re.search(r'^PRETTY_NAME="?([^"\n]*)', _text("/etc/os-release"), re.MULTILINE)
@@ -171,7 +153,7 @@ def _host() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": int(memory.group(1)) * 1024 if memory else None,
         "gpus": [model.group(1) for model in models if model],
-        "gpu_driver": _driver(),
+        "gpu_driver": cuda.driver(),
         "container": _container(),
         "executable": sys.executable,
         "variables": _chosen(

@@ -88,7 +88,13 @@ class RunSettings:
     precision: Literal["float32", "bfloat16"] = field(
         default="float32", metadata=result("The type in which products are computed; parameters are float32.")
     )
-    device: Literal["cpu"] = field(default="cpu", metadata=result("Where gradients are computed."))
+    device: Literal["cpu", "cuda"] = field(
+        default="cpu",
+        metadata=result("Where each worker computes; cuda: on one GPU, which cluster.gpus_per_worker reserves."),
+    )
+    tf32: bool = field(
+        default=False, metadata=result("cuda: whether float32 products may be computed in TF32, faster and coarser.")
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -403,6 +409,21 @@ def _shards_have_rows(batch_size: int, shards: int) -> str | None:
     )
 
 
+def _cuda_needs_gpus(device: str, gpus: float) -> str | None:
+    if device == "cpu" or gpus > 0:
+        return None
+    return (
+        "run.device: with cluster.gpus_per_worker=0 Ray hides all GPUs from the workers; set cluster.gpus_per_worker=1, or "
+        "less where workers are to share one"
+    )
+
+
+def _tf32_needs_cuda(tf32: object, device: str) -> str | None:
+    if not tf32 or device == "cuda":
+        return None
+    return "run.tf32: only GPUs have TF32; set run.device=cuda, or leave run.tf32 out"
+
+
 def _topology_has_option(option: str, value: int | None, topology: str) -> str | None:
     if value is None or option in TOPOLOGIES[topology].options:
         return None
@@ -443,6 +464,8 @@ RULES = (
     Rule(("cluster.workers", "data.shards"), _workers_have_shards),
     Rule(("reduction", "cluster.workers"), _fast_needs_a_number),
     Rule(("data.batch_size", "data.shards"), _shards_have_rows),
+    Rule(("run.device", "cluster.gpus_per_worker"), _cuda_needs_gpus),
+    Rule(("run.tf32", "run.device"), _tf32_needs_cuda),
     Rule(("schedule.name", "schedule.every"), _steps_need_every),
     Rule(("early_stopping.patience", "evaluation.every"), _stopping_needs_steps),
     Rule(("schedule.name", "evaluation.every"), _plateau_needs_steps),

@@ -83,13 +83,13 @@ def result_of(project: Project, done: Done) -> Result:
 
 
 @contextlib.contextmanager
-def raylets(*cpus: int) -> Iterator[Joined]:
-    """A Ray with a node for each number of CPUs."""
+def raylets(*sizes: int | str) -> Iterator[Joined]:
+    """A Ray with a node for each number of CPUs; "2:1": and with what it says are GPUs."""
     access = new_access()
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     folder = Path(tempfile.mkdtemp(prefix="raylets-", dir="/tmp"))  # short, because Unix sockets lie in it
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.cluster.raylets", *map(str, cpus)],
+        [sys.executable, "-m", "tests.cluster.raylets", *map(str, sizes)],
         cwd=REPOSITORY,
         env={**inherited, **access, "PYTHONPATH": str(REPOSITORY), "RAY_TMPDIR": str(folder)},
         stdin=subprocess.PIPE,

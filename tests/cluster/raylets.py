@@ -1,4 +1,4 @@
-"""Several raylets on this machine, as a process of their own: `python -m tests.cluster.raylets CPUS...`, one node per number.
+"""Several raylets on this machine, as a process of their own: `python -m tests.cluster.raylets CPUS[:GPUS]...`, one node each.
 
 Prints the address when all nodes are there. A line "remove" on stdin kills the last node; the end of stdin ends them all.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 from ray.cluster_utils import Cluster
 
@@ -19,14 +20,19 @@ QUICK = {
 STORE_BYTES = 80 * 2**20
 
 
+def size(argument: str) -> dict[str, Any]:
+    """GPUs are only said to be there; none that is there counts."""
+    cpus, _, gpus = argument.partition(":")
+    return {"num_cpus": int(cpus), "num_gpus": int(gpus or 0), "object_store_memory": STORE_BYTES}
+
+
 def main() -> None:
     logging.disable(logging.INFO)
-    cpus = [int(argument) for argument in sys.argv[1:]]
-    options = {"include_dashboard": False, "object_store_memory": STORE_BYTES}
-    head = {**options, "num_cpus": cpus[0], "_system_config": QUICK}
+    first, *others = (size(argument) for argument in sys.argv[1:])
+    head = {**first, "include_dashboard": False, "_system_config": QUICK}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
-        nodes = [cluster.add_node(num_cpus=number, object_store_memory=STORE_BYTES) for number in cpus[1:]]
+        nodes = [cluster.add_node(**other) for other in others]
         cluster.wait_for_nodes()
         print(f"address {cluster.address}", flush=True)
         for line in sys.stdin:

@@ -54,6 +54,24 @@ def test_more_than_there_is_is_refused_at_once(digits: Project, two_nodes: Joine
     assert time.monotonic() - began < 60
 
 
+def test_a_worker_that_cannot_compute_on_a_gpu_says_why(digits: Project) -> None:
+    """Its node says that it has GPUs; the torch of these tests is built without CUDA."""
+    with raylets("2:1") as joined:
+        project = replace(digits, variables=joined.access)
+        done = project.run(
+            *SHORT,
+            f"cluster.address={joined.address}",
+            "cluster.workers=2",
+            "run.device=cuda",
+            "cluster.gpus_per_worker=0.5",
+        )
+    assert done.code == 2
+    assert done.err.count("error: ") == 1
+    assert "is built without CUDA; install a build with CUDA, or take run.device=cpu" in done.err
+    assert "Traceback" not in done.err
+    assert project.runs()[done.report["run_id"]] == "FAILED"
+
+
 def test_an_address_without_a_ray_is_refused_at_once(digits: Project) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         began = time.monotonic()

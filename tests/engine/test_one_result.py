@@ -13,6 +13,7 @@ import torch
 from orchestrator.engine import evaluation
 from orchestrator.engine.replica import Replica
 from orchestrator.engine.work import Work
+from orchestrator.numerics import staging
 from orchestrator.numerics.streams import seeded
 from orchestrator.pipeline import Pipeline
 from orchestrator.settings import Every
@@ -80,6 +81,14 @@ def test_every_layout_gives_the_same_run(number: int, case: Case) -> None:
     reference = train(case.pipeline, **case.settings)
     for layout in rotating(2, number):
         _assert_same(train(case.pipeline, layout, **case.settings), reference)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_computing_beside_host_memory_changes_no_bit(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU; the device is the CPU all the same."""
+    direct = train(case.pipeline, **case.settings)
+    monkeypatch.setattr(staging, "on", lambda _: staging.Copying(torch.device("cpu")))
+    _assert_same(train(case.pipeline, Layout(2), **case.settings), direct)
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, *LONELY], ids=str)

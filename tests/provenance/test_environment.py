@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.numerics import cuda
 from orchestrator.provenance import environment
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -125,7 +126,7 @@ def test_variables_that_change_bits_are_kept_and_secrets_never(monkeypatch: pyte
 def test_the_graphics_card_counts_only_where_it_computes(
     found: environment.Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environment, "_cuda", lambda: {"models": ["X"]})
+    monkeypatch.setattr(cuda, "describe", lambda: {"models": ["X"]})
     assert "gpu" not in found.bits
     assert environment.capture("cuda").bits["gpu"] == {"models": ["X"]}
 

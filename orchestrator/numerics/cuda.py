@@ -1,0 +1,95 @@
+"""What is particular to CUDA: whether this process can compute there, what makes it deterministic, what to record of it.
+
+Deterministic algorithms as such are switched on for every device (`determinism.prepare_thread`); an operation that has none
+raises then, and names itself. None of this has run on a GPU yet; the tests try it as far as a build without CUDA goes.
+Source: https://docs.pytorch.org/docs/stable/notes/randomness.html
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import ConfigurationError
+
+_WORKSPACES = (":4096:8", ":16:8")  # those under which cuBLAS is deterministic
+
+
+def build_problem() -> str | None:
+    """Why no process with this torch can compute on a GPU. Starts nothing."""
+    import torch
+
+    if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        return None
+    return f"run.device: torch {torch.__version__} is built without CUDA; install a build with CUDA, or take run.device=cpu"
+
+
+def start() -> None:
+    """Start CUDA in this process. Raises ConfigurationError where that cannot give deterministic results, or any."""
+    import torch
+
+    problem = build_problem() or _visibility_problem() or _workspace_problem()
+    if problem is not None:
+        raise ConfigurationError([problem])
+    # Now, because a device's generators are seeded only where CUDA was started.
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+
+
+def prepare(*, tf32: bool) -> dict[str, Any]:
+    """Switch off what would choose kernels by the clock; returns what is in force."""
+    import torch
+
+    cudnn: Any = torch.backends.cudnn
+    cudnn.benchmark = False
+    cudnn.deterministic = True
+    cudnn.allow_tf32 = tf32
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    return {"device": "cuda", "tf32": tf32, "cudnn_benchmark": cudnn.benchmark}
+
+
+def describe() -> dict[str, Any]:
+    """The GPUs that this process sees, and the libraries that compute on them; starts CUDA in it."""
+    import torch
+
+    cudnn: Any = torch.backends.cudnn
+    devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return {
+        "models": sorted({f"{device.name}, compute capability {device.major}.{device.minor}" for device in devices}),
+        "driver": driver(),
+        "cuda": torch.version.cuda,
+        "cudnn": cudnn.version(),
+    }
+
+
+def driver(text: str | None = None) -> str | None:
+    """The version of NVIDIA's kernel module; None where there is none. text: what the module says of itself."""
+    if text is None:
+        try:
+            text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+    found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", text)
+    return found.group(1) if found else None
+
+
+def _visibility_problem() -> str | None:
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.device_count() > 0:
+        return None
+    return (
+        f"run.device: no GPU is visible to this process (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}, "
+        f"driver {driver()}); look at nvidia-smi on this node, raise cluster.gpus_per_worker, or take run.device=cpu"
+    )
+
+
+def _workspace_problem() -> str | None:
+    given = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    if given in _WORKSPACES:
+        return None
+    return (
+        f"run.device: CUBLAS_WORKSPACE_CONFIG={given} makes products on a GPU come out differently from time to time; "
+        f"unset it, or set {' or '.join(_WORKSPACES)}"
+    )

@@ -1,0 +1,172 @@
+"""Where the model computes, and host memory: the seam between the two.
+
+    Direct     the model lives in host memory: gradients are summed and sums are applied where they lie, nothing is copied
+    Copying    the model lives elsewhere (a GPU): a shard's gradients come out in one copy, the sum goes in in one copy
+
+Magnitudes, grid, exact sums, exchange and fingerprint work in host memory, whichever it is. Everything but the name of the
+device is the same for a GPU and for a `Copying` onto the CPU, and so the tests run whole trainings through the second one.
+
+What it does not do: hide the copies behind computation, or use more than one GPU per worker.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from orchestrator.numerics.layout import Layout
+
+Tensors = Sequence[torch.Tensor | None]  # float32, in the order of the layout
+
+
+class Ferry(Protocol):
+    """Carries the tensors of one layout. results: the summed gradient where the model computes, of even and of odd steps."""
+
+    @property
+    def results(self) -> Sequence[Sequence[torch.Tensor]]: ...
+
+    def out(self, tensors: Tensors, nth: int) -> Tensors:
+        """The tensors in host memory, where they stay until the next call with the same `nth`."""
+
+    def back(self, parity: int) -> None:
+        """Bring the sum of an even or odd step into `results[parity]`; the other one is not valid then."""
+
+
+class Staging(Protocol):
+    """device: where the model computes. One for each worker."""
+
+    device: torch.device
+
+    def move(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Have these tensors, which stay the objects that they are, lie on the device. What shares memory shares it there."""
+
+    def batch(self, batch: Any) -> Any:
+        """The batch with its tensors on the device."""
+
+    def ferry(self, layout: Layout, results: tuple[torch.Tensor, torch.Tensor]) -> Ferry:
+        """results: flat, float32, in host memory, of even and odd steps; they are only read."""
+
+
+class Direct:
+    """Implements `Staging` for a model in host memory."""
+
+    device = torch.device("cpu")
+
+    def move(self, tensors: Sequence[torch.Tensor]) -> None:
+        pass
+
+    def batch(self, batch: Any) -> Any:
+        return batch
+
+    def ferry(self, layout: Layout, results: tuple[torch.Tensor, torch.Tensor]) -> Ferry:
+        return _InPlace([layout.views(result) for result in results])
+
+
+class Copying:
+    """Implements `Staging` for a model on `device`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def move(self, tensors: Sequence[torch.Tensor]) -> None:
+        storages: dict[int, torch.Tensor] = {}
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            place = storage.data_ptr()
+            if place not in storages:
+                raw = torch.empty(0, dtype=torch.uint8).set_(storage)
+                storages[place] = raw.to(self.device, copy=True)
+            there = torch.empty(0, dtype=tensor.dtype, device=self.device)
+            target = storages[place].untyped_storage()
+            tensor.data = there.set_(target, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+    def batch(self, batch: Any) -> Any:
+        """Follows dicts, lists, tuples and dataclasses. Any other object goes there itself if it has a method `to`, and stays
+        as it is if it has none."""
+        if isinstance(batch, torch.Tensor):
+            return batch.to(self.device, copy=True)
+        if callable(getattr(batch, "to", None)):
+            return batch.to(self.device)
+        if isinstance(batch, Mapping):
+            moved = {key: self.batch(value) for key, value in batch.items()}
+            return moved if type(batch) is dict else _with_items(batch, moved)
+        if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+            return type(batch)(*map(self.batch, batch))
+        if isinstance(batch, (list, tuple)):
+            return type(batch)(map(self.batch, batch))
+        if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+            return self._fields(batch)
+        return batch
+
+    def ferry(self, layout: Layout, results: tuple[torch.Tensor, torch.Tensor]) -> Ferry:
+        return _Carrying(layout, results, self.device)
+
+    def _fields(self, batch: Any) -> Any:
+        """Not `replace`, which calls __init__ again."""
+        other = copy.copy(batch)
+        for field in dataclasses.fields(batch):
+            if hasattr(batch, field.name):
+                object.__setattr__(other, field.name, self.batch(getattr(batch, field.name)))
+        return other
+
+
+def on(device: str) -> Staging:
+    """For `run.device`."""
+    return Direct() if device == "cpu" else Copying(torch.device(device))
+
+
+class _InPlace:
+    """Implements `Ferry` where there is no water."""
+
+    def __init__(self, results: Sequence[Sequence[torch.Tensor]]) -> None:
+        self.results = results
+
+    def out(self, tensors: Tensors, nth: int) -> Tensors:  # noqa: ARG002
+        return tensors
+
+    def back(self, parity: int) -> None:
+        pass
+
+
+class _Carrying:
+    """Implements `Ferry`. One flat buffer on the device serves both ways: gradients leave before a sum comes."""
+
+    def __init__(self, layout: Layout, results: tuple[torch.Tensor, torch.Tensor], device: torch.device) -> None:
+        self._layout = layout
+        self._sums = results
+        self._there = torch.zeros(layout.size, device=device)
+        self._views = layout.views(self._there)
+        self._here: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
+        self.results = (self._views, self._views)
+
+    def out(self, tensors: Tensors, nth: int) -> Tensors:
+        pairs = [(view, tensor) for view, tensor in zip(self._views, tensors, strict=True) if tensor is not None]
+        if pairs:
+            torch._foreach_copy_([view for view, _ in pairs], [tensor for _, tensor in pairs])
+        flat, views = self._buffer(nth)
+        flat.copy_(self._there)  # waits until it is done: what comes next reads it
+        return [None if tensor is None else view for tensor, view in zip(tensors, views, strict=True)]
+
+    def back(self, parity: int) -> None:
+        self._there.copy_(self._sums[parity])
+
+    def _buffer(self, nth: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Page-locked memory for a GPU: a copy into other memory is made twice."""
+        while len(self._here) <= nth:
+            flat = torch.zeros(self._layout.size, pin_memory=self._there.device.type == "cuda")
+            self._here.append((flat, self._layout.views(flat)))
+        return self._here[nth]
+
+
+def _with_items(batch: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """A mapping of the same kind; a plain dict where that cannot be copied, or its copy not changed."""
+    try:
+        other: Any = copy.copy(batch)
+        other.update(items)
+    except (AttributeError, TypeError):
+        return items
+    return other

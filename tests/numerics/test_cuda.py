@@ -1,0 +1,106 @@
+"""What is particular to CUDA, as far as it can be tried without a GPU: refusals, switches, what is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.errors import ConfigurationError
+from orchestrator.numerics import cuda
+from orchestrator.numerics.determinism import machine, prepare_thread
+
+
+@pytest.fixture
+def switches() -> Iterator[Any]:
+    """torch's own for cuDNN, put back afterwards."""
+    cudnn: Any = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    yield cudnn
+    cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+
+
+def refusal() -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        cuda.start()
+    return caught.value.message
+
+
+def test_a_torch_without_cuda_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    assert refusal() == (
+        f"the configuration is wrong: run.device: torch {torch.__version__} is built without CUDA; "
+        "install a build with CUDA, or take run.device=cpu"
+    )
+
+
+@pytest.mark.usefixtures("built")
+def test_no_visible_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert "no GPU is visible to this process (CUDA_VISIBLE_DEVICES=, driver " in refusal()
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("given", [None, ":0:0"])
+def test_a_workspace_that_is_not_deterministic_is_refused(monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    if given is not None:
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", given)
+    assert f"CUBLAS_WORKSPACE_CONFIG={given}" in refusal()
+
+
+@pytest.mark.usefixtures("built")
+def test_cuda_is_started_where_nothing_speaks_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "init", lambda: started.append(True))
+    cuda.start()
+    assert started == [True]
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_a_thread_that_computes_on_a_gpu_is_set_up(switches: Any, tf32: bool) -> None:
+    switches.benchmark, switches.allow_tf32 = True, not tf32
+    found = prepare_thread(1, "cuda", tf32=tf32)
+    assert (found["device"], found["tf32"], found["cudnn_benchmark"]) == ("cuda", tf32, False)
+    assert (switches.benchmark, switches.deterministic, switches.allow_tf32) == (False, True, tf32)
+    assert torch.backends.cuda.matmul.allow_tf32 is tf32
+    assert torch.are_deterministic_algorithms_enabled()
+
+
+def test_the_gpu_is_named_where_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "describe", lambda: {"models": ["X"], "driver": "1.2"})
+    assert {"GPU: models": "['X']", "GPU: driver": "1.2"}.items() <= machine("cuda").items()
+    assert not any("GPU" in name for name in machine())
+
+
+def test_gpus_are_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Properties:
+        name, major, minor = "X 100", 9, 0
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Properties)
+    assert cuda.describe()["models"] == ["X 100, compute capability 9.0"]
+
+
+VERSIONS = {
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023": "535.104.05",
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build": "570.86.15",
+    "something else": None,
+}
+
+
+@pytest.mark.parametrize("text", VERSIONS)
+def test_the_driver_is_read_from_what_its_module_says(text: str) -> None:
+    assert cuda.driver(text) == VERSIONS[text]
