@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator import pipeline
+from orchestrator.checkpoints.storage import open_storage
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.provenance import data, worktree
 from orchestrator.settings import Settings
@@ -24,7 +25,7 @@ class Provenance:
 
 def check(settings: Settings, project: Path) -> Provenance:
     """Raises ConfigurationError with all problems, and NotRerunnable under `strict` when there are obstacles."""
-    problems = [*_pipeline_problems(settings), *_input_problems(settings, project)]
+    problems = [*_pipeline_problems(settings), *_input_problems(settings, project), *_checkpoint_problems(settings)]
     if problems:
         raise ConfigurationError(problems)
     obstacles: list[str] = []
@@ -58,6 +59,16 @@ def _pipeline_problems(settings: Settings) -> list[str]:
             [] if own else ["optimizer: required, because the pipeline has no optimizer(); for example optimizer=adamw"]
         )
     return optimizers.problems(section.name, section.options)
+
+
+def _checkpoint_problems(settings: Settings) -> list[str]:
+    if settings.checkpoint.uri is None:
+        return []
+    try:
+        open_storage(settings.checkpoint.uri)
+    except ConfigurationError as error:
+        return list(error.problems)
+    return []
 
 
 def _input_problems(settings: Settings, project: Path) -> list[str]:
