@@ -553,7 +553,7 @@ def all_settings(draw: st.DrawFn) -> Settings:
         gradient=draw(st.builds(GradientSettings, clip=st.none() | positive)),
         evaluation=EvaluationSettings(every=draw(every)),
         checkpoint=draw(st.builds(CheckpointSettings, every=every, keep=counts, uri=st.none() | texts)),
-        trace=draw(st.builds(TraceSettings, digest_every=st.integers(0))),
+        trace=draw(st.builds(TraceSettings, digest_every=st.integers(0), tensors_every=st.integers(0))),
         tracking=draw(st.builds(TrackingSettings, uri=st.none() | texts, every_s=positive)),
         reduction=draw(st.sampled_from(["exact", "fast"])),
         transport=draw(st.sampled_from(["auto", "shared_memory", "tcp"])),
@@ -622,6 +622,7 @@ EXECUTION = (
     + [
         "evaluation.every=3",
         "trace.digest_every=1",
+        "trace.tensors_every=1",
         "tracking.uri=x",
         "tracking.every_s=2",
         "strict=true",

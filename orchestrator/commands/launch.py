@@ -24,6 +24,8 @@ def launch(settings: Settings) -> tuple[str, Outcome]:
     provenance = preflight.check(settings, project)
     folder = project_folder(project)
     display = for_stream()
+    for note in provenance.notes:
+        display.say(f"note: {note}")
     for obstacle in provenance.obstacles:
         display.say(f"note: this run cannot be repeated exactly: {obstacle}")
     with signals.posted() as mailbox, ThreadPoolExecutor(1) as pool:

@@ -40,6 +40,7 @@ class RunFolder:
         self.data = self.path / "data.json"
         self.environment = self.path / "environment.json"
         self.identity = self.path / "identity.json"
+        self.card = self.path / "card.md"
         self.verdict = self.path / "verdict.json"
         self.weights = self.path / "model.safetensors"
         self.error = self.path / "error.txt"
@@ -59,5 +60,5 @@ class RunFolder:
     def artifacts(self) -> list[Path]:
         """The files that are logged under `run/`, those that exist."""
         inputs = [self.settings, self.bundle, self.patch, self.code, self.data, self.environment, self.identity]
-        files = [*inputs, self.journal, self.trace, self.verdict, self.error]
+        files = [*inputs, self.journal, self.trace, self.card, self.verdict, self.error]
         return [file for file in files if file.exists()]

@@ -35,7 +35,7 @@ class Recorded:
     @classmethod
     def of(cls, store: Store, folder: Path, past: Past) -> Recorded:
         files = RunFolder(folder, past.run_id)
-        if not files.settings.exists():
+        if not all(file.exists() for file in _needed(files).values()):
             store.fetch(past.run_id, "run", files.path)
         return cls(past, files)
 
@@ -53,14 +53,7 @@ class Recorded:
 
     def require(self) -> None:
         """Raises NotRerunnable, naming everything that is missing for a rerun."""
-        needed = {
-            "its settings": self.files.settings,
-            "the snapshot of its code": self.files.bundle,
-            "the versions of its data": self.files.data,
-            "its environment": self.files.environment,
-            "its trace": self.files.trace,
-        }
-        missing = [f"{what} ({path.name})" for what, path in needed.items() if not path.exists()]
+        missing = [f"{what} ({path.name})" for what, path in _needed(self.files).items() if not path.exists()]
         if missing:
             raise NotRerunnable(
                 f"the record of run {self.past.run_id} is not complete: there is no {', no '.join(missing)}",
@@ -99,6 +92,17 @@ class Recorded:
         parts = _read(self.files.identity).get("parts", {})
         found["initial_parameters"] = parts.get("initial_parameters")
         return found
+
+
+def _needed(files: RunFolder) -> dict[str, Path]:
+    """What a rerun cannot do without."""
+    return {
+        "its settings": files.settings,
+        "the snapshot of its code": files.bundle,
+        "the versions of its data": files.data,
+        "its environment": files.environment,
+        "its trace": files.trace,
+    }
 
 
 def _read(path: Path) -> dict[str, Any]:
