@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import os
 import time
 from typing import Any
@@ -13,6 +13,8 @@ from torch.utils.data import Dataset, Subset
 
 from orchestrator import Pipeline
 
+if importlib.util.find_spec("hidden") is not None:
+    importlib.import_module("hidden")
 SCALE: float = importlib.import_module("helper").SCALE  # of the project
 
 

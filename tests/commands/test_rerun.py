@@ -85,7 +85,15 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
     place = tmp_path_factory.mktemp("study")
     project, remote = Project(place / "project"), place / "remote"
     write(project, {"study.py": Path(__file__).with_name("study.py").read_text(), "helper.py": "SCALE = 3.0\n"})
-    write(project, {"conf/study.yaml": CONF, "data/points.csv": points(1), "notes.txt": "n\n", ".gitignore": "*.log\n"})
+    write(
+        project,
+        {
+            "conf/study.yaml": CONF,
+            "data/points.csv": points(1),
+            "notes.txt": "n\n",
+            ".gitignore": "*.log\n/hidden.py\n",
+        },
+    )
     shell(
         project,
         f"git init -q && dvc init -q && dvc config core.analytics false && dvc remote add -q -d far {remote}",
@@ -111,10 +119,11 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
 
 @pytest.fixture(scope="module")
 def later(study: Study) -> Done:
-    """Another run: other code, other data, which DVC does not know, another setting, other workers."""
-    (study.project.path / "data" / "points.csv").write_text(points(3))
+    """Another run: other code and a module that git ignores, other data, which DVC does not know, another setting, other workers."""
+    write(study.project, {"data/points.csv": points(3), "hidden.py": "X = 1\n"})
     done = study.project.run("conf=study", "optimizer.lr=0.02", "cluster.workers=1", "run.name=later", "output=json")
     assert done.code == 0, done.err
+    (study.project.path / "hidden.py").unlink()
     return done
 
 
@@ -175,6 +184,7 @@ def test_what_determines_the_result_cannot_be_changed(study: Study) -> None:
 
 
 def test_data_that_dvc_does_not_know_are_named_and_cannot_be_restored(study: Study, later: Done) -> None:
+    assert "hidden.py is imported, but not in the snapshot (ignored by git, or too large)" in later.err
     strict = study.project.run("conf=study", "strict=true")
     assert strict.code == 4
     for told in (later.err, strict.err):
@@ -251,6 +261,19 @@ def test_a_run_that_lost_and_gained_workers_and_was_resumed_is_repeated(study: S
     done = study.rerun("cluster.workers=4", run_id=run.run_id)
     assert done.code == 0, done.err
     assert (done.report["verdict"], done.report["differences"]) == ("exact", [])
+
+
+def test_a_rerun_that_is_interrupted_leaves_nothing_and_claims_nothing(study: Study) -> None:
+    before = untouchable(study.project.path)
+    rerun = Watched(study.project, f"rerun={study.run_id}", "output=json")
+    rerun.process.send_signal(signal.SIGTERM)
+    done = rerun.end()
+    assert done.code == 130
+    assert list(done.report)[: len(FIELDS)] == FIELDS
+    assert (done.report["rerun_of"], done.report["status"], done.report["verdict"]) == (study.run_id, "killed", None)
+    assert study.project.runs()[rerun.run_id] == "KILLED"
+    assert list((study.project.path / ".orchestrator" / "worktrees").iterdir()) == []
+    assert untouchable(study.project.path) == before
 
 
 def test_two_runs_are_compared(study: Study, later: Done) -> None:
