@@ -21,7 +21,7 @@ from orchestrator.cluster.environment import prepare_environment
 from orchestrator.driver.outcome import Outcome
 from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.numerics import determinism
-from orchestrator.settings import load
+from orchestrator.settings import load, origins
 
 USAGE = """\
 usage: python -m orchestrator conf=NAME|PATH [key=value ...]
@@ -95,12 +95,13 @@ def _launch(conf: str, overrides: list[str], started: float) -> int:
     as_json = "output=json" in overrides
     try:
         with _stdout_for_programs():
-            settings = load(conf.split(","), overrides)
+            given = conf.split(",")
+            settings = load(given, overrides)
             as_json = settings.output == "json"
             prepare_environment(settings.cluster.address)
             from orchestrator.commands.launch import launch  # imports ray, which reads that environment
 
-            run_id, outcome = launch(settings)
+            run_id, outcome = launch(settings, origins(given, overrides))
     except OrchestratorError as error:
         return _refused(error, as_json, Outcome(error=error).as_dict(None, started))
     return _report(run_id, outcome, as_json, started)

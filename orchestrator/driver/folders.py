@@ -34,6 +34,7 @@ class RunFolder:
         self.journal = self.path / "journal.jsonl"
         self.trace = self.path / "trace.jsonl"
         self.settings = self.path / "settings.yaml"
+        self.origins = self.path / "settings_from.json"
         self.bundle = self.path / "code.bundle"
         self.patch = self.path / "code.patch"
         self.code = self.path / "code.json"
@@ -59,6 +60,7 @@ class RunFolder:
 
     def artifacts(self) -> list[Path]:
         """The files that are logged under `run/`, those that exist."""
-        inputs = [self.settings, self.bundle, self.patch, self.code, self.data, self.environment, self.identity]
+        code = [self.bundle, self.patch, self.code]
+        inputs = [self.settings, self.origins, *code, self.data, self.environment, self.identity]
         files = [*inputs, self.journal, self.trace, self.card, self.verdict, self.error]
         return [file for file in files if file.exists()]

@@ -1,8 +1,8 @@
 """One run's record: its MLflow run and its folder, opened before the first step and closed with the right status.
 
 What the run is made of goes into files that are artifacts too: `code.bundle` (the exact work tree), `code.patch` (to be read),
-`data.json`, `settings.yaml`, `environment.json` (per node), and `identity.json`: a hash over all of it. `card.md` says it to a
-person.
+`data.json`, `settings.yaml` with `settings_from.json` (what came from where), `environment.json` (per node), and
+`identity.json`: a hash over all of it. `card.md` says it to a person.
 """
 
 from __future__ import annotations
@@ -194,9 +194,9 @@ class Record:
         self.tracker.tag("identity", identity.of(parts))
 
 
-def open_record(settings: Settings, folder: Path, provenance: Provenance) -> Record:
-    """Create the MLflow run and its folder, and keep the code; remove what a rerun that was killed has left. Raises
-    ConfigurationError when the store cannot be opened."""
+def open_record(settings: Settings, folder: Path, provenance: Provenance, origins: Mapping[str, str]) -> Record:
+    """Create the MLflow run and its folder, and keep the code; remove what a rerun that was killed has left. origins: where
+    the settings were given, by key. Raises ConfigurationError when the store cannot be opened."""
     code_restore.sweep(folder / "worktrees")
     store = Store(settings.tracking.uri, folder)
     with store.usable():
@@ -209,6 +209,7 @@ def open_record(settings: Settings, folder: Path, provenance: Provenance) -> Rec
     files = RunFolder(folder, tracker.run_id)
     files.lease()
     files.settings.write_text(to_yaml(settings), encoding="utf-8")
+    _write(files.origins, origins)
     work = None if provenance.work is None else _keep(provenance.work, files, tracker)
     return Record(settings, store, tracker, files, orphans, provenance, work)
 

@@ -119,7 +119,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
 
 @pytest.fixture(scope="module")
 def later(study: Study) -> Done:
-    """Another run: other code and a module that git ignores, other data, which DVC does not know, another setting, other workers."""
+    """Another run: other code with a module that git ignores, data that DVC does not know, another setting, other workers."""
     write(study.project, {"data/points.csv": points(3), "hidden.py": "X = 1\n"})
     done = study.project.run("conf=study", "optimizer.lr=0.02", "cluster.workers=1", "run.name=later", "output=json")
     assert done.code == 0, done.err
