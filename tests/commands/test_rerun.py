@@ -248,14 +248,16 @@ def test_what_is_not_a_function_of_the_record_is_found_at_its_first_step(study: 
 
 
 def test_a_run_that_lost_and_gained_workers_and_was_resumed_is_repeated(study: Study) -> None:
-    run = Watched(study.project, "conf=study", "run.steps=250", "pipeline.args.pause_s=0.03", "output=json")
+    given = ("run.steps=150", "pipeline.args.pause_s=0.03", "cluster.spares=1")
+    run = Watched(study.project, "conf=study", *given, "output=json")
     run.wait_for_steps(5)
     run.kill(run.living()[0])
-    run.wait(lambda: next((each for each in run.journal("recovered") if each["kind"] == "joined"), None))
+    run.wait_for("recovered")
     run.process.send_signal(signal.SIGTERM)
     stopped = run.end()
     assert stopped.code == 130
-    assert stopped.report["steps"] < 250
+    assert 5 <= stopped.report["steps"] < 150
+    assert [each["members"] for each in run.journal("generation_started")] == [[0, 1], [1, 2]]
     resumed = study.project.run(f"resume={run.run_id}", "output=json")
     assert resumed.code == 0, resumed.err
     done = study.rerun("cluster.workers=4", run_id=run.run_id)
@@ -291,7 +293,7 @@ def test_two_runs_are_compared(study: Study, later: Done) -> None:
         "optimizer.lr": result,
         "0.01 -> 0.02": result,
         "final parameters": outcome,
-        "training.labels": outcome,
+        "training.classes.0": outcome,
         "cluster.workers": execution,
         "-from more import SCALE": execution,  # the diffs come last
         "first difference of the traces: step 0: loss": execution,
