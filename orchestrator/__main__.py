@@ -15,13 +15,13 @@ import time
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from orchestrator.cluster.environment import prepare_environment
 from orchestrator.driver.outcome import Outcome
 from orchestrator.errors import OrchestratorError, UsageError
 from orchestrator.numerics import determinism
-from orchestrator.settings import load
+from orchestrator.settings import load, origins
 
 USAGE = """\
 usage: python -m orchestrator conf=NAME|PATH [key=value ...]
@@ -71,12 +71,14 @@ def main() -> int:
         if verb == "runs":
             return _runs(arguments, as_json)
     except OrchestratorError as error:
-        return _refused(error, as_json, started)
+        return _refused(error, as_json, Outcome(error=error).as_dict(None, started))
     rest = [argument for argument in arguments if argument != verb]
     name, _, value = verb.partition("=")
     if name == "compare":
         return _compare(value, rest, as_json=as_json)
-    return {"conf": _launch, "resume": _resume, "rerun": _rerun}[name](value, rest, started)
+    if name == "rerun":
+        return _rerun(value, rest)
+    return {"conf": _launch, "resume": _resume}[name](value, rest, started)
 
 
 def _verb(arguments: list[str]) -> str:
@@ -93,14 +95,15 @@ def _launch(conf: str, overrides: list[str], started: float) -> int:
     as_json = "output=json" in overrides
     try:
         with _stdout_for_programs():
-            settings = load(conf.split(","), overrides)
+            given = conf.split(",")
+            settings = load(given, overrides)
             as_json = settings.output == "json"
             prepare_environment(settings.cluster.address)
             from orchestrator.commands.launch import launch  # imports ray, which reads that environment
 
-            run_id, outcome = launch(settings)
+            run_id, outcome = launch(settings, origins(given, overrides))
     except OrchestratorError as error:
-        return _refused(error, as_json, started)
+        return _refused(error, as_json, Outcome(error=error).as_dict(None, started))
     return _report(run_id, outcome, as_json, started)
 
 
@@ -113,11 +116,11 @@ def _resume(name: str, overrides: list[str], started: float) -> int:
 
             run_id, outcome = resume(name, overrides, _value("tracking.uri", overrides))
     except OrchestratorError as error:
-        return _refused(error, as_json, started)
+        return _refused(error, as_json, Outcome(error=error).as_dict(None, started))
     return _report(run_id, outcome, as_json, started)
 
 
-def _rerun(name: str, overrides: list[str], started: float) -> int:
+def _rerun(name: str, overrides: list[str]) -> int:
     as_json = "output=json" in overrides
     try:
         with _stdout_for_programs():
@@ -128,7 +131,9 @@ def _rerun(name: str, overrides: list[str], started: float) -> int:
 
             done = rerun(name, overrides, _value("tracking.uri", overrides), check_environment=check == "check")
     except OrchestratorError as error:
-        return _refused(error, as_json, started)
+        from orchestrator.commands.rerun import Rerun
+
+        return _refused(error, as_json, Rerun(None, name, None, error=error).as_dict())
     if done.error is not None:
         print(f"error: the repetition of run {done.rerun_of} failed: {done.error}", file=sys.stderr)
     elif done.verdict is not None:
@@ -145,7 +150,8 @@ def _compare(names: str, rest: list[str], *, as_json: bool) -> int:
         _only("compare", rest)
         compared = compare(names, _value("tracking.uri", rest))
     except OrchestratorError as error:
-        return _refused(error, as_json, 0.0)
+        nothing = {"runs": names.split(","), "differences": [], "first_divergence": None, "files": []}
+        return _refused(error, as_json, nothing)
     print(json.dumps(compared.as_dict()) if as_json else compared.as_text())
     return 0
 
@@ -188,11 +194,13 @@ def _runs(arguments: list[str], as_json: bool) -> int:
     return 0
 
 
-def _refused(error: OrchestratorError, as_json: bool, started: float) -> int:
-    """Nothing was started."""
+def _refused(error: OrchestratorError, as_json: bool, report: dict[str, Any]) -> int:
+    """Nothing was started. report: the object of the verb."""
     print(f"error: {error}", file=sys.stderr)
     if as_json:
-        print(json.dumps(Outcome(error=error).as_dict(None, started)))
+        told = error.as_dict()
+        kept = {key: told[key] for key in ("kind", "message", "remedy")}
+        print(json.dumps({**report, "status": "failed", "error": kept}))
     return error.exit_code
 
 

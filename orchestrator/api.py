@@ -28,14 +28,15 @@ def launch(conf: str | Path | Mapping[str, Any], *overrides: str) -> Run:
     """
     from orchestrator.cluster.environment import prepare_environment
     from orchestrator.numerics import determinism
-    from orchestrator.settings import load
+    from orchestrator.settings import load, origins
 
     determinism.prepare_environment()
-    settings = load([_named(conf) if isinstance(conf, Mapping) else str(conf)], overrides)
+    given = [_named(conf) if isinstance(conf, Mapping) else str(conf)]
+    settings = load(given, overrides)
     prepare_environment(settings.cluster.address)
     from orchestrator.commands import launch as story  # imports ray, which reads the environment
 
-    run_id, outcome = story.launch(settings)
+    run_id, outcome = story.launch(settings, origins(given, overrides))
     if outcome.error is not None:
         raise outcome.error
     assert outcome.digest is not None

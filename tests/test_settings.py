@@ -36,6 +36,7 @@ from orchestrator.settings import (
     flat,
     from_yaml,
     load,
+    origins,
     to_dict,
     to_yaml,
 )
@@ -556,7 +557,7 @@ def all_settings(draw: st.DrawFn) -> Settings:
         gradient=draw(st.builds(GradientSettings, clip=st.none() | positive)),
         evaluation=EvaluationSettings(every=draw(every)),
         checkpoint=draw(st.builds(CheckpointSettings, every=every, keep=counts, uri=st.none() | texts)),
-        trace=draw(st.builds(TraceSettings, digest_every=st.integers(0))),
+        trace=draw(st.builds(TraceSettings, digest_every=st.integers(0), tensors_every=st.integers(0))),
         tracking=draw(st.builds(TrackingSettings, uri=st.none() | texts, every_s=positive)),
         reduction=draw(st.sampled_from(["exact", "fast"])),
         transport=draw(st.sampled_from(["auto", "shared_memory", "tcp"])),
@@ -625,6 +626,7 @@ EXECUTION = (
     + [
         "evaluation.every=3",
         "trace.digest_every=1",
+        "trace.tensors_every=1",
         "tracking.uri=x",
         "tracking.every_s=2",
         "strict=true",
@@ -688,3 +690,17 @@ def test_the_page_of_documentation_is_current() -> None:
 def test_loading_settings_needs_no_torch() -> None:
     check = "import sys, orchestrator.settings; assert not {'torch', 'ray', 'mlflow', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", check], cwd=ROOT, check=True)
+
+
+def test_it_is_known_where_each_value_was_given(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("run: {steps: 3}\npipeline:\n  target: a:B\n  args: {x: 1, y: 2}\n")
+    found = origins(["a", {"optimizer": {"lr": 1.0}}], ["pipeline.args.y=3", "run.epochs=2"], folder=tmp_path)
+    file = tmp_path / "a.yaml"
+    assert found == {
+        "pipeline.target": f"{file}:3",
+        "pipeline.args.x": f"{file}:4",
+        "pipeline.args.y": "command line",
+        "optimizer.lr": found["optimizer.lr"],
+        "run.epochs": "command line",
+    }
+    assert found["optimizer.lr"].startswith("the mapping")

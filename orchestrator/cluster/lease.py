@@ -13,31 +13,42 @@ import time
 from collections.abc import Callable
 
 _LOOKS = 10  # in one lease
+_HELD_UP = 3  # a look that comes so many times later than it should
 _EXIT_CODE = 75
 
 
+class Silence:
+    """How long the driver has not been heard: a pure account, all times from its caller."""
+
+    def __init__(self, seconds: float, now: float) -> None:
+        self.pause_s = seconds / _LOOKS
+        self._seconds = seconds
+        self._heard = self._looked = now
+
+    def heard(self, now: float) -> None:
+        self._heard = now
+
+    def is_over(self, now: float) -> bool:
+        """Whether the lease is. Asked every `pause_s`; if that was not possible, the account begins anew."""
+        if now - self._looked > _HELD_UP * self.pause_s:
+            self._heard = now
+        self._looked = now
+        return now - self._heard > self._seconds
+
+
 class Lease:
-    """Running from its construction. expire: for tests; what happens at the end."""
+    """Running from its construction. expire: what happens at the end."""
 
     def __init__(self, seconds: float, expire: Callable[[], None] = lambda: os._exit(_EXIT_CODE)) -> None:
-        self._seconds = seconds
+        self._silence = Silence(seconds, time.monotonic())
         self._expire = expire
-        self._renewed = time.monotonic()
         threading.Thread(target=self._watch, name="lease", daemon=True).start()
 
     def renew(self) -> None:
         """The driver was heard."""
-        self._renewed = time.monotonic()
+        self._silence.heard(time.monotonic())
 
     def _watch(self) -> None:
-        pause = self._seconds / _LOOKS
-        looked = time.monotonic()
-        while True:
-            time.sleep(pause)
-            now = time.monotonic()
-            if now - looked > 3 * pause:
-                self._renewed = now
-            looked = now
-            if now - self._renewed > self._seconds:
-                self._expire()
-                return
+        while not self._silence.is_over(time.monotonic()):
+            time.sleep(self._silence.pause_s)
+        self._expire()

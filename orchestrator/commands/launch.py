@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from orchestrator.driver.session import Beginning
 from orchestrator.settings import Settings
 
 
-def launch(settings: Settings) -> tuple[str, Outcome]:
-    """The whole story; returns the run's id and what it came to.
+def launch(settings: Settings, origins: Mapping[str, str]) -> tuple[str, Outcome]:
+    """The whole story; returns the run's id and what it came to. origins: where the settings were given, by key.
 
     Raises ConfigurationError and NotRerunnable before anything is started; an error of the run itself is in the outcome.
     """
@@ -24,9 +25,11 @@ def launch(settings: Settings) -> tuple[str, Outcome]:
     provenance = preflight.check(settings, project)
     folder = project_folder(project)
     display = for_stream()
+    for note in provenance.notes:
+        display.say(f"note: {note}")
     for obstacle in provenance.obstacles:
         display.say(f"note: this run cannot be repeated exactly: {obstacle}")
     with signals.posted() as mailbox, ThreadPoolExecutor(1) as pool:
         # MLflow takes as long to import as Ray to start, so they do it side by side.
-        opening = pool.submit(open_record, settings, folder, provenance)
+        opening = pool.submit(open_record, settings, folder, provenance, origins)
         return Job(settings, project, display, mailbox).complete(opening, Beginning(terms(settings)))

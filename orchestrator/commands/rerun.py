@@ -2,7 +2,9 @@
 
 Code comes from the snapshot, data from DVC's cache or remote, settings from the record; only how the run is executed may be
 changed. The repetition is a run of its own, launched by the public command line in the disposable work tree, since the code
-may bring an older `orchestrator` along. Its store and its files are those of the folder where the command was typed (rule F5).
+may bring an older `orchestrator` along. Its store, its files and its DVC cache are those of the folder where the command was
+typed (rule F5). Of the differences it reports those that bear on exactness: what determines the result, then the outcome.
+Execution settings, hosts and places may differ as they like; `compare=` shows them.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from orchestrator.commands.compare import between
 from orchestrator.driver import children, signals
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.progress import Progress, for_stream
-from orchestrator.driver.recorded import Recorded
+from orchestrator.driver.recorded import Recorded, with_own_topology
 from orchestrator.errors import Interrupted, OrchestratorError, RunFailed, from_dict
 from orchestrator.provenance import code_restore, data_restore, environment
 from orchestrator.records.verdict import Verdict, judge
@@ -33,7 +35,8 @@ EXIT = {"exact": 0, "diverged": 3, "inputs-differ": 4}
 
 @dataclass(frozen=True)
 class Rerun:
-    """run_id: of the repetition, None where it came to none; rerun_of: the original; verdict: None without one."""
+    """run_id: of the repetition, None where it came to none; rerun_of: the original, or what was given as its name where that
+    names none; verdict: None without one."""
 
     run_id: str | None
     rerun_of: str
@@ -48,10 +51,11 @@ class Rerun:
         return EXIT[self.verdict.word]
 
     def as_dict(self) -> dict[str, Any]:
+        status = "finished" if self.error is None else "killed" if isinstance(self.error, Interrupted) else "failed"
         report: dict[str, Any] = {
             "run_id": self.run_id,
             "rerun_of": self.rerun_of,
-            "status": "finished" if self.error is None else "failed",
+            "status": status,
             "verdict": None if self.verdict is None else self.verdict.word,
             "first_divergence": None if self.verdict is None else self.verdict.first_divergence,
             "differences": self.differences,
@@ -73,6 +77,7 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, *, check_environ
     original = Recorded.find(store, folder, name)
     original.require()
     passed = [override for override in overrides if override.partition("=")[0] not in _OWN]
+    passed = with_own_topology(passed)
     original.settings(passed)
     display = for_stream()
     with code_restore.disposable(original.files.bundle, folder / "worktrees") as restored:
@@ -81,10 +86,12 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, *, check_environ
             display.say(f"  {item.path}: from the {item.source}")
             for note in item.notes:
                 display.say(f"  note: {note}")
+        data_restore.lend_storage(restored.project, project, restored.root)
         report = _launch(original, restored, passed, store.uri)
         run_id = report["run_id"]
         if run_id is not None:
             _bring_home(restored.project / folder.name / run_id, folder)
+            _tag(store, {run_id: {"rerun_of": original.past.run_id}}, display)
     if report["status"] != "finished":
         return Rerun(run_id, original.past.run_id, None, error=_error(report))
     return _judge(store, folder, original, run_id, display, check_environment=check_environment)
@@ -136,18 +143,31 @@ def _judge(
         repeated.past.digest,
         [f"{each.kind} {each.name}: {each.text}" for each in counted],
     )
-    result = Rerun(run_id, original.past.run_id, verdict, [each.as_dict() for each in found.differences])
+    bearing = [each.as_dict() for each in found.differences if each.share != "execution"]
+    result = Rerun(run_id, original.past.run_id, verdict, bearing)
     repeated.files.verdict.write_text(json.dumps({**result.as_dict(), "text": verdict.text}, indent=1) + "\n")
-    try:
-        store.tag(run_id, {"rerun_of": original.past.run_id, "verdict": verdict.word})
-        store.tag(original.past.run_id, {"verdict": verdict.word, "verdict_of": run_id})
-        for each in (run_id, original.past.run_id):
-            store.client.log_artifact(
-                each, str(repeated.files.verdict), "run" if each == run_id else f"reruns/{run_id}"
-            )
-    except Exception as error:  # MLflow's, requests': the verdict stands in the folder
-        display.say(f"warning: MLflow did not take the verdict: {error}")
+    first = original.past.run_id
+    _tag(store, {run_id: {"verdict": verdict.word}, first: {"verdict": verdict.word, "verdict_by": run_id}}, display)
+    _keep(store, {run_id: "run", first: f"reruns/{run_id}"}, repeated.files.verdict, display)
     return result
+
+
+def _tag(store: Store, tags: Mapping[str, Mapping[str, str]], display: Progress) -> None:
+    """run id -> its new tags."""
+    try:
+        for run_id, new in tags.items():
+            store.tag(run_id, new)
+    except Exception as error:  # MLflow's, requests': the verdict stands in the folder
+        display.say(f"warning: MLflow did not take the tags of the rerun: {error}")
+
+
+def _keep(store: Store, places: Mapping[str, str], file: Path, display: Progress) -> None:
+    """Log a file as an artifact: run id -> the folder of its artifacts."""
+    try:
+        for run_id, place in places.items():
+            store.client.log_artifact(run_id, str(file), place)
+    except Exception as error:
+        display.say(f"warning: MLflow did not take the verdict: {error}")
 
 
 def _error(report: dict[str, Any]) -> OrchestratorError:

@@ -26,7 +26,7 @@ def table(found: list[Past]) -> str:
     """One line per run: enough of the id to name it, when, how it ended, what it came to."""
     if not found:
         return "no runs yet; launch one with conf=NAME"
-    rows: list[tuple[str, ...]] = [("run", "started", "status", "name", "steps", "results", "digest")]
+    rows: list[tuple[str, ...]] = [("run", "started", "status", "name", "steps", "results", "digest", "rerun")]
     rows += [_row(past) for past in found]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
@@ -40,4 +40,12 @@ def _row(past: Past) -> tuple[str, ...]:
     metrics = sorted(told, key=lambda entry: (not entry[0].startswith("validation/"), entry[0]))
     results = ", ".join(f"{name} {value:.4g}" for name, value in metrics[:_SHOWN_METRICS])
     steps = "" if past.steps is None else str(past.steps)
-    return (past.run_id[:8], started, past.status.lower(), past.name, steps, results, (past.digest or "")[:12])
+    digest = (past.digest or "")[:12]
+    return (past.run_id[:8], started, past.status.lower(), past.name, steps, results, digest, _rerun(past))
+
+
+def _rerun(past: Past) -> str:
+    """The verdict, and of which run this one is the rerun."""
+    if past.rerun_of is None:
+        return past.verdict or ""
+    return f"{past.verdict or 'no verdict'}, of {past.rerun_of[:8]}"

@@ -19,6 +19,7 @@ from orchestrator.driver.saving import Saved
 from orchestrator.records.trace import Line
 
 _REMEMBERED_LINES = 10_000
+_UPLOAD_S = 30.0  # between two copies of the run's files in MLflow, which are made at checkpoints
 _NO_CHECKPOINTS = (
     "note: no worker runs on this machine, so there are no checkpoints and no resume; set checkpoint.uri to a place that "
     "all nodes reach"
@@ -37,6 +38,7 @@ class Chronicle:
         self._said: dict[str, str] = {}
         self._evaluated: dict[int, dict[str, float]] = {}
         self._told_of_trouble = False
+        self._uploaded_at = time.monotonic()
         self._first_news: tuple[int, float] | None = None  # steps that were done, and when that was heard
         self.outcome = Outcome()
 
@@ -134,6 +136,10 @@ class Chronicle:
             seconds=round(saved.seconds, 3),
         )
         self._tracker.metrics(saved.step, {"checkpoint/stall_s": saved.stall_s, "checkpoint/seconds": saved.seconds})
+        if time.monotonic() - self._uploaded_at >= _UPLOAD_S:
+            self._uploaded_at = time.monotonic()
+            for path in self._record.files.artifacts():
+                self._tracker.artifact(path, "run")
 
     def not_saved(self, step: int, why: str) -> None:
         self.event("checkpoint_failed", step=step, why=why)

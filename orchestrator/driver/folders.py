@@ -34,12 +34,14 @@ class RunFolder:
         self.journal = self.path / "journal.jsonl"
         self.trace = self.path / "trace.jsonl"
         self.settings = self.path / "settings.yaml"
+        self.origins = self.path / "settings_from.json"
         self.bundle = self.path / "code.bundle"
         self.patch = self.path / "code.patch"
         self.code = self.path / "code.json"
         self.data = self.path / "data.json"
         self.environment = self.path / "environment.json"
         self.identity = self.path / "identity.json"
+        self.card = self.path / "card.md"
         self.verdict = self.path / "verdict.json"
         self.weights = self.path / "model.safetensors"
         self.error = self.path / "error.txt"
@@ -58,6 +60,7 @@ class RunFolder:
 
     def artifacts(self) -> list[Path]:
         """The files that are logged under `run/`, those that exist."""
-        inputs = [self.settings, self.bundle, self.patch, self.code, self.data, self.environment, self.identity]
-        files = [*inputs, self.journal, self.trace, self.verdict, self.error]
+        code = [self.bundle, self.patch, self.code]
+        inputs = [self.settings, self.origins, *code, self.data, self.environment, self.identity]
+        files = [*inputs, self.journal, self.trace, self.card, self.verdict, self.error]
         return [file for file in files if file.exists()]

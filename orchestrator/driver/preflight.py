@@ -6,26 +6,33 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator import pipeline
+from orchestrator.checkpoints.storage import open_storage
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.numerics import cuda
-from orchestrator.provenance import data, worktree
+from orchestrator.provenance import data, secrets, worktree
 from orchestrator.settings import Settings
 from orchestrator.updates import optimizers
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """What was found: the work tree (None where it cannot be recorded), the inputs, and the obstacles to an exact rerun, each
-    with its remedy."""
+    """What was found: the work tree (None where it cannot be recorded), the inputs, the obstacles to an exact rerun, each
+    with its remedy, and notes on what a person should know before it is recorded."""
 
     work: worktree.WorkTree | None
     inputs: list[data.Input]
     obstacles: list[str]
+    notes: list[str]
 
 
 def check(settings: Settings, project: Path) -> Provenance:
     """Raises ConfigurationError with all problems, and NotRerunnable under `strict` when there are obstacles."""
-    problems = [*_pipeline_problems(settings), *_input_problems(settings, project), *_device_problems(settings)]
+    problems = [
+        *_pipeline_problems(settings),
+        *_input_problems(settings, project),
+        *_checkpoint_problems(settings),
+        *_device_problems(settings),
+    ]
     if problems:
         raise ConfigurationError(problems)
     obstacles: list[str] = []
@@ -42,7 +49,8 @@ def check(settings: Settings, project: Path) -> Provenance:
         raise NotRerunnable(
             f"strict: this run could not be repeated exactly:{listed}", "mend these, or leave strict out"
         )
-    return Provenance(work, inputs, obstacles)
+    told = secrets.note(work.untracked) if work is not None else None
+    return Provenance(work, inputs, obstacles, [told] if told is not None else [])
 
 
 def _pipeline_problems(settings: Settings) -> list[str]:
@@ -59,6 +67,16 @@ def _pipeline_problems(settings: Settings) -> list[str]:
             [] if own else ["optimizer: required, because the pipeline has no optimizer(); for example optimizer=adamw"]
         )
     return optimizers.problems(section.name, section.options)
+
+
+def _checkpoint_problems(settings: Settings) -> list[str]:
+    if settings.checkpoint.uri is None:
+        return []
+    try:
+        open_storage(settings.checkpoint.uri)
+    except ConfigurationError as error:
+        return list(error.problems)
+    return []
 
 
 def _device_problems(settings: Settings) -> list[str]:

@@ -1,22 +1,27 @@
 """One run's record: its MLflow run and its folder, opened before the first step and closed with the right status.
 
 What the run is made of goes into files that are artifacts too: `code.bundle` (the exact work tree), `code.patch` (to be read),
-`data.json`, `settings.yaml`, `environment.json` (per node), and `identity.json`: a hash over all of it.
+`data.json`, `settings.yaml` with `settings_from.json` (what came from where), `environment.json` (per node), and
+`identity.json`: a hash over all of it. `card.md` says it to a person.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import sys
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from orchestrator.driver import card
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.outcome import Outcome, Status
 from orchestrator.driver.preflight import Provenance
-from orchestrator.provenance import git, imported, snapshot, worktree
+from orchestrator.provenance import code_restore, git, imported, snapshot, worktree
 from orchestrator.records import identity
 from orchestrator.records.lines import LineFile
 from orchestrator.settings import Settings, determining, flat, to_yaml
@@ -28,6 +33,7 @@ _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
     "killed": "KILLED",
 }
 _NAMED = 10  # runs in a tag
+_URL_SECRET = re.compile(r"(?<=://)[^/@\s]*@")
 ORCHESTRATOR = ("orchestrator",)  # this package is part of the environment, by the hash of its source
 
 
@@ -57,6 +63,8 @@ class Record:
         self.profile: dict[str, Any] | None = None
         self._settings = settings
         self._inputs = provenance.inputs
+        self._obstacles = list(provenance.obstacles)
+        self._said: list[str] = []
         self._work = work
         self._nodes: dict[str, Any] = _read(files.environment).get("nodes", {})
 
@@ -79,10 +87,11 @@ class Record:
             self.tracker.tag(key, value)
         judged = imported.judge([imported.from_dict(module) for module in modules], work, ORCHESTRATOR)
         _write(self.files.code, {**_read(self.files.code), "search_path": list(judged.search_path)})
+        self._obstacles += judged.obstacles
         return list(judged.obstacles)
 
     def compare_with_like(self, digest: str | None) -> list[str]:
-        """Runs of the same identity must have the same digest (law 2): sentences for a person, and tags."""
+        """Runs of the same identity must have the same digest (law 2): sentences for a person, and tags on all of them."""
         self._identify()
         own = _read(self.files.identity).get("identity")
         if own is None or digest is None:
@@ -90,15 +99,23 @@ class Record:
         others = [past for past in self.store.of_identity(own) if past.run_id != self.tracker.run_id]
         same = [past.run_id for past in others if past.digest == digest]
         other = [past.run_id for past in others if past.digest not in (None, digest)]
-        if same:
-            self.tracker.tag("confirms", ", ".join(same[:_NAMED]))
-        if not other:
-            return [f"the same digest as {_count(same)} of equal code, data, settings and environment"] if same else []
-        self.tracker.tag("contradicts", ", ".join(other[:_NAMED]))
-        return [
-            f"ALARM: {_count(other)} of equal code, data, settings and environment came to another digest: {other[0]}\n"
-            f"  something that is not recorded changes the result; compare={other[0]},{self.tracker.run_id} says where"
-        ]
+        self._tag("confirms", same)
+        self._tag("contradicts", other)
+        if same and not other:
+            self._said = [f"the same digest as {_count(same)} of equal code, data, settings and environment"]
+        elif other:
+            self._said = [
+                f"ALARM: {_count(other)} of equal code, data, settings and environment came to another digest: {other[0]}\n"
+                f"  something that is not recorded changes the result; compare={other[0]},{self.tracker.run_id} says where"
+            ]
+        return self._said
+
+    def _tag(self, what: str, others: list[str]) -> None:
+        """On this run, and on the others too: whoever looks at one of them is to see it."""
+        for run_id in others[:_NAMED]:
+            self.tracker.tag_other(run_id, what, self.tracker.run_id)
+        if others:
+            self.tracker.tag(what, ", ".join(others[:_NAMED]))
 
     def close(self, outcome: Outcome) -> str | None:
         """Write down how the run ended, here and in MLflow; why MLflow could not take all of it, or None."""
@@ -115,6 +132,7 @@ class Record:
         if self.profile is not None:
             _write(self.files.data, {**_read(self.files.data), "profile": self.profile})
         self._identify()
+        self.files.card.write_text(self._card(outcome), encoding="utf-8")
         self.journal.append([ending])
         self.journal.close()
         self.trace.close()
@@ -126,6 +144,35 @@ class Record:
             self.tracker.artifact(self.files.weights, "model")
         self.tracker.end(_MLFLOW[status])
         return self.tracker.trouble
+
+    def _card(self, outcome: Outcome) -> str:
+        found = determining(self._settings)
+        execution = {key: value for key, value in flat(self._settings).items() if key not in found}
+        results = {"loss": outcome.loss, **outcome.metrics, "digest": outcome.digest}
+        error = None if outcome.error is None else outcome.error.message
+        lost = [f"{each['kind']} ({each['seconds']} s, {each['steps_lost']} steps lost)" for each in outcome.recoveries]
+        identity = _read(self.files.identity)
+        rows = {"steps": outcome.steps, **results, "identity": identity.get("identity"), "error": error}
+        if lost:
+            rows["recoveries"] = ", ".join(lost)
+        return card.card(
+            card.Facts(
+                run_id=self.tracker.run_id,
+                name=self.tracker.name,
+                status=outcome.status,
+                started=datetime.fromtimestamp(self.tracker.started_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+                command=_public(shlex.join(["python", "-m", "orchestrator", *sys.argv[1:]])),
+                outcome=rows,
+                code=_read(self.files.code),
+                data=_read(self.files.data),
+                nodes=self._nodes,
+                identity=identity,
+                settings=found,
+                execution={key: _public(str(value)) for key, value in execution.items()},
+                said=self._said,
+                obstacles=self._obstacles,
+            )
+        )
 
     def _identify(self) -> None:
         """What determines the result, and one hash over it; only known once workers were ready."""
@@ -143,19 +190,23 @@ class Record:
         self.tracker.tag("identity", identity.of(parts))
 
 
-def open_record(settings: Settings, folder: Path, provenance: Provenance) -> Record:
-    """Create the MLflow run and its folder, and keep the code. Raises ConfigurationError when the store cannot be opened."""
+def open_record(settings: Settings, folder: Path, provenance: Provenance, origins: Mapping[str, str]) -> Record:
+    """Create the MLflow run and its folder, and keep the code; remove what a rerun that was killed has left. origins: where
+    the settings were given, by key. Raises ConfigurationError when the store cannot be opened."""
+    code_restore.sweep(folder / "worktrees")
     store = Store(settings.tracking.uri, folder)
     with store.usable():
         experiment_id = store.experiment(settings.run.experiment)
         orphans = store.mark_orphans(experiment_id)
         tracker = Tracker.create(store, experiment_id, settings.run.name, every_s=settings.tracking.every_s)
-        tracker.describe(flat(settings), _tags(provenance))
+        shown = {key: _public(value) if isinstance(value, str) else value for key, value in flat(settings).items()}
+        tracker.describe(shown, _tags(provenance))
     tracker.inputs([(item.path, item.md5, item.place) for item in provenance.inputs])
     files = RunFolder(folder, tracker.run_id)
     files.lease()
     files.settings.write_text(to_yaml(settings), encoding="utf-8")
     _write(files.data, {"inputs": [item.as_dict() for item in provenance.inputs], "profile": None})
+    _write(files.origins, origins)
     work = None if provenance.work is None else _keep(provenance.work, files, tracker)
     return Record(settings, store, tracker, files, orphans, provenance, work)
 
@@ -185,7 +236,7 @@ def _keep(work: worktree.WorkTree, files: RunFolder, tracker: Tracker) -> worktr
 def _tags(provenance: Provenance) -> dict[str, str]:
     """What is found again by a search: who, from what code, which data."""
     tags = {
-        "mlflow.source.name": " ".join(sys.argv),
+        "mlflow.source.name": _public(" ".join(sys.argv)),
         "mlflow.source.type": "LOCAL",
         "mlflow.user": os.environ.get("USER", str(os.getuid())),
     }
@@ -196,6 +247,11 @@ def _tags(provenance: Provenance) -> dict[str, str]:
         if work.origin is not None:
             tags["git.commit"] = tags["mlflow.source.git.commit"] = work.origin
     return {**tags, **{f"data.{item.path}.md5": item.md5 for item in provenance.inputs}}
+
+
+def _public(text: str) -> str:
+    """Without names and passwords in addresses."""
+    return _URL_SECRET.sub("", text)
 
 
 def _count(runs: list[str]) -> str:

@@ -14,6 +14,7 @@ from orchestrator.provenance import data
 from orchestrator.records import lines
 from orchestrator.records.comparison import Run
 from orchestrator.settings import Settings, determining, flat, load
+from orchestrator.topologies import TOPOLOGIES
 from orchestrator.tracking import Past, Store
 
 _RESULTS = ("train/", "validation/")  # metrics of the execution differ from run to run
@@ -35,13 +36,13 @@ class Recorded:
     @classmethod
     def of(cls, store: Store, folder: Path, past: Past) -> Recorded:
         files = RunFolder(folder, past.run_id)
-        if not files.settings.exists():
+        if not all(file.exists() for file in _needed(files).values()):
             store.fetch(past.run_id, "run", files.path)
         return cls(past, files)
 
     def settings(self, overrides: Sequence[str] = ()) -> Settings:
         """Those of the run, with what leaves the result as it is changed. Raises ConfigurationError for anything else."""
-        settings = load([str(self.files.settings)], overrides)
+        settings = load([str(self.files.settings)], with_own_topology(overrides))
         before, after = determining(load([str(self.files.settings)], [])), determining(settings)
         changed = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
         if changed:
@@ -53,14 +54,7 @@ class Recorded:
 
     def require(self) -> None:
         """Raises NotRerunnable, naming everything that is missing for a rerun."""
-        needed = {
-            "its settings": self.files.settings,
-            "the snapshot of its code": self.files.bundle,
-            "the versions of its data": self.files.data,
-            "its environment": self.files.environment,
-            "its trace": self.files.trace,
-        }
-        missing = [f"{what} ({path.name})" for what, path in needed.items() if not path.exists()]
+        missing = [f"{what} ({path.name})" for what, path in _needed(self.files).items() if not path.exists()]
         if missing:
             raise NotRerunnable(
                 f"the record of run {self.past.run_id} is not complete: there is no {', no '.join(missing)}",
@@ -99,6 +93,25 @@ class Recorded:
         parts = _read(self.files.identity).get("parts", {})
         found["initial_parameters"] = parts.get("initial_parameters")
         return found
+
+
+def with_own_topology(overrides: Sequence[str]) -> list[str]:
+    """Overrides that name a topology leave the options of the recorded one behind, such as its number of servers."""
+    if not any(override.partition("=")[0] in ("topology", "topology.name") for override in overrides):
+        return list(overrides)
+    options = sorted({option for topology in TOPOLOGIES.values() for option in topology.options})
+    return [*(f"topology.{option}=null" for option in options), *overrides]
+
+
+def _needed(files: RunFolder) -> dict[str, Path]:
+    """What a rerun cannot do without."""
+    return {
+        "its settings": files.settings,
+        "the snapshot of its code": files.bundle,
+        "the versions of its data": files.data,
+        "its environment": files.environment,
+        "its trace": files.trace,
+    }
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from orchestrator.engine.replica import Replica
 from orchestrator.engine.server import deadline_s
 from orchestrator.engine.watched import Watched
 from orchestrator.engine.work import Work
-from orchestrator.numerics.digests import model_digest
+from orchestrator.numerics.digests import model_digest, tensor_digests
 from orchestrator.records import trace
 from orchestrator.settings import Settings
 
@@ -92,10 +92,10 @@ class Term:
         return evaluation.compute(kept.work, kept.replica, shards, total, step, self._evaluating(step))
 
     def tell(self, line: trace.Line, metrics: Mapping[str, float] | None, *, last: bool) -> None:
-        step, every = line["step"], self._kept.settings.trace.digest_every
-        if last or (every > 0 and (step + 1) % every == 0):
-            line = {**line, "parameters": model_digest(self._kept.work.model)}
-        self._host.emit({"trace": line})
+        step, due, model = line["step"], self._kept.settings.trace, self._kept.work.model
+        whole = model_digest(model) if last or _is_due(step, due.digest_every) else None
+        single = tensor_digests(model) if _is_due(step, due.tensors_every) else None
+        self._host.emit({"trace": trace.with_digests(line, whole, single)})
         if metrics is not None:
             self._host.emit({"event": "evaluated", "step": step, "metrics": dict(metrics)})
 
@@ -130,6 +130,10 @@ class Term:
 
     def _evaluating(self, step: int) -> evaluation.Beat:
         return lambda: self._host.pulse.beat("evaluate", step)
+
+
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and (step + 1) % every == 0
 
 
 def _is_of_the_run(entry: Entry) -> bool:

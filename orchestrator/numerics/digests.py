@@ -16,6 +16,16 @@ def model_digest(model: torch.nn.Module) -> str:
     return whole.hexdigest()
 
 
+def tensor_digests(model: torch.nn.Module) -> dict[str, str]:
+    """Tensor -> 64 bits of its SHA-256, names sorted: enough to tell which ones differ."""
+    found = {}
+    for name, tensor in sorted(distinct_state(model).items()):
+        own = hashlib.sha256()
+        update(own, name, tensor)
+        found[name] = own.hexdigest()[:16]
+    return found
+
+
 def distinct_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The model's state dictionary without the second and later names of a tied tensor."""
     seen: set[int] = set()

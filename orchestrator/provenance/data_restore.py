@@ -61,6 +61,28 @@ def restore(target: Path, inputs: Sequence[Input], source: Path, *, top: Path | 
     return [Restored(job.item.path, str(job.source), tuple(job.notes)) for job in jobs]
 
 
+def lend_storage(project: Path, source: Path, top: Path) -> None:
+    """Have DVC in a restored work tree use the cache and the remotes of the folder `source`, so that whoever records the data
+    there finds them where they are kept (rule F5).
+
+    project: the project's folder in that tree; top: its first folder, a repository of our own. DVC is told in its
+    `config.local`, addresses without credentials. The code's identity stays: git is told to ignore that file. A tree without
+    DVC, or with such a file of its own, stays as it is.
+    """
+    kept, own = dvc_files.storage(source), dvc_files.root(project)
+    if kept is None or own is None or not own.is_relative_to(top) or (own / ".dvc" / "config.local").exists():
+        return
+    from dvc.config import Config
+
+    with (top / ".git" / "info" / "exclude").open("a", encoding="utf-8") as file:
+        file.write(f"/{(own / '.dvc' / 'config.local').relative_to(top).as_posix()}\n")
+    with Config(str(own / ".dvc"), validate=False).edit("local", validate=False) as settings:
+        settings["cache"] = {"dir": str(kept.cache)}
+        settings["remote"] = {name: {"url": url} for name, url in kept.remotes.items()}
+        if kept.default is not None:
+            settings["core"] = {"remote": kept.default}
+
+
 @dataclass
 class _Job:
     """One input on its way. source: where it came from, None while it is not there; reasons: why not, as far as tried."""

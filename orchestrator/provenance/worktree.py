@@ -62,7 +62,8 @@ class WorkTree:
     head: the commit checked out, None before the first; origin: the commit that the code was made from, which in a restored
     snapshot is that of the original repository, else head. tree: the id of all entries. algorithm: of ids.
     present: ids that the repository holds; shown: entries as the patch shows them, without what only filters, sparse
-    checkouts and nested repositories change. changed: paths that differ from head; notes: what a reader should know;
+    checkouts and nested repositories change. changed: paths that differ from head; untracked: those of them that git does not
+    know; notes: what a reader should know;
     obstacles: what keeps this tree from being restored exactly, with remedies."""
 
     root: Path
@@ -75,6 +76,7 @@ class WorkTree:
     present: frozenset[str]
     shown: Entries
     changed: tuple[str, ...]
+    untracked: tuple[str, ...]
     nested: tuple[Nested, ...]
     notes: tuple[str, ...]
     obstacles: tuple[str, ...]
@@ -114,6 +116,7 @@ def examine(project: Path) -> WorkTree:
         present=main.ids,
         shown=_shown(reading),
         changed=tuple(sorted(reading.changed)),
+        untracked=tuple(sorted(reading.untracked)),
         nested=tuple(reading.nested),
         notes=(*(str(nested) for nested in reading.nested), *reading.notes),
         obstacles=tuple(reading.obstacles),
@@ -215,6 +218,7 @@ class _Reading:
     free_of_links: dict[bytes, bool] = field(default_factory=dict)
     hidden: list[bytes] = field(default_factory=list)  # folders whose files the patch does not show
     changed: list[str] = field(default_factory=list)
+    untracked: list[str] = field(default_factory=list)
     nested: list[Nested] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     obstacles: list[str] = field(default_factory=list)
@@ -240,6 +244,7 @@ def _read(reading: _Reading, repository: _Repository) -> _Seen:
             found = _file(reading, repository, path, tracked.get(path), ids)
             if found is not None:
                 own[path] = reading.entries[repository.prefix + path] = found
+    reading.untracked += [objects.shown(repository.prefix + path) for path in untracked if path in own]
     inner = [path + b"/" for path in links] + [path for path in untracked if path.endswith(b"/")]
     for path in inner:
         _nested(reading, repository, path, tracked.get(path[:-1]))

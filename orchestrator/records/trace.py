@@ -1,14 +1,15 @@
 """The trace: one line per step, which two runs of equal identity have in common to the last character.
 
-    {"step": 7, "loss": "0x1.0d3f6p+1", "gradient": "81f0...", "parameters": "sha256..."}
+    {"step": 7, "loss": "0x1.0d3f6p+1", "gradient": "81f0...", "parameters": "sha256...", "tensors": {"0.weight": "5e1c..."}}
 
 The loss is a hexadecimal float, exact; `gradient` is the fingerprint of the summed gradient; `parameters`, when due, is the
-digest after the step. No line carries a time, a worker or anything else that may differ between exact repetitions.
+digest after the step, and `tensors`, when due, are shortened ones of each tensor. No line carries a time, a worker or anything
+else that may differ between exact repetitions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 Line = dict[str, Any]
@@ -16,10 +17,18 @@ Line = dict[str, Any]
 _REMEMBERED = 10_000  # lines kept for comparison: workers report within a second of each other
 
 
-def line(step: int, loss: float, gradient: int, parameters: str | None = None) -> Line:
+def line(
+    step: int, loss: float, gradient: int, parameters: str | None = None, tensors: Mapping[str, str] | None = None
+) -> Line:
     """A line of the trace. gradient: signed 64 bits."""
     entry: Line = {"step": step, "loss": loss.hex(), "gradient": f"{gradient % 2**64:016x}"}
-    return entry if parameters is None else {**entry, "parameters": parameters}
+    return with_digests(entry, parameters, tensors)
+
+
+def with_digests(entry: Line, parameters: str | None, tensors: Mapping[str, str] | None) -> Line:
+    """The same line with those of the digests that are given."""
+    due = {"parameters": parameters, "tensors": None if tensors is None else dict(tensors)}
+    return {**entry, **{key: value for key, value in due.items() if value is not None}}
 
 
 class Disagreement(Exception):
@@ -65,6 +74,6 @@ class Merger:
 
 
 def difference(first: Line, second: Line) -> str | None:
-    """What two lines of one step contradict each other in: "loss", "gradient" or "parameters"; None when in nothing. A digest
-    that only one of them has is no contradiction."""
+    """What two lines of one step contradict each other in: "loss", "gradient", "parameters" or "tensors"; None when in nothing.
+    A digest that only one of them has is no contradiction."""
     return next((key for key in first if key in second and first[key] != second[key]), None)

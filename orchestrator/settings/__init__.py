@@ -21,7 +21,7 @@ interpolations. Types are converted here (`values.py`), because OmegaConf damage
 
 from __future__ import annotations
 
-from orchestrator.settings.loading import from_yaml, load
+from orchestrator.settings.loading import from_yaml, load, origins
 from orchestrator.settings.schema import (
     CheckpointSettings,
     ClusterSettings,
@@ -65,6 +65,7 @@ __all__ = [
     "flat",
     "from_yaml",
     "load",
+    "origins",
     "to_dict",
     "to_yaml",
 ]

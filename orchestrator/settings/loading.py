@@ -52,10 +52,22 @@ def load(conf: Sequence[Conf], overrides: Sequence[str], *, folder: Path = Path(
     for a file with its content.
     Raises ConfigurationError with every problem: where, which key, what is wrong, what was perhaps meant.
     """
+    return _settings(_sources(conf, overrides, folder))
+
+
+def origins(conf: Sequence[Conf], overrides: Sequence[str], *, folder: Path = Path("conf")) -> dict[str, str]:
+    """Where each value of `load` with the same arguments was given, by dotted key; keys at their defaults are left out."""
+    merged: Merged = {}
+    for source in _sources(conf, overrides, folder):
+        _merge(merged, source)
+    return {".".join([key.name, *rest]): given.where for key, below in merged.items() for rest, given in below.items()}
+
+
+def _sources(conf: Sequence[Conf], overrides: Sequence[str], folder: Path) -> list[Source]:
     files = (
         sources.from_name(entry, folder) if isinstance(entry, str) else sources.from_mapping(entry) for entry in conf
     )
-    return _settings([*files, sources.from_command_line(overrides)])
+    return [*files, sources.from_command_line(overrides)]
 
 
 def from_yaml(text: str, name: str = "settings") -> Settings:

@@ -275,6 +275,13 @@ class TraceSettings:
         default=100,
         metadata=execution("Steps between two digests of all parameters; 0: only at the end.", at_least(0)),
     )
+    tensors_every: int = field(
+        default=0,
+        metadata=execution(
+            "Steps between two sets of digests, one of each tensor, so that a divergence names tensors; 0: never.",
+            at_least(0),
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,8 @@ def default_uri(folder: Path) -> str:
 
 @dataclass(frozen=True)
 class Past:
-    """A run that the store knows. steps: completed ones; None when it ended before its first."""
+    """A run that the store knows. steps: completed ones; None when it ended before its first; rerun_of: the run that it
+    repeats; verdict: of itself as a rerun, or else of the last rerun of it."""
 
     run_id: str
     name: str
@@ -53,6 +54,8 @@ class Past:
     steps: int | None
     metrics: dict[str, float]
     digest: str | None
+    rerun_of: str | None = None
+    verdict: str | None = None
 
 
 def identity_of_process() -> dict[str, str]:
@@ -141,10 +144,11 @@ class Store:
         raise UsageError(f"{len(found)} runs begin with {name!r}: {ids}", "give more of the id")
 
     def fetch(self, run_id: str, folder: str, target: Path) -> None:
-        """Bring the run's artifacts under `folder` into `target`. Raises ConfigurationError when they cannot be had."""
+        """Bring the run's artifacts under `folder` into `target`, those that are not there. Raises ConfigurationError when they
+        cannot be had."""
         with self.usable(), tempfile.TemporaryDirectory() as place:
             for artifact in self.client.list_artifacts(run_id, folder):
-                if not artifact.is_dir:
+                if not artifact.is_dir and not (target / Path(artifact.path).name).exists():
                     shutil.move(self.client.download_artifacts(run_id, artifact.path, place), target)
 
     def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
@@ -164,6 +168,8 @@ class Store:
             steps=int(tags["steps"]) if "steps" in tags else None,
             metrics=metrics,
             digest=tags.get("digest"),
+            rerun_of=tags.get("rerun_of"),
+            verdict=tags.get("verdict"),
         )
 
     def mark_orphans(self, experiment_id: str) -> list[str]:

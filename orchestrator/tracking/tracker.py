@@ -35,6 +35,7 @@ class Tracker:
         self.run_id: str = run.info.run_id
         self.name: str = run.info.run_name
         self.experiment_id: str = run.info.experiment_id
+        self.started_ms: int = run.info.start_time
         self._every_s = every_s
         self._pending: list[Any] = []
         self._later: list[Callable[[], object]] = []  # after the metrics, in order
@@ -108,7 +109,11 @@ class Tracker:
 
     def tag(self, key: str, value: str) -> None:
         """Remembered, like metrics."""
-        self._later.append(lambda: self._client.set_tag(self.run_id, _key(key), value))
+        self.tag_other(self.run_id, key, value)
+
+    def tag_other(self, run_id: str, key: str, value: str) -> None:
+        """A tag on another run. Remembered, like metrics."""
+        self._later.append(lambda: self._client.set_tag(run_id, _key(key), value))
 
     def artifact(self, path: Path, folder: str) -> None:
         """Remembered, like metrics: the file is read when it is sent."""

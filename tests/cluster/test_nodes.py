@@ -34,6 +34,15 @@ def test_a_run_over_nodes_gives_the_result_of_a_private_one(
     assert project.processes() == []
 
 
+def test_the_characters_over_nodes(digits: Project, two_nodes: Joined) -> None:
+    short = ("conf=characters", "run.steps=3", "output=json")
+    project = replace(digits, variables=two_nodes.access)
+    over_nodes = project.run(*short, f"cluster.address={two_nodes.address}", "cluster.workers=3")
+    at_home = digits.run(*short, "cluster.workers=1")
+    assert (over_nodes.code, at_home.code) == (0, 0), over_nodes.err
+    assert result_of(project, over_nodes) == result_of(digits, at_home)
+
+
 # Settings -> what the message says.
 TOO_MUCH = {
     "cluster.workers=5": "the run needs 5 processes with 1 CPU and 0 GPUs each, more than this Ray has: node ",

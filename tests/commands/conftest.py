@@ -42,6 +42,8 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Project:
     (project.path / "conf" / "empty.yaml").write_text("")
     (project.path / "unimportable.py").write_text("import not_installed\n")
     (project.path / "exploding.py").write_text("1 / 0\n")
+    (project.path / ".gitignore").write_text("ignored.bin\n")
+    (project.path / "ignored.bin").write_text("bytes that nothing keeps")
     project.commit()
     return project
 

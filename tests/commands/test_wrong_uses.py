@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+
 import pytest
 
-from tests.projects import Project
+from tests.projects import Done, Project
 
 # Arguments -> exit code and what the message must say. None of these starts Ray.
 REFUSED = {
-    "": (2, "exactly one of conf=NAME and runs is needed"),
+    "": (2, "exactly one of conf=NAME, resume=RUN_ID, rerun=RUN_ID, compare=RUN_A,RUN_B and runs is needed"),
     "conf=goood": (2, "did you mean good?"),
     "conf=good run.sed=3": (2, "run.sed: no such key; did you mean run.seed?"),
     "conf=good lr=0.1": (2, "did you mean optimizer.lr?"),
@@ -25,13 +29,22 @@ REFUSED = {
     "conf=good optimizer.momentun=0.9": (2, "sgd has no such option"),
     "conf=good optimizer.lr=-1": (2, "Invalid learning rate"),
     "conf=good data.inputs=[data/x]": (2, "there is no data/x"),
-    "conf=good runs": (2, "exactly one of conf=NAME and runs is needed"),
+    "conf=good runs": (2, "exactly one of conf=NAME, "),
+    "resume=nothing": (2, "there is no run nothing"),
+    "rerun=last": (2, "there is no run last"),
+    "rerun=x environment=maybe": (2, "environment=maybe: it is check or ignore"),
+    "compare=one": (2, "compare=one: two runs are needed"),
+    "compare=a,b cluster.workers=2": (2, "compare takes only output=json and tracking.uri=URI"),
+    "conf=good cluster.workers={min:2}": (2, "or a range such as {min: 2, max: 4}"),
+    "conf=good cluster.workers={min:1,max:2} reduction=fast": (2, "reduction=fast adds up in the order of the layout"),
+    "conf=good checkpoint.every=soon": (2, "checkpoint.every: expected a number of steps such as 20"),
+    "conf=good checkpoint.uri=nowhere://x": (2, "checkpoint.uri: nowhere://x cannot be used"),
     "conf=": (2, "conf="),
     "conf=broken": (2, "conf/broken.yaml:3:1: not valid YAML"),
     "conf=empty": (2, "conf/empty.yaml: is empty"),
     "conf=good,goood": (2, "did you mean good?"),
     "conf=good novalue": (2, "novalue"),
-    "conf=good cluster.workers=0": (2, "cluster.workers: must be at least 1"),
+    "conf=good cluster.workers=0": (2, "cluster.workers: expected a number of workers such as 4, at least 1"),
     "conf=good run.seed=-1": (2, "run.seed: must be at least 0"),
     "conf=good run.steps=2 run.epochs=1": (2, "run.steps and run.epochs: only one can be set"),
     "conf=good data.batch_size=2": (2, "2 rows for 4 shards"),
@@ -49,16 +62,43 @@ REFUSED = {
     "conf=good pipeline.target=unimportable:X": (2, "no module named 'not_installed'"),
     "conf=good pipeline.target=exploding:X": (2, "importing exploding raised ZeroDivisionError"),
     "runs cluster.workers=2": (2, "runs takes only output=json"),
-    "conf=good data.inputs=[faults.py] strict=true": (4, "faults.py is not under DVC"),
+    "conf=good data.inputs=[ignored.bin] strict=true": (4, "ignored.bin is not under DVC"),
 }
+
+
+TRUE_COMMANDS = (
+    "",
+    "conf=good run.sed=3",
+    "conf=good pipeline.target=exploding:X",
+    "resume=nothing",
+)  # the others are forked
+
+
+@pytest.fixture(scope="module")
+def answers(faulty: Project) -> dict[str, Done]:
+    """What each command line of REFUSED came to."""
+    forked = [arguments for arguments in REFUSED if arguments not in TRUE_COMMANDS]
+    before = faulty.runs()
+    process = subprocess.run(
+        [sys.executable, "-m", "tests.commands.forking"],
+        cwd=faulty.path,
+        env=faulty.environment(),
+        input=json.dumps([arguments.split() for arguments in forked]),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = {arguments: Done(**each) for arguments, each in zip(forked, json.loads(process.stdout), strict=True)}
+    assert faulty.runs() == before
+    return found
 
 
 @pytest.mark.ray
 @pytest.mark.parametrize("arguments", REFUSED)
-def test_refused_before_anything_is_started(faulty: Project, arguments: str) -> None:
+def test_refused_before_anything_is_started(faulty: Project, answers: dict[str, Done], arguments: str) -> None:
     code, message = REFUSED[arguments]
     before = faulty.runs()
-    done = faulty.run(*arguments.split())
+    done = faulty.run(*arguments.split()) if arguments in TRUE_COMMANDS else answers[arguments]
     assert (done.code, done.out) == (code, "")
     assert done.err.startswith("error: ")
     assert message in done.err

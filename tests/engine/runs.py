@@ -114,6 +114,7 @@ def settings_for(
     reduction: Any = "exact",
     evaluate_every: Every | None = None,
     digest_every: int = 1,
+    tensors_every: int = 0,
     precision: Any = "float32",
     loaders: int = 0,
     schedule: dict[str, Any] | None = None,
@@ -130,7 +131,7 @@ def settings_for(
         optimizer=OptimizerSettings(name=options.pop("name", None), options=options),
         gradient=GradientSettings(clip=clip),
         evaluation=EvaluationSettings(every=evaluate_every),
-        trace=TraceSettings(digest_every=digest_every),
+        trace=TraceSettings(digest_every=digest_every, tensors_every=tensors_every),
         schedule=ScheduleSettings(**(schedule or {})),
         early_stopping=EarlyStoppingSettings(**(early_stopping or {})),
     )

@@ -65,6 +65,7 @@ CASES = [
     Case(p.Mlp, {"evaluate_every": Every(steps=2), "args": {"held_out": 23}}),
     Case(p.Batchnorm, {"evaluate_every": Every(steps=1)}),
     Case(p.Mlp, {"digest_every": 0}),
+    Case(p.Batchnorm, {"tensors_every": 2}),
     Case(p.Attention, {"precision": "bfloat16"}),
     Case(p.Batchnorm, {"precision": "bfloat16"}),
     Case(p.Lstm, {"precision": "bfloat16"}),
@@ -115,6 +116,17 @@ def test_another_seed_is_another_run() -> None:
     runs = [train(p.Mlp, seed=seed) for seed in (1, 2)]
     assert runs[0].digest != runs[1].digest
     assert all(one != other for one, other in zip(runs[0].trace, runs[1].trace, strict=True))
+
+
+def test_digests_of_single_tensors_come_when_they_are_due() -> None:
+    run = train(p.Batchnorm, tensors_every=2)
+    assert [line["step"] for line in run.trace if "tensors" in line] == [1, 3]
+    first, second = (line["tensors"] for line in run.trace if "tensors" in line)
+    assert list(first) == list(second)
+    assert all(len(digest) == 16 and digest != second[name] for name, digest in first.items())
+    assert [{**line, "tensors": None} for line in run.trace] == [
+        {**line, "tensors": None} for line in train(p.Batchnorm).trace
+    ]
 
 
 def test_how_often_is_evaluated_changes_nothing() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from orchestrator.numerics.digests import distinct_state, model_digest
+from orchestrator.numerics.digests import distinct_state, model_digest, tensor_digests
 
 
 def _linear() -> nn.Linear:
@@ -28,6 +28,16 @@ def test_the_definition() -> None:
     plain.update(b"weight\0torch.float32\0(2, 2)\0" + struct.pack("<4f", 1, 2, 3, 4))
     assert model_digest(_linear()) == plain.hexdigest()
     assert plain.hexdigest() == "4db78b1aacdbbeb705bf997e8cbe65513108403f9089e28b256a5d3ed9f140c1"
+
+
+def test_a_change_of_one_tensor_is_seen_in_its_digest_alone() -> None:
+    linear = _linear()
+    before = tensor_digests(linear)
+    with torch.no_grad():
+        linear.bias[1] = 0.0  # from -0.0
+    after = tensor_digests(linear)
+    assert list(before) == ["bias", "weight"]
+    assert [name for name in before if before[name] != after[name]] == ["bias"]
 
 
 def _set(name: str, values: torch.Tensor) -> Callable[[nn.Linear], None]:

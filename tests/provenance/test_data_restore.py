@@ -10,7 +10,8 @@ import pytest
 
 from orchestrator.errors import NotRerunnable
 from orchestrator.provenance import data
-from orchestrator.provenance.data_restore import Restored, restore
+from orchestrator.provenance.data_restore import Restored, lend_storage, restore
+from orchestrator.provenance.worktree import tree_id
 from tests.provenance.dvc_project import git, listing, work_tree
 
 pytestmark = pytest.mark.filterwarnings("ignore:_NoneStep.value will soon raise")  # DVC's own use of a library
@@ -199,6 +200,40 @@ def test_no_dvc_at_all(tracked: Path, tmp_path: Path) -> None:
     (tmp_path / "bare").mkdir()
     with pytest.raises(NotRerunnable, match="is not in a DVC project"):
         restore(target, inputs, tmp_path / "bare")
+
+
+def repository_of(tracked: Path, target: Path) -> Path:
+    work_tree(tracked, target)
+    git(target, "init", "-q")
+    git(target, "add", "-A")
+    git(target, "commit", "-q", "-m", "restored")
+    return target
+
+
+def test_whoever_records_the_restored_data_finds_them_where_they_are_kept(tracked: Path) -> None:
+    """Below the folder itself, as a rerun does it; the identity of the code stays."""
+    inputs = data.capture(tracked, PATHS)
+    target = repository_of(tracked, tracked / ".orchestrator" / "worktrees" / "1" / "code")
+    (target / ".dvc" / "config").write_text("[cache]\n    dir = ../elsewhere\n")
+    restore(target, inputs, tracked)
+    assert [item.in_cache for item in data.capture(target, PATHS)] == [False] * 3
+    before = tree_id(target)
+    untouched = listing(tracked / ".dvc")
+    lend_storage(target, tracked, target)
+    assert tree_id(target) == before
+    assert listing(tracked / ".dvc") == untouched
+    captured = data.capture(target, PATHS)
+    assert [(item.in_cache, item.obstacle, item.remotes) for item in captured] == [
+        (True, None, item.remotes) for item in inputs
+    ]
+
+
+def test_a_tree_without_dvc_is_left_alone_and_so_is_the_folder_above(tracked: Path) -> None:
+    target = repository_of(tracked, tracked / ".orchestrator" / "worktrees" / "1" / "code")
+    shutil.rmtree(target / ".dvc")
+    untouched = listing(tracked)
+    lend_storage(target, tracked, target)
+    assert listing(tracked) == untouched
 
 
 def test_imported_data_come_from_where_they_were_imported(tracked: Path, tmp_path: Path) -> None:

@@ -1,0 +1,399 @@
+"""Record, rerun and compare, by true command lines in a project under git and DVC."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.data.order import Order, Sampler
+from tests.commands.watching import Watched
+from tests.projects import REPOSITORY, Done, Project
+
+pytestmark = pytest.mark.ray
+
+PAGE = (REPOSITORY / "docs" / "rerun.md").read_text()
+COMMANDS = [
+    line for block in re.findall(r"^```bash\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE) for line in block.splitlines()
+]
+
+STEPS, BATCH, SHARDS, ROWS, SEED = 20, 16, 4, 256, 1
+CONF = f"""\
+run: {{steps: {STEPS}, seed: {SEED}}}
+pipeline: {{target: "study:Study"}}
+data: {{shards: {SHARDS}, batch_size: {BATCH}, inputs: [data/points.csv]}}
+cluster: {{workers: 2}}
+optimizer: {{name: adam, lr: 0.01}}
+trace: {{digest_every: 10, tensors_every: 5}}
+"""
+FIELDS = ["run_id", "rerun_of", "status", "verdict", "first_divergence", "differences"]
+OTHER_PLACE = {  # what is restored as it was recorded, and what must not matter
+    "MKL_CBWR": "COMPATIBLE",
+    "MKL_DYNAMIC": "TRUE",
+    "ATEN_CPU_CAPABILITY": "default",
+    "PYTHONHASHSEED": "77",
+    "OMP_NUM_THREADS": "2",
+    "TZ": "Asia/Kathmandu",
+    "LC_ALL": "C.UTF-8",
+}
+NOBODY = 65534
+AS_NOBODY = (  # may read the interpreter, wherever the tests' own user keeps it
+    *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
+    *("--inh-caps=+dac_override", "--ambient-caps=+dac_override"),
+)
+
+
+@dataclass(frozen=True)
+class Study:
+    """The project after its first run, when code and data have gone on. run: what the first one reported."""
+
+    project: Project
+    remote: Path
+    run: dict[str, Any]
+
+    @property
+    def run_id(self) -> str:
+        run_id: str = self.run["run_id"]
+        return run_id
+
+    def rerun(self, *arguments: str, run_id: str | None = None, variables: dict[str, str] | None = None) -> Done:
+        """Nothing of the project may be touched by it."""
+        before = untouchable(self.project.path)
+        done = other(self.project, variables or {}).run(f"rerun={run_id or self.run_id}", *arguments, "output=json")
+        assert untouchable(self.project.path) == before
+        assert list((self.project.path / ".orchestrator" / "worktrees").iterdir()) == []
+        assert "Traceback" not in done.err
+        assert list(done.report)[: len(FIELDS)] == FIELDS
+        return done
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
+    """Launched from modified, staged and untracked files; then code and data are changed, and the snapshot is lost to git."""
+    place = tmp_path_factory.mktemp("study")
+    project, remote = Project(place / "project"), place / "remote"
+    write(project, {"study.py": Path(__file__).with_name("study.py").read_text(), "helper.py": "SCALE = 3.0\n"})
+    write(
+        project,
+        {
+            "conf/study.yaml": CONF,
+            "data/points.csv": points(1),
+            "notes.txt": "n\n",
+            ".gitignore": "*.log\n/hidden.py\n",
+        },
+    )
+    shell(
+        project,
+        f"git init -q && dvc init -q && dvc config core.analytics false && dvc remote add -q -d far {remote}",
+        "dvc add -q data/points.csv && dvc push -q && dvc config core.autostage false",
+    )
+    project.commit()
+    write(project, {"helper.py": "from more import SCALE\n", "notes.txt": "staged\n", "run.log": "ignored\n"})
+    project.git("add", "notes.txt")
+    write(project, {"notes.txt": "staged, and modified again\n", "more.py": "SCALE = 2.0\n", ".env": "TOKEN=abc\n"})
+    done = project.run("conf=study", "output=json")
+    assert done.code == 0, done.err
+    assert "note: .env: untracked, not ignored, and so recorded with the code" in done.err
+    assert "cannot be repeated" not in done.err
+    (project.path / "more.py").unlink()
+    (project.path / ".env").unlink()
+    write(project, {"helper.py": "SCALE = 1.0\n", "data/points.csv": points(2)})
+    shell(project, "dvc add -q data/points.csv", "git add -A", "git -c user.name=t -c user.email=t@t commit -qm later")
+    shell(project, "git for-each-ref --format='delete %(refname)' refs/orchestrator | git update-ref --stdin")
+    shell(project, "git reflog expire --expire=now --all", "git gc -q --prune=now")
+    yield Study(project, remote, done.report)
+    assert project.leftovers() == []
+
+
+@pytest.fixture(scope="module")
+def later(study: Study) -> Done:
+    """Another run: other code with a module that git ignores, data that DVC does not know, another setting, other workers."""
+    write(study.project, {"data/points.csv": points(3), "hidden.py": "X = 1\n"})
+    done = study.project.run("conf=study", "optimizer.lr=0.02", "cluster.workers=1", "run.name=later", "output=json")
+    assert done.code == 0, done.err
+    (study.project.path / "hidden.py").unlink()
+    return done
+
+
+def test_a_run_is_repeated_though_code_data_and_snapshot_are_gone(study: Study) -> None:
+    """On other workers and another topology, under another folder, time zone, language and hash seed."""
+    assert git(study.project, "for-each-ref", "refs/orchestrator") == ""
+    done = study.rerun(*arguments_of("rerun=last"), run_id="last", variables=OTHER_PLACE)
+    assert done.code == 0, done.err
+    repetition = done.report["run_id"]
+    assert done.report == dict(zip(FIELDS, [repetition, study.run_id, "finished", "exact", None, []], strict=True))
+    assert f"exact: all {STEPS} steps and the final parameters agree to the last bit" in done.err
+    assert "the same digest as an earlier run of equal code, data, settings and environment" in done.err
+    assert "cannot be repeated" not in done.err
+    assert git(study.project, "for-each-ref", "refs/orchestrator") == ""
+    traces = [study.project.folder(run_id) / "trace.jsonl" for run_id in (study.run_id, repetition)]
+    assert traces[0].read_bytes() == traces[1].read_bytes()
+    tags = {run_id: tags_of(study.project, run_id) for run_id in (study.run_id, repetition)}
+    assert tags[study.run_id]["identity"] == tags[repetition]["identity"]
+    assert tags[study.run_id]["verdict"] == tags[repetition]["verdict"] == "exact"
+    assert (tags[repetition]["rerun_of"], tags[study.run_id]["verdict_by"]) == (study.run_id, repetition)
+    assert (tags[repetition]["confirms"], tags[study.run_id]["confirms"]) == (study.run_id, repetition)
+    artifacts = study.project.path / ".orchestrator" / "artifacts"
+    assert (artifacts / study.run_id / "artifacts" / "reruns" / repetition / "verdict.json").exists()
+    card = (artifacts / repetition / "artifacts" / "run" / "card.md").read_text()
+    assert f"python -m orchestrator rerun={repetition}" in card
+    assert study.run["digest"] in card
+    assert "It may be that" not in card
+    listed = study.project.run("runs").out
+    assert f"exact, of {study.run_id[:8]}" in listed
+
+
+def test_a_run_is_repeated_in_a_fresh_clone_that_has_the_store_and_the_remote(study: Study, tmp_path: Path) -> None:
+    """Where the tests' user is root, by another user."""
+    git(study.project, "clone", "--quiet", ".", str(tmp_path / "clone"))
+    clone = other(study.project, {"HOME": str(tmp_path), "USER": "nobody"}, path=tmp_path / "clone")
+    for name in ("mlflow.db", "artifacts"):
+        source, target = (place.path / ".orchestrator" / name for place in (study.project, clone))
+        target.parent.mkdir(exist_ok=True)
+        (shutil.copytree if source.is_dir() else shutil.copy2)(source, target)
+    if os.geteuid() == 0:
+        hand_over(tmp_path, Path(clone.temporary))
+        clone.before = AS_NOBODY
+    done = clone.run(f"rerun={study.run_id[:10]}", "cluster.workers=1", "topology=peer_to_peer", "output=json")
+    assert done.code == 0, done.err
+    assert "data/points.csv: from the remote" in done.err
+    assert "cannot be repeated" not in done.err
+    assert (done.report["verdict"], done.report["differences"]) == ("exact", [])
+    assert clone.leftovers() == []
+
+
+def test_what_determines_the_result_cannot_be_changed(study: Study) -> None:
+    done = study.rerun("run.threads=2", "optimizer.lr=1", "cluster.workers=3")
+    assert done.code == 2
+    assert "run.threads: it determines the result" in done.err
+    assert "optimizer.lr: it determines the result" in done.err
+    assert "cluster.workers:" not in done.err
+    assert (done.report["verdict"], done.report["error"]["kind"]) == (None, "ConfigurationError")
+
+
+def test_data_that_dvc_does_not_know_are_named_and_cannot_be_restored(study: Study, later: Done) -> None:
+    assert "hidden.py is imported, but not in the snapshot (ignored by git, or too large)" in later.err
+    strict = study.project.run("conf=study", "strict=true")
+    assert strict.code == 4
+    for told in (later.err, strict.err):
+        assert "data/points.csv is not what DVC has recorded; dvc commit data/points.csv" in told
+    path = study.project.path / "data" / "points.csv"
+    path.write_text(points(4))
+    done = study.rerun(run_id=later.report["run_id"])
+    path.write_text(points(3))
+    assert done.code == 4
+    assert "data/points.csv" in done.report["error"]["message"]
+    assert "has other bytes now" in done.report["error"]["message"]
+    assert (done.report["run_id"], done.report["verdict"]) == (None, None)
+
+
+def test_a_damaged_cache_is_named_and_not_believed(study: Study) -> None:
+    (md5,) = (item["md5"] for item in recorded(study.project, study.run_id, "data.json")["inputs"])
+    place = study.project.path / ".dvc" / "cache" / "files" / "md5" / md5[:2] / md5[2:]
+    kept = place.read_bytes()
+    place.chmod(0o644)
+    with changed(place, kept.replace(b"1", b"2", 1)), moved(study.remote):
+        done = study.rerun()
+    assert done.code == 4
+    assert f"no sound object {md5}" in done.report["error"]["message"]
+    assert "is damaged" in done.report["error"]["message"]
+
+
+def test_another_package_is_named_and_no_exactness_is_claimed(study: Study, tmp_path: Path) -> None:
+    metadata = tmp_path / "plus-1.2.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Name: plus\nVersion: 1.2\n")
+    path = {"PYTHONPATH": f"{study.project.environment()['PYTHONPATH']}:{tmp_path}"}
+    done = study.rerun(variables=path)
+    assert done.code == 4
+    assert (done.report["verdict"], done.report["first_divergence"]) == ("inputs-differ", None)
+    (difference,) = done.report["differences"]
+    assert (difference["kind"], difference["name"], difference["b"]) == ("package", "plus", "1.2")
+    assert "inputs-differ: package plus: none -> 1.2. Even so, all 20 steps" in done.err
+    ignored = study.rerun("environment=ignore", variables=path)
+    assert ignored.code == 0
+    assert (ignored.report["verdict"], ignored.report["differences"]) == ("exact", [difference])
+
+
+def test_what_is_not_a_function_of_the_record_is_found_at_its_first_step(study: Study) -> None:
+    """A sample that comes out differently each time is first drawn at step 12."""
+    sampler = Sampler(Order(SEED, ROWS, BATCH, SHARDS))
+    marked = sampler.indices(12, 1)[0]
+    first = study.project.run("conf=study", f"pipeline.args.marked={marked}", "output=json")
+    assert first.code == 0, first.err
+    done = study.rerun(run_id=first.report["run_id"])
+    assert done.code == 3, done.err
+    assert done.report["verdict"] == "diverged"
+    lines = [trace(study.project, run_id) for run_id in (first.report["run_id"], done.report["run_id"])]
+    expected, got = (each[12]["loss"] for each in lines)
+    assert done.report["first_divergence"] == {"step": 12, "what": "loss", "expected": expected, "got": got}
+    assert lines[0][:12] == lines[1][:12]
+    assert "tensors that differ after step 14: 0.bias, 0.weight, 3.bias, 3.weight" in done.err
+    assert "ALARM: an earlier run of equal code, data, settings and environment came to another digest" in done.err
+    both = first.report["run_id"], done.report["run_id"]
+    assert [tags_of(study.project, run_id)["contradicts"] for run_id in both] == [*reversed(both)]
+    assert {each["share"] for each in done.report["differences"]} == {"outcome"}
+
+
+def test_a_run_that_lost_and_gained_workers_and_was_resumed_is_repeated(study: Study) -> None:
+    given = ("run.steps=150", "pipeline.args.pause_s=0.03", "cluster.spares=1")
+    run = Watched(study.project, "conf=study", *given, "output=json")
+    run.wait_for_steps(5)
+    run.kill(run.living()[0])
+    run.wait_for("recovered")
+    run.process.send_signal(signal.SIGTERM)
+    stopped = run.end()
+    assert stopped.code == 130
+    assert 5 <= stopped.report["steps"] < 150
+    assert [each["members"] for each in run.journal("generation_started")] == [[0, 1], [1, 2]]
+    resumed = study.project.run(f"resume={run.run_id}", "output=json")
+    assert resumed.code == 0, resumed.err
+    done = study.rerun("cluster.workers=4", run_id=run.run_id)
+    assert done.code == 0, done.err
+    assert (done.report["verdict"], done.report["differences"]) == ("exact", [])
+
+
+def test_a_rerun_that_is_interrupted_leaves_nothing_and_claims_nothing(study: Study) -> None:
+    before = untouchable(study.project.path)
+    rerun = Watched(study.project, f"rerun={study.run_id}", "output=json")
+    rerun.process.send_signal(signal.SIGTERM)
+    done = rerun.end()
+    assert done.code == 130
+    assert list(done.report)[: len(FIELDS)] == FIELDS
+    assert (done.report["rerun_of"], done.report["status"], done.report["verdict"]) == (study.run_id, "killed", None)
+    assert study.project.runs()[rerun.run_id] == "KILLED"
+    assert list((study.project.path / ".orchestrator" / "worktrees").iterdir()) == []
+    assert untouchable(study.project.path) == before
+
+
+def test_two_runs_are_compared(study: Study, later: Done) -> None:
+    """Other code, data, settings and workers, for a person and for a program."""
+    both = f"{study.run_id},{later.report['run_id']}"
+    arguments_of("compare=RUN_A,RUN_B")
+    text = study.project.run(f"compare={both}")
+    assert text.code == 0, text.err
+    result, _, rest = text.out.partition("the outcome:")
+    outcome, _, execution = rest.partition("only the execution:")
+    for told, where in {
+        "helper.py": result,
+        "more.py": result,
+        "data/points.csv": result,
+        "optimizer.lr": result,
+        "0.01 -> 0.02": result,
+        "final parameters": outcome,
+        "training.classes.0": outcome,
+        "cluster.workers": execution,
+        "-from more import SCALE": execution,  # the diffs come last
+        "first difference of the traces: step 0: loss": execution,
+    }.items():
+        assert told in where, (told, text.out)
+    found = study.project.run(f"compare={both}", "output=json")
+    report = found.report
+    assert report["runs"] == both.split(",")
+    assert report["first_divergence"]["step"] == 0
+    kinds = {(each["kind"], each["name"]): each["share"] for each in report["differences"]}
+    assert (
+        kinds["code", "helper.py"] == kinds["data", "data/points.csv"] == kinds["setting", "optimizer.lr"] == "result"
+    )
+    assert kinds["setting", "cluster.workers"] == "execution"
+    assert {each["path"] for each in report["files"]} >= {"helper.py", "more.py"}
+
+
+def arguments_of(verb: str) -> list[str]:
+    """What docs/rerun.md gives to this verb."""
+    (typed,) = (shlex.split(command) for command in COMMANDS if verb in command.split())
+    assert typed[:4] == ["python", "-m", "orchestrator", verb]
+    return typed[4:]
+
+
+def points(seed: int) -> str:
+    """288 rows: three numbers and a class."""
+    draw = random.Random(seed)
+    rows = [[draw.gauss(0, 1) for _ in range(3)] for _ in range(ROWS + 32)]
+    return "".join(f"{a:.6f},{b:.6f},{c:.6f},{int(a + b * c > 0)}\n" for a, b, c in rows)
+
+
+def write(project: Project, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (project.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (project.path / name).write_text(text)
+
+
+def shell(project: Project, *commands: str) -> None:
+    for command in commands:
+        done = project.shell(command)
+        assert done.code == 0, (command, done.err)
+
+
+def git(project: Project, *arguments: str) -> str:
+    return project.shell(f"git {' '.join(arguments)}").out
+
+
+def other(project: Project, variables: dict[str, str], path: Path | None = None) -> Project:
+    """The same project, or one at another place, with other variables."""
+    found = Project(path or project.path, variables={**project.variables, **variables})
+    if path is None:
+        found.mark, found.temporary = project.mark, project.temporary
+    return found
+
+
+def untouchable(folder: Path) -> dict[str, bytes]:
+    """Every file of a work tree, of git and of DVC, apart from what runs write."""
+    found = (Path(place, name) for place, _, files in os.walk(folder) for name in files)
+    return {str(file): file.read_bytes() for file in found if ".orchestrator" not in file.parts}
+
+
+def hand_over(*folders: Path) -> None:
+    """To nobody, with the way that leads there."""
+    for folder in folders:
+        for parent in (folder, *folder.parents):
+            if parent.stat().st_uid == os.geteuid() and not parent.stat().st_mode & 0o001:
+                parent.chmod(parent.stat().st_mode | 0o011)
+        for place, below, files in os.walk(folder):
+            for name in [".", *below, *files]:
+                os.chown(Path(place, name), NOBODY, NOBODY, follow_symlinks=False)
+
+
+@contextmanager
+def changed(file: Path, content: bytes) -> Iterator[None]:
+    before = file.read_bytes()
+    file.write_bytes(content)
+    yield
+    file.write_bytes(before)
+
+
+@contextmanager
+def moved(folder: Path) -> Iterator[None]:
+    away = folder.rename(folder.with_name("away"))
+    yield
+    away.rename(folder)
+
+
+def recorded(project: Project, run_id: str, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((project.folder(run_id) / name).read_text())
+    return found
+
+
+def trace(project: Project, run_id: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (project.folder(run_id) / "trace.jsonl").read_text().splitlines()]
+
+
+def tags_of(project: Project, run_id: str) -> dict[str, str]:
+    """Read from the store without MLflow."""
+    connection = sqlite3.connect(project.path / ".orchestrator" / "mlflow.db")
+    try:
+        return dict(connection.execute("select key, value from tags where run_uuid = ?", (run_id,)))
+    finally:
+        connection.close()
