@@ -8,7 +8,7 @@ from tests.projects import Project
 
 # Arguments -> exit code and what the message must say. None of these starts Ray.
 REFUSED = {
-    "": (2, "exactly one of conf=NAME and runs is needed"),
+    "": (2, "exactly one of conf=NAME, resume=RUN_ID, rerun=RUN_ID, compare=RUN_A,RUN_B and runs is needed"),
     "conf=goood": (2, "did you mean good?"),
     "conf=good run.sed=3": (2, "run.sed: no such key; did you mean run.seed?"),
     "conf=good lr=0.1": (2, "did you mean optimizer.lr?"),
@@ -25,7 +25,10 @@ REFUSED = {
     "conf=good optimizer.momentun=0.9": (2, "sgd has no such option"),
     "conf=good optimizer.lr=-1": (2, "Invalid learning rate"),
     "conf=good data.inputs=[data/x]": (2, "there is no data/x"),
-    "conf=good runs": (2, "exactly one of conf=NAME and runs is needed"),
+    "conf=good runs": (
+        2,
+        "exactly one of conf=NAME, resume=RUN_ID, rerun=RUN_ID, compare=RUN_A,RUN_B and runs is needed",
+    ),
     "conf=": (2, "conf="),
     "conf=broken": (2, "conf/broken.yaml:3:1: not valid YAML"),
     "conf=empty": (2, "conf/empty.yaml: is empty"),
@@ -46,7 +49,13 @@ REFUSED = {
     "conf=good pipeline.target=unimportable:X": (2, "no module named 'not_installed'"),
     "conf=good pipeline.target=exploding:X": (2, "importing exploding raised ZeroDivisionError"),
     "runs cluster.workers=2": (2, "runs takes only output=json"),
-    "conf=good data.inputs=[faults.py] strict=true": (4, "faults.py is not under DVC"),
+    "resume=nope": (2, "there is no run nope"),
+    "rerun=nope": (2, "there is no run nope"),
+    "rerun=nope environment=maybe": (2, "environment=maybe: it is check or ignore"),
+    "compare=nope": (2, "two runs are needed"),
+    "compare=nope,never": (2, "there is no run nope"),
+    "compare=a,b cluster.workers=2": (2, "compare takes only output=json"),
+    "conf=good data.inputs=[.git/config] strict=true": (4, ".git/config is not under DVC"),
 }
 
 
@@ -71,6 +80,15 @@ def test_every_problem_is_told_at_once_and_to_programs_too(faulty: Project) -> N
     assert "cluster.workers" in done.err
     assert (done.report["status"], done.report["run_id"]) == ("failed", None)
     assert done.report["error"]["kind"] == "ConfigurationError"
+
+
+@pytest.mark.ray
+def test_a_refused_rerun_has_the_fields_of_its_contract(faulty: Project) -> None:
+    done = faulty.run("rerun=nope", "output=json")
+    error = done.report["error"]
+    assert (done.code, error["kind"]) == (2, "UsageError")
+    nothing = {"run_id": None, "rerun_of": "nope", "status": "failed", "verdict": None, "first_divergence": None}
+    assert done.report == {**nothing, "differences": [], "error": error}
 
 
 # Pipelines that fail in the run: exit code 1, and the message.
