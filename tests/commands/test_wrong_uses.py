@@ -31,9 +31,10 @@ REFUSED = {
     "conf=good data.inputs=[data/x]": (2, "there is no data/x"),
     "conf=good runs": (2, "exactly one of conf=NAME, "),
     "resume=nothing": (2, "there is no run nothing"),
-    "rerun=last": (2, "there is no run last"),
+    "rerun=nope": (2, "there is no run nope"),
     "rerun=x environment=maybe": (2, "environment=maybe: it is check or ignore"),
     "compare=one": (2, "compare=one: two runs are needed"),
+    "compare=nope,never": (2, "there is no run nope"),
     "compare=a,b cluster.workers=2": (2, "compare takes only output=json and tracking.uri=URI"),
     "conf=good cluster.workers={min:2}": (2, "or a range such as {min: 2, max: 4}"),
     "conf=good cluster.workers={min:1,max:2} reduction=fast": (2, "reduction=fast adds up in the order of the layout"),
@@ -114,6 +115,15 @@ def test_every_problem_is_told_at_once_and_to_programs_too(faulty: Project) -> N
     assert "cluster.workers" in done.err
     assert (done.report["status"], done.report["run_id"]) == ("failed", None)
     assert done.report["error"]["kind"] == "ConfigurationError"
+
+
+@pytest.mark.ray
+def test_a_refused_rerun_has_the_fields_of_its_contract(faulty: Project) -> None:
+    done = faulty.run("rerun=nope", "output=json")
+    error = done.report["error"]
+    assert (done.code, error["kind"]) == (2, "UsageError")
+    nothing = {"run_id": None, "rerun_of": "nope", "status": "failed", "verdict": None, "first_divergence": None}
+    assert done.report == {**nothing, "differences": [], "error": error}
 
 
 # Pipelines that fail in the run: exit code 1, and the message.

@@ -23,6 +23,7 @@ class Client:
                 run_id = "r"
                 run_name = "name"
                 experiment_id = "1"
+                start_time = 0
 
         return Run
 
