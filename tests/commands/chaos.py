@@ -4,14 +4,14 @@
     python -m tests.commands.chaos 0-99         a hundred of them
     python -m tests.commands.chaos --show 7     what seed 7 does, without doing it
 
-`plan` is a pure function from a seed to a layout and a list of blows: when (in completed steps), what (SIGKILL, SIGSTOP, or SIGKILL
-of the driver, followed by `resume=` on another layout) and whom (workers, servers, spares, members that still prepare, all
-workers at once). An echo strikes again at the next news of the journal: the loss itself, the next generation (its hand-overs are
-under way then), the arrival of the replacement. `disturb` carries a plan out on a true command line, and `check` compares the
-run with an undisturbed one, byte for byte.
+`plan` is a pure function from a seed to a layout and a list of blows: when (in completed steps), what (SIGKILL, SIGSTOP, or
+SIGKILL of the driver, followed by `resume=` on another layout) and whom (workers, servers, spares, members that still prepare,
+all workers at once). An echo strikes again at the next news of the journal: the loss itself, the next generation (its
+hand-overs are under way then), the arrival of the replacement. `disturb` carries a plan out on a true command line, and `check`
+compares the run with an undisturbed one, byte for byte.
 
-What it does not do: strike so that one micro-batch loses three hosts in a row, or is stopped in twice, for that is poison and ends
-a run (rule D3); hence two blows of a kind at most without steps between them, one where they stop.
+What it does not do: strike so that one micro-batch loses three hosts in a row, or is stopped in twice, for that is poison and
+ends a run (rule D3); hence two blows of a kind at most without steps between them, one where they stop.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -48,7 +49,9 @@ RUNS = {
 }
 STEPS = {"digits": 700, "characters": 400}
 SHARDS = 8
-STEP_TIMEOUT_S = 4  # more than a step, a hand-over or an evaluation ever takes, also on a busy machine
+STEP_TIMEOUT_S = (
+    12  # more than the first step of a new process takes on a busy machine: it starts loaders, imports much
+)
 PATIENCE_S = 30.0  # for the news that an echo waits for
 END_S = 200.0
 
@@ -61,7 +64,8 @@ News = Literal["lost", "generation", "started"]
 class Blow:
     """When the trace has `step` lines, and `late_s` after that: do this to `count` of them, beginning with the `pick`th.
 
-    echo: strike once more at this news of the journal, a worker, or who has just arrived. again: for a crash, the arguments to resume with."""
+    echo: strike once more at this news of the journal, a worker, or who has just arrived. again: for a crash, the arguments to
+    resume with."""
 
     step: int
     what: What
@@ -229,9 +233,9 @@ def members_of(project: Project) -> list[int]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if b"MemberActor" in (process / "cmdline").read_bytes():
-                if project.mark.encode() in (process / "environ").read_bytes():
-                    found.append(int(process.name))
+            is_member = b"MemberActor" in (process / "cmdline").read_bytes()
+            if is_member and project.mark.encode() in (process / "environ").read_bytes():
+                found.append(int(process.name))
     return found
 
 
@@ -333,8 +337,9 @@ def _one(project: Project, plan: Plan, reference: Done) -> bool:
     except AssertionError as error:
         print(f"seed {plan.seed} FAILED: {plan}\n{error}", flush=True)
         if run is not None:
-            print("".join(f"{event}\n" for event in read(run.folder / "journal.jsonl")), flush=True)
-            print((run.folder / "error.txt").read_text() if (run.folder / "error.txt").exists() else "", flush=True)
+            kept = Path(tempfile.mkdtemp(prefix=f"chaos-seed-{plan.seed}-"))
+            shutil.copytree(run.folder, kept, dirs_exist_ok=True)
+            print(f"the run's folder is kept in {kept}", flush=True)
         return False
     kinds = [recovery["kind"] for recovery in done.report["recoveries"]]
     print(
