@@ -7,8 +7,8 @@ In each round Ray Train (TorchTrainer, DDP over gloo, a checkpoint every `--ever
 does. Every process marks every completed step with the time (benchmarks/wide.py), the same way on all sides. Measured from the
 SIGKILL to
 
-    next step     the next completed step that does without the dead worker: ours, the first of two steps after the last that the
-                  dead one completed, since the one between may have been under way; Ray Train, the first of a new process
+    next step     the next completed step that does without the dead worker: of a new process; or of a survivor, the second
+                  after the last that the dead one completed, since the first may have been under way (so it counts against us)
     progress      the first step that nobody had completed before
     joined        the first step of a new process
     repeated      how many steps a process completes that were completed before, by itself or by one that is gone
@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -39,6 +39,7 @@ QUIET_STEPS = 12  # of all workers between two losses
 PATIENCE_S = 240.0
 SIDES = ("Ray Train", "Ray Train, 0.1 s", "orchestrator")
 Marks = dict[int, list[tuple[float, int]]]  # of each process: when, and how many steps were completed then
+Begin = Callable[[Path, int, int, int], AbstractContextManager[subprocess.Popen[str]]]
 T = TypeVar("T")
 
 
@@ -157,7 +158,7 @@ def _wait(process: subprocess.Popen[str], look: Callable[[], T | None]) -> T:
     return seen
 
 
-def _ray_train(*, fast: bool) -> Callable[..., object]:
+def _ray_train(*, fast: bool) -> Begin:
     @contextmanager
     def begin(folder: Path, hidden: int, every: int, losses: int) -> Iterator[subprocess.Popen[str]]:
         environment = {**_environment(), "RAY_AUTH_MODE": "disabled"}

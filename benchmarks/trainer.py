@@ -2,8 +2,8 @@
 
     python -m benchmarks.trainer FOLDER HIDDEN EVERY LOSSES
 
-Trains until FOLDER/stop holds a number of steps and that is reached. Every LOSSES-th loss of a worker ends it, so the number is that of
-losses to survive. Needs tensorboardX, which Ray Train imports.
+Trains until FOLDER/stop holds a number of steps and that is reached. LOSSES: how many workers may be lost. Needs tensorboardX,
+which Ray Train imports.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def train(settings: dict[str, Any]) -> None:
     stop = folder / "stop"
     while not (stop.exists() and done >= int(stop.read_text())):
         optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         done += 1
         if done % settings["every"] == 0:

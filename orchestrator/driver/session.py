@@ -6,7 +6,7 @@ All decisions are `control.controller.decide`; all numbers come from the members
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,10 +17,11 @@ from orchestrator.driver.chronicle import Chronicle
 from orchestrator.driver.generations import Directory
 from orchestrator.driver.saving import Saving
 from orchestrator.driver.signals import Mailbox
-from orchestrator.errors import Inconsistent, OrchestratorError, from_dict
+from orchestrator.errors import ClusterUnavailable, Inconsistent, OrchestratorError, from_dict
 from orchestrator.records.trace import Disagreement, Line, Merger
 
 _TICK_S = 0.25
+_RAY_GONE = "unless somebody killed it, look at its logs and for the kernel's out-of-memory killer (dmesg)"
 _LAST_S = 10.0  # for what members were asked about themselves, and have not answered when the run ends
 
 
@@ -65,9 +66,19 @@ class Session:
         self._state, commands = controller.initial(beginning.terms, time.monotonic())
         self._carry_out(commands, "")
 
-    def run(self, mailbox: Mailbox, directory: Directory, saving: Saving, chronicle: Chronicle) -> None:
-        """Until the controller says the end. Never raises for what a member or the user did: see the outcome's error."""
+    def run(
+        self,
+        mailbox: Mailbox,
+        directory: Directory,
+        saving: Saving,
+        chronicle: Chronicle,
+        trouble: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """Until the controller says the end. Never raises for what a member or the user did: see the outcome's error.
+
+        trouble: what is wrong with the Ray under all members, if anything is."""
         self._directory, self._saving, self._chronicle = directory, saving, chronicle
+        chronicle.outcome.checkpoint = self._state.checkpoint
         posted: str | None = None
         while self._state.phase != "ended":
             if mailbox.signal is not None and mailbox.signal != posted:
@@ -76,6 +87,9 @@ class Session:
                 self._decide(events.Interrupt(posted))
             for heard in self._members.hear(_TICK_S):
                 self._hear(heard)
+            wrong = trouble()
+            if wrong is not None:
+                self._decide(events.Failed(None, ClusterUnavailable(wrong, _RAY_GONE)))
             self._decide(events.Tick())
             self._chronicle.tick()
         deadline = time.monotonic() + _LAST_S

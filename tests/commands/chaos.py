@@ -123,10 +123,12 @@ def _blow(random: Random, step: int, layout: Sequence[str]) -> Blow:
     if kind < 0.3:
         whom: Whom = "server" if servers and random.random() < 0.5 else "worker"
         return Blow(step, "stop", whom, pick=pick, late_s=late_s)
-    among: list[Whom] = ["worker"] * 5 + ["joiner"] * 2 + ["server"] * 3 * servers + ["spare"] * 2 * spares
+    weights: dict[Whom, int] = {"worker": 5, "joiner": 2, "server": 3 * servers, "spare": 2 * spares}
+    (target,) = random.choices([*weights], [*weights.values()])
     count = random.choice([1, 1, 1, 2, 2, 9])
-    echo = random.choice([None, None, "lost", "generation", "generation", "started"])
-    return Blow(step, "kill", random.choice(among), count=count, pick=pick, late_s=late_s, echo=echo)
+    echoes: list[News | None] = [None, None, "lost", "generation", "generation", "started"]
+    echo = random.choice(echoes)
+    return Blow(step, "kill", target, count=count, pick=pick, late_s=late_s, echo=echo)
 
 
 class Disturbed:
@@ -186,9 +188,8 @@ class Disturbed:
 
     def _victims(self, blow: Blow) -> list[int]:
         events = self._run.journal()[self._begun :]
-        generation = next(
-            (event["members"] for event in reversed(events) if event["event"] == "generation_started"), []
-        )
+        generations = [event["members"] for event in events if event["event"] == "generation_started"]
+        generation: list[int] = generations[-1] if generations else []
         lost = {member_of(event) for event in events if event["event"].endswith("_lost")}
         living = {
             member_of(event): event
