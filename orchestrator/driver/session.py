@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from orchestrator.cluster.members import Heard, Members, Place
 from orchestrator.control import controller, events
-from orchestrator.control.membership import Terms
+from orchestrator.control.membership import Terms, waiting
 from orchestrator.driver.chronicle import Chronicle
 from orchestrator.driver.generations import Directory
 from orchestrator.driver.saving import Saving
@@ -122,6 +122,8 @@ class Session:
             position = _position(answer["position"])
             left = events.Left(member, answer["generation"], answer["left"], position, answer["accuses"], answer["why"])
             self._decide(left)
+            if answer["left"] == "peer":
+                self._look_for_dead()
         else:
             self._chronicle.outcome.digest = answer["finished"] or self._chronicle.outcome.digest
             position = _position(answer["position"])
@@ -159,6 +161,12 @@ class Session:
         role = self._roles[member]
         hosted = {"shards": list(shards)} if role == "worker" else {}
         self._chronicle.event(f"{role}_started", **{role: member}, rank=rank, **self._ready[member], **hosted)
+
+    def _look_for_dead(self) -> None:
+        """Somebody lost a peer: who of the generation has died is known now, and need not be waited for."""
+        for member in [each.id for each in waiting(self._state)]:
+            if self._members.is_gone(member):
+                self._died(member, "")
 
     def _died(self, member: int, details: str) -> None:
         """Every question that waits for a dead member's answer ends in the same news; the first is enough."""

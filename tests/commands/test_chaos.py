@@ -8,9 +8,10 @@ from __future__ import annotations
 import pytest
 
 from tests.commands import chaos
-from tests.projects import Project
+from tests.projects import Done, Project
 
 SEEDS = range(64)
+IN_CI = (12, 21)  # digits whose servers and spare are killed; characters whose driver is killed, too
 
 
 def test_a_plan_is_a_function_of_its_seed() -> None:
@@ -44,3 +45,17 @@ def test_plans_do_everything_to_everybody_and_resume_on_other_layouts() -> None:
     assert {blow.whom for blow in blows} == {"worker", "server", "spare", "joiner", "driver"}
     assert {blow.echo for blow in blows} == {None, "lost", "generation", "started"}
     assert all((blow.what == "crash") == bool(blow.again) for blow in blows)
+
+
+@pytest.fixture(scope="module")
+def short(digits: Project) -> dict[str, Done]:
+    """What comes out of the runs when nobody disturbs them."""
+    return {pipeline: chaos.undisturbed(digits, pipeline) for pipeline in chaos.RUNS}
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("seed", IN_CI)
+def test_a_disturbed_run_ends_as_if_nobody_had_touched_it(digits: Project, short: dict[str, Done], seed: int) -> None:
+    plan = chaos.plan(seed)
+    done, run = chaos.disturb(digits, plan)
+    chaos.check(digits, done, run, short[plan.pipeline])

@@ -37,7 +37,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_micro_batch_that_ends_every_process_ends_the_run_by_its_name(faulty: Project) -> None:
-    done = faulty.run("conf=good", "pipeline.target=faults:Exits", "run.steps=256", "checkpoint.every=50", "output=json")
+    done = faulty.run(
+        "conf=good", "pipeline.target=faults:Exits", "run.steps=256", "checkpoint.every=50", "output=json"
+    )
     assert done.code == 1
     assert done.report["error"]["kind"] == "WorkerLost"
     assert "step 248, " in done.report["error"]["message"]
