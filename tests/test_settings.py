@@ -130,6 +130,17 @@ def test_a_later_source_that_sets_one_length_clears_the_other(write: Write, earl
     assert (getattr(run, earlier), getattr(run, later)) == (None, 7)
 
 
+def test_a_later_source_that_sets_another_topology_clears_the_options_of_the_one_before(write: Write) -> None:
+    file = write(
+        "a.yaml", "topology: {name: tree, arity: 3}\noptimizer: sgd\nrun: {steps: 1}\npipeline: {target: 'a:B'}"
+    )
+    assert load([file], ["topology=ring"]).topology == TopologySettings(name="ring")
+    assert load([file], ["topology={name: parameter_server, servers: 2}"]).topology.servers == 2
+    assert load([file], ["topology=tree"]).topology == TopologySettings(name="tree", arity=3)
+    with pytest.raises(ConfigurationError, match=r"topology\.arity: ring has no arity"):
+        load([file], ["topology=ring", "topology.arity=3"])
+
+
 @pytest.mark.parametrize(("typed", "meant"), [("tree", "tree"), ("{name: tree, arity: 3}", "tree")])
 def test_a_scalar_sets_the_name_or_the_mode_of_its_section(write: Write, typed: str, meant: str) -> None:
     file = write(

@@ -41,6 +41,10 @@ class JoinedRay:
             ) from error
         return self
 
+    def trouble(self) -> str | None:
+        """Not known of a cluster whose processes are others'; members that are lost with it tell."""
+        return None
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -22,6 +22,7 @@ from orchestrator.cluster.environment import enter, prepare_environment
 from orchestrator.errors import ClusterUnavailable
 
 _PREFIX = "orc-"
+_VITAL = {"raylet": "the raylet of the private Ray", "gcs_server": "the head (gcs_server) of the private Ray"}
 _OBJECT_STORE_BYTES = 128 * 2**20  # only the trained weights travel through it; gradients have their own way
 _SOCKET_PATH_LIMIT = 40  # characters of the folder; Ray adds some 65, and a Unix socket's path ends at 107
 
@@ -52,6 +53,14 @@ class LocalRay:
                 "look at memory, disk and open files of this machine",
             ) from error
         return self
+
+    def trouble(self) -> str | None:
+        """Which of its two processes has ended by itself; no member outlives them for long, and none can be started."""
+        from ray._private import worker
+
+        node = worker._global_node
+        dead = {kind for kind, _ in node.dead_processes()} if node is not None else set()
+        return next((f"{name} has ended" for kind, name in _VITAL.items() if kind in dead), None)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

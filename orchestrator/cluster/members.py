@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import ray
@@ -90,6 +91,18 @@ class Members:
     def pid(self, member: int) -> int | None:
         """Of its process; None before it has said so."""
         return self._members[member].pid
+
+    def is_gone(self, member: int) -> bool:
+        """Whether its process has ended: seen at once where it lived on this node, while Ray's news takes its time."""
+        known = self._members[member]
+        if known.pid is None or known.node != this_node():
+            return False
+        try:
+            return b") Z " in Path(f"/proc/{known.pid}/stat").read_bytes()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
 
     def ask(self, member: int, what: str) -> None:
         """Have "regroup", "stop" or "save" put to the vote."""

@@ -104,7 +104,7 @@ class Job:
             storage = storage_of(settings, record.files)
             saving = Saving(Catalog(open_storage(storage), settings.checkpoint.keep))
             directory = Directory(settings, this_node(), storage, everywhere=settings.checkpoint.uri is not None)
-            session.run(self.mailbox, directory, saving, chronicle)
+            session.run(self.mailbox, directory, saving, chronicle, ray.trouble)
             outcome = chronicle.outcome
             if outcome.error is None:
                 record.profile = members.profile(session.any_worker())

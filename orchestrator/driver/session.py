@@ -12,15 +12,16 @@ from typing import Any, Protocol
 
 from orchestrator.cluster.members import Heard, Members, Place
 from orchestrator.control import controller, events
-from orchestrator.control.membership import Terms
+from orchestrator.control.membership import Terms, waiting
 from orchestrator.driver.chronicle import Chronicle
 from orchestrator.driver.generations import Directory
 from orchestrator.driver.saving import Saving
 from orchestrator.driver.signals import Mailbox
-from orchestrator.errors import Inconsistent, OrchestratorError, from_dict
+from orchestrator.errors import ClusterUnavailable, Inconsistent, OrchestratorError, from_dict
 from orchestrator.records.trace import Disagreement, Line, Merger
 
 _TICK_S = 0.25
+_RAY_GONE = "unless somebody killed it, look at its logs and for the kernel's out-of-memory killer (dmesg)"
 _LAST_S = 10.0  # for what members were asked about themselves, and have not answered when the run ends
 
 
@@ -71,9 +72,19 @@ class Session:
         self._state, commands = controller.initial(beginning.terms, time.monotonic())
         self._carry_out(commands, "")
 
-    def run(self, mailbox: Mailbox, directory: Directory, saving: Saving, chronicle: Chronicle) -> None:
-        """Until the controller says the end. Never raises for what a member or the user did: see the outcome's error."""
+    def run(
+        self,
+        mailbox: Mailbox,
+        directory: Directory,
+        saving: Saving,
+        chronicle: Chronicle,
+        trouble: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """Until the controller says the end. Never raises for what a member or the user did: see the outcome's error.
+
+        trouble: what is wrong with the Ray under all members, if anything is."""
         self._directory, self._saving, self._chronicle = directory, saving, chronicle
+        chronicle.outcome.checkpoint = self._state.checkpoint
         posted: str | None = None
         while self._state.phase != "ended":
             if mailbox.signal is not None and mailbox.signal != posted:
@@ -82,6 +93,9 @@ class Session:
                 self._decide(events.Interrupt(posted))
             for heard in self._members.hear(_TICK_S):
                 self._hear(heard)
+            wrong = trouble()
+            if wrong is not None:
+                self._decide(events.Failed(None, ClusterUnavailable(wrong, _RAY_GONE)))
             self._decide(events.Tick())
             self._chronicle.tick()
         deadline = time.monotonic() + _LAST_S
@@ -114,6 +128,8 @@ class Session:
             position = _position(answer["position"])
             left = events.Left(member, answer["generation"], answer["left"], position, answer["accuses"], answer["why"])
             self._decide(left)
+            if answer["left"] == "peer":
+                self._look_for_dead()
         else:
             self._chronicle.outcome.digest = answer["finished"] or self._chronicle.outcome.digest
             position = _position(answer["position"])
@@ -156,6 +172,12 @@ class Session:
         role = self._roles[member]
         hosted = {"shards": list(shards)} if role == "worker" else {}
         self._chronicle.event(f"{role}_started", **{role: member}, rank=rank, **self._ready[member], **hosted)
+
+    def _look_for_dead(self) -> None:
+        """Somebody lost a peer: who of the generation has died is known now, and need not be waited for."""
+        for member in [each.id for each in waiting(self._state)]:
+            if self._members.is_gone(member):
+                self._died(member, "")
 
     def _died(self, member: int, details: str) -> None:
         """Every question that waits for a dead member's answer ends in the same news; the first is enough."""

@@ -3,7 +3,7 @@
 Each leaf keeps the place it came from, so that each problem can name it. Mappings merge, everything else is replaced.
 Interpolations, `${run.seed}` or `${oc.env:HOME}`, are OmegaConf's; they see the merged configuration with its defaults.
 
-What it does not do: read files (`sources.py`) or know a single key by name, but for the pair of rule F3.
+What it does not do: read files (`sources.py`) or know a single key by name, but for the pair of rule F3 and the topology's.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from orchestrator.settings.values import Given, MismatchError, plain, read, show
 Merged = dict[Key, dict[KeyPath, Given]]  # of an open key: what stands below it, by path; of others: one, at ()
 
 LENGTHS = (BY_PATH["run", "steps"], BY_PATH["run", "epochs"])  # a later source that sets one clears the other
+TOPOLOGY = BY_PATH["topology", "name"]  # a later source that sets another one clears the options of the one before
 COMMON_OPTIONS = ("lr", "weight_decay", "momentum", "betas")  # of optimizers, whose options are no keys of the schema
 _NUM_SUGGESTIONS = 3
 
@@ -115,6 +116,7 @@ def _merge(merged: Merged, source: Source) -> list[str]:
     """Put a source over what is there. Returns problems."""
     problems: list[str] = []
     changed: set[Key] = set()
+    topology = merged.get(TOPOLOGY)
     for path, given in source.leaves:
         if given.value == {} and len(path) == 1 and path[0] in SECTIONS:
             continue
@@ -140,6 +142,9 @@ def _merge(merged: Merged, source: Source) -> list[str]:
     if lengths:
         for other in set(LENGTHS) - {lengths[0]}:
             merged.pop(other, None)
+    if topology is not None and merged[TOPOLOGY][()].value != topology[()].value:
+        for key in [key for key in merged if key.holder == TOPOLOGY.holder and key not in changed]:
+            del merged[key]
     return problems
 
 

@@ -61,3 +61,33 @@ class Incomplete(Pipeline):
 class Sized(Good):
     def __init__(self, size: int) -> None:
         self.size = size
+
+
+class Marked(Good):
+    """One sample of the data is bad: whoever computes a micro-batch with it in some step comes to grief."""
+
+    BAD = 7.0
+
+    def datasets(self) -> tuple[Any, Any]:
+        inputs = torch.randn(4096, 4)
+        inputs[4000, 0] = self.BAD
+        return TensorDataset(inputs, torch.randint(0, 2, (4096,))), None
+
+    def has_bad(self, batch: Any) -> bool:
+        return bool((batch[0][:, 0] == self.BAD).any())
+
+
+class Exits(Marked):
+    """As native code does that calls exit() in a library."""
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        if self.has_bad(batch):
+            os._exit(3)
+        return super().loss(model, batch)
+
+
+class Sleeps(Marked):
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        while self.has_bad(batch):
+            time.sleep(1)
+        return super().loss(model, batch)

@@ -19,7 +19,7 @@ from orchestrator.driver.outcome import Outcome
 from orchestrator.driver.saving import Saving
 from orchestrator.driver.session import Beginning, Session
 from orchestrator.driver.signals import Mailbox
-from orchestrator.errors import Inconsistent, Interrupted, NonFinite
+from orchestrator.errors import ClusterUnavailable, Inconsistent, Interrupted, NonFinite
 from orchestrator.records.lines import LineFile, read
 from orchestrator.settings import load
 
@@ -35,6 +35,7 @@ class Script:
     said: Iterator[Heard]
     last_words: dict[int, list[dict[str, Any]]]
     done: list[tuple[Any, ...]] = field(default_factory=list)
+    gone: set[int] = field(default_factory=set)
 
     def hear(self, timeout_s: float) -> Iterator[Heard]:  # noqa: ARG002
         yield next(self.said)
@@ -56,6 +57,9 @@ class Script:
 
     def kill(self, member: int) -> None:
         self.done.append(("kill", member))
+
+    def is_gone(self, member: int) -> bool:
+        return member in self.gone
 
     def pid(self, member: int) -> int | None:
         return 100 + member
@@ -97,8 +101,10 @@ def play(
     said: list[Heard],
     last_words: dict[int, list[dict[str, Any]]] | None = None,
     signal: str | None = None,
+    gone: set[int] | None = None,
+    trouble: str | None = None,
 ) -> Played:
-    """A run of two workers."""
+    """A run of two workers. gone: whose process has ended, whether or not Ray has said so."""
     settings = load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], ["cluster.workers=2"])
     shown: list[str] = []
     nothing = lambda *_: None  # noqa: E731
@@ -108,14 +114,15 @@ def play(
     record: Any = SimpleNamespace(
         tracker=tracker, journal=journal, trace=trace, origin=None, describe=lambda *_: ["of a node"]
     )
-    script = Script(iter(said), last_words or {})
+    script = Script(iter(said), last_words or {}, gone=gone or set())
     members: Any = script
     mailbox = Mailbox()
     mailbox.signal = signal
     place = Place("p", {})
     session = Session(Beginning(terms(settings)), members, Seating([place, place], place))
     chronicle = Chronicle(record, progress)
-    session.run(mailbox, Directory(settings, "n", None, everywhere=False), Saving(None), chronicle)
+    directory = Directory(settings, "n", None, everywhere=False)
+    session.run(mailbox, directory, Saving(None), chronicle, lambda: trouble)
     journal.close()
     trace.close()
     files = [list(read(tmp_path / name)) for name in ("journal", "trace")]
@@ -176,6 +183,29 @@ def test_after_a_loss_the_survivor_goes_on_and_another_is_started(tmp_path: Path
     assert ("start", 2, "worker") in played.done
     assert ("call off", 0, 0) in played.done
     assert played.done[-1] == ("run", 0, 1, 0, [])
+
+
+def test_an_accused_member_whose_process_has_ended_is_lost_before_ray_says_so(tmp_path: Path) -> None:
+    running = {"event": "generation_running", "generation": 1, "step": 1}
+    first, second = ({"trace": line} for line in LINES)
+    said = [
+        *BEGIN,
+        DESCRIBED,
+        left(0, "peer", 1, accuses=1),
+        entries(0, first, running, second),
+        Heard(1, "died", why="in Ray's words"),
+        finished(0, 1),
+    ]
+    played = play(tmp_path, said, gone={1})
+    assert (played.outcome.status, played.outcome.generations) == ("finished", 2)
+    assert [event["worker"] for event in played.journal if event["event"] == "worker_lost"] == [1]
+    assert played.done.index(("run", 0, 1, 0, [])) > 0
+
+
+def test_a_run_whose_ray_is_gone_ends(tmp_path: Path) -> None:
+    outcome = play(tmp_path, [*BEGIN, DESCRIBED], trouble="the raylet has ended").outcome
+    assert isinstance(outcome.error, ClusterUnavailable)
+    assert "the raylet has ended" in str(outcome.error)
 
 
 def test_replicas_that_disagree_in_their_last_words_are_an_error(tmp_path: Path) -> None:

@@ -1,0 +1,214 @@
+"""The loss of a worker, on Ray Train and here: the same model, two workers each, SIGKILL from outside, turn by turn.
+
+    python -m benchmarks.recovery [--rounds 2] [--losses 3] [--hidden 2048] [--every 5]
+
+In each round Ray Train (TorchTrainer, DDP over gloo, a checkpoint every `--every` steps, FailureConfig) trains and loses
+`--losses` workers, once with its defaults and once with its health check as fast as it can be set (0.1 s); then a run of ours
+does. Every process marks every completed step with the time (benchmarks/wide.py), the same way on all sides. Measured from the
+SIGKILL to
+
+    next step     the next completed step that does without the dead worker: of a new process; or of a survivor, the second
+                  after the last that the dead one completed, since the first may have been under way (so it counts against us)
+    progress      the first step that nobody had completed before
+    joined        the first step of a new process
+    repeated      how many steps a process completes that were completed before, by itself or by one that is gone
+
+What it does not do: measure several hosts, or models whose state takes longer to hand over than Ray needs to start a process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+QUIET_STEPS = 12  # of all workers between two losses
+PATIENCE_S = 240.0
+SIDES = ("Ray Train", "Ray Train, 0.1 s", "orchestrator")
+Marks = dict[int, list[tuple[float, int]]]  # of each process: when, and how many steps were completed then
+Begin = Callable[[Path, int, int, int], AbstractContextManager[subprocess.Popen[str]]]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Seconds from the SIGKILL, and the steps that were done again."""
+
+    next_step: float
+    progress: float
+    joined: float
+    repeated: int
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.recovery")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--losses", type=int, default=3, help="of a worker, in each round and on each side")
+    parser.add_argument("--hidden", type=int, default=2048, help="width of the model; 2048: 8.4 million parameters")
+    parser.add_argument("--every", type=int, default=5, help="steps between checkpoints")
+    chosen = parser.parse_args(arguments)
+    if importlib.util.find_spec("tensorboardX") is None:
+        sys.exit("Ray Train needs tensorboardX, which is not installed: pip install -e '.[benchmarks]'")
+    found: dict[str, list[Loss]] = {side: [] for side in SIDES}
+    for number in range(chosen.rounds):
+        for side in SIDES:
+            losses = lose(side, chosen.losses, chosen.hidden, chosen.every)
+            found[side] += losses
+            for loss in losses:
+                print(f"round {number + 1}, {side}: {loss}", file=sys.stderr, flush=True)
+    print(table(found))
+    return 0
+
+
+def table(found: Mapping[str, Sequence[Loss]]) -> str:
+    """Medians, and the range behind them."""
+    ours = found[SIDES[-1]]
+    lines = [f"{'':18}{'losses':>7}{'next step s':>22}{'progress s':>22}{'joined s':>22}{'repeated':>14}{'/ ours':>8}"]
+    for side, losses in found.items():
+        columns = [_spread([getattr(loss, name) for loss in losses], 3) for name in ("next_step", "progress", "joined")]
+        repeated = _spread([loss.repeated for loss in losses], 0)
+        ratio = _median(losses) / _median(ours)
+        lines.append(f"{side:18}{len(losses):7}{''.join(f'{each:>22}' for each in columns)}{repeated:>14}{ratio:8.1f}")
+    return "\n".join(lines)
+
+
+def _median(losses: Sequence[Loss]) -> float:
+    return statistics.median(loss.next_step for loss in losses)
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+
+
+def lose(side: str, losses: int, hidden: int, every: int) -> list[Loss]:
+    """Train on this side, and kill that many workers one after the other."""
+    with tempfile.TemporaryDirectory(prefix="rec-", dir="/tmp") as name:  # short, because Ray puts Unix sockets into it
+        folder = Path(name)
+        (folder / "marks").mkdir()
+        begin = _ours if side == SIDES[-1] else _ray_train(fast=side == SIDES[1])
+        with begin(folder, hidden, every, losses) as process:
+            return [_lose_one(process, folder / "marks") for _ in range(losses)]
+
+
+def _lose_one(process: subprocess.Popen[str], marks: Path) -> Loss:
+    victim, others = _wait(process, lambda: _victim(read(marks)))
+    os.kill(victim, signal.SIGKILL)
+    killed = time.monotonic()
+    return _wait(process, lambda: judge(read(marks), killed, victim, others))
+
+
+def _victim(marks: Marks) -> tuple[int, set[int]] | None:
+    """The youngest of two living workers that have both done some steps since the younger one came; and all others so far."""
+    living = sorted((pid for pid in marks if _lives(pid)), key=lambda pid: marks[pid][0])
+    if len(living) < 2 or min(len(marks[pid]) for pid in living) < QUIET_STEPS:
+        return None
+    return living[-1], set(marks) - {living[-1]}
+
+
+def judge(marks: Marks, killed: float, victim: int, others: set[int]) -> Loss | None:
+    """What came of a loss; None as long as not all of it is seen. others: processes that had come before it."""
+    before = {pid: [step for at, step in marks[pid] if at <= killed] for pid in {victim, *others}}
+    best = max(step for steps in before.values() for step in steps)
+    after = sorted((at, step, pid) for pid, own in marks.items() for at, step in own if at > killed and pid != victim)
+    last = max(before[victim])
+    without = [at for at, step, pid in after if pid not in others or step >= last + 2]
+    progress = [at for at, step, pid in after if step > best and (pid not in others or step >= last + 2)]
+    new = [at for at, _, pid in after if pid not in others]
+    if not (without and progress and new):
+        return None
+    again = {step for _, step, pid in after if step <= best and (pid not in others or step in before[pid])}
+    return Loss(without[0] - killed, progress[0] - killed, new[0] - killed, len(again))
+
+
+def read(folder: Path) -> Marks:
+    marks: Marks = {}
+    for path in folder.iterdir():
+        lines = path.read_text().split("\n")[:-1]  # the last one may be on its way
+        if lines:
+            marks[int(path.name)] = [(float(at), int(step)) for at, step in map(str.split, lines)]
+    return marks
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return b") Z " not in Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+
+
+def _wait(process: subprocess.Popen[str], look: Callable[[], T | None]) -> T:
+    deadline = time.monotonic() + PATIENCE_S
+    while (seen := look()) is None:
+        if process.poll() is not None or time.monotonic() > deadline:
+            sys.exit(f"it ended or stands still: {' '.join(map(str, process.args))}")  # type: ignore[arg-type]
+        time.sleep(0.005)
+    return seen
+
+
+def _ray_train(*, fast: bool) -> Begin:
+    @contextmanager
+    def begin(folder: Path, hidden: int, every: int, losses: int) -> Iterator[subprocess.Popen[str]]:
+        environment = {**_environment(), "RAY_AUTH_MODE": "disabled"}
+        if fast:
+            environment["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.1"
+        command = [sys.executable, "-m", "benchmarks.trainer", str(folder), str(hidden), str(every), str(losses)]
+        with _command(command, REPOSITORY, environment, folder) as process:
+            yield process
+            newest = max(step for own in read(folder / "marks").values() for _, step in own)
+            (folder / "stop.new").write_text(str(newest + 2 * QUIET_STEPS))
+            (folder / "stop.new").rename(folder / "stop")
+
+    return begin
+
+
+@contextmanager
+def _ours(folder: Path, hidden: int, every: int, losses: int) -> Iterator[subprocess.Popen[str]]:  # noqa: ARG001
+    shutil.copy2(REPOSITORY / "benchmarks" / "wide.py", folder)
+    (folder / "wide.yaml").write_text(
+        "run: {steps: 1000000, seed: 1}\n"
+        f"pipeline: {{target: 'wide:Wide', args: {{hidden: {hidden}, marks: {folder}/marks}}}}\n"
+        f"data: {{shards: 2, batch_size: 16}}\ncheckpoint: {{every: {every}}}\ncluster: {{workers: 2}}\n"
+    )
+    command = [sys.executable, "-m", "orchestrator", "conf=wide.yaml"]
+    environment = {**_environment(), "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(folder)}
+    with _command(command, folder, environment, folder) as process:
+        yield process
+        process.send_signal(signal.SIGTERM)
+
+
+@contextmanager
+def _command(
+    command: Sequence[str], place: Path, environment: Mapping[str, str], folder: Path
+) -> Iterator[subprocess.Popen[str]]:
+    """Its output goes to a file; whoever yields has asked it to end before this waits for that."""
+    with (folder / "output.txt").open("w") as output:
+        process = subprocess.Popen(command, cwd=place, env=environment, stdout=output, stderr=output, text=True)
+        try:
+            yield process
+            process.wait(PATIENCE_S)
+        except BaseException:
+            process.kill()
+            print((folder / "output.txt").read_text()[-4000:], file=sys.stderr)
+            raise
+
+
+def _environment() -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return {**inherited, "RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

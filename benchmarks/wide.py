@@ -1,0 +1,63 @@
+"""The model of benchmarks/recovery.py, trained here and by Ray Train: wide layers, AdamW, and a mark for each completed step.
+
+A mark is a line `<CLOCK_MONOTONIC in s> <steps completed>` in a file that is named for the process. All processes of one host
+share that clock. The number comes from AdamW's own state, which travels with checkpoints and hand-overs, so it is right on
+both sides after any recovery.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+from orchestrator import Pipeline
+
+INPUTS = 1024
+ROWS = 8  # of a micro-batch: what each of two workers computes in a step
+
+
+class Wide(Pipeline):
+    """marks: the folder of the marks."""
+
+    def __init__(self, hidden: int, marks: str) -> None:
+        self.hidden = hidden
+        self.marks = marks
+
+    def model(self) -> nn.Module:
+        return model(self.hidden)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return optimizer(model, Path(self.marks))
+
+    def datasets(self) -> tuple[TensorDataset, None]:
+        return TensorDataset(torch.randn(4 * ROWS, INPUTS), torch.randn(4 * ROWS, INPUTS)), None
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        inputs, targets = batch
+        return functional.mse_loss(model(inputs), targets)
+
+
+def model(hidden: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(INPUTS, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, INPUTS)
+    )
+
+
+def optimizer(model: nn.Module, marks: Path) -> torch.optim.Optimizer:
+    """AdamW, whose every step is marked when it is done."""
+    adamw = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def mark(done: torch.optim.Optimizer, _arguments: Any, _keywords: Any) -> None:
+        step = int(next(iter(done.state.values()))["step"])
+        with (marks / str(os.getpid())).open("a") as file:
+            file.write(f"{time.monotonic():.6f} {step}\n")
+
+    adamw.register_step_post_hook(mark)
+    return adamw

@@ -1,0 +1,128 @@
+"""What no plan foresees, as true command lines: it ends well, or with one clear message, in bounded time, and nothing stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.records.lines import read
+from tests.commands.chaos import members_of
+from tests.commands.watching import Watched
+from tests.projects import Done, Project
+
+pytestmark = pytest.mark.ray
+
+DIGITS = ("conf=digits", "run.steps=150", "evaluation.every=150", "output=json")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(digits: Project) -> Done:
+    done = digits.run(*DIGITS, "cluster.workers=1")
+    assert done.code == 0, done.err
+    return done
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """Room for one checkpoint of the digits (460 kB), not for two."""
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k", "none", tmp_path], check=True)
+    yield tmp_path
+    subprocess.run(["umount", tmp_path], check=True)
+
+
+def test_a_micro_batch_that_ends_every_process_ends_the_run_by_its_name(faulty: Project) -> None:
+    done = faulty.run(
+        "conf=good", "pipeline.target=faults:Exits", "run.steps=256", "checkpoint.every=50", "output=json"
+    )
+    assert done.code == 1
+    assert done.report["error"]["kind"] == "WorkerLost"
+    assert "step 248, " in done.report["error"]["message"]
+    assert "3" in done.report["error"]["message"].partition(":")[0]  # the shard, alone or among those that may be it
+    assert "Traceback" not in done.err
+
+
+def test_a_micro_batch_that_never_ends_ends_the_run_by_its_name(faulty: Project) -> None:
+    sleeping = ("pipeline.target=faults:Sleeps", "run.steps=256", "cluster.step_timeout_s=5")
+    done = faulty.run("conf=good", *sleeping, "output=json")
+    assert done.code == 1
+    assert done.report["error"]["kind"] == "Stalled"
+    assert "step 248, shard 3: 2 workers in a row stood still" in done.report["error"]["message"]
+    assert "Traceback" not in done.err
+
+
+def test_first_members_that_are_killed_while_they_prepare_are_made_good(digits: Project, undisturbed: Done) -> None:
+    before = set(digits.runs())
+    process = digits.start(*DIGITS, "cluster.workers=3")
+    victims = _preparing(digits, process, 2)
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    out, err = process.communicate(timeout=120)
+    done = Done(process.returncode, out, err)
+    assert done.code == 0, err
+    assert done.report["digest"] == undisturbed.report["digest"]
+    (run_id,) = set(digits.runs()) - before
+    lost = [event["why"] for event in read(digits.folder(run_id) / "journal.jsonl") if event["event"] == "worker_lost"]
+    assert len(lost) == 2
+
+
+@pytest.mark.parametrize("process", ["raylet", "gcs_server"])
+def test_a_run_whose_ray_dies_says_so_at_once_and_can_be_resumed(
+    digits: Project, undisturbed: Done, process: str
+) -> None:
+    run = Watched(digits, *DIGITS, "cluster.workers=2", "checkpoint.every=20")
+    run.wait_for("checkpoint_saved")
+    (pid,) = _processes(digits, process)
+    begun = time.monotonic()
+    run.kill(pid)
+    failed = run.end()
+    assert time.monotonic() - begun < 60
+    assert failed.code == 1
+    assert failed.report["error"]["kind"] == "ClusterUnavailable"
+    assert "of the private Ray has ended" in failed.err
+    assert f"python -m orchestrator resume={run.run_id}" in failed.err
+    assert "Traceback" not in failed.err
+    assert digits.runs()[run.run_id] == "FAILED"
+    assert digits.leftovers() == []
+    done = digits.run(f"resume={run.run_id}", "cluster.workers=1", "output=json")
+    assert done.code == 0, done.err
+    assert done.report["digest"] == undisturbed.report["digest"]
+
+
+@pytest.mark.root
+def test_training_goes_on_when_the_disk_of_the_checkpoints_is_full(
+    digits: Project, undisturbed: Done, small_disk: Path
+) -> None:
+    done = digits.run(*DIGITS, "cluster.workers=2", "checkpoint.every=40", f"checkpoint.uri=file://{small_disk}")
+    assert done.code == 0, done.err
+    assert done.report["digest"] == undisturbed.report["digest"]
+    assert "could not be written, training goes on" in done.err
+    assert "Traceback" not in done.err
+    kept = [path.name for path in small_disk.glob("*/checkpoint-*.json")]
+    assert len(kept) == 1
+
+
+def _preparing(project: Project, process: subprocess.Popen[str], count: int) -> list[int]:
+    """So many members that have not begun yet."""
+    while len(found := members_of(project)) < count:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+    return found[:count]
+
+
+def _processes(project: Project, name: str) -> list[int]:
+    """Processes of the project's Ray whose program has this name."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            program = (folder / "cmdline").read_bytes().split(b"\0")[0]
+            if Path(program.decode()).name == name and project.mark.encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
