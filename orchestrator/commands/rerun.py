@@ -22,7 +22,7 @@ from orchestrator.commands.compare import between
 from orchestrator.driver import children, signals
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.progress import Progress, for_stream
-from orchestrator.driver.recorded import Recorded, with_own_topology
+from orchestrator.driver.recorded import Recorded
 from orchestrator.errors import Interrupted, OrchestratorError, RunFailed, from_dict
 from orchestrator.provenance import code_restore, data_restore, environment
 from orchestrator.records.verdict import Verdict, judge
@@ -77,7 +77,6 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, *, check_environ
     original = Recorded.find(store, folder, name)
     original.require()
     passed = [override for override in overrides if override.partition("=")[0] not in _OWN]
-    passed = with_own_topology(passed)
     original.settings(passed)
     display = for_stream()
     with code_restore.disposable(original.files.bundle, folder / "worktrees") as restored:

@@ -14,7 +14,6 @@ from orchestrator.provenance import data
 from orchestrator.records import lines
 from orchestrator.records.comparison import Run
 from orchestrator.settings import Settings, determining, flat, load
-from orchestrator.topologies import TOPOLOGIES
 from orchestrator.tracking import Past, Store
 
 _RESULTS = ("train/", "validation/")  # metrics of the execution differ from run to run
@@ -42,7 +41,7 @@ class Recorded:
 
     def settings(self, overrides: Sequence[str] = ()) -> Settings:
         """Those of the run, with what leaves the result as it is changed. Raises ConfigurationError for anything else."""
-        settings = load([str(self.files.settings)], with_own_topology(overrides))
+        settings = load([str(self.files.settings)], overrides)
         before, after = determining(load([str(self.files.settings)], [])), determining(settings)
         changed = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
         if changed:
@@ -93,14 +92,6 @@ class Recorded:
         parts = _read(self.files.identity).get("parts", {})
         found["initial_parameters"] = parts.get("initial_parameters")
         return found
-
-
-def with_own_topology(overrides: Sequence[str]) -> list[str]:
-    """Overrides that name a topology leave the options of the recorded one behind, such as its number of servers."""
-    if not any(override.partition("=")[0] in ("topology", "topology.name") for override in overrides):
-        return list(overrides)
-    options = sorted({option for topology in TOPOLOGIES.values() for option in topology.options})
-    return [*(f"topology.{option}=null" for option in options), *overrides]
 
 
 def _needed(files: RunFolder) -> dict[str, Path]:
