@@ -1,6 +1,6 @@
 """The loss of a worker, on Ray Train and here: the same model, two workers each, SIGKILL from outside, turn by turn.
 
-    python -m benchmarks.recovery [--rounds 2] [--losses 3] [--hidden 2048] [--every 5]
+    python -m benchmarks.recovery [--rounds 2] [--losses 3] [--hidden 1024] [--every 5]
 
 In each round Ray Train (TorchTrainer, DDP over gloo, a checkpoint every `--every` steps, FailureConfig) trains and loses
 `--losses` workers, once with its defaults and once with its health check as fast as it can be set (0.1 s); then a run of ours
@@ -11,6 +11,7 @@ SIGKILL to
                   after the last that the dead one completed, since the first may have been under way (so it counts against us)
     progress      the first step that nobody had completed before
     joined        the first step of a new process
+    step before   the median of the victim's last steps; with one worker left, a step of ours takes twice as long
     repeated      how many steps a process completes that were completed before, by itself or by one that is gone
 
 What it does not do: measure several hosts, or models whose state takes longer to hand over than Ray needs to start a process.
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import os
 import shutil
 import signal
@@ -45,19 +47,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Loss:
-    """Seconds from the SIGKILL, and the steps that were done again."""
+    """Seconds from the SIGKILL; the steps that were done again; the seconds that a step took before."""
 
     next_step: float
     progress: float
     joined: float
     repeated: int
+    step: float
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recovery")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--losses", type=int, default=3, help="of a worker, in each round and on each side")
-    parser.add_argument("--hidden", type=int, default=2048, help="width of the model; 2048: 8.4 million parameters")
+    parser.add_argument("--hidden", type=int, default=1024, help="width of the model; 1024: 3.1 million parameters")
     parser.add_argument("--every", type=int, default=5, help="steps between checkpoints")
     chosen = parser.parse_args(arguments)
     if importlib.util.find_spec("tensorboardX") is None:
@@ -76,12 +79,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def table(found: Mapping[str, Sequence[Loss]]) -> str:
     """Medians, and the range behind them."""
     ours = found[SIDES[-1]]
-    lines = [f"{'':18}{'losses':>7}{'next step s':>22}{'progress s':>22}{'joined s':>22}{'repeated':>14}{'/ ours':>8}"]
+    heads = "".join(f"{head:>23}" for head in ("next step s", "progress s", "joined s", "step before s"))
+    lines = [f"{'':18}{'losses':>7}{heads}{'repeated':>10}{'/ ours':>8}"]
     for side, losses in found.items():
-        columns = [_spread([getattr(loss, name) for loss in losses], 3) for name in ("next_step", "progress", "joined")]
+        names = ("next_step", "progress", "joined", "step")
+        columns = "".join(f"{_spread([getattr(loss, name) for loss in losses], 3):>23}" for name in names)
         repeated = _spread([loss.repeated for loss in losses], 0)
         ratio = _median(losses) / _median(ours)
-        lines.append(f"{side:18}{len(losses):7}{''.join(f'{each:>22}' for each in columns)}{repeated:>14}{ratio:8.1f}")
+        lines.append(f"{side:18}{len(losses):7}{columns}{repeated:>10}{ratio:8.1f}")
     return "\n".join(lines)
 
 
@@ -130,7 +135,8 @@ def judge(marks: Marks, killed: float, victim: int, others: set[int]) -> Loss | 
     if not (without and progress and new):
         return None
     again = {step for _, step, pid in after if step <= best and (pid not in others or step in before[pid])}
-    return Loss(without[0] - killed, progress[0] - killed, new[0] - killed, len(again))
+    step = statistics.median(b - a for (a, _), (b, _) in itertools.pairwise(marks[victim][-QUIET_STEPS:]))
+    return Loss(without[0] - killed, progress[0] - killed, new[0] - killed, len(again), step)
 
 
 def read(folder: Path) -> Marks:

@@ -59,7 +59,7 @@ class LocalRay:
         from ray._private import worker
 
         node = worker._global_node
-        dead: set[str] = {kind for kind, _ in node.dead_processes()} if node is not None else set()
+        dead: set[str] = set() if node is None else {kind for kind, _ in node.dead_processes()}
         return next((f"{name} has ended" for kind, name in _VITAL.items() if kind in dead), None)
 
     def __exit__(

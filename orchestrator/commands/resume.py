@@ -110,7 +110,8 @@ def _beginning(settings: Settings, files: RunFolder, display: Progress) -> Begin
         )
     journal = list(lines.read(files.journal)) if files.journal.exists() else []
     generations = [event["number"] for event in journal if event["event"] == "generation_started"]
-    members = [member for event in journal if event["event"] == "generation_started" for member in event["members"]]
+    # Spares and whoever was lost while it prepared belong to no generation, and an id is never given again (rule F9).
+    members = [event[role] for event in journal for role in ("worker", "server") if role in event]
     return Beginning(
         terms(
             settings, checkpoint=step, generation=max(generations, default=-1) + 1, member=max(members, default=-1) + 1
