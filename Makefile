@@ -35,9 +35,10 @@ check: setup
 	ruff check .
 	ruff format --check .
 	mypy
-	python -m pytest -n 2 -m "not ray"
+	python -m pytest -n 2 -m "not ray and not slow"
 
 test: check data
+	python -m pytest -n 2 -m "slow and not ray"
 	python -m pytest -m ray
 
 clean:

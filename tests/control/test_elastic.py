@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -17,6 +18,8 @@ from orchestrator.control.events import Interrupt
 from orchestrator.control.membership import Terms
 from orchestrator.errors import Interrupted
 from tests.control.simulated import Process, World
+
+pytestmark = pytest.mark.slow
 
 STEP_TIMEOUT_S = 60.0
 ROUNDS = 600

@@ -21,6 +21,8 @@ from tests.engine.apart import There, Watching, compute_apart
 from tests.engine.elastic import Fault, survive
 from tests.engine.runs import SGD, Layout, settings_for, train
 
+pytestmark = pytest.mark.slow
+
 CASES: list[tuple[type[Pipeline], dict[str, Any]]] = [
     (p.Mlp, {"clip": 0.05, "optimizer": {"name": "adamw", "lr": 0.01}}),
     (p.Mlp, {"reduction": "fast"}),

@@ -18,6 +18,8 @@ from tests.engine import pipelines as p
 from tests.engine.elastic import Elastic, Fault, Saved, Told, What, elastic_settings, survive
 from tests.engine.runs import SGD, Layout
 
+pytestmark = pytest.mark.slow
+
 RICH: dict[str, Any] = {
     "steps": 7,
     "shards": 4,

@@ -84,6 +84,7 @@ def test_every_layout_gives_the_same_run(number: int, case: Case) -> None:
         _assert_same(train(case.pipeline, layout, **case.settings), reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_computing_beside_host_memory_changes_no_bit(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU; the device is the CPU all the same."""

@@ -177,6 +177,7 @@ def test_a_missing_path_is_an_error(project: Path) -> None:
         data.capture(project, ["nothing"])
 
 
+@pytest.mark.slow
 def test_the_digits_are_made_byte_for_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pipelines import prepare_digits
 

@@ -147,6 +147,7 @@ def test_containers_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment._container() == {"kind": "apptainer", "image": "/a.sif"}
 
 
+@pytest.mark.slow
 def test_bits_do_not_depend_on_who_and_where(tmp_path: Path, found: environment.Environment) -> None:
     """Another folder, time zone, locale, user name and home, in a process of its own."""
     script = (

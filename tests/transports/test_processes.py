@@ -17,6 +17,8 @@ from orchestrator.transports.shared_memory import SharedRegions
 from orchestrator.transports.sockets import Listener, connect
 from tests.transports.worlds import PATIENCE_S, SECRET, TAG
 
+pytestmark = pytest.mark.slow
+
 Start = Callable[[str], tuple["subprocess.Popen[str]", Transport, torch.Tensor]]
 
 
