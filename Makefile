@@ -1,6 +1,7 @@
 # make demo       train the digits network on four Ray workers, and say where to look
 # make demo-kill  kill a worker in the middle of a run, and compare the result with that of an undisturbed one
-# make test       everything
+# make test       everything but what takes long
+# make test-long  that too: rarer misfortunes, more reruns
 # make check      lint, types and the tests that take milliseconds
 # Each makes .venv when it is missing. PYTHON is the interpreter it is made from.
 
@@ -11,7 +12,7 @@ STAMP := $(VENV)/.installed
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export DVC_NO_ANALYTICS := 1
 
-.PHONY: setup demo demo-kill data test check clean
+.PHONY: setup demo demo-kill data test test-long check clean
 
 setup: $(STAMP)
 
@@ -38,8 +39,10 @@ check: setup
 	python -m pytest -n 2 -m "not ray and not slow"
 
 test: check data
-	python -m pytest -n 2 -m "slow and not ray"
-	python -m pytest -m ray
+	python -m pytest -n 2 --dist loadfile -m "(slow or ray) and not long"
+
+test-long: test
+	python -m pytest -n 2 --dist loadfile -m long
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

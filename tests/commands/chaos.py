@@ -38,16 +38,16 @@ from tests.projects import Done, Project, make_digits
 TOPOLOGIES = ("ring", "tree", "parameter_server", "peer_to_peer")
 COMMON = ("evaluation.every=50", "trace.digest_every=50", "output=json")
 RUNS = {
-    "digits": ("conf=digits", "run.steps=700", *COMMON),
+    "digits": ("conf=digits", "run.steps=300", *COMMON),
     "characters": (
         "conf=characters",
-        "run.steps=400",
+        "run.steps=200",
         "pipeline.args={width: 32, layers: 1, window: 32}",
         "data.batch_size=16",
         *COMMON,
     ),
 }
-STEPS = {"digits": 700, "characters": 400}
+STEPS = {"digits": 300, "characters": 200}
 SHARDS = 8
 STEP_TIMEOUT_S = (
     12  # more than the first step of a new process takes on a busy machine: it starts loaders, imports much

@@ -46,6 +46,7 @@ def test_a_micro_batch_that_ends_every_process_ends_the_run_by_its_name(faulty: 
     assert "Traceback" not in done.err
 
 
+@pytest.mark.long
 def test_a_micro_batch_that_never_ends_ends_the_run_by_its_name(faulty: Project) -> None:
     sleeping = ("pipeline.target=faults:Sleeps", "run.steps=256", "cluster.step_timeout_s=5")
     done = faulty.run("conf=good", *sleeping, "output=json")
@@ -55,6 +56,7 @@ def test_a_micro_batch_that_never_ends_ends_the_run_by_its_name(faulty: Project)
     assert "Traceback" not in done.err
 
 
+@pytest.mark.long
 def test_first_members_that_are_killed_while_they_prepare_are_made_good(digits: Project, undisturbed: Done) -> None:
     before = set(digits.runs())
     process = digits.start(*DIGITS, "cluster.workers=3")
@@ -70,6 +72,7 @@ def test_first_members_that_are_killed_while_they_prepare_are_made_good(digits: 
     assert len(lost) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("process", ["raylet", "gcs_server"])
 def test_a_run_whose_ray_dies_says_so_at_once_and_can_be_resumed(
     digits: Project, undisturbed: Done, process: str

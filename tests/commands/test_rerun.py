@@ -199,6 +199,7 @@ def test_data_that_dvc_does_not_know_are_named_and_cannot_be_restored(study: Stu
     assert (done.report["run_id"], done.report["verdict"]) == (None, None)
 
 
+@pytest.mark.long
 def test_a_damaged_cache_is_named_and_not_believed(study: Study) -> None:
     (md5,) = (item["md5"] for item in recorded(study.project, study.run_id, "data.json")["inputs"])
     place = study.project.path / ".dvc" / "cache" / "files" / "md5" / md5[:2] / md5[2:]
@@ -211,6 +212,7 @@ def test_a_damaged_cache_is_named_and_not_believed(study: Study) -> None:
     assert "is damaged" in done.report["error"]["message"]
 
 
+@pytest.mark.long
 def test_another_package_is_named_and_no_exactness_is_claimed(study: Study, tmp_path: Path) -> None:
     metadata = tmp_path / "plus-1.2.dist-info" / "METADATA"
     metadata.parent.mkdir()
@@ -265,6 +267,7 @@ def test_a_run_that_lost_and_gained_workers_and_was_resumed_is_repeated(study: S
     assert (done.report["verdict"], done.report["differences"]) == ("exact", [])
 
 
+@pytest.mark.long
 def test_a_rerun_that_is_interrupted_leaves_nothing_and_claims_nothing(study: Study) -> None:
     before = untouchable(study.project.path)
     rerun = Watched(study.project, f"rerun={study.run_id}", "output=json")
