@@ -37,7 +37,10 @@ REFUSED = {
     "compare=nope,never": (2, "there is no run nope"),
     "compare=a,b cluster.workers=2": (2, "compare takes only output=json and tracking.uri=URI"),
     "conf=good cluster.workers={min:2}": (2, "or a range such as {min: 2, max: 4}"),
-    "conf=good cluster.workers={min:1,max:2} reduction=fast": (2, "reduction=fast adds up in the order of the layout"),
+    'conf=good cluster.workers={"min":1,"max":2} reduction=fast': (
+        2,
+        "reduction=fast adds up in the order of the layout",
+    ),
     "conf=good checkpoint.every=soon": (2, "checkpoint.every: expected a number of steps such as 20"),
     "conf=good checkpoint.uri=nowhere://x": (2, "checkpoint.uri: nowhere://x cannot be used"),
     "conf=": (2, "conf="),
@@ -149,7 +152,7 @@ def test_a_failing_run_says_why_and_is_recorded_as_failed(faulty: Project, pipel
     assert faulty.runs()[run_id] == "FAILED"
     assert message in (faulty.folder(run_id) / "error.txt").read_text()
     if pipeline == "Raises":
-        assert "[worker 0] about to fail" in done.err
+        assert "] about to fail" in done.err
         assert "faults.py:" in done.err
         assert "Traceback" in (faulty.folder(run_id) / "error.txt").read_text()
 
