@@ -52,6 +52,6 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Project:
 def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Whatever a test did to a project, nothing of it may still be there."""
     yield
-    for name in ("digits", "characters", "faulty"):
+    for name in ("digits", "faulty"):
         if name in request.fixturenames:
             assert request.getfixturevalue(name).leftovers() == []

@@ -113,9 +113,10 @@ def test_mlflow_has_one_complete_run_per_launch(digits: Project, launched: dict[
     trace = [json.loads(line) for line in (digits.folder(report["run_id"]) / "trace.jsonl").read_text().splitlines()]
     assert [(m.step, m.value) for m in losses] == [(line["step"], float.fromhex(line["loss"])) for line in trace]
     artifacts = {file.path for file in store.client.list_artifacts(report["run_id"], "run")}
-    assert artifacts == {
-        f"run/{name}" for name in ("journal.jsonl", "trace.jsonl", "settings.yaml", "environment.json")
-    }
+    recorded = (
+        "code.bundle code.json code.patch data.json environment.json identity.json settings.yaml settings_from.json"
+    )
+    assert artifacts == {f"run/{name}" for name in ("card.md", "journal.jsonl", "trace.jsonl", *recorded.split())}
     assert [file.path for file in store.client.list_artifacts(report["run_id"], "model")] == ["model/model.safetensors"]
     assert [file.path for file in store.client.list_artifacts(report["run_id"], "pictures")] == [
         "pictures/loss.png",
@@ -130,7 +131,7 @@ def test_the_journal_tells_who_took_part(digits: Project, launched: dict[tuple[s
     workers = [event for event in events if event["event"] == "worker_started"]
     assert sorted((event["worker"], event["rank"]) for event in workers) == [(0, 0), (1, 1)]
     assert sorted(shard for event in workers for shard in event["shards"]) == list(range(8))
-    assert [event["server"] for event in events if event["event"] == "server_started"] == [0]
+    assert [event["server"] for event in events if event["event"] == "server_started"] == [2]
     assert events[-1]["event"] == "run_ended"
     assert [event["step"] for event in events if event["event"] == "evaluated"] == [9, 19, 24]
 
@@ -156,3 +157,4 @@ def test_dvc_trains_the_characters(characters: Project) -> None:
     second = characters.shell("dvc repro train_characters")
     assert "didn't change, skipping" in second.out
     assert list(characters.runs().values()) == ["FINISHED"]
+    assert characters.leftovers() == []
