@@ -242,7 +242,10 @@ def test_what_is_not_a_function_of_the_record_is_found_at_its_first_step(study: 
     expected, got = (each[12]["loss"] for each in lines)
     assert done.report["first_divergence"] == {"step": 12, "what": "loss", "expected": expected, "got": got}
     assert lines[0][:12] == lines[1][:12]
-    assert "tensors that differ after step 14: 0.bias, 0.weight, 3.bias, 3.weight" in done.err
+    named = re.search(r"tensors that differ after step 14: (.*)", done.err)
+    assert named is not None
+    assert set(named[1].split(", ")) <= {"0.bias", "0.weight", "3.bias", "3.weight"}  # which of them, chance decides
+    assert "0.weight" in named[1]
     assert "ALARM: an earlier run of equal code, data, settings and environment came to another digest" in done.err
     both = first.report["run_id"], done.report["run_id"]
     assert [tags_of(study.project, run_id)["contradicts"] for run_id in both] == [*reversed(both)]
@@ -253,13 +256,20 @@ def test_a_run_that_lost_and_gained_workers_and_was_resumed_is_repeated(study: S
     given = ("run.steps=100", "pipeline.args.pause_s=0.03", "cluster.spares=1")
     run = Watched(study.project, "conf=study", *given, "output=json")
     run.wait_for_steps(5)
-    run.kill(run.living()[0])
+    victim, other_one = run.journal("generation_started")[0][
+        "members"
+    ]  # whoever was ready first; the third is the spare
+    (spare,) = {0, 1, 2} - {victim, other_one}
+    run.kill(run.living()[victim])
     run.wait_for("recovered")
     run.process.send_signal(signal.SIGTERM)
     stopped = run.end()
     assert stopped.code == 130
     assert 5 <= stopped.report["steps"] < 100
-    assert [each["members"] for each in run.journal("generation_started")] == [[0, 1], [1, 2]]
+    assert [each["members"] for each in run.journal("generation_started")] == [
+        [victim, other_one],
+        sorted([other_one, spare]),
+    ]
     resumed = study.project.run(f"resume={run.run_id}", "output=json")
     assert resumed.code == 0, resumed.err
     done = study.rerun("cluster.workers=4", run_id=run.run_id)
