@@ -114,6 +114,7 @@ class MemberActor:
 
         settings = from_yaml(self._settings_text)
         self._timeout_s = settings.cluster.step_timeout_s
+        self._device = settings.run.device
         # Only who may need it is reachable by TCP: a private Ray opens no port.
         between_nodes = settings.cluster.address is not None and settings.transport == "auto"
         by_tcp = between_nodes or settings.transport == "tcp"
@@ -137,12 +138,10 @@ class MemberActor:
 
     def _describe(self, origin: str | None) -> Answer:
         from orchestrator.provenance import environment, imported
-        from orchestrator.settings import from_yaml
 
-        device = from_yaml(self._settings_text).run.device
         modules = imported.gather(imported.files_of(sys.modules), Path.cwd(), origin)
         return {
-            "environment": environment.capture(device).as_dict(),
+            "environment": environment.capture(self._device).as_dict(),
             "modules": [module.as_dict() for module in modules],
         }
 
