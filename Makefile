@@ -9,6 +9,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# In the order of the files: the short ones of tests/engine come last and fill both processes to the end.
+SLOWLY := python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export DVC_NO_ANALYTICS := 1
 
@@ -39,10 +41,10 @@ check: setup
 	python -m pytest -n 2 -m "not ray and not slow"
 
 test: check data
-	python -m pytest -n 2 --dist loadfile -m "(slow or ray) and not long"
+	$(SLOWLY) -m "(slow or ray) and not long"
 
 test-long: test
-	python -m pytest -n 2 --dist loadfile -m long
+	$(SLOWLY) -m long
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -2,14 +2,19 @@
 
     python -m benchmarks.checkpoint [--repeats 7] [--folder FOLDER] [--sizes 0.4 25 100]
 
-The state is a model's parameters and AdamW's moments, three numbers per parameter. Ours: `stall` is what the step boundary
-waits for (taking the state and copying it), `first` the same without the memory of a copy before, `prepared` the first
-one after `Writer.prepare`. torch.save is the whole call; its file is then flushed, timed for the second column, so that neither
-leaves work behind for the other.
+The state is a model's parameters and AdamW's moments, three numbers per parameter. Everything is measured twice: with a core to
+spare, and with every other core kept busy by another process, as where there is a worker per core. One turn is some quiet
+steps; a checkpoint of ours, with training going on until it is written; and a torch.save, during which training stands still.
 
-The second table is about the steps that follow: how much longer they take while the background thread hashes and writes,
-once with a core to spare and once with every other core kept busy by another process, as where there is a worker per core.
-`all` is stall and lost time together.
+First table, how long training stands still. Ours: `begin` at the step boundary (taking the state, and copying what cannot
+wait), then the step computes forward and backward while the state is copied beside it, then `wait` for the end of that copy,
+before the optimizer changes what is copied; `stall` is the two together. `first` is the stall without the memory of a copy
+before. `save` is the whole call of torch.save; its file is then flushed, timed for `+ fsync`, so that neither leaves work
+behind for the other.
+
+Second table, what the steps lose: how much longer than `quiet` ones they take (`step`, on average, the wait not included), from
+the first, beside which the state is copied, to the last, beside which it is hashed and written; `lost` is that over all of
+them. `writing` is how long the background thread hashes and writes. `all` is stall and lost time together.
 """
 
 from __future__ import annotations
@@ -41,7 +46,7 @@ QUIET_STEPS = 5
 
 
 class Training:
-    """Layers as wide as high, in one thread; a step is forward, backward and AdamW."""
+    """Layers as wide as high, in one thread; a step is forward, backward and AdamW. All return seconds."""
 
     def __init__(self, width: int) -> None:
         self.model = nn.Sequential(*(nn.Linear(width, width) for _ in range(LAYERS)))
@@ -49,13 +54,19 @@ class Training:
         self._inputs = torch.randn(BATCH, width)
         self.step()
 
-    def step(self) -> float:
-        """Seconds."""
+    def compute(self) -> float:
         started = time.perf_counter()
         self.optimizer.zero_grad()
         self.model(self._inputs).square().mean().backward()
+        return time.perf_counter() - started
+
+    def update(self) -> float:
+        started = time.perf_counter()
         self.optimizer.step()
         return time.perf_counter() - started
+
+    def step(self) -> float:
+        return self.compute() + self.update()
 
 
 class Ours:
@@ -69,16 +80,17 @@ class Ours:
         self._catalog = Catalog(storage, keep=1)
         self._steps = itertools.count()
 
-    def prepare(self) -> None:
-        self.writer.prepare(capture(self._training.model, self._training.optimizer, {}), part=0, parts=1)
-        self.writer.wait()
-
-    def begin(self) -> float:
-        """Seconds of the stall."""
+    def step(self) -> tuple[float, float, float]:
+        """A checkpoint, and the step that it is copied beside. Seconds: at the boundary, of the step, of the wait in it."""
         started = time.perf_counter()
         state = capture(self._training.model, self._training.optimizer, {"step": 0})
         self.writer.begin(state, step=next(self._steps), generation=0, part=0, parts=1)
-        return time.perf_counter() - started
+        begun = time.perf_counter() - started
+        computed = self._training.compute()
+        started = time.perf_counter()
+        self.writer.copied()
+        waited = time.perf_counter() - started
+        return begun, computed + self._training.update(), waited
 
     def finish(self) -> float:
         """Wait and commit; seconds that the background thread took."""
@@ -101,44 +113,42 @@ def torch_save(training: Training, path: Path) -> tuple[float, float]:
     return saved, time.perf_counter() - started
 
 
-def stalls(training: Training, folder: Path, repeats: int) -> dict[str, float]:
+def measure(training: Training, folder: Path, repeats: int) -> dict[str, float]:
     """Column -> median seconds."""
     times: dict[str, list[float]] = {}
     ours = Ours(training, folder / "steady")
     for turn in range(repeats + 1):
-        for column, prepared in (("first", False), ("prepared", True)):
-            fresh = Ours(training, folder / column)
-            if prepared:
-                fresh.prepare()
-            times.setdefault(column, []).append(fresh.begin())
-            fresh.finish()
-            fresh.writer.close()
-        stall = ours.begin()
-        ours.finish()
-        save, flushed = torch_save(training, folder / "state.pt")
+        found = _first(training, folder / "first") | _turn(training, ours)
+        found["save"], found["flushed"] = torch_save(training, folder / "state.pt")
         if turn > 0:
-            for column, seconds in (("stall", stall), ("save", save), ("flushed", flushed)):
+            for column, seconds in found.items():
                 times.setdefault(column, []).append(seconds)
     return {column: statistics.median(seconds) for column, seconds in times.items()}
 
 
-def following(training: Training, folder: Path, repeats: int) -> dict[str, float]:
-    """The steps while a checkpoint is written: column -> median seconds."""
-    times: dict[str, list[float]] = {"quiet": [], "busy": [], "writing": [], "lost": []}
-    ours = Ours(training, folder / "following")
-    ours.begin()
-    ours.finish()
-    for _ in range(repeats):
-        quiet = statistics.median(training.step() for _ in range(QUIET_STEPS))
-        ours.begin()
-        steps = [training.step()]
-        while ours.writer.busy:
-            steps.append(training.step())
-        times["quiet"].append(quiet)
-        times["busy"].append(statistics.mean(steps))
-        times["lost"].append(sum(steps) - quiet * len(steps))
-        times["writing"].append(ours.finish())
-    return {column: statistics.median(seconds) for column, seconds in times.items()}
+def _first(training: Training, folder: Path) -> dict[str, float]:
+    fresh = Ours(training, folder)
+    begun, _, waited = fresh.step()
+    fresh.finish()
+    fresh.writer.close()
+    return {"first": begun + waited}
+
+
+def _turn(training: Training, ours: Ours) -> dict[str, float]:
+    quiet = statistics.median(training.step() for _ in range(QUIET_STEPS))
+    begun, stepped, waited = ours.step()
+    steps = [stepped]
+    while ours.writer.busy:
+        steps.append(training.step())
+    return {
+        "begin": begun,
+        "wait": waited,
+        "stall": begun + waited,
+        "quiet": quiet,
+        "step": statistics.mean(steps),
+        "lost": sum(steps) - quiet * len(steps),
+        "writing": ours.finish(),
+    }
 
 
 @contextmanager
@@ -175,35 +185,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
     medians = _print_stalls(chosen.sizes, chosen.folder, chosen.repeats)
-    _print_following(medians, chosen.folder, chosen.repeats)
+    _print_following(medians)
 
 
-def _print_stalls(sizes: Sequence[str], folder: Path | None, repeats: int) -> dict[str, dict[str, float]]:
-    columns = ("stall", "first", "prepared", "save", "flushed")
-    print(
-        f"{'million':>8}{'stall':>10}{'first':>10}{'prepared':>10}{'save':>10}{'+ fsync':>10}{'/ save':>9}{'/ fsync':>9}"
-    )
+def _print_stalls(sizes: Sequence[str], folder: Path | None, repeats: int) -> dict[tuple[str, str], dict[str, float]]:
+    """Measure, row by row; columns by size and cores."""
+    columns = ("begin", "wait", "stall", "first", "save", "flushed")
+    titles = "".join(f"{title:>10}" for title in (*columns[:-1], "+ fsync"))
+    print(f"{'million':>8}  {'cores':<6}{titles}{'/ save':>9}{'/ fsync':>9}")
     medians = {}
     for size in sizes:
-        with tempfile.TemporaryDirectory(dir=folder) as place:
-            seconds = medians[size] = stalls(Training(WIDTHS[size]), Path(place), repeats)
-        figures = [f"{seconds[column] * 1e3:>10.2f}" for column in columns]
-        ratios = [f"{seconds['stall'] / seconds[column]:>9.3f}" for column in ("save", "flushed")]
-        print(f"{size:>8}" + "".join([*figures, *ratios]), flush=True)
+        for cores, surroundings in (("spare", nullcontext), ("busy", other_cores_busy)):
+            with tempfile.TemporaryDirectory(dir=folder) as place, surroundings():
+                seconds = medians[size, cores] = measure(Training(WIDTHS[size]), Path(place), repeats)
+            figures = [f"{seconds[column] * 1e3:>10.2f}" for column in columns]
+            ratios = [f"{seconds['stall'] / seconds[column]:>9.3f}" for column in ("save", "flushed")]
+            print(f"{size:>8}  {cores:<6}" + "".join([*figures, *ratios]), flush=True)
     return medians
 
 
-def _print_following(medians: dict[str, dict[str, float]], folder: Path | None, repeats: int) -> None:
-    titles = "".join(f"{title:>10}" for title in ("quiet", "step", "writing", "lost"))
+def _print_following(medians: dict[tuple[str, str], dict[str, float]]) -> None:
+    columns = ("quiet", "step", "writing", "lost")
+    titles = "".join(f"{title:>10}" for title in columns)
     print(f"\n{'million':>8}  {'cores':<6}{titles}{'all / save':>12}{'all / fsync':>12}")
-    for size, before in medians.items():
-        for cores, surroundings in (("spare", nullcontext), ("busy", other_cores_busy)):
-            with tempfile.TemporaryDirectory(dir=folder) as place, surroundings():
-                after = following(Training(WIDTHS[size]), Path(place), repeats)
-            figures = [f"{after[column] * 1e3:>10.2f}" for column in ("quiet", "busy", "writing", "lost")]
-            everything = before["stall"] + after["lost"]
-            ratios = [f"{everything / before[column]:>12.3f}" for column in ("save", "flushed")]
-            print(f"{size:>8}  {cores:<6}" + "".join([*figures, *ratios]), flush=True)
+    for (size, cores), seconds in medians.items():
+        figures = [f"{seconds[column] * 1e3:>10.2f}" for column in columns]
+        everything = seconds["stall"] + seconds["lost"]
+        ratios = [f"{everything / seconds[column]:>12.3f}" for column in ("save", "flushed")]
+        print(f"{size:>8}  {cores:<6}" + "".join([*figures, *ratios]))
 
 
 if __name__ == "__main__":

@@ -12,21 +12,23 @@ from __future__ import annotations
 import json
 import sys
 import time
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
 from orchestrator.cluster.environment import prepare_environment
+from orchestrator.driver import signals
 from orchestrator.driver.outcome import Outcome
-from orchestrator.errors import OrchestratorError, UsageError
+from orchestrator.errors import Interrupted, OrchestratorError, UsageError
 from orchestrator.numerics import determinism
 from orchestrator.settings import load, origins
 
 USAGE = """\
 usage: python -m orchestrator conf=NAME|PATH [key=value ...]
        python -m orchestrator resume=RUN_ID [key=value ...]
-       python -m orchestrator rerun=RUN_ID [environment=ignore] [key=value ...]
+       python -m orchestrator rerun=RUN_ID [environment=ignore] [explain=true] [key=value ...]
        python -m orchestrator compare=RUN_A,RUN_B
        python -m orchestrator runs [output=json] [tracking.uri=URI]
 
@@ -35,7 +37,8 @@ usage: python -m orchestrator conf=NAME|PATH [key=value ...]
   resume=RUN_ID      go on with that run from its last checkpoint, in the same MLflow run; the beginning of an id is
                      enough, and `last` is the newest run; how it is executed may change (cluster.*, topology.*)
   rerun=RUN_ID       repeat that run exactly, in a clean checkout of its code with its data, and compare: exact, diverged
-                     (with the first step that differs), or inputs-differ (with what differs)
+                     (with the first step that differs), or inputs-differ (with what differs); explain=true: where it has
+                     diverged, run that step once more, to tell chance within it from other causes
   compare=A,B        what differs between two runs: code, data, settings, environment, the first step
   key=value          change a setting, such as cluster.workers=2 or optimizer.lr=0.01; topology=ring is
                      short for topology.name=ring
@@ -62,6 +65,7 @@ def main() -> int:
     if {"--help", "-h"} & set(arguments):
         print(USAGE, end="")
         return 0
+    signals.interrupt()
     determinism.prepare_environment()
     if "" not in sys.path:
         sys.path.insert(0, "")  # the console script starts without the working directory, `python -m` with it
@@ -69,7 +73,8 @@ def main() -> int:
     try:
         verb = _verb(arguments)
         if verb == "runs":
-            return _runs(arguments, as_json)
+            with _interruptible():
+                return _runs(arguments, as_json)
     except OrchestratorError as error:
         return _refused(error, as_json, Outcome(error=error).as_dict(None, started))
     rest = [argument for argument in arguments if argument != verb]
@@ -94,7 +99,7 @@ def _verb(arguments: list[str]) -> str:
 def _launch(conf: str, overrides: list[str], started: float) -> int:
     as_json = "output=json" in overrides
     try:
-        with _stdout_for_programs():
+        with _stdout_for_programs(), _interruptible():
             given = conf.split(",")
             settings = load(given, overrides)
             as_json = settings.output == "json"
@@ -110,7 +115,7 @@ def _launch(conf: str, overrides: list[str], started: float) -> int:
 def _resume(name: str, overrides: list[str], started: float) -> int:
     as_json = "output=json" in overrides
     try:
-        with _stdout_for_programs():
+        with _stdout_for_programs(), _interruptible():
             prepare_environment(_value("cluster.address", overrides))
             from orchestrator.commands.resume import resume
 
@@ -123,21 +128,22 @@ def _resume(name: str, overrides: list[str], started: float) -> int:
 def _rerun(name: str, overrides: list[str]) -> int:
     as_json = "output=json" in overrides
     try:
-        with _stdout_for_programs():
-            check = _value("environment", overrides) or "check"
-            if check not in ("check", "ignore"):
-                raise UsageError(f"environment={check}: it is check or ignore")
+        with _stdout_for_programs(), _interruptible():
+            check = _choice("environment", overrides, "check", "ignore") == "check"
+            explaining = _choice("explain", overrides, "false", "true") == "true"
             from orchestrator.commands.rerun import rerun
 
-            done = rerun(name, overrides, _value("tracking.uri", overrides), check_environment=check == "check")
+            uri = _value("tracking.uri", overrides)
+            done = rerun(name, overrides, uri, check_environment=check, explaining=explaining)
     except OrchestratorError as error:
         from orchestrator.commands.rerun import Rerun
 
         return _refused(error, as_json, Rerun(None, name, None, error=error).as_dict())
+    if done.verdict is not None:
+        print(f"run {done.run_id} repeats run {done.rerun_of}\n{done.text}", file=sys.stderr)
     if done.error is not None:
-        print(f"error: the repetition of run {done.rerun_of} failed: {done.error}", file=sys.stderr)
-    elif done.verdict is not None:
-        print(f"run {done.run_id} repeats run {done.rerun_of}\n{done.verdict.text}", file=sys.stderr)
+        whose = "" if done.verdict is not None else f"the repetition of run {done.rerun_of} failed: "
+        print(f"error: {whose}{done.error}", file=sys.stderr)
     if as_json:
         print(json.dumps(done.as_dict()))
     return done.exit_code
@@ -148,7 +154,8 @@ def _compare(names: str, rest: list[str], *, as_json: bool) -> int:
 
     try:
         _only("compare", rest)
-        compared = compare(names, _value("tracking.uri", rest))
+        with _interruptible():
+            compared = compare(names, _value("tracking.uri", rest))
     except OrchestratorError as error:
         nothing = {"runs": names.split(","), "differences": [], "first_divergence": None, "files": []}
         return _refused(error, as_json, nothing)
@@ -169,6 +176,15 @@ def _stdout_for_programs() -> redirect_stdout[TextIO]:
     return redirect_stdout(sys.stderr)
 
 
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """A signal that comes before the driver of a run listens to them is an error like others. Raises Interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        raise Interrupted(f"interrupted by {interrupt}") from None
+
+
 def _report(run_id: str, outcome: Outcome, as_json: bool, started: float) -> int:
     """Say how the run ended."""
     if outcome.error is not None:
@@ -183,6 +199,14 @@ def _report(run_id: str, outcome: Outcome, as_json: bool, started: float) -> int
 def _value(key: str, overrides: list[str]) -> str | None:
     given = [override.partition("=")[2] for override in overrides if override.partition("=")[0] == key]
     return (given[-1] if given else None) or None
+
+
+def _choice(key: str, overrides: list[str], first: str, other: str) -> str:
+    """The value of a key of the verb, `first` where it is not given. Raises UsageError."""
+    found = _value(key, overrides) or first
+    if found not in (first, other):
+        raise UsageError(f"{key}={found}: it is {first} or {other}")
+    return found
 
 
 def _runs(arguments: list[str], as_json: bool) -> int:
@@ -200,7 +224,8 @@ def _refused(error: OrchestratorError, as_json: bool, report: dict[str, Any]) ->
     if as_json:
         told = error.as_dict()
         kept = {key: told[key] for key in ("kind", "message", "remedy")}
-        print(json.dumps({**report, "status": "failed", "error": kept}))
+        status = "killed" if isinstance(error, Interrupted) else "failed"
+        print(json.dumps({**report, "status": status, "error": kept}))
     return error.exit_code
 
 

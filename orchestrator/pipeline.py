@@ -67,7 +67,8 @@ class Pipeline:
         return default_collate(list(items))
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer | None:  # noqa: ARG002
-        """An optimizer of torch.optim over the model's parameters, instead of the configuration's `optimizer`."""
+        """An optimizer of torch.optim over the model's parameters, instead of the configuration's `optimizer`. A class derived
+        from one keeps what it remembers in `state` and `param_groups`, not in attributes of its own."""
         return None
 
 

@@ -3,14 +3,16 @@
 The order of writes is the whole trick: blobs, then the manifest; to delete: the manifest, then blobs. So a crash between any
 two leaves files that nothing refers to, never a manifest that refers to nothing (`tests/checkpoints/test_crashes.py`).
 
-A blob that no manifest refers to may be part of a checkpoint that is being written this moment, by a member that has
-not reported it yet. So it is deleted only if it was there at the pruning before, too, that is for one whole checkpoint.
+A blob that no manifest refers to may be part of a checkpoint that is being written this moment, or whose news the driver has
+not heard yet: a driver that is behind commits several checkpoints at once, while newer ones lie there already. So it is
+deleted only if it was there at an earlier pruning, too, long enough ago for any news to have come.
 
 What this does not do: run twice at a time on one folder (rule D7); the lease on a run sees to that.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,6 +24,8 @@ from orchestrator.checkpoints.parts import read_part
 from orchestrator.checkpoints.state import State
 from orchestrator.checkpoints.storage import Storage
 from orchestrator.errors import CheckpointDamaged
+
+ABANDONED_AFTER_S = 60.0
 
 
 class Found(NamedTuple):
@@ -40,15 +44,17 @@ class Saved:
 
 
 class Catalog:
-    """keep: how many good checkpoints stay. Used by one thread of the driver."""
+    """keep: how many good checkpoints stay; abandoned_after_s: how long a blob stays that belongs to none. Used by one thread
+    of the driver."""
 
-    def __init__(self, storage: Storage, keep: int) -> None:
+    def __init__(self, storage: Storage, keep: int, *, abandoned_after_s: float = ABANDONED_AFTER_S) -> None:
         if keep < 1:
             raise ValueError(f"keep={keep}: at least one checkpoint has to stay")
         self._storage = storage
         self._keep = keep
         self._pinned: set[str] = set()
-        self._unreferenced: set[str] = set()  # at the last pruning
+        self._abandoned_after_s = abandoned_after_s
+        self._unreferenced: dict[str, float] = {}  # since which pruning, on the monotonic clock
         self._rejected: set[int] = set()  # steps whose files are there but not good
 
     def pin(self, names: Iterable[str]) -> None:
@@ -77,9 +83,14 @@ class Catalog:
         return Saved(manifest, "")
 
     def latest(self) -> Found:
-        """Reads and verifies whole checkpoints, newest first, until one is good. Raises OSError if nothing can be listed."""
+        """Reads and verifies whole checkpoints, newest first, until one is good. Raises CheckpointDamaged if nothing can be
+        listed."""
         reasons = []
-        for step in steps_among(self._storage.sizes()):
+        try:
+            sizes = self._storage.sizes()
+        except OSError as error:
+            raise CheckpointDamaged(f"the checkpoints cannot be listed: {_say(error)}", "see to their place") from error
+        for step in steps_among(sizes):
             try:
                 manifest = read(self._storage, step)
                 for blob in manifest.blobs:
@@ -101,10 +112,12 @@ class Catalog:
             self._storage.delete(manifest_name(step))
         referenced = _blobs(manifests[step] for step in manifests if step not in doomed) | self._pinned
         unreferenced = {name for name in sizes if is_blob(name)} - referenced
-        garbage = unreferenced & (_blobs(manifests[step] for step in doomed) | self._unreferenced)
+        now = time.monotonic()
+        abandoned = {name for name, since in self._unreferenced.items() if now - since >= self._abandoned_after_s}
+        garbage = unreferenced & (_blobs(manifests[step] for step in doomed) | abandoned)
         for name in sorted(garbage):
             self._storage.delete(name)
-        self._unreferenced = unreferenced - garbage
+        self._unreferenced = {name: self._unreferenced.get(name, now) for name in unreferenced - garbage}
 
     def _readable(self, step: int) -> Manifest | None:
         try:

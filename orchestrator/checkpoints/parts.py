@@ -1,8 +1,8 @@
 """A state divided among writers, and one part as a file: divide, copy, write, read.
 
-The copy is the only thing that training waits for. It is laid out as the body of the file that is to be written, so that
-nothing is serialised afterwards and no second copy is made; and its memory is used again for the next checkpoint, because the
-first touch of fresh memory costs several times the copy.
+The copy is laid out as the body of the file that is to be written, so that nothing is serialised afterwards and no second copy
+is made; and its memory is used again for the next checkpoint, because the first touch of fresh memory costs several times the
+copy.
 
 The file is in the safetensors format: 8 bytes of length, a JSON header, the values. Its header carries the SHA-256 of every
 tensor, and the file is named by the SHA-256 of the header, so the name stands for every bit and yet each bit is hashed only
@@ -16,7 +16,7 @@ import hashlib
 import itertools
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,12 @@ class Part:
     tensors: dict[str, torch.Tensor]
     body: torch.Tensor  # uint8
 
+    def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Copy these, which are some of the part's, into their places."""
+        if tensors:
+            with torch.no_grad():
+                torch._foreach_copy_([self.tensors[name] for name in tensors], list(tensors.values()))
+
 
 class Copier:
     """Owns the memory of one copy. The copy before is overwritten by the next one."""
@@ -74,20 +80,14 @@ class Copier:
         self._plan: list[tuple[str, torch.dtype, torch.Size]] = []
         self._part = Part({}, self._memory)
 
-    def copy(self, tensors: Mapping[str, torch.Tensor]) -> Part:
-        """Raises MemoryError."""
+    def copy(self, tensors: Mapping[str, torch.Tensor], later: Set[str] = frozenset()) -> Part:
+        """later: names of tensors that only get a place, for the caller to fill. Raises MemoryError."""
         plan = [(name, tensor.dtype, tensor.shape) for name, tensor in tensors.items()]
         if plan != self._plan:
             self._part = self._lay_out(sorted(plan, key=lambda place: (-place[1].itemsize, place[0])))
             self._plan = plan
-        if tensors:
-            with torch.no_grad():
-                torch._foreach_copy_(list(self._part.tensors.values()), [tensors[name] for name in self._part.tensors])
+        self._part.fill({name: tensor for name, tensor in tensors.items() if name not in later})
         return self._part
-
-    def prepare(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Touch the memory that a copy of such tensors needs; the tensors themselves are not read. Raises MemoryError."""
-        self._reserve(sum(tensor.nbytes for tensor in tensors.values()))
 
     def _lay_out(self, plan: Sequence[tuple[str, torch.dtype, torch.Size]]) -> Part:
         """plan: wide dtypes first, so that each tensor lies at a multiple of its element's size."""
@@ -173,6 +173,6 @@ def _header(tensors: Mapping[str, torch.Tensor], entries: Mapping[str, TensorEnt
 
 def _allocate(size_bytes: int) -> torch.Tensor:
     try:
-        return torch.empty(size_bytes, dtype=torch.uint8).zero_()
+        return torch.empty(size_bytes, dtype=torch.uint8)
     except RuntimeError as error:  # what torch raises when there is no memory
         raise MemoryError(f"no memory for a copy of {size_bytes} bytes") from error

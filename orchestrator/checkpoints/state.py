@@ -30,10 +30,12 @@ _SCALARS = (type(None), bool, int, str)
 
 @dataclass(frozen=True)
 class State:
-    """values: JSON-able, keys are strings; tensors: any shapes and strides, possibly views of what is in use."""
+    """values: JSON-able, keys are strings; tensors: any shapes and strides, possibly views of what is in use. steady: the names
+    of those that stay as they are until the next update, so that they can be copied while a step is computed."""
 
     values: dict[str, Any]
     tensors: dict[str, torch.Tensor]
+    steady: frozenset[str] = frozenset()
 
 
 def pack(tree: Any, tensors: dict[str, torch.Tensor], path: str) -> Any:
@@ -105,6 +107,6 @@ def _pack_tensor(tensor: torch.Tensor, tensors: dict[str, torch.Tensor], path: s
     packed: dict[str, Any] = {"tensor": name}
     if not tensor.is_contiguous() and torch.ops.aten.is_non_overlapping_and_dense(tensor):
         packed["stride"] = list(tensor.stride())
-    if tensor.device.type != "cpu":
+    if not tensor.is_cpu:
         packed["device"] = tensor.device.type
     return packed

@@ -56,6 +56,20 @@ def open_storage(place: str | Path) -> Storage:
         raise ConfigurationError([f"checkpoint.uri: {folder} cannot be used: {_say(error)}"]) from error
 
 
+def try_out(place: str) -> None:
+    """Write a small file there and remove it, as every checkpoint will. Raises ConfigurationError when that cannot be done: for
+    want of the bucket, of a right or of a way to it."""
+    storage, name = open_storage(place), f"tried-out-{secrets.token_hex(8)}"
+    try:
+        storage.put(name, [b""])
+        storage.delete(name)
+    except OSError as error:
+        raise ConfigurationError(
+            [f"checkpoint.uri: {place} cannot be written: {_say(error)}"],
+            "see to its address, the rights and the way to it",
+        ) from error
+
+
 class LocalFolder:
     """Write under another name, fsync, rename, fsync of the folder. A writer holds a lock on its unfinished file, so the
     next opening can tell what was abandoned from what is being written, whoever writes it."""
@@ -129,8 +143,10 @@ class Remote:
         data = b"".join(pieces)
         try:
             self._act("pipe_file", self._path(name), data)
-        except FileNotFoundError:  # a place with real folders
-            self._act("mkdir", self._root)
+        except FileNotFoundError:
+            if not self._root.startswith("/"):  # it begins with a bucket, which is not ours to make
+                raise
+            self._act("mkdir", self._root)  # a place with real folders
             self._act("pipe_file", self._path(name), data)
 
     def get(self, name: str) -> bytes:

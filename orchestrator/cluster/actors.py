@@ -35,6 +35,7 @@ class MemberActor:
     the working directory already."""
 
     def __init__(self, role: Role, settings: str, secret: bytes, project: str | None, lease_s: float) -> None:
+        from orchestrator.engine.black_box import BlackBox
         from orchestrator.engine.pulse import Pulse
 
         self._lease = Lease(lease_s)
@@ -48,10 +49,11 @@ class MemberActor:
         self._role = role
         self._settings_text = settings
         self._secret = secret
-        self._pulse = Pulse()
+        self._black_box = BlackBox()
+        self._pulse = Pulse(self._black_box.note)
 
     def prepare(self) -> Answer:
-        """`{"facts", "addresses", "pid", "node"}`: ready to join a generation."""
+        """`{"facts", "addresses", "pid", "node", "black_box"}`: ready to join a generation."""
         return self._answer(self._prepare)
 
     def run(self, spec: dict[str, Any], rank: int, peers: dict[int, Any], facts: dict[str, Any]) -> Answer:
@@ -126,8 +128,13 @@ class MemberActor:
         self._member: Any = (Worker if self._role == "worker" else Server)(settings, self._regions, host)
         facts = self._member.prepare()
         self._pulse.rest()
-        node = ray.get_runtime_context().get_node_id()
-        return {"facts": facts, "addresses": self._listener.addresses, "pid": os.getpid(), "node": node}
+        return {
+            "facts": facts,
+            "addresses": self._listener.addresses,
+            "pid": os.getpid(),
+            "node": ray.get_runtime_context().get_node_id(),
+            "black_box": self._black_box.fd,
+        }
 
     def _profile(self) -> Answer:
         from orchestrator.numerics.streams import seeded

@@ -32,9 +32,12 @@ class Depot:
     def busy(self) -> bool:
         return self._writer is not None and self._writer.busy
 
-    def begin(self, state: State, *, step: int, generation: int, part: int, parts: int) -> None:
+    def begin(self, state: State, *, step: int, generation: int, part: int, parts: int, since: float) -> None:
         assert self._writer is not None
-        self._writer.begin(state, step=step, generation=generation, part=part, parts=parts)
+        self._writer.begin(state, step=step, generation=generation, part=part, parts=parts, since=since)
+
+    def copied(self, timeout_s: float | None = None) -> bool:
+        return self._writer is None or self._writer.copied(timeout_s)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         return self._writer is None or self._writer.wait(timeout_s)

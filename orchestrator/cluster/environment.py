@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.numerics.determinism import ENVIRONMENT
@@ -25,11 +27,28 @@ def prepare_environment(address: str | None) -> None:
 
 
 def enter(address: str, **options: Any) -> None:
-    """`ray.init` without a word on the terminal. Raises what Ray raises."""
+    """`ray.init` without a word on the terminal, and with our handlers of signals. Raises what Ray raises."""
     import ray
 
     logging.getLogger("ray").setLevel(logging.ERROR)
-    ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **options)
+    with _handlers_left_alone():
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **options)
+
+
+@contextlib.contextmanager
+def _handlers_left_alone() -> Iterator[None]:
+    """Ray takes SIGTERM for itself while it starts: one that came in that second would end the driver without a word, and its
+    run as failed. There is no public way to keep it from that; a Ray that does it in another way does it."""
+    from ray._private import utils
+
+    usual = getattr(utils, "set_sigterm_handler", None)
+    if usual is not None:
+        utils.set_sigterm_handler = lambda _handler: None
+    try:
+        yield
+    finally:
+        if usual is not None:
+            utils.set_sigterm_handler = usual
 
 
 def of_workers() -> dict[str, str]:

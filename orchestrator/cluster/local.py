@@ -14,9 +14,10 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from orchestrator.cluster.environment import enter, prepare_environment
 from orchestrator.errors import ClusterUnavailable
@@ -39,13 +40,14 @@ class LocalRay:
         self._folder = _new_folder()
         prepare_environment(None)
         try:
-            enter(
-                "local",
-                num_cpus=max(1, math.ceil(self._cpus)),
-                include_dashboard=False,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                _temp_dir=str(self._folder),
-            )
+            with _fewer_processes():
+                enter(
+                    "local",
+                    num_cpus=max(1, math.ceil(self._cpus)),
+                    include_dashboard=False,
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    _temp_dir=str(self._folder),
+                )
         except Exception as error:
             shutil.rmtree(self._folder, ignore_errors=True)
             raise ClusterUnavailable(
@@ -70,6 +72,28 @@ class LocalRay:
         ray.shutdown()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _fewer_processes() -> Iterator[None]:
+    """Within this a Ray starts without the autoscaler's monitor, the monitor of logs and the dashboard's server: it has one
+    node, logs that nobody follows and no dashboard, and the three cost seconds of a processor at the start of each run. Ray has
+    no public way to leave them out; a Ray that starts them in another way starts them."""
+    from ray._private import node, services
+
+    helpers: list[tuple[Any, str, object]] = [
+        (node.Node, "start_monitor", None),
+        (node.Node, "start_log_monitor", None),
+        (services, "start_api_server", (None, None)),
+    ]
+    usual = [(place, name, getattr(place, name), answer) for place, name, answer in helpers if hasattr(place, name)]
+    for place, name, _, answer in usual:
+        setattr(place, name, lambda *_arguments, _answer=answer, **_options: _answer)
+    try:
+        yield
+    finally:
+        for place, name, start, _ in usual:
+            setattr(place, name, start)
 
 
 def _new_folder() -> Path:

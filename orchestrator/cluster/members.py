@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import RayError
 
 from orchestrator.cluster.actors import Answer, MemberActor, Role
+from orchestrator.engine.black_box import FoundBox
 from orchestrator.errors import WorkerLost
 
 _POLL_S = 2.0  # how long an idle actor holds a poll, at most
@@ -52,6 +53,7 @@ class _Member:
     seen: int = 0  # entries of its outbox
     pid: int | None = None
     node: str | None = None
+    black_box: FoundBox | None = None
 
 
 class Members:
@@ -103,6 +105,11 @@ class Members:
             return True
         except OSError:
             return False
+
+    def last_place(self, member: int) -> Mapping[str, Any] | None:
+        """Where a dead member was in the end, as its pulse would have said; None where that cannot be known."""
+        black_box = self._members[member].black_box
+        return None if black_box is None else black_box.last()
 
     def ask(self, member: int, what: str) -> None:
         """Have "regroup", "stop" or "save" put to the vote."""
@@ -176,7 +183,11 @@ class Members:
             known.pid = next((entry["pid"] for entry in answer["entries"] if "pid" in entry), known.pid)
             self._poll(member)
             return Heard(member, kind, entries=answer["entries"], pulse=answer["pulse"])
-        known.node = answer.get("node", known.node)
+        if "node" in answer:
+            known.node = answer["node"]
+            if known.node == this_node():
+                with contextlib.suppress(OSError):
+                    known.black_box = FoundBox(answer["pid"], answer["black_box"])
         return Heard(member, kind, answer)
 
     def _fetch(self, actor: Any, source: str, path: str) -> None:

@@ -1,34 +1,33 @@
 """`rerun=RUN_ID [key=value ...]`: repeat a run exactly in a clean checkout of its code, and prove it, or say where and why not.
 
 Code comes from the snapshot, data from DVC's cache or remote, settings from the record; only how the run is executed may be
-changed. The repetition is a run of its own, launched by the public command line in the disposable work tree, since the code
-may bring an older `orchestrator` along. Its store, its files and its DVC cache are those of the folder where the command was
-typed (rule F5). Of the differences it reports those that bear on exactness: what determines the result, then the outcome.
-Execution settings, hosts and places may differ as they like; `compare=` shows them.
+changed. Of the differences it reports those that bear on exactness: what determines the result, then the outcome. Execution
+settings, hosts and places may differ as they like; `compare=` shows them.
+
+With `explain=true` the repetition has digests of every tensor after each step, and when it diverges, a second one goes as far
+as the first step that differs, to see what comes out the same there and what does not.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator.commands.compare import between
-from orchestrator.driver import children, signals
+from orchestrator.commands.repeater import Repeater, failure
 from orchestrator.driver.folders import RunFolder, project_folder
-from orchestrator.driver.progress import Progress, for_stream
+from orchestrator.driver.progress import for_stream
 from orchestrator.driver.recorded import Recorded
-from orchestrator.errors import Interrupted, OrchestratorError, RunFailed, from_dict
-from orchestrator.provenance import code_restore, data_restore, environment
-from orchestrator.records.verdict import Verdict, judge
+from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError
+from orchestrator.records import lines
+from orchestrator.records.explanation import Explanation, explain
+from orchestrator.records.verdict import Divergence, Verdict, judge
 from orchestrator.tracking import Store
 
-_OWN = ("environment", "output", "tracking.uri")  # settings of this command, not of the repeated run
+_OWN = ("environment", "explain", "output", "tracking.uri")  # settings of this command, not of the repeated run
 _SURROUNDINGS = ("environment", "package", "hardware")
 EXIT = {"exact": 0, "diverged": 3, "inputs-differ": 4}
 
@@ -36,19 +35,36 @@ EXIT = {"exact": 0, "diverged": 3, "inputs-differ": 4}
 @dataclass(frozen=True)
 class Rerun:
     """run_id: of the repetition, None where it came to none; rerun_of: the original, or what was given as its name where that
-    names none; verdict: None without one."""
+    names none; verdict: None without one; explained: by which second run, and what it showed."""
 
     run_id: str | None
     rerun_of: str
     verdict: Verdict | None
     differences: list[dict[str, Any]] = field(default_factory=list)
+    explained: tuple[str, Explanation] | None = None
     error: OrchestratorError | None = None
 
     @property
+    def word(self) -> str | None:
+        return None if self.verdict is None else self.verdict.word
+
+    @property
     def exit_code(self) -> int:
-        if self.error is not None or self.verdict is None:
+        if self.error is not None or self.word is None:
             return self.error.exit_code if self.error is not None else 1
-        return EXIT[self.verdict.word]
+        return EXIT[self.word]
+
+    @property
+    def text(self) -> str:
+        """The verdict for a person, with what explains it; empty without one."""
+        if self.verdict is None:
+            return ""
+        if self.explained is not None:
+            return f"{self.verdict.text}\n{self.explained[1].text}"
+        if self.verdict.word != "diverged":
+            return self.verdict.text
+        ask = f"rerun={self.rerun_of} explain=true runs that step once more, to tell chance within it from other causes"
+        return f"{self.verdict.text}\n{ask}"
 
     def as_dict(self) -> dict[str, Any]:
         status = "finished" if self.error is None else "killed" if isinstance(self.error, Interrupted) else "failed"
@@ -56,18 +72,23 @@ class Rerun:
             "run_id": self.run_id,
             "rerun_of": self.rerun_of,
             "status": status,
-            "verdict": None if self.verdict is None else self.verdict.word,
+            "verdict": self.word,
             "first_divergence": None if self.verdict is None else self.verdict.first_divergence,
             "differences": self.differences,
+            "explanation": None,
         }
+        if self.explained is not None:
+            run_id, found = self.explained
+            report["explanation"] = {"run_id": run_id, **found.as_dict()}
         if self.error is not None:
             error = self.error.as_dict()
             report["error"] = {key: error[key] for key in ("kind", "message", "remedy")}
         return report
 
 
-def rerun(name: str, overrides: Sequence[str], uri: str | None, *, check_environment: bool) -> Rerun:
-    """The whole story. check_environment: another environment leaves no run exact.
+def rerun(name: str, overrides: Sequence[str], uri: str | None, *, check_environment: bool, explaining: bool) -> Rerun:
+    """The whole story. check_environment: another environment leaves no run exact; explaining: what has diverged is looked
+    into by a second repetition.
 
     Raises UsageError, ConfigurationError and NotRerunnable before anything is started.
     """
@@ -78,61 +99,32 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, *, check_environ
     original.require()
     passed = [override for override in overrides if override.partition("=")[0] not in _OWN]
     original.settings(passed)
-    display = for_stream()
-    with code_restore.disposable(original.files.bundle, folder / "worktrees") as restored:
-        display.say(f"the code of run {original.past.run_id} is restored: tree {restored.tree[:12]}")
-        for item in data_restore.restore(restored.project, original.inputs, project, top=restored.root):
-            display.say(f"  {item.path}: from the {item.source}")
-            for note in item.notes:
-                display.say(f"  note: {note}")
-        data_restore.lend_storage(restored.project, project, restored.root)
-        report = _launch(original, restored, passed, store.uri)
-        run_id = report["run_id"]
-        if run_id is not None:
-            _bring_home(restored.project / folder.name / run_id, folder)
-            _tag(store, {run_id: {"rerun_of": original.past.run_id}}, display)
+    passed += ["trace.tensors_every=1"] if explaining else []
+    repeater = Repeater(project, folder, store, original, passed, for_stream())
+    report = repeater.repeat({"rerun_of": original.past.run_id})
+    run_id = report["run_id"]
     if report["status"] != "finished":
-        return Rerun(run_id, original.past.run_id, None, error=_error(report))
-    return _judge(store, folder, original, run_id, display, check_environment=check_environment)
-
-
-def _launch(original: Recorded, restored: code_restore.Restored, overrides: Sequence[str], uri: str) -> dict[str, Any]:
-    """Run it again, as a command in the restored tree; the object that it reports."""
-    command = [
-        *(sys.executable, "-m", "orchestrator", f"conf={original.files.settings.resolve()}"),
-        *overrides,
-        *("strict=false", f"tracking.uri={uri}", "output=json"),
-    ]
-    with signals.posted() as mailbox:
-        done = children.run(command, restored.project, _variables(original, restored.root), mailbox)
-    try:
-        return dict(json.loads(done.out.splitlines()[-1]))
-    except (IndexError, ValueError):
-        raise RunFailed(
-            f"the repetition ended with code {done.code} and no report", "what it said stands above"
-        ) from None
-
-
-def _variables(original: Recorded, root: Path) -> dict[str, str]:
-    """The environment of the repetition: the variables that may change bits as they were, the snapshot before anything else on
-    the search path."""
-    recorded = next(iter(original.environments), {}).get("bits", {}).get("variables", {})
-    now = {name: value for name, value in os.environ.items() if name not in environment.variables()}
-    path = [str(root / entry) for entry in original.code.get("search_path", [])]
-    before = [now["PYTHONPATH"]] if now.get("PYTHONPATH") else []
-    return {**now, **recorded, **({"PYTHONPATH": os.pathsep.join([*path, *before])} if path else {})}
-
-
-def _bring_home(files: Path, folder: Path) -> None:
-    """The files of the repetition, out of the disposable tree."""
-    if files.is_dir():
-        shutil.move(files, folder / files.name)
-
-
-def _judge(
-    store: Store, folder: Path, original: Recorded, run_id: str, display: Progress, *, check_environment: bool
-) -> Rerun:
+        return Rerun(run_id, original.past.run_id, None, error=why_not(original, report))
     repeated = Recorded(store.find(run_id), RunFolder(folder, run_id))
+    done = _judge(original, repeated, check_environment=check_environment)
+    if explaining and done.word == "diverged":
+        done = _explain(repeater, repeated, done)
+    _publish(repeater, repeated, done)
+    return done
+
+
+def why_not(original: Recorded, report: dict[str, Any]) -> OrchestratorError:
+    """Why a repetition came to nothing. One that could not even start may lack what was said at the launch of the original."""
+    error, known = failure(report), original.code.get("obstacles", [])
+    if report["run_id"] is not None or isinstance(error, Interrupted) or not known:
+        return error
+    said = "".join(f"\n  - {obstacle}" for obstacle in known)
+    return NotRerunnable(
+        f"{error.message}\n  the launch said what would keep it from being repeated:{said}", error.remedy
+    )
+
+
+def _judge(original: Recorded, repeated: Recorded, *, check_environment: bool) -> Rerun:
     found, _ = between(original, repeated)
     counted = [each for each in found.determining if check_environment or each.kind not in _SURROUNDINGS]
     verdict = judge(
@@ -143,34 +135,36 @@ def _judge(
         [f"{each.kind} {each.name}: {each.text}" for each in counted],
     )
     bearing = [each.as_dict() for each in found.differences if each.share != "execution"]
-    result = Rerun(run_id, original.past.run_id, verdict, bearing)
-    repeated.files.verdict.write_text(json.dumps({**result.as_dict(), "text": verdict.text}, indent=1) + "\n")
-    first = original.past.run_id
-    _tag(store, {run_id: {"verdict": verdict.word}, first: {"verdict": verdict.word, "verdict_by": run_id}}, display)
-    _keep(store, {run_id: "run", first: f"reruns/{run_id}"}, repeated.files.verdict, display)
-    return result
+    return Rerun(repeated.past.run_id, original.past.run_id, verdict, bearing)
 
 
-def _tag(store: Store, tags: Mapping[str, Mapping[str, str]], display: Progress) -> None:
-    """run id -> its new tags."""
+def _explain(repeater: Repeater, repeated: Recorded, done: Rerun) -> Rerun:
+    """The same with what a second repetition shows. The verdict stands also where that comes to nothing."""
+    assert done.verdict is not None
+    assert done.verdict.first_divergence is not None
+    parted = done.verdict.first_divergence
+    repeater.display.say(f"step {parted['step']} differs: a second repetition goes up to it, and is ended there")
     try:
-        for run_id, new in tags.items():
-            store.tag(run_id, new)
-    except Exception as error:  # MLflow's, requests': the verdict stands in the folder
-        display.say(f"warning: MLflow did not take the tags of the rerun: {error}")
+        return replace(done, explained=_run_once_more(repeater, repeated, parted))
+    except Interrupted:
+        return replace(done, error=Interrupted("the second repetition was interrupted; the verdict stands unexplained"))
+    except OrchestratorError as error:
+        repeater.display.say(f"warning: the second repetition failed, and nothing is explained: {error}")
+        return done
 
 
-def _keep(store: Store, places: Mapping[str, str], file: Path, display: Progress) -> None:
-    """Log a file as an artifact: run id -> the folder of its artifacts."""
-    try:
-        for run_id, place in places.items():
-            store.client.log_artifact(run_id, str(file), place)
-    except Exception as error:
-        display.say(f"warning: MLflow did not take the verdict: {error}")
+def _run_once_more(repeater: Repeater, repeated: Recorded, parted: Divergence) -> tuple[str, Explanation]:
+    """Raises Interrupted, and other OrchestratorErrors when the second repetition does not get as far as the step."""
+    report = repeater.repeat({"explains": repeated.past.run_id}, last=parted["step"])
+    if report["steps"] <= parted["step"] and report["status"] != "finished":
+        raise failure(report)
+    again = RunFolder(repeater.folder, report["run_id"]).trace
+    return report["run_id"], explain(parted, repeater.original.trace(), repeated.trace(), lines.read(again))
 
 
-def _error(report: dict[str, Any]) -> OrchestratorError:
-    error = report.get("error") or {"kind": "RunFailed", "message": "it failed", "remedy": ""}
-    if report["status"] == "killed":
-        return Interrupted(f"the repetition was interrupted: {error['message']}")
-    return from_dict({**error, "details": ""})
+def _publish(repeater: Repeater, repeated: Recorded, done: Rerun) -> None:
+    """The verdict belongs to both runs, in MLflow and in the folder."""
+    repeated.files.verdict.write_text(json.dumps({**done.as_dict(), "text": done.text}, indent=1) + "\n")
+    new, first, word = repeated.past.run_id, done.rerun_of, str(done.word)
+    repeater.tag({new: {"verdict": word}, first: {"verdict": word, "verdict_by": new}})
+    repeater.keep({new: "run", first: f"reruns/{new}"}, repeated.files.verdict)

@@ -7,7 +7,7 @@ were done after the checkpoint are computed again and compared with what the tra
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +18,7 @@ from orchestrator.driver import preflight, signals
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.job import Job, storage_of, terms
 from orchestrator.driver.outcome import Outcome
-from orchestrator.driver.progress import Progress, for_stream
+from orchestrator.driver.progress import Progress, for_stream, say_obstacles
 from orchestrator.driver.record import reopen_record
 from orchestrator.driver.recorded import Recorded
 from orchestrator.driver.session import Beginning
@@ -49,16 +49,17 @@ def resume(name: str, overrides: Sequence[str], uri: str | None) -> tuple[str, O
     recorded.files.lease()
     settings = recorded.settings(overrides)
     display = for_stream()
-    with _recorded_project(recorded, project, folder, display) as place:
+    with recorded_project(recorded, project, folder, display) as place:
         provenance = preflight.check(settings, place)
-        beginning = _beginning(settings, recorded.files, display)
+        say_obstacles(display, provenance.obstacles)  # its other notes are on what a launch is about to record
+        beginning = beginning_of(settings, recorded.files, display.say)
         with signals.posted() as mailbox, ThreadPoolExecutor(1) as pool:
             opening = pool.submit(reopen_record, settings, store, recorded.files, provenance)
             return Job(settings, place, display, mailbox).complete(opening, beginning)
 
 
 @contextmanager
-def _recorded_project(recorded: Recorded, project: Path, folder: Path, display: Progress) -> Iterator[Path]:
+def recorded_project(recorded: Recorded, project: Path, folder: Path, display: Progress) -> Iterator[Path]:
     """The project with the code and the data that the run began with (rule D6): the one that is here where it still has them,
     else a clean checkout, which is gone afterwards. Raises NotRerunnable when they cannot be had."""
     changed = _changed(recorded, project)
@@ -73,6 +74,7 @@ def _recorded_project(recorded: Recorded, project: Path, folder: Path, display: 
         )
     with code_restore.disposable(recorded.files.bundle, folder / "worktrees") as restored:
         data_restore.restore(restored.project, recorded.inputs, project, top=restored.root)
+        data_restore.lend_storage(restored.project, project, restored.root)
         with contextlib.chdir(restored.project):
             yield restored.project
 
@@ -80,7 +82,7 @@ def _recorded_project(recorded: Recorded, project: Path, folder: Path, display: 
 def _changed(recorded: Recorded, project: Path) -> list[str]:
     """The files of the code and the inputs that are not what the run began with; a run without a snapshot is trusted."""
     inputs = {item.path: item.md5 for item in recorded.inputs}
-    now = {path: data.md5_of(project / path)[0] if (project / path).exists() else None for path in inputs}
+    now = {path: data.scan_input(project, path).md5 if (project / path).exists() else None for path in inputs}
     found = [path for path in inputs if now[path] != inputs[path]]
     if recorded.code.get("tree") is None:
         return found
@@ -93,14 +95,17 @@ def _changed(recorded: Recorded, project: Path) -> list[str]:
     return [*(changes.since(recorded.files.bundle, work) if recorded.files.bundle.exists() else ["the code"]), *found]
 
 
-def _beginning(settings: Settings, files: RunFolder, display: Progress) -> Beginning:
+def beginning_of(settings: Settings, files: RunFolder, say: Callable[[str], None]) -> Beginning:
+    """Where the run goes on, by what it has left; its trace is cut there. Raises CheckpointDamaged."""
     found = Catalog(open_storage(storage_of(settings, files)), settings.checkpoint.keep).latest()
     for reason in found.reasons:
-        display.say(f"warning: {reason}")
+        say(f"warning: {reason}")
     step = None if found.manifest is None else found.manifest.step
-    display.say(
-        "no checkpoint yet: from the beginning" if step is None else f"going on from the checkpoint of step {step}"
-    )
+    journal = list(lines.read(files.journal)) if files.journal.exists() else []
+    saved = max((event["step"] for event in journal if event["event"] == "checkpoint_saved"), default=0)
+    if saved > (step or 0) and not found.reasons:
+        say(f"warning: the checkpoint of step {saved}, of which the journal tells, is gone from its place")
+    say("no checkpoint: from the beginning" if step is None else f"going on from the checkpoint of step {step}")
     cut = lines.cut(files.trace, step or 0) if files.trace.exists() else []
     written = sum(1 for _ in lines.read(files.trace)) if files.trace.exists() else 0
     if written < (step or 0):
@@ -108,7 +113,6 @@ def _beginning(settings: Settings, files: RunFolder, display: Progress) -> Begin
             f"the trace ends at step {written}, before the checkpoint of step {step}",
             f"restore {files.trace} from the artifacts of the run, or launch it again",
         )
-    journal = list(lines.read(files.journal)) if files.journal.exists() else []
     generations = [event["number"] for event in journal if event["event"] == "generation_started"]
     # Spares and whoever was lost while it prepared belong to no generation, and an id is never given again (rule F9).
     members = [event[role] for event in journal for role in ("worker", "server") if role in event]

@@ -1,11 +1,12 @@
 """Whose fault it is: who is stuck, who has lost contact with whom, and which micro-batch costs workers (rules C5 and
 D3). Pure.
 
-A member that waits for others is never to blame; the stuck one is. What is known of a lost worker is its last pulse,
-which may be older than its death. So a micro-batch is named in one of two ways: *seen*, when that pulse tells of
-computing it at the step in which the generation stood or later; or *inferred*, when the pulse tells nothing of that
-step: then every shard it hosted there is as likely. Losses while a worker waited, updated, evaluated, saved or took
-over a state count against no micro-batch.
+A member that waits for others is never to blame; the stuck one is. Of a worker that died on the driver's machine it is
+certain where it was; of any other the last pulse is known, which may be older than its death. So a micro-batch is named
+in one of two ways: *seen*, when it is certain that the worker was computing it, or when that pulse tells so of the step
+in which the generation stood, or of a later one; or *inferred*, when the pulse tells nothing of that step: then every
+shard it hosted there is as likely. Losses while a worker waited, updated, evaluated, saved or took over a state count
+against no micro-batch.
 
 A generation has one host for each shard, so several workers killed at once count once for each. Who kills workers
 from outside, again and again within one step, looks like poison only through what is inferred. Therefore the limits
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from orchestrator.control.events import Left
+from orchestrator.control.events import Left, Pulse
 from orchestrator.control.membership import Fallen, Generation, Member, State, present, waiting
 from orchestrator.errors import RunFailed, Stalled, WorkerLost
 
@@ -42,14 +43,13 @@ def stuck(state: State, now: float) -> list[tuple[Fallen, str]]:
                 (Fallen(member=member, how="silent"), f"did not answer for {silent:.1f} s, the limit is {limit:g} s")
             )
         elif still > limit and member.pulse is not None and member.pulse.place not in _WAITS:
-            why = f"stood still for {still:.1f} s {_where(member)}, the limit is {limit:g} s"
+            why = f"stood still for {still:.1f} s {where(member.pulse)}, the limit is {limit:g} s"
             found.append((Fallen(member=member, how="stalled"), why))
     return found
 
 
-def _where(member: Member) -> str:
-    pulse = member.pulse
-    assert pulse is not None
+def where(pulse: Pulse) -> str:
+    """In words, to follow a verb."""
     step = "" if pulse.step is None else f" of step {pulse.step}"
     shard = "" if pulse.shard is None else f", shard {pulse.shard}"
     return f"in the {pulse.place} phase{step}{shard}"
@@ -82,8 +82,15 @@ def judge_quarrels(state: State) -> tuple[list[int], frozenset[Pair]]:
     """Whom to put out of the run, and the pairs of the living that have now lost each other once.
 
     The same pair twice: one has to go. Whoever is in most such pairs goes first, and the younger when it is the same.
+
+    Who leaves says farewell, but a farewell can be missed, and then a member accuses one that has only left. So an
+    accusation counts where nothing else explains why anybody left: then some broken connection was the first cause. Two
+    that accuse each other always count, for each was there until it lost the other.
     """
-    new = {frozenset((member.id, accused)) for member, accused in accusations(state) if accused in state.members}
+    told = {(member.id, accused) for member, accused in accusations(state) if accused in state.members}
+    if _has_another_cause(state):
+        told = {(accuser, accused) for accuser, accused in told if (accused, accuser) in told}
+    new = {frozenset(pair) for pair in told}
     repeated = {pair for pair in new if pair in state.quarrels}
     out: list[int] = []
     while repeated:
@@ -93,6 +100,15 @@ def judge_quarrels(state: State) -> tuple[list[int], frozenset[Pair]]:
         repeated = {pair for pair in repeated if worst not in pair}
     known = state.quarrels | new
     return out, frozenset(pair for pair in known if not pair & set(out) and pair <= state.members.keys())
+
+
+def _has_another_cause(state: State) -> bool:
+    """Whether the generation would have ended without any accusation: by a loss, a vote, a fault or its last step."""
+    assert state.generation is not None
+    reports = [member.report for member in present(state)]
+    return state.generation.lost > 0 or any(
+        not isinstance(report, Left) or report.why not in ("peer", "called off") for report in reports
+    )
 
 
 def suspect(state: State, step: int) -> tuple[Suspicions, Suspicions]:
@@ -109,11 +125,22 @@ def suspect(state: State, step: int) -> tuple[Suspicions, Suspicions]:
     return losses, stalls
 
 
+def computing(fallen: Fallen) -> tuple[int, int] | None:
+    """The micro-batch that this member was computing when it died; None where it did something else, or that is not certain."""
+    pulse = fallen.member.pulse
+    if not fallen.certain or pulse is None or pulse.place != "compute" or pulse.step is None or pulse.shard is None:
+        return None
+    return pulse.step, pulse.shard
+
+
 def _suspects(generation: Generation, fallen: Fallen, step: int) -> tuple[list[tuple[int, int]], bool]:
     """The micro-batches that may have cost this member, and whether it was seen computing one."""
     rank, pulse = generation.rank(fallen.member.id), fallen.member.pulse
     if fallen.member.role == "server":
         return [], True
+    if fallen.certain:
+        computed = computing(fallen)
+        return [] if computed is None else [computed], True
     if pulse is not None:
         at = pulse.step if pulse.step is not None else -1
         fresh = fallen.how == "stalled" or at >= step

@@ -15,6 +15,7 @@ a member that is gone and those of an earlier generation change nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from orchestrator.control import blame
@@ -185,7 +186,9 @@ def _died(turn: Turn, event: Died) -> None:
         _lost_at_start(turn, member, f"died: {event.why}", event.details)
     else:
         turn.remove(member)
-        _lost(turn, [(Fallen(member=member, how="died"), f"died: {event.why}")])
+        certain = event.last is not None
+        fallen = Fallen(member=replace(member, pulse=event.last) if certain else member, how="died", certain=certain)
+        _lost(turn, [(fallen, f"died: {event.why}")])
 
 
 def _lost_at_start(turn: Turn, member: Member, why: str, details: str) -> None:

@@ -69,15 +69,6 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Died:
-    """why: for the message; details: all that is known, for the run's folder."""
-
-    member: int
-    why: str
-    details: str = ""
-
-
-@dataclass(frozen=True)
 class Pulse:
     """A member's control thread answered just now.
 
@@ -89,6 +80,16 @@ class Pulse:
     step: int | None
     shard: int | None
     beats: int
+
+
+@dataclass(frozen=True)
+class Died:
+    """why: for the message; details: all that is known, for the run's folder; last: where it was then, if that is certain."""
+
+    member: int
+    why: str
+    details: str = ""
+    last: Pulse | None = None
 
 
 @dataclass(frozen=True)

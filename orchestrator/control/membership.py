@@ -78,11 +78,13 @@ class Member:
 class Fallen:
     """A member that was lost in the present generation before it reported.
 
-    how: it died; it was killed because its compute thread stood still, or because it was not heard of (silent).
+    how: it died; it was killed because its compute thread stood still, or because it was not heard of (silent). certain: its
+    pulse is from the moment of its death, and not from some time before.
     """
 
     member: Member
     how: Literal["died", "stalled", "silent"]
+    certain: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,9 +88,11 @@ def _learn_of_older_checkpoint(turn: Turn, generation: Generation) -> None:
 
 
 def _standing(state: State, generation: Generation) -> int:
-    """The step that the generation was in: the one that its living members have to do next."""
+    """The step that the generation was in: the one that its living members have to do next, or where its dead were."""
     highest = top(present(state))
-    return max(state.seen, generation.steps) if highest is None else max(highest[0], generation.steps)
+    reached = state.seen if highest is None else highest[0]
+    computed = [micro_batch[0] for micro_batch in map(blame.computing, generation.fallen) if micro_batch is not None]
+    return max([reached, generation.steps, *computed])
 
 
 def _fruitless(turn: Turn) -> RunFailed | None:

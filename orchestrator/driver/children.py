@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +23,22 @@ class Done:
     out: str
 
 
-def run(command: Sequence[str], folder: Path, environment: Mapping[str, str], mailbox: Mailbox) -> Done:
-    """In a session of its own, so that a Ctrl-C reaches it once, through us; when we are killed, it is terminated."""
+def never() -> bool:
+    """There is never enough: a child runs to its own end."""
+    return False
+
+
+def run(
+    command: Sequence[str],
+    folder: Path,
+    environment: Mapping[str, str],
+    mailbox: Mailbox,
+    enough: Callable[[], bool] = never,
+) -> Done:
+    """In a session of its own, so that a Ctrl-C reaches it once, through us; when we are killed, it is terminated.
+
+    enough: asked every now and then; once it says so, the child is terminated.
+    """
     child = subprocess.Popen(
         command,
         cwd=folder,
@@ -41,8 +55,9 @@ def run(command: Sequence[str], folder: Path, environment: Mapping[str, str], ma
             out, _ = child.communicate(timeout=_LOOK_S)
             return Done(child.returncode, out)
         except subprocess.TimeoutExpired:
-            if mailbox.signal is not None and mailbox.signal != passed_on:
-                passed_on = mailbox.signal
+            wanted = mailbox.signal or ("SIGTERM" if enough() else None)
+            if wanted is not None and wanted != passed_on:
+                passed_on = wanted
                 child.send_signal(signal.Signals[passed_on])
 
 

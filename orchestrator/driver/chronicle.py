@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestrator.control import events
 from orchestrator.driver.outcome import Outcome
-from orchestrator.driver.progress import Progress
+from orchestrator.driver.progress import Progress, say_obstacles
 from orchestrator.driver.record import Record
 from orchestrator.driver.saving import Saved
 from orchestrator.records.trace import Line
@@ -53,8 +53,7 @@ class Chronicle:
 
     def described(self, node: str, environment: Mapping[str, Any], modules: list[dict[str, Any]]) -> None:
         """What the process of a worker on this node is made of."""
-        for obstacle in self._record.describe(node, environment, modules):
-            self._progress.say(f"note: this run cannot be repeated exactly: {obstacle}")
+        say_obstacles(self._progress, self._record.describe(node, environment, modules))
 
     def tick(self) -> None:
         self._tracker.tick()

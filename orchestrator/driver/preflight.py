@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator import pipeline
-from orchestrator.checkpoints.storage import open_storage
+from orchestrator.checkpoints.storage import try_out
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.numerics import cuda
-from orchestrator.provenance import data, secrets, worktree
+from orchestrator.provenance import data, git, imported, secrets, worktree
 from orchestrator.settings import Settings
+from orchestrator.tracking.store import absolute, database_of
 from orchestrator.updates import optimizers
+
+ORCHESTRATOR = ("orchestrator",)  # this package is part of the environment, by the hash of its source
 
 
 @dataclass(frozen=True)
@@ -44,20 +48,43 @@ def check(settings: Settings, project: Path) -> Provenance:
         obstacles.append(str(error))
     inputs = data.capture(project, list(settings.data.inputs))
     obstacles += [item.obstacle for item in inputs if item.obstacle is not None]
+    if settings.strict and work is not None:
+        obstacles += _imported_obstacles(work, project)
     if settings.strict and obstacles:
         listed = "".join(f"\n  - {obstacle}" for obstacle in obstacles)
         raise NotRerunnable(
             f"strict: this run could not be repeated exactly:{listed}", "mend these, or leave strict out"
         )
-    told = secrets.note(work.untracked) if work is not None else None
-    return Provenance(work, inputs, obstacles, [told] if told is not None else [])
+    notes = [] if work is None else [secrets.note(work.untracked), _store_note(settings, work)]
+    return Provenance(work, inputs, obstacles, [note for note in notes if note is not None])
+
+
+def _imported_obstacles(work: worktree.WorkTree, project: Path) -> list[str]:
+    """Of what this process has imported, the pipeline's module among it: what the workers will say once they run (record.py)
+    comes too late to refuse the start."""
+    command = sys.modules.get("__main__")  # under this name and under multiprocessing's; no worker imports it
+    modules = {name: module for name, module in sys.modules.items() if module is not command}
+    loaded = imported.gather(imported.files_of(modules), project, work.origin)
+    return list(imported.judge(loaded, work, ORCHESTRATOR).obstacles)
+
+
+def _store_note(settings: Settings, work: worktree.WorkTree) -> str | None:
+    """A store among the code grows by itself: each snapshot holds it, and it holds each snapshot."""
+    database = database_of(absolute(settings.tracking.uri or ""))
+    place = None if database is None else database.resolve()
+    if place is None or not place.is_relative_to(work.root) or git.line(work.root, "check-ignore", str(place)):
+        return None
+    return (
+        f"the MLflow store {place} lies in the repository: it and its artifacts are recorded with the code of every run, which "
+        f"so is never the same; list {place.name}, mlflow.lock and artifacts/ in .gitignore, or put it elsewhere"
+    )
 
 
 def _pipeline_problems(settings: Settings) -> list[str]:
     try:
         target = pipeline.find(settings.pipeline.target, settings.pipeline.args)
     except ConfigurationError as error:
-        return [problem if not error.remedy else f"{problem} ({error.remedy})" for problem in error.problems]
+        return _with_remedy(error)
     own = pipeline.defines(target, "optimizer")
     section = settings.optimizer
     if own and section.name is not None:
@@ -73,10 +100,14 @@ def _checkpoint_problems(settings: Settings) -> list[str]:
     if settings.checkpoint.uri is None:
         return []
     try:
-        open_storage(settings.checkpoint.uri)
+        try_out(settings.checkpoint.uri)
     except ConfigurationError as error:
-        return list(error.problems)
+        return _with_remedy(error)
     return []
+
+
+def _with_remedy(error: ConfigurationError) -> list[str]:
+    return [problem if not error.remedy else f"{problem} ({error.remedy})" for problem in error.problems]
 
 
 def _device_problems(settings: Settings) -> list[str]:

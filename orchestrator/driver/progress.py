@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterable
 from typing import Never, Protocol, TextIO
 
 from tqdm import tqdm
@@ -22,6 +23,12 @@ def for_stream(stream: TextIO | None = None) -> Progress:
     """A bar where `stream` (stderr) is a terminal, plain lines elsewhere."""
     stream = stream or sys.stderr
     return Bar(stream) if stream.isatty() else Plain(stream)
+
+
+def say_obstacles(progress: Progress, obstacles: Iterable[str]) -> None:
+    """What keeps a run from being repeated exactly, each with its remedy."""
+    for obstacle in obstacles:
+        progress.say(f"note: this run cannot be repeated exactly: {obstacle}")
 
 
 def rate_and_left(steps: int, seconds: float, left: int) -> str:

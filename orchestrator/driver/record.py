@@ -20,7 +20,7 @@ from typing import Any, Literal
 from orchestrator.driver import card
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.outcome import Outcome, Status
-from orchestrator.driver.preflight import Provenance
+from orchestrator.driver.preflight import ORCHESTRATOR, Provenance
 from orchestrator.provenance import code_restore, git, imported, snapshot, worktree
 from orchestrator.records import identity
 from orchestrator.records.lines import LineFile
@@ -34,7 +34,6 @@ _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
 }
 _NAMED = 10  # runs in a tag
 _URL_SECRET = re.compile(r"(?<=://)[^/@\s]*@")
-ORCHESTRATOR = ("orchestrator",)  # this package is part of the environment, by the hash of its source
 
 
 class Record:
@@ -86,7 +85,17 @@ class Record:
         for key, value in {"packages_sha256": environment["bits"]["packages_sha256"], **chosen}.items():
             self.tracker.tag(key, value)
         judged = imported.judge([imported.from_dict(module) for module in modules], work, ORCHESTRATOR)
-        _write(self.files.code, {**_read(self.files.code), "search_path": list(judged.search_path)})
+        code = _read(self.files.code)
+        found = {
+            "search_path": list(judged.search_path),
+            "modules": {
+                each.module.name: {"kind": each.kind, "sha256": each.module.sha256}
+                for each in judged.findings
+                if each.module.name.split(".")[0] not in ORCHESTRATOR
+            },
+            "obstacles": [*code.get("obstacles", []), *judged.obstacles],
+        }
+        _write(self.files.code, {**code, **found})
         self._obstacles += judged.obstacles
         return list(judged.obstacles)
 

@@ -54,11 +54,24 @@ class Recorded:
     def require(self) -> None:
         """Raises NotRerunnable, naming everything that is missing for a rerun."""
         missing = [f"{what} ({path.name})" for what, path in _needed(self.files).items() if not path.exists()]
+        if not missing:
+            self._require_whole()
         if missing:
+            git = "" if self.files.bundle.exists() else " from a project in a git repository"
             raise NotRerunnable(
-                f"the record of run {self.past.run_id} is not complete: there is no {', no '.join(missing)}",
-                "launch it again from a project in a git repository",
+                f"the record of run {self.past.run_id} ({self.past.status}) is not complete: it lacks {', '.join(missing)}",
+                f"launch it again{git}",
             )
+
+    def _require_whole(self) -> None:
+        """Nothing may be called exact after a comparison with half a record."""
+        steps, found = self.past.steps or 0, len(self.trace())
+        if self.past.status == "FINISHED" and found < steps:
+            raise _damaged(self.files.trace, f"it has {found} of {steps} steps")
+        if not self.environments:
+            raise _damaged(self.files.environment, "it tells of no node")
+        if "inputs" not in _read(self.files.data):
+            raise _damaged(self.files.data, "it tells of no inputs")
 
     @property
     def inputs(self) -> list[data.Input]:
@@ -74,7 +87,14 @@ class Recorded:
         return list(_read(self.files.environment).get("nodes", {}).values())
 
     def trace(self) -> list[dict[str, Any]]:
-        return list(lines.read(self.files.trace)) if self.files.trace.exists() else []
+        """Raises NotRerunnable for a damaged one."""
+        try:
+            found = list(lines.read(self.files.trace)) if self.files.trace.exists() else []
+        except ValueError as error:
+            raise _damaged(self.files.trace, str(error)) from None
+        if not all(isinstance(line, dict) and "step" in line for line in found):
+            raise _damaged(self.files.trace, "not every line is a step")
+        return found
 
     def as_run(self) -> Run:
         """For a comparison; what the record does not hold is left out."""
@@ -89,6 +109,7 @@ class Recorded:
             found["profiles"] = {"training": recorded["profile"]}
         found["environments"] = self.environments
         found["code_tree"] = self.code.get("tree")
+        found["modules"] = self.code.get("modules", {})
         parts = _read(self.files.identity).get("parts", {})
         found["initial_parameters"] = parts.get("initial_parameters")
         return found
@@ -106,4 +127,17 @@ def _needed(files: RunFolder) -> dict[str, Path]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    """Raises NotRerunnable for a damaged file."""
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise _damaged(path, str(error)) from None
+    if not isinstance(found, dict):
+        raise _damaged(path, "it is no JSON object")
+    return found
+
+
+def _damaged(path: Path, why: str) -> NotRerunnable:
+    return NotRerunnable(f"{path} is damaged: {why}", "remove it, and it is taken from the run's artifacts again")

@@ -1,26 +1,21 @@
 """Checkpoints as the driver sees them: parts come from the workers, and here they become a checkpoint.
 
 A checkpoint exists if and only if its manifest does (law 5), and only this process writes and removes manifests (rule D7).
-Parts of one (generation, step) belong together. A checkpoint whose generation has ended before all parts came is given up,
-and `given_up` says that another is wanted at once.
+Parts of one (generation, step) belong together; of two checkpoints that follow each other closely they may come mixed, since
+each worker tells for itself. A checkpoint whose generation has ended before all parts came is given up, and `given_up` says
+that another is wanted at once.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.checkpoints.catalog import Catalog
 from orchestrator.errors import CheckpointDamaged
 
-
-@dataclass
-class _Open:
-    """A checkpoint of which some parts have come."""
-
-    generation: int
-    step: int
-    parts: dict[int, dict[str, Any]] = field(default_factory=dict)
+_Key = tuple[int, int]  # generation, step
 
 
 @dataclass(frozen=True)
@@ -40,7 +35,8 @@ class Saving:
 
     def __init__(self, catalog: Catalog | None) -> None:
         self._catalog = catalog
-        self._open: _Open | None = None
+        self._open: dict[_Key, dict[int, dict[str, Any]]] = {}  # the parts that have come, by number
+        self._committed: _Key = (-1, -1)
         self.trouble: str | None = None
         self.given_up = False
 
@@ -54,42 +50,47 @@ class Saving:
     def heard(self, entry: dict[str, Any]) -> Saved | None:
         """A `part_written` or `part_failed` entry of a worker; the checkpoint that is committed with it, if one is."""
         assert self._catalog is not None
-        generation, step = entry["generation"], entry["step"]
-        if self._open is not None and (self._open.generation, self._open.step) > (generation, step):
+        key = (entry["generation"], entry["step"])
+        if key <= self._committed:
             return None
-        if self._open is None or (self._open.generation, self._open.step) != (generation, step):
-            self._forget()
-            self._open = _Open(generation, step)
         if entry["event"] == "part_failed":
             self.trouble = entry["why"]
+            self._forget(key)
             return None
-        self._open.parts[entry["part"]] = entry
+        parts = self._open.setdefault(key, {})
+        parts[entry["part"]] = entry
         self._catalog.pin([entry["blob"]["name"]])
-        return self._commit(self._open) if len(self._open.parts) == entry["parts"] else None
+        return self._commit(key) if len(parts) == entry["parts"] else None
 
     def generation_ended(self) -> None:
         """Parts that are still missing do not come any more."""
-        if self._open is not None:
+        if self._open:
             self.given_up = True
-            self._forget()
+        for key in list(self._open):
+            self._forget(key)
 
-    def _commit(self, complete: _Open) -> Saved | None:
+    def _commit(self, key: _Key) -> Saved | None:
+        """And no older one any more."""
         assert self._catalog is not None
-        parts = list(complete.parts.values())
+        step, parts = key[1], list(self._open[key].values())
         try:
-            saved = self._catalog.commit(complete.step, parts)
+            saved = self._catalog.commit(step, parts)
         except (OSError, CheckpointDamaged) as error:
             self.trouble = str(error)
             return None
         finally:
-            self._forget()
+            self._committed = key
+            for older in [each for each in self._open if each <= key]:
+                self._forget(older)
         self.trouble = saved.trouble or None
-        stall_s = max(part["stall_s"] for part in parts)
-        return Saved(
-            complete.step, len(parts), saved.manifest.size_bytes, stall_s, max(part["seconds"] for part in parts)
-        )
+        stall_s, seconds = (max(part[name] for part in parts) for name in ("stall_s", "seconds"))
+        return Saved(step, len(parts), saved.manifest.size_bytes, stall_s, seconds)
 
-    def _forget(self) -> None:
-        if self._catalog is not None and self._open is not None:
-            self._catalog.unpin(part["blob"]["name"] for part in self._open.parts.values())
-        self._open = None
+    def _forget(self, key: _Key) -> None:
+        assert self._catalog is not None
+        gone = _blobs(self._open.pop(key, {}))
+        self._catalog.unpin(gone.difference(*map(_blobs, self._open.values())))
+
+
+def _blobs(parts: Mapping[int, Mapping[str, Any]]) -> set[str]:
+    return {part["blob"]["name"] for part in parts.values()}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from orchestrator.cluster.members import Heard, Members, Place
-from orchestrator.control import controller, events
+from orchestrator.control import blame, controller, events
 from orchestrator.control.membership import Terms, waiting
 from orchestrator.driver.chronicle import Chronicle
 from orchestrator.driver.generations import Directory
@@ -22,6 +22,10 @@ from orchestrator.records.trace import Disagreement, Line, Merger
 
 _TICK_S = 0.25
 _RAY_GONE = "unless somebody killed it, look at its logs and for the kernel's out-of-memory killer (dmesg)"
+_TWO_WAYS = (
+    "if the step was computed again, after a resume or a restart, something in the pipeline is left to chance (a clock, "
+    "os.urandom, an operation that is not deterministic); otherwise this is a fault of orchestrator"
+)
 _LAST_S = 10.0  # for what members were asked about themselves, and have not answered when the run ends
 
 
@@ -103,7 +107,7 @@ class Session:
             for heard in self._members.hear(_TICK_S):
                 self._hear(heard)
         for member in self._roles:
-            if member not in self._over:
+            if member not in self._over and not self._members.is_gone(member):
                 self._entries(member, self._members.drain(member))
 
     def any_worker(self) -> int:
@@ -187,9 +191,12 @@ class Session:
         self._asked.pop(member, None)
         self._seating.leave(member)
         pid = self._members.pid(member)
+        place = self._members.last_place(member)
+        last = None if place is None else events.Pulse(member, **place)
         why = f"its process (pid {pid}) ended" if pid is not None else "its process ended"
+        why += "" if last is None else f" {blame.where(last)}"
         self._chronicle.lost(self._roles[member], member, why)
-        self._decide(events.Died(member, why, details))
+        self._decide(events.Died(member, why, details, last))
 
     def _decide(self, event: events.Event) -> None:
         before = self._state.phase
@@ -276,7 +283,7 @@ class Session:
         try:
             new = self._merger.add(lines)
         except Disagreement as error:
-            fault = Inconsistent(str(error), "this is a fault of orchestrator")
+            fault = Inconsistent(str(error), _TWO_WAYS)
             self._end(fault)  # here, because last words may come after the end, when nothing is decided any more
             self._decide(events.Failed(None, fault))
             return

@@ -1,4 +1,5 @@
-"""SIGINT and SIGTERM only post an event (rule D8); a second one of the same kind ends the process at once."""
+"""SIGINT and SIGTERM only post an event (rule D8); a second one of the same kind ends the process at once. Before there is
+a run that could hear of it, they interrupt what a command prepares."""
 
 from __future__ import annotations
 
@@ -26,6 +27,17 @@ class Mailbox:
     def _post(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.signal = signal.Signals(number).name
         signal.signal(number, signal.SIG_DFL)
+
+
+def interrupt() -> None:
+    """From now on both raise KeyboardInterrupt, with the signal's name: while nothing runs yet that could end in order."""
+    if threading.current_thread() is threading.main_thread():
+        for number in WATCHED:
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 @contextmanager

@@ -11,12 +11,14 @@ Everything that has to be agreed is put into that form:
     magnitudes        bits of the largest weighted element, per tensor of the layout; ABSENT where no shard contributes
     present           1 per tensor of the layout that some shard has a gradient for, or has changed
     weights, losses   one slot per shard, the bits of a float64; EMPTY everywhere but at the shard's host
-    counters          each value and each negated value, so that agreement is seen as maximum == minimum
+    counters          each value and its complement, so that agreement is seen as maximum == minimum
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -26,6 +28,7 @@ from orchestrator.engine.pulse import Halt
 from orchestrator.numerics.grid import ABSENT
 
 _HEADER = 5  # elements before the magnitudes
+_INTEGER, _FLOAT = struct.Struct("<q"), struct.Struct("<d")
 EMPTY = -(2**63)  # below the bits of every float64 but -0.0, which `to_slots` never produces
 
 
@@ -63,15 +66,18 @@ class Ballot:
     def encode(self, shape: Shape) -> torch.Tensor:
         failing = EMPTY if self.failing_shard is None else shape.shards - self.failing_shard
         asked = self.wishes
-        header = torch.tensor([failing, asked.evaluate, asked.halt, asked.save, asked.busy], dtype=torch.int64)
-        magnitudes = torch.tensor(self.magnitudes or [ABSENT] * shape.tensors, dtype=torch.int64)
-        present = torch.tensor(self.present or [False] * shape.tensors, dtype=torch.int64)
-        counters = torch.full((2 * shape.counters,), EMPTY, dtype=torch.int64)
+        counters = [EMPTY] * (2 * shape.counters)
         if self.counters is not None:
-            values = torch.tensor(self.counters, dtype=torch.int64)
-            counters = torch.cat([values, -values])
-        slots = [to_slots(shape.shards, values) for values in (self.weights, self.losses)]
-        return torch.cat([header, magnitudes, present, *slots, counters])
+            counters = [*self.counters, *(~value for value in self.counters)]
+        told = [
+            *(failing, asked.evaluate, asked.halt, asked.save, asked.busy),
+            *(self.magnitudes or [ABSENT] * shape.tensors),
+            *(self.present or [False] * shape.tensors),
+            *to_slots(shape.shards, self.weights),
+            *to_slots(shape.shards, self.losses),
+            *counters,
+        ]
+        return torch.tensor(told, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -89,19 +95,21 @@ class Agreement:
 
     @classmethod
     def decode(cls, vector: torch.Tensor, shape: Shape) -> Agreement:
-        lengths = [_HEADER, shape.tensors, shape.tensors, shape.shards, shape.shards, shape.counters, shape.counters]
-        header, magnitudes, present, weights, losses, highest, negated = torch.split(vector, lengths)
-        failing, evaluate, halt, save, busy = header.tolist()
-        high, low = highest.tolist(), (-negated).tolist()
+        told = iter(vector.tolist())
+        failing, evaluate, halt, save, busy = itertools.islice(told, _HEADER)
+        lengths = (shape.tensors, shape.tensors, shape.shards, shape.shards, shape.counters, shape.counters)
+        magnitudes, present, weights, losses, high, inverted = (
+            list(itertools.islice(told, length)) for length in lengths
+        )
         return cls(
             failing_shard=None if failing == EMPTY else shape.shards - failing,
             wishes=Wishes(evaluate == 1, Halt(halt), save == 1, busy == 1),
-            magnitudes=magnitudes.tolist(),
-            present=(present == 1).tolist(),
+            magnitudes=magnitudes,
+            present=[one == 1 for one in present],
             weights=from_slots(weights),
             losses=from_slots(losses),
             counters=high,
-            disagreeing_counters=[i for i in range(shape.counters) if high[i] != low[i] and high[i] != EMPTY],
+            disagreeing_counters=[i for i in range(shape.counters) if high[i] != ~inverted[i] and high[i] != EMPTY],
         )
 
     def computed(self, shard: int) -> tuple[float, float] | None:
@@ -118,16 +126,14 @@ class Agreement:
         return math.fsum(self.losses[s] * w for s, w in self.weights.items()) / self.total_weight
 
 
-def to_slots(length: int, values: Mapping[int, float]) -> torch.Tensor:
-    """int64 of `length`: the bits of each value at its position, EMPTY elsewhere."""
-    slots = torch.full((length,), EMPTY, dtype=torch.int64)
-    if values:
-        bits = torch.tensor([value + 0.0 for value in values.values()], dtype=torch.float64).view(torch.int64)
-        slots[torch.tensor(list(values))] = bits
+def to_slots(length: int, values: Mapping[int, float]) -> list[int]:
+    """`length` integers: the bits of each value at its position, EMPTY elsewhere."""
+    slots = [EMPTY] * length
+    for place, value in values.items():
+        (slots[place],) = _INTEGER.unpack(_FLOAT.pack(value + 0.0))
     return slots
 
 
-def from_slots(slots: torch.Tensor) -> dict[int, float]:
+def from_slots(slots: Sequence[int]) -> dict[int, float]:
     """The filled slots, by position."""
-    filled = torch.nonzero(slots != EMPTY).reshape(-1)
-    return dict(zip(filled.tolist(), slots[filled].view(torch.float64).tolist(), strict=True))
+    return {place: _FLOAT.unpack(_INTEGER.pack(bits))[0] for place, bits in enumerate(slots) if bits != EMPTY}

@@ -97,12 +97,12 @@ def combine(
     metrics, length = _agree(exchange, step, batches, results, len(words))
     width = _FIXED + metrics
     filled = {batch * width + i: value for batch, row in results.rows.items() for i, value in enumerate(row)}
-    spoken = torch.tensor(words or [EMPTY] * length, dtype=torch.int64)
-    vector = exchange.maximum(step, 0, EVALUATION, torch.cat([to_slots(batches * width, filled), spoken]))
-    values = from_slots(vector[: batches * width])
+    told = torch.tensor([*to_slots(batches * width, filled), *(words or [EMPTY] * length)], dtype=torch.int64)
+    agreed = exchange.maximum(step, 0, EVALUATION, told).tolist()
+    values = from_slots(agreed[: batches * width])
     rows = [[values[batch * width + i] for i in range(width)] for batch in range(batches)]
     means = {_LOSS: _mean([(row[0], row[1]) for row in rows])}
-    for i, name in enumerate(_from_words(vector[batches * width :].tolist())):
+    for i, name in enumerate(_from_words(agreed[batches * width :])):
         means[f"validation/{name}"] = _mean([(row[_FIXED + i], row[2]) for row in rows])
     for name in watched:
         if name not in means:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from orchestrator.checkpoints.state import State
 from orchestrator.engine.pulse import Pulse
@@ -21,6 +21,8 @@ Entry = dict[str, Any]
 Emit = Callable[[Entry], None]
 Connect = Callable[[], Transport]  # called once the memory that peers will read is allocated
 Position = tuple[int, int]  # committed steps; 1 if no evaluation is due after the last of them, else 0
+
+_LOOK_S: Final = 0.1  # between two looks at whether the generation still stands, while a checkpoint is awaited
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,12 @@ class Writer(Protocol):
     @property
     def busy(self) -> bool: ...
 
-    def begin(self, state: State, *, step: int, generation: int, part: int, parts: int) -> None:
-        """Copy part `part` of `parts` of this state, which may change as soon as this returns, and write the copy."""
+    def begin(self, state: State, *, step: int, generation: int, part: int, parts: int, since: float) -> None:
+        """Copy part `part` of `parts` of this state and write the copy. What is steady in it may not change before `copied`,
+        the rest may as soon as this returns. since: `time.monotonic()` when training stopped for this."""
+
+    def copied(self, timeout_s: float | None = None) -> bool:
+        """Until what was begun is copied, and from then on it is written; whether that came in time."""
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Until what was begun is written, or has failed; whether that came in time."""
@@ -81,10 +87,13 @@ class NoWriter:
 
     busy = False
 
-    def begin(self, state: State, *, step: int, generation: int, part: int, parts: int) -> None:  # noqa: ARG002
+    def begin(self, state: State, *, step: int, generation: int, part: int, parts: int, since: float) -> None:  # noqa: ARG002
         raise AssertionError(
             f"this member cannot write part {part} of {parts} of checkpoint {step} (generation {generation})"
         )
+
+    def copied(self, timeout_s: float | None = None) -> bool:  # noqa: ARG002
+        return True
 
     def wait(self, timeout_s: float | None = None) -> bool:  # noqa: ARG002
         return True
@@ -108,6 +117,16 @@ class Host:
     unacknowledged: Callable[[], list[Entry]] = list
     load: Callable[[str], State] = _nothing_to_load
     writer: Writer = field(default_factory=NoWriter)
+
+    def await_copied(self) -> None:
+        """Until no checkpoint is being copied: before that nobody may change the state. Raises CalledOff."""
+        while not self.writer.copied(_LOOK_S):
+            self.pulse.check()
+
+    def await_written(self) -> None:
+        """Until no checkpoint is being written. Raises CalledOff."""
+        while not self.writer.wait(_LOOK_S):
+            self.pulse.check()  # no beat: a storage that hangs is no progress
 
 
 @dataclass(frozen=True)

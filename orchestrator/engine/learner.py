@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy
 import torch
 
 from orchestrator.engine.ballots import Agreement, Ballot, Wishes
 from orchestrator.engine.exchange import Memory
-from orchestrator.engine.pulse import Pulse
+from orchestrator.engine.generation import Host
 from orchestrator.engine.replica import Replica
 from orchestrator.engine.work import NON_FINITE_REMEDY, Work
 from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.numerics.exact import Accumulator
-from orchestrator.numerics.grid import ABSENT, Grid, is_finite
+from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
 from orchestrator.numerics.staging import Ferry
 from orchestrator.updates import schedules
 from orchestrator.updates.clipping import clip
@@ -23,7 +24,7 @@ Gradients = Sequence[torch.Tensor | None]
 
 
 class Learner:
-    """Hosts the shards that `host` gives it, others in each generation. rates: the base learning rates; rate: the factor on
+    """Hosts the shards that `take_on` gives it, others in each generation. rates: the base learning rates; rate: the factor on
     them at a step; wishes: what to ask of the others in the present step."""
 
     def __init__(
@@ -39,7 +40,7 @@ class Learner:
         rates: Sequence[float],
         rate: Callable[[int], float],
         wishes: Callable[[], Wishes],
-        pulse: Pulse,
+        host: Host,
     ) -> None:
         self._work = work
         self._replica = replica
@@ -51,11 +52,11 @@ class Learner:
         self._rate = rate
         self._rates = list(rates)
         self._wishes = wishes
-        self._pulse = pulse
+        self._host = host
         self._repeated = False
-        self.host(())
+        self.take_on(())
 
-    def host(self, shards: Sequence[int]) -> None:
+    def take_on(self, shards: Sequence[int]) -> None:
         """From now on these, starting with a new step."""
         self._shards = tuple(shards)
         self._fault: tuple[int, OrchestratorError] | None = None
@@ -71,7 +72,8 @@ class Learner:
         tally = _Tally(self._replica)
         fault: tuple[int, OrchestratorError] | None = None
         for shard in self._shards:
-            self._pulse.beat("compute", step, shard)
+            self._host.pulse.beat("compute", step, shard)
+            self._host.writer.copied(0)  # if so, it is written from here on, and not from the update
             try:
                 computed = self._compute(step, shard, len(tally.shards) % self._accumulator.most_waiting)
                 if computed is None:
@@ -94,7 +96,9 @@ class Learner:
 
     def apply(self, step: int, agreement: Agreement) -> None:
         """May raise CalledOff before it changes anything, and not after."""
-        self._pulse.beat("update", step)
+        self._host.pulse.beat("update", step)
+        self._host.await_copied()
+        self._replica.forget()
         self._ferry.back(step % 2)
         results = zip(agreement.present, self._ferry.results[step % 2], strict=True)
         agreed = [result if present else None for present, result in results]
@@ -128,13 +132,12 @@ class Learner:
 
     def _settle(self, step: int, tally: _Tally) -> tuple[int, OrchestratorError] | None:
         """Complete the sum and hand the magnitudes to the tally; returns the first shard with one that is not finite."""
-        for shard, sizes in zip(tally.shards, self._accumulator.settle(), strict=True):
-            for i, (slot, size) in enumerate(zip(self._replica.layout.slots, sizes, strict=True)):
-                if not is_finite(size):
-                    what = f"gradient of {slot.name}" if i < len(self._replica.parameters) else f"statistic {slot.name}"
-                    message = f"the {what} is not finite at step {step}, shard {shard}"
-                    return shard, NonFinite(message, NON_FINITE_REMEDY)
-            tally.measure(sizes)
+        magnitudes = self._accumulator.settle()
+        for nth, i in numpy.argwhere(magnitudes >= INFINITE):
+            shard, name = tally.shards[nth], self._replica.layout.slots[i].name
+            what = f"gradient of {name}" if i < len(self._replica.parameters) else f"statistic {name}"
+            return shard, NonFinite(f"the {what} is not finite at step {step}, shard {shard}", NON_FINITE_REMEDY)
+        tally.magnitudes = magnitudes.max(0, initial=ABSENT).tolist()
         return None
 
 
@@ -143,8 +146,8 @@ class _Tally:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._magnitudes = [ABSENT] * len(replica.layout.slots)
-        self._present = [False] * len(replica.layout.slots)
+        self.magnitudes: Sequence[int] = ()
+        self._present: list[Sequence[bool]] = []
         self._weights: dict[int, float] = {}
         self._losses: dict[int, float] = {}
         self._counters: list[int] | None = None
@@ -154,11 +157,8 @@ class _Tally:
         """Those added, in order."""
         return list(self._weights)
 
-    def measure(self, sizes: list[int]) -> None:
-        self._magnitudes = [max(pair) for pair in zip(self._magnitudes, sizes, strict=True)]
-
-    def add(self, shard: int, loss: float, weight: float, present: list[bool]) -> None:
-        self._present = [any(pair) for pair in zip(self._present, present, strict=True)]
+    def add(self, shard: int, loss: float, weight: float, present: Sequence[bool]) -> None:
+        self._present.append(present)
         self._weights[shard] = weight
         self._losses[shard] = loss
         counters = self._replica.counter_values()
@@ -172,8 +172,8 @@ class _Tally:
     def ballot(self, wishes: Wishes) -> Ballot:
         return Ballot(
             wishes=wishes,
-            magnitudes=self._magnitudes,
-            present=self._present,
+            magnitudes=self.magnitudes,
+            present=[any(shards) for shards in zip(*self._present, strict=True)],
             weights=self._weights,
             losses=self._losses,
             counters=self._counters,

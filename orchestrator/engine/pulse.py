@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 import threading
+from collections.abc import Callable
 from typing import Any, Literal
 
 Place = Literal["prepare", "compute", "exchange", "update", "evaluate", "checkpoint", "handover", "idle"]
@@ -36,10 +37,16 @@ class CalledOff(Exception):
         super().__init__(f"generation {generation} was called off")
 
 
-class Pulse:
-    """Thread-safe. The compute thread beats, enters and hears; any other thread looks, asks and calls off."""
+def _nowhere(place: Place, step: int | None, shard: int | None) -> None:
+    pass
 
-    def __init__(self) -> None:
+
+class Pulse:
+    """Thread-safe. The compute thread beats, enters and hears; any other thread looks, asks and calls off. note: is told every
+    place, for whoever has to know it when this process has died (`black_box.py`)."""
+
+    def __init__(self, note: Callable[[Place, int | None, int | None], None] = _nowhere) -> None:
+        self._note = note
         self._lock = threading.Lock()
         self._place: Place = "prepare"
         self._step: int | None = None
@@ -59,8 +66,7 @@ class Pulse:
     def beat(self, place: Place, step: int | None = None, shard: int | None = None) -> None:
         """This member moves, and is now here. Raises CalledOff."""
         with self._lock:
-            self._place, self._step, self._shard = place, step, shard
-            self._beats += 1
+            self._be(place, step, shard)
             self._check()
 
     def check(self) -> None:
@@ -75,8 +81,12 @@ class Pulse:
     def rest(self) -> None:
         """Between generations."""
         with self._lock:
-            self._place, self._step, self._shard = "idle", None, None
-            self._beats += 1
+            self._be("idle")
+
+    def _be(self, place: Place, step: int | None = None, shard: int | None = None) -> None:
+        self._place, self._step, self._shard = place, step, shard
+        self._beats += 1
+        self._note(place, step, shard)
 
     def snapshot(self) -> dict[str, Any]:
         with self._lock:

@@ -48,6 +48,8 @@ class Replica:
         others = {name: buffer for name, buffer in self._buffers.items() if id(buffer) not in exchanged}
         self.counters = {name: b for name, b in others.items() if _is_counter(b)}
         self._fixed_start = {name: b.clone() for name, b in others.items() if name not in self.counters}
+        self._given: list[torch.Tensor | None] = []
+        self._given_versions: list[int] = []
         self.begin_step()
         self.begin_shard()
 
@@ -67,15 +69,22 @@ class Replica:
 
     def contribution(self) -> list[torch.Tensor | None]:
         """After a backward pass: what this shard puts into the sum, in the order of the layout; None for a parameter without
-        gradient. The tensors are the caller's: no later shard touches them. Raises PipelineRaised for a sparse gradient."""
+        gradient. The tensors are the caller's: `check_unchanged` sees to it that the next shard does not touch them. Raises
+        PipelineRaised for a sparse gradient."""
         gradients = [parameter.grad for parameter in self.parameters]
         for slot, gradient in zip(self.layout.slots, gradients, strict=False):
             if gradient is not None and gradient.layout != torch.strided:
                 raise PipelineRaised(
                     f"parameter {slot.name!r} has a sparse gradient", "use sparse=False for embeddings"
                 )
+        self._given = gradients
+        self._given_versions = _versions(gradients)
         detached = [g.detach() if g is not None and g.requires_grad else g for g in gradients]
         return [*detached, *(statistic.clone() for statistic in self.statistics)]
+
+    def forget(self) -> None:
+        """The last contribution is added up: from now on its tensors may change."""
+        self._given, self._given_versions = [], []
 
     def present(self, contribution: Sequence[torch.Tensor | None]) -> list[bool]:
         """For each tensor of a contribution (in host memory): whether its shard has a gradient for it, or has changed it.
@@ -124,6 +133,14 @@ class Replica:
                     f"the parameter {name!r} was changed in place while a batch was computed",
                     "only the optimizer may change parameters: leave out Embedding(max_norm=...), clamping and moving averages",
                 )
+        now = _versions(self._given)
+        if now != self._given_versions:
+            i = next(i for i, version in enumerate(now) if version != self._given_versions[i])
+            raise PipelineRaised(
+                f"the gradient of {self.layout.slots[i].name!r} was overwritten while the next batch was computed",
+                "gradients of several batches wait until they are added up: have hooks and autograd functions return a "
+                "new tensor each time",
+            )
         for name, start in self._fixed_start.items():
             if not _same(self._buffers[name], start):
                 raise PipelineRaised(
@@ -141,6 +158,10 @@ class Replica:
                         "was computed",
                         "change it in place instead",
                     )
+
+
+def _versions(tensors: Sequence[torch.Tensor | None]) -> list[int]:
+    return [-1 if tensor is None else tensor._version for tensor in tensors]
 
 
 def _refuse_unsupported(model: torch.nn.Module) -> None:

@@ -27,16 +27,16 @@ _MODEL = "model/"
 
 
 def capture(model: torch.nn.Module, optimizer: torch.optim.Optimizer, course: Course) -> State:
-    """The state as views of what is in use: read it before the next step changes it.
+    """The state as views of what is in use: read it before the next step changes it. Its parameters and the optimizer's tensors
+    are steady; buffers change while a step is computed, and what is on a GPU is copied at once, in the order of its stream.
 
     Raises RunFailed for what a checkpoint cannot hold, naming its place.
     """
-    tensors = {_MODEL + name: tensor.detach() for name, tensor in _model_tensors(model)}
-    values = {
-        "optimizer": pack(_optimizer_tree(model, optimizer), tensors, "optimizer"),
-        "course": pack(course, tensors, "course"),
-    }
-    return State(values, tensors)
+    tensors = {_MODEL + name: parameter.detach() for name, parameter in model.named_parameters()}
+    packed = pack(_optimizer_tree(model, optimizer), tensors, "optimizer")
+    steady = frozenset(name for name, tensor in tensors.items() if tensor.is_cpu)
+    tensors.update((_MODEL + name, buffer.detach()) for name, buffer in model.named_buffers())
+    return State({"optimizer": packed, "course": pack(course, tensors, "course")}, tensors, steady)
 
 
 def restore(state: State, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Course:

@@ -5,9 +5,9 @@ What it does not do: decide when. The loop says when, alike at every member.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 
@@ -24,8 +24,6 @@ from orchestrator.engine.work import Work
 from orchestrator.numerics.digests import model_digest, tensor_digests
 from orchestrator.records import trace
 from orchestrator.settings import Settings
-
-_LOOK_S: Final = 0.1  # between two looks at whether the generation still stands, while a checkpoint is written
 
 
 @dataclass
@@ -49,7 +47,9 @@ class Kept:
         return states.capture(self.work.model, self.optimizer, course.as_dict())
 
     def take_over(self, state: State) -> None:
-        """Be as far as whoever this state is from. Raises Inconsistent and changes nothing where it does not fit."""
+        """Be as far as whoever this state is from. Raises CalledOff; or Inconsistent, where it does not fit; and has changed
+        nothing then."""
+        self.host.await_copied()
         values = states.restore(state, self.work.model, self.optimizer)
         self.replica.begin_step()
         self.replica.begin_shard()
@@ -105,17 +105,18 @@ class Term:
         if self._rank not in writers:
             return
         self.saved()
+        since = time.monotonic()
         self._host.writer.begin(
             self._kept.capture(course),
             step=course.steps,
             generation=self._generation.number,
             part=writers.index(self._rank),
             parts=len(writers),
+            since=since,
         )
 
     def saved(self) -> None:
-        while not self._host.writer.wait(_LOOK_S):
-            self._host.pulse.check()  # no beat: a storage that hangs is no progress
+        self._host.await_written()
 
     def _give(self, transport: Watched, timeout_s: float) -> None:
         recipients = self._generation.recipients_of(self._rank)

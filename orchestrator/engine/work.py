@@ -6,6 +6,7 @@ the place, with the user's own frames in the message and the full traceback in `
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,6 +21,7 @@ from orchestrator.errors import NonFinite, PipelineRaised
 from orchestrator.numerics import streams
 from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.pipeline import Pipeline, naming
+from orchestrator.updates.optimizers import kept_aside
 
 _SMALLEST_WEIGHT, _LARGEST_WEIGHT = 1e-100, 1e100  # so that no product with a float32 leaves the range of float64
 
@@ -87,9 +89,23 @@ class Work:
 
     def optimize(self, step: int, optimizer: torch.optim.Optimizer, gradients: torch.Tensor) -> None:
         """One step of the optimizer, which finds its gradients as views of `gradients`; peers may still be reading those."""
-        version = gradients._version
+        version, aside, options = gradients._version, kept_aside(optimizer), _options(optimizer)
         with naming(f"the optimizer (step {step})"), streams.seeded(self._seed, "optimizer step", step):
             optimizer.step()
+        for name, after in kept_aside(optimizer).items():
+            if after != aside.get(name):
+                raise PipelineRaised(
+                    f"the optimizer changed its attribute {name!r} (step {step}), which no checkpoint and no worker that joins "
+                    "would have",
+                    "keep it in the optimizer's state or param_groups: those are saved and handed over",
+                )
+        if (now := _options(optimizer)) != options:
+            empty: set[str] = set()
+            strange = min(set().union(*(a ^ b for a, b in itertools.zip_longest(options, now, fillvalue=empty))))
+            raise PipelineRaised(
+                f"the optimizer added or removed {strange!r} in its param_groups (step {step})",
+                "give it a value when the optimizer is built: a state has to fit the optimizer of a worker that joins",
+            )
         if gradients._version != version:
             raise PipelineRaised(
                 f"the optimizer changed gradients in place (step {step})",
@@ -138,6 +154,11 @@ class Work:
                 f"datasets() returned {type(returned).__name__}", "return (train, validation), or (train, None)"
             )
         return returned
+
+
+def _options(optimizer: torch.optim.Optimizer) -> list[set[str]]:
+    """Of each group."""
+    return [set(group) for group in optimizer.param_groups]
 
 
 NON_FINITE_REMEDY = "lower optimizer.lr, set gradient.clip, or look at the samples of this micro-batch"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from orchestrator.data.loaders import Loaders, Recipe
-from orchestrator.engine import proof
+from orchestrator.engine import heap, proof
 from orchestrator.engine.exchange import Memory
 from orchestrator.engine.generation import Connect, Ended, Generation, Host, Position
 from orchestrator.engine.learner import Learner
@@ -54,6 +54,7 @@ class Worker:
         Raises PipelineRaised, ConfigurationError.
         """
         settings = self._settings
+        heap.keep_freed_memory()
         if settings.run.device == "cuda":
             cuda.start()
         compute = self._prepare_thread()
@@ -159,7 +160,7 @@ class Worker:
             rates=self._rates,
             rate=lambda step: schedules.factor(settings.schedule, step, facts["steps"], loop.course.reductions),
             wishes=lambda: loop.wishes(keeps_time=self._keeps_time, busy=self._host.writer.busy),
-            pulse=pulse,
+            host=self._host,
         )
 
     def _walk(self, generation: Generation, rank: int, transport: Watched, facts: Mapping[str, Any]) -> Ended:
@@ -169,7 +170,7 @@ class Worker:
         try:
             term.arrive(transport)
             self._keeps_time = rank == 0
-            self._learner.host(shards)
+            self._learner.take_on(shards)
             if not kept.loop.ended:
                 self._fetch_ahead(shards, facts["steps"])
             exchange = exchange_of(self._settings, generation, rank, transport, self._memory)
@@ -177,6 +178,7 @@ class Worker:
             halted = kept.loop.run(lockstep, exchange, term, saving=bool(generation.writers))
         finally:
             self._replica.begin_shard()  # a step that was given up leaves the buffers as its last shard made them
+            self._host.writer.copied(0)  # what was begun is written also where no further update asks for it
         if halted != "finished":
             return Ended(halted, self.position, why="all members agreed")
         self.close()

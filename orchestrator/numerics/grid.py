@@ -15,15 +15,13 @@ Source: pre-rounding, Demmel and Nguyen, "Fast Reproducible Floating-Point Summa
 
 from __future__ import annotations
 
-import math
 import struct
 from dataclasses import dataclass
 
 ABSENT = -1  # magnitude of a tensor to which no shard contributes
 HEADROOM = 6  # bits a magnitude may grow before a step has to be repeated
 SLACK = 20  # bits a magnitude may shrink before the grid counts as too coarse
-
-_INFINITY_BITS = 0x7FF << 52
+INFINITE = 0x7FF << 52  # the magnitude of infinity; those of NaN lie above it, those of all numbers below
 
 
 def magnitude_bits(value: float) -> int:
@@ -31,18 +29,15 @@ def magnitude_bits(value: float) -> int:
     return int.from_bytes(struct.pack(">d", abs(value)), "big") & 0x7FFF_FFFF_FFFF_FFFF
 
 
-def is_finite(magnitude: int) -> bool:
-    return magnitude < _INFINITY_BITS
-
-
 def needed_exponent(magnitude: int, shards: int) -> int | None:
     """The finest exponent on which `shards` contributions of this magnitude add exactly; None when there is nothing to add."""
-    if not is_finite(magnitude):
+    if magnitude >= INFINITE:
         raise ValueError(f"a magnitude of {magnitude:#x} is not finite")
     if magnitude <= 0:
         return None
-    value: float = struct.unpack(">d", magnitude.to_bytes(8, "big"))[0]
-    return math.frexp(value)[1] + max(2, (shards - 1).bit_length()) - 53
+    biased = magnitude >> 52
+    exponent = biased - 1022 if biased else magnitude.bit_length() - 1074  # as math.frexp says
+    return exponent + max(2, (shards - 1).bit_length()) - 53
 
 
 @dataclass(frozen=True)

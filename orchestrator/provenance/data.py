@@ -16,10 +16,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from orchestrator.provenance import code, dvc_files
+from orchestrator.provenance import dvc_files
 from orchestrator.provenance.dvc_files import LEGACY, MD5, Out, Storage
+from orchestrator.provenance.git import known_files
 
 stage_of = dvc_files.stage_of
+_NO_DATA = frozenset({".git", ".hg", ".dvc", ".orchestrator"})  # what git, DVC and this program keep among the files
 
 
 @dataclass(frozen=True)
@@ -238,9 +240,18 @@ def _not_in_code(project: Path, names: list[str]) -> list[str]:
     top = next((place for place in (project, *project.parents) if (place / ".git").exists()), None)
     if not names or top is None:
         return names
-    tracked, real = set(code.files(top) or ()), os.path.realpath(top)
+    tracked, real = set(_in_code(top)), os.path.realpath(top)
     outside = [name for name in names if os.path.relpath(project / name, top) not in tracked]
     return [name for name in outside if os.path.relpath(os.path.realpath(project / name), real) not in tracked]
+
+
+def _in_code(top: Path) -> Iterator[str]:
+    """The files below `top` that a snapshot holds, those of repositories inside included, relative to it."""
+    for name in known_files(top) or ():
+        if (top / name / ".git").exists() and not (top / name).is_symlink():
+            yield from (os.path.join(name, inner) for inner in _in_code(top / name))  # noqa: PTH118 - of text
+        else:
+            yield name
 
 
 def _walk(path: Path, ignore: dvc_files.Ignore | None) -> Iterator[tuple[Path, int]]:
@@ -248,8 +259,8 @@ def _walk(path: Path, ignore: dvc_files.Ignore | None) -> Iterator[tuple[Path, i
     for folder, below, files in os.walk(path, followlinks=True):
         if ignore is not None:
             below[:], files = ignore(folder, below, files)
-        below[:] = [name for name in below if not _turns_back(path, Path(folder, name))]
-        for name in files:
+        below[:] = [name for name in below if name not in _NO_DATA and not _turns_back(path, Path(folder, name))]
+        for name in (name for name in files if name not in _NO_DATA):
             file = Path(folder, name)
             if (found := _status(file)) is not None and stat.S_ISREG(found.st_mode):
                 yield file, found.st_size

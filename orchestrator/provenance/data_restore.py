@@ -72,15 +72,17 @@ def lend_storage(project: Path, source: Path, top: Path) -> None:
     kept, own = dvc_files.storage(source), dvc_files.root(project)
     if kept is None or own is None or not own.is_relative_to(top) or (own / ".dvc" / "config.local").exists():
         return
-    from dvc.config import Config
+    from configobj import ConfigObj  # DVC's own writer takes nothing but ASCII
 
+    settings = ConfigObj(encoding="utf-8")
+    settings["cache"] = {"dir": str(kept.cache)}
+    settings.update({f'remote "{name}"': {"url": url} for name, url in kept.remotes.items()})
+    if kept.default is not None:
+        settings["core"] = {"remote": kept.default}
     with (top / ".git" / "info" / "exclude").open("a", encoding="utf-8") as file:
         file.write(f"/{(own / '.dvc' / 'config.local').relative_to(top).as_posix()}\n")
-    with Config(str(own / ".dvc"), validate=False).edit("local", validate=False) as settings:
-        settings["cache"] = {"dir": str(kept.cache)}
-        settings["remote"] = {name: {"url": url} for name, url in kept.remotes.items()}
-        if kept.default is not None:
-            settings["core"] = {"remote": kept.default}
+    with (own / ".dvc" / "config.local").open("wb") as file:
+        settings.write(file)
 
 
 @dataclass

@@ -88,11 +88,12 @@ def storage(folder: Path) -> Storage | None:
 
 def configuration(top: Path) -> dict[str, Any]:
     """DVC's configuration of all its levels, paths in it absolute. Raises ConfigurationError when DVC cannot read it."""
+    from configobj import ConfigObjError  # as DVC lets it through
     from dvc.config import Config, ConfigError
 
     try:
         return dict(Config(dvc_dir=str(top / ".dvc"), validate=False))
-    except ConfigError as error:
+    except (ConfigError, ConfigObjError) as error:
         raise ConfigurationError([f"DVC's configuration in {top / '.dvc'} cannot be read: {error}"]) from error
 
 

@@ -2,7 +2,7 @@
 
 What a hook or an outer command has set (`GIT_DIR`, `GIT_INDEX_FILE`, ...) is dropped; what a user chooses for all
 repositories is kept. `ALONE` sets aside the user's and the machine's configuration too, for repositories that are ours.
-It does not know what is asked, and nothing here writes unless its caller asks for that.
+Nothing here writes unless its caller asks for that.
 """
 
 from __future__ import annotations
@@ -83,3 +83,12 @@ def line(folder: Path, *arguments: str) -> str | None:
 def records(answer: bytes) -> list[bytes]:
     """The entries of an answer that ends each with NUL (`-z`)."""
     return answer.split(b"\0")[:-1]
+
+
+def known_files(folder: Path) -> list[str] | None:
+    """The files below `folder`, relative to it, that git tracks or would if they were added; None without git or repository."""
+    try:
+        listed = run(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    except (GitError, GitMissing):
+        return None
+    return sorted({os.fsdecode(name) for name in records(listed)})

@@ -143,7 +143,8 @@ DIFF = (
 )
 _UNHOOKED = (
     *("-c", f"core.hooksPath={os.devnull}", "-c", "core.logAllRefUpdates=false", "-c", "fastimport.unpackLimit=100"),
-    *("-c", "core.protectHFS=false", "-c", "core.protectNTFS=false"),  # any name that lies on disk
+    # Any name that lies on disk, and each for itself.
+    *("-c", "core.protectHFS=false", "-c", "core.protectNTFS=false", "-c", "core.ignoreCase=false"),
 )
 # Packed anew and without deltas: the same bytes for the same code, in half the time for 5 % more size.
 _PACK = (

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.provenance import code, data
+from orchestrator.provenance import data
+from orchestrator.provenance.git import known_files
 
 _CACHES = (".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "__pycache__")
 IGNORED = frozenset({".orchestrator", ".git", ".dvc", ".venv", "venv", *_CACHES})
@@ -44,7 +45,7 @@ def capture(project: Path, inputs: Iterable[str], *, git: bool = True) -> Tree:
 
 def listing(project: Path, inputs: Iterable[str], *, git: bool = True) -> list[str]:
     """The files of the project's code, relative to it and sorted."""
-    known = code.files(project) if git else None
+    known = known_files(project) if git else None
     names = sorted(_walk(project)) if known is None else known
     read = [Path(name).parts for name in inputs]
     return [name for name in names if _is_code(project, name, read)]

@@ -35,7 +35,8 @@ _WIDTH = 60
 class Run(TypedDict, total=False):
     """settings: flat; determining: the names of those that determine the result, all of them if not given;
     inputs: records of `provenance.data.Input`; profiles: data set -> `provenance.profile`; environments: one
-    `provenance.environment` per node; code_tree: the snapshot's tree; initial_parameters, digest: SHA-256; metrics: the last
+    `provenance.environment` per node; code_tree: the snapshot's tree; modules: what was imported by its own name, with `kind`
+    of `provenance.imported` and `sha256`; initial_parameters, digest: SHA-256; metrics: the last
     of each; trace: its lines."""
 
     settings: Mapping[str, Any]
@@ -44,6 +45,7 @@ class Run(TypedDict, total=False):
     profiles: Mapping[str, Mapping[str, Any]]
     environments: Iterable[Mapping[str, Any]]
     code_tree: str | None
+    modules: Mapping[str, Mapping[str, str]]
     initial_parameters: str | None
     digest: str | None
     metrics: Mapping[str, float]
@@ -124,6 +126,11 @@ def _code(a: Run, b: Run, changes: list[Change]) -> Iterator[Difference]:
         yield Difference("code", change["path"], change["a"], change["b"], text)
     if not changes:
         yield from _values("code", {"tree": a.get("code_tree")}, {"tree": b.get("code_tree")})
+    mine, theirs = a.get("modules", {}), b.get("modules", {})
+    for name in sorted(mine.keys() & theirs.keys()):  # one that a run imported on its way may be missing in another
+        left, right = mine[name], theirs[name]
+        if {left["kind"], right["kind"]} != {"snapshot"}:  # else it is a file of the trees
+            yield from _values("code", {f"module {name}": left["sha256"]}, {f"module {name}": right["sha256"]})
 
 
 def _data(a: Run, b: Run) -> Iterator[Difference]:

@@ -18,6 +18,8 @@ from typing import Any, Literal, TypedDict
 from orchestrator.records.trace import Line
 
 Word = Literal["exact", "diverged", "inputs-differ"]
+TENSOR = "tensor:"
+_NAMED = 5  # tensors in a sentence
 
 
 class Divergence(TypedDict):
@@ -57,12 +59,11 @@ class Verdict:
             before = f"; the {self.steps} steps before agree" if self.steps else ""
             same = divergence_text(found) + before
         if self.tensors is not None:
-            names = ", ".join(self.tensors[1][:5]) + (", ..." if len(self.tensors[1]) > 5 else "")
-            same += f"; tensors that differ after step {self.tensors[0]}: {names}"
+            same += f"; tensors that differ after step {self.tensors[0]}: {listed(self.tensors[1])}"
         if self.word != "inputs-differ":
             return f"{self.word}: {same}"
-        listed = "; ".join(self.differences)
-        return f"inputs-differ: {listed}. {'Even so, ' if found is None else ''}{same}"
+        inputs = "; ".join(self.differences)
+        return f"inputs-differ: {inputs}. {'Even so, ' if found is None else ''}{same}"
 
 
 def judge(
@@ -119,8 +120,8 @@ class _Walk:
             found = found or _compare(left, right)
             if found is None:
                 self.steps += 1
-            elif left is not None and right is not None and (names := _differing_tensors(left, right)):
-                self.tensors = (left["step"], tuple(names))
+            elif left is not None and right is not None and (names := tensors_of(differing(left, right))):
+                self.tensors = (left["step"], names)
                 return found
         return found
 
@@ -138,21 +139,41 @@ def _aligned(expected: Iterable[Line], got: Iterable[Line]) -> Iterator[tuple[Li
         b = next(right, None) if theirs is not None else b
 
 
-def _compare(left: Line | None, right: Line | None) -> Divergence | None:
+def tensors_of(found: Iterable[str]) -> tuple[str, ...]:
+    """The names of the tensors among what differs."""
+    return tuple(what.removeprefix(TENSOR) for what in found if what.startswith(TENSOR))
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few."""
+    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+
+
+def differing(left: Line | None, right: Line | None) -> list[str]:
+    """In what two lines of one step differ, in the order of comparison; of a step that one side lacks, the loss."""
     if left is None or right is None:
-        there = left or right
-        assert there is not None
-        return _divergence(there["step"], "loss", left["loss"] if left else None, right["loss"] if right else None)
-    step = left["step"]
-    for what in ("loss", "gradient"):
-        if left[what] != right[what]:
-            return _divergence(step, what, left[what], right[what])
-    if names := _differing_tensors(left, right):
-        name = names[0]
-        return _divergence(step, f"tensor:{name}", left["tensors"].get(name), right["tensors"].get(name))
-    if "parameters" in left and "parameters" in right and left["parameters"] != right["parameters"]:
-        return _divergence(step, "parameters", left["parameters"], right["parameters"])
-    return None
+        return [] if left is right else ["loss"]
+    early = [what for what in ("loss", "gradient") if left[what] != right[what]]
+    late = ["parameters"] if "parameters" in left and "parameters" in right else []
+    return [*early, *_differing_tensors(left, right), *(what for what in late if left[what] != right[what])]
+
+
+def value_of(line: Line | None, what: str) -> str | None:
+    """What a line says of `what`, a word of Divergence; None where it says nothing."""
+    if line is None:
+        return None
+    found: str | None = (
+        line.get("tensors", {}).get(what.removeprefix(TENSOR)) if what.startswith(TENSOR) else line.get(what)
+    )
+    return found
+
+
+def _compare(left: Line | None, right: Line | None) -> Divergence | None:
+    there = left or right
+    found = differing(left, right)
+    if there is None or not found:
+        return None
+    return _divergence(there["step"], found[0], value_of(left, found[0]), value_of(right, found[0]))
 
 
 def _differing_tensors(left: Line, right: Line) -> list[str]:
@@ -161,7 +182,7 @@ def _differing_tensors(left: Line, right: Line) -> list[str]:
     theirs: Mapping[str, Any] | None = right.get("tensors")
     if mine is None or theirs is None:
         return []
-    return [name for name in sorted({*mine, *theirs}) if mine.get(name) != theirs.get(name)]
+    return [f"{TENSOR}{name}" for name in sorted({*mine, *theirs}) if mine.get(name) != theirs.get(name)]
 
 
 def _divergence(step: int, what: str, expected: str | None, got: str | None) -> Divergence:

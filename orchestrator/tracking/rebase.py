@@ -32,3 +32,13 @@ def rebase(database: Path, artifacts: Path) -> bool:
                     (ours, len(location) + 1, location, location),
                 )
     return bool(moved)
+
+
+def adopt(database: Path, artifacts: Path) -> None:
+    """Have the experiment that MLflow itself makes in a new store keep its artifacts beside the others. It would put them into
+    `mlruns` of the working directory, where they become part of the code and a copy of the store lacks them."""
+    with closing(sqlite3.connect(database, timeout=30)) as connection, connection:
+        connection.execute(
+            "update experiments set artifact_location = ? where artifact_location like '%/mlruns/0'",
+            (artifacts.as_uri(),),
+        )

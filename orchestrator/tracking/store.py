@@ -21,13 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import ConfigurationError, UsageError
-from orchestrator.tracking.rebase import rebase
+from orchestrator.tracking.rebase import adopt, rebase
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
 _REQUEST_S = 10  # how long one request to a server may take; MLflow's own default, with its retries, is minutes
+_SQLITE = "sqlite:///"
 PID, STARTED, HOST, BOOT = (f"orchestrator.{name}" for name in ("pid", "pid_started", "host", "boot_id"))
 
 
@@ -71,8 +72,8 @@ class Store:
     """
 
     def __init__(self, uri: str | None, folder: Path) -> None:
-        self.uri = uri or default_uri(folder)
-        database = _database(self.uri)
+        self.uri = absolute(uri) if uri else default_uri(folder)
+        database = database_of(self.uri)
         home = (database.parent if database else folder).resolve()
         self._artifacts = (home / "artifacts").as_uri()
         _silence()
@@ -81,16 +82,20 @@ class Store:
             return
         with self.usable(), (home / "mlflow.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            is_new = database is not None and not database.exists()
             if database is not None:
                 rebase(database, home / "artifacts")
             self.client = _open(self.uri)
+            if database is not None and is_new:
+                adopt(database, home / "artifacts")
 
     def usable(self) -> AbstractContextManager[None]:
         """Inside the block, a store that refuses what it is asked for is a ConfigurationError."""
         return _usable(self.uri)
 
     def experiment(self, name: str) -> str:
-        """The id of the experiment, created when it is new, with artifacts in the project's folder."""
+        """The id of the experiment, created when it is new, with artifacts in the project's folder. Raises ConfigurationError
+        for one that was deleted."""
         from mlflow.exceptions import MlflowException
 
         found = self.client.get_experiment_by_name(name)
@@ -102,6 +107,11 @@ class Store:
                 found = self.client.get_experiment_by_name(name)
                 if found is None:
                     raise
+        if found.lifecycle_stage == "deleted":
+            raise ConfigurationError(
+                [f"run.experiment: {name} is deleted in {self.uri}"],
+                f"take another name, or bring it back: mlflow experiments restore --experiment-id {found.experiment_id}",
+            )
         return str(found.experiment_id)
 
     def past(self) -> list[Past]:
@@ -136,12 +146,29 @@ class Store:
         if len(exact or found) == 1:
             return (exact or found)[0]
         if not found:
+            self._refuse_by_name(name)
             raise UsageError(
                 f"there is no run {name} in {self.uri}",
                 "list them with: python -m orchestrator runs; `last` is the newest",
             )
         ids = ", ".join(past.run_id for past in found[:3])
         raise UsageError(f"{len(found)} runs begin with {name!r}: {ids}", "give more of the id")
+
+    def _refuse_by_name(self, run_id: str) -> None:
+        """Raises UsageError for a run that MLflow knows and `past` does not tell of."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            run = self.client.get_run(run_id)
+        except MlflowException:
+            return
+        if run.info.lifecycle_stage == "deleted":
+            raise UsageError(
+                f"run {run_id} is deleted in {self.uri}", f"bring it back: mlflow runs restore --run-id {run_id}"
+            )
+        raise UsageError(
+            f"run {run_id} in {self.uri} was not recorded by orchestrator", "list those that were with: runs"
+        )
 
     def fetch(self, run_id: str, folder: str, target: Path) -> None:
         """Bring the run's artifacts under `folder` into `target`, those that are not there. Raises ConfigurationError when they
@@ -186,16 +213,25 @@ class Store:
         return orphans
 
 
-def _database(uri: str) -> Path | None:
+def database_of(uri: str) -> Path | None:
     """The file of a store in SQLite, beside which its artifacts lie; it may be another project's."""
-    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+    return Path(uri.removeprefix(_SQLITE).partition("?")[0]) if uri.startswith(_SQLITE) else None
+
+
+def absolute(uri: str) -> str:
+    """The same place from any folder: a rerun is launched in another one than the command was typed in."""
+    place = uri.removeprefix(_SQLITE)
+    if uri.startswith(_SQLITE):
+        return uri if place.startswith((":", "?")) else f"{_SQLITE}{Path(place).absolute()}"
+    return uri if ":" in uri or uri.startswith("databricks") else str(Path(uri).absolute())
 
 
 def _silence() -> None:
-    """No telemetry, no git calls, no banner; before MLflow is imported."""
+    """No telemetry, no git calls, no banner, no progress bars; before MLflow is imported."""
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     os.environ["DO_NOT_TRACK"] = "true"
     os.environ["GIT_PYTHON_REFRESH"] = "quiet"
+    os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
     # A server that is gone must not hold up the driver; what could not be sent is sent later (tracker.py).
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(_REQUEST_S))

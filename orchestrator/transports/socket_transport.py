@@ -33,7 +33,7 @@ from orchestrator.transports.shared_memory import SharedRegions
 _LEFT: Final = "it has left"
 _CHECK_S: Final = 1.0  # how often hosts of remote peers are looked after, while waiting
 _NOTHING: Final = memoryview(b"")
-_FAREWELL: Final = frames.encode(frames.Frame(frames.FAREWELL, Tag(0, 0, 0, 0, 0)))
+FAREWELL: Final = frames.encode(frames.Frame(frames.FAREWELL, Tag(0, 0, 0, 0, 0)))
 
 
 class SocketTransport:
@@ -169,7 +169,7 @@ class SocketTransport:
         """Flush what was sent, and a farewell. Between hosts wait until the peers' kernels have it: closing a TCP
         socket that has unread data discards what it was still to send."""
         for link in self._links.values():
-            link.write(_FAREWELL, _NOTHING)
+            link.write(FAREWELL, _NOTHING)
         pending = list(self._links.values())
         while pending and not self._aborted and (remaining := deadline - time.monotonic()) > 0:
             pending = [link for link in pending if not (link.flushed and link.acknowledged())]

@@ -45,7 +45,7 @@ from orchestrator.transports.handshake import (
 )
 from orchestrator.transports.links import Link, peer_credentials
 from orchestrator.transports.shared_memory import Descriptor, SharedRegions
-from orchestrator.transports.socket_transport import SocketTransport
+from orchestrator.transports.socket_transport import FAREWELL, SocketTransport
 from orchestrator.transports.talks import Result, Talk
 
 Address = Sequence[str | int]
@@ -191,6 +191,9 @@ class _Assembly:
             self._listener.keep(caller)
         for talk in self._handshakes:
             self._poller.forget(talk.connection.fileno())
+            if talk.offered:
+                with contextlib.suppress(OSError):
+                    talk.connection.send(FAREWELL, socket.MSG_NOSIGNAL)
             talk.close()
 
     def _wait(self, timeout_s: float) -> None:
@@ -303,7 +306,8 @@ class _Assembly:
 def _raise_as_loss(peer: int, error: Exception) -> NoReturn:
     """What a dialer makes of a call that failed. A peer that hung up was there to do so, and has perhaps given up."""
     if isinstance(error, OSError) and not isinstance(error, PeerLost | PermissionError):
-        raise (PeerLeft if isinstance(error, ConnectionResetError) else PeerLost)(peer, str(error)) from error
+        hung_up = isinstance(error, ConnectionResetError | BrokenPipeError)
+        raise (PeerLeft if hung_up else PeerLost)(peer, str(error)) from error
     raise error
 
 

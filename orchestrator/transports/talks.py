@@ -40,6 +40,11 @@ class Talk(Generic[Result]):
     def sending(self) -> bool:
         return bool(self._unsent)
 
+    @property
+    def offered(self) -> bool:
+        """This side has said everything. The other one has its link perhaps, and reads what comes next as a frame."""
+        return self._last and not self._unsent
+
     def advance(self) -> bool:
         """Go on until the result is there (True) or the socket has to be waited for (False).
         Raises OSError and what the protocol raises."""
@@ -65,6 +70,7 @@ class Talk(Generic[Result]):
 
     def _begin(self, step: Step) -> None:
         self._unsent, self._expect_bytes, self._read = step.send, step.expect_bytes, bytearray()
+        self._last = step.with_descriptors
         self._passing = self._own_fds if step.with_descriptors else []
 
     def _resume(self) -> None:

@@ -7,7 +7,10 @@ exchange of their own.
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
+import io
+import pickle
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +24,8 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
         "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
     )
 }  # fmt: skip
+# Attributes that torch's own classes have only with some options, or with a schedule of torch.
+_AT_TIMES = {"step", "_opt_called", "_step_supports_amp_scaling", "_need_device_dtype_check_for_fused"}
 _NOT_OPTIONS = ("params", "differentiable", "capturable")
 
 
@@ -76,6 +81,47 @@ def check(optimizer: object, model: torch.nn.Module) -> None:
             f"optimizer() updates a tensor of shape {tuple(strangers[0].shape)} that is no parameter of the model",
             "make it a parameter of what model() returns: only those are summed over the shards",
         )
+
+
+def kept_aside(optimizer: torch.optim.Optimizer) -> dict[str, bytes]:
+    """What a class of the user's keeps in attributes of its own, where no checkpoint finds it: name -> bytes that change when
+    it does. Nothing for the classes of torch. Left out is what cannot be pickled."""
+    if type(optimizer) in OPTIMIZERS.values():
+        return {}
+    base: Any = next(kind for kind in OPTIMIZERS.values() if isinstance(optimizer, kind))
+    torchs = _attributes_of(base)
+    own = {name: value for name, value in vars(optimizer).items() if name not in torchs}
+    return {name: found for name, value in own.items() if (found := _bytes_of(value, optimizer)) is not None}
+
+
+@functools.cache
+def _attributes_of(kind: Any) -> frozenset[str]:
+    """Of a class of torch; asked twice in each step."""
+    return frozenset(vars(kind([torch.zeros(1)])).keys() | _AT_TIMES)
+
+
+class _Changes(pickle.Pickler):
+    """Tensors by their versions, and without what `optimizer` keeps where it belongs."""
+
+    def __init__(self, stream: io.BytesIO, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(stream, pickle.HIGHEST_PROTOCOL)
+        groups = optimizer.param_groups
+        self._known = {id(each) for each in (optimizer, optimizer.state, groups, *groups)}
+        self._known.update(id(parameter) for group in groups for parameter in group["params"])
+
+    def persistent_id(self, value: Any) -> Any:
+        if id(value) in self._known or isinstance(value, torch.nn.Module):
+            return id(value)
+        return (id(value), value._version) if isinstance(value, torch.Tensor) else None
+
+
+def _bytes_of(value: Any, optimizer: torch.optim.Optimizer) -> bytes | None:
+    stream = io.BytesIO()
+    try:
+        _Changes(stream, optimizer).dump(value)
+    except (pickle.PicklingError, TypeError, AttributeError):
+        return None
+    return stream.getvalue()
 
 
 def _arguments(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,14 +1,17 @@
-"""Storages for tests: one in memory, and doubles that wrap any storage and make it fail."""
+"""Storages for tests: one in memory, doubles that wrap any storage and make it fail; and a writer's copy that is held back."""
 
 from __future__ import annotations
 
 import errno
+import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 import torch
 
-from orchestrator.checkpoints.parts import Copier, share_of, write_part
+from orchestrator.checkpoints.parts import Copier, Part, share_of, write_part
 from orchestrator.checkpoints.state import State
 from orchestrator.checkpoints.storage import Buffer, Storage
 
@@ -68,6 +71,33 @@ class Failing:
                 getattr(self._storage, verb)(*arguments)
             raise Dead
         getattr(self._storage, verb)(*arguments)
+
+
+class Held:
+    """From now on a writer's copy in the background begins, and waits to be let through, at the latest by the end of a
+    `with`; then it fails, if `error` is given."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
+        self.begun, self.gate = threading.Event(), threading.Event()
+        self.priorities: list[int] = []
+        fill = Part.fill
+
+        def held(part: Part, tensors: dict[str, torch.Tensor]) -> None:
+            if threading.current_thread().name == "checkpoint copy":
+                self.priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+                self.begun.set()
+                assert self.gate.wait(60)
+                if error is not None:
+                    raise error
+            fill(part, tensors)
+
+        monkeypatch.setattr(Part, "fill", held)
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.gate.set()
 
 
 def example(step: int, tensors: int = 3) -> State:

@@ -10,14 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.checkpoints.catalog import Catalog, load, read
+from orchestrator.checkpoints.catalog import ABANDONED_AFTER_S, Catalog, load, read
 from orchestrator.checkpoints.manifest import Blob, Manifest, is_blob, manifest_name
 from orchestrator.errors import CheckpointDamaged
 from tests.checkpoints.stores import InMemory, events, example, same
 
 
-def saved(storage: InMemory, *steps: int, keep: int = 2, parts: int = 2) -> Catalog:
-    catalog = Catalog(storage, keep)
+def saved(
+    storage: InMemory, *steps: int, keep: int = 2, parts: int = 2, abandoned_after_s: float = ABANDONED_AFTER_S
+) -> Catalog:
+    catalog = Catalog(storage, keep, abandoned_after_s=abandoned_after_s)
     for step in steps:
         assert catalog.commit(step, events(storage, example(step), step, parts)).trouble == ""
     return catalog
@@ -101,6 +103,18 @@ def expect_10(storage: InMemory, catalog: Catalog, damage: str) -> None:
         assert same(load(storage, manifest), example(10))
 
 
+def test_a_place_that_cannot_be_listed_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is gone, not a run without checkpoints."""
+    storage = InMemory()
+
+    def fails() -> None:
+        raise OSError("no way to the host")
+
+    monkeypatch.setattr(storage, "sizes", fails)
+    with pytest.raises(CheckpointDamaged, match="the checkpoints cannot be listed: no way to the host"):
+        Catalog(storage, 1).latest()
+
+
 @given(st.data())
 def test_no_flipped_bit_is_overlooked(data: st.DataObject) -> None:
     storage = InMemory()
@@ -164,7 +178,7 @@ def test_a_step_computed_again_replaces_its_checkpoint(before: int, after: int) 
     storage = InMemory()
     saved(storage, 10, 20, parts=before)
     change(storage, read(storage, 20).blobs[1].name, "torn")
-    catalog = Catalog(storage, 2)
+    catalog = Catalog(storage, 2, abandoned_after_s=0)
     catalog.latest()
     catalog.commit(20, events(storage, example(20), 20, after))
     assert catalog.latest() == (read(storage, 20), [])
@@ -189,9 +203,19 @@ def test_parts_of_an_open_checkpoint_are_not_pruned() -> None:
     assert same(load(storage, read(storage, 30)), example(30))
 
 
-def test_parts_that_never_became_a_checkpoint_go_after_a_while() -> None:
+def test_a_driver_that_is_behind_prunes_nothing_that_it_has_not_heard_of_yet() -> None:
+    """It commits three checkpoints one after the other, when a fourth has been written long since."""
     storage = InMemory()
     catalog = saved(storage, 10)
+    told = {step: events(storage, example(step), step) for step in (20, 30, 40, 50)}
+    for step, parts in told.items():
+        catalog.commit(step, parts)
+    assert same(load(storage, read(storage, 50)), example(50))
+
+
+def test_parts_that_never_became_a_checkpoint_go_after_a_while() -> None:
+    storage = InMemory()
+    catalog = saved(storage, 10, abandoned_after_s=0)
     events(storage, example(20), 20)  # its writer died before it could tell
     catalog.commit(30, events(storage, example(30), 30))
     catalog.commit(40, events(storage, example(40), 40))
@@ -200,7 +224,7 @@ def test_parts_that_never_became_a_checkpoint_go_after_a_while() -> None:
 
 def test_pinned_parts_stay_until_they_are_unpinned() -> None:
     storage = InMemory()
-    catalog = saved(storage, 10, keep=1)
+    catalog = saved(storage, 10, keep=1, abandoned_after_s=0)
     pinned = {part["blob"]["name"] for part in events(storage, example(99), 99)}
     catalog.pin(pinned)
     for step in (20, 30, 40):

@@ -73,11 +73,11 @@ def test_after_any_failure_a_whole_checkpoint_is_found(how: str, keep: int) -> N
 
 @pytest.mark.parametrize("how", ["raises", "dead", "dead_after"])
 def test_after_any_failure_the_next_run_goes_on_and_cleans_up(how: str) -> None:
-    """What the crash left is gone two checkpoints later, and nothing else is."""
+    """What the crash left is gone two checkpoints later, if it counts as abandoned by then, and nothing else is."""
     for after in range(changes(keep=2)):
         storage = InMemory()
         run(Failing(storage, how, after), keep=2)
-        catalog = Catalog(storage, keep=2)
+        catalog = Catalog(storage, keep=2, abandoned_after_s=0)
         catalog.latest()
         for step in (40, 50, 60):
             save(storage, catalog, step, 2)

@@ -86,11 +86,17 @@ def test_a_copy_is_not_changed_by_training_and_its_memory_is_used_again() -> Non
     assert (fewer.tensors["b"].tolist(), len(fewer.body)) == ([1, 1, 1], 24)
 
 
-def test_prepared_memory_is_the_memory_of_the_copy() -> None:
-    copier, tensors = Copier(), {"a": torch.ones(1000)}
-    copier.prepare(tensors)
-    address = copier._memory.data_ptr()
-    assert copier.copy(tensors).body.data_ptr() == address
+def test_what_comes_later_has_its_place() -> None:
+    tensors = {"a": torch.arange(5.0), "b": torch.arange(3), "c": torch.ones(2)}
+    part = Copier().copy(tensors, later={"a", "c"})
+    tensors["b"].zero_()
+    part.fill({"c": torch.full((2,), 2.0)})
+    part.fill({"a": tensors["a"]})
+    assert {name: tensor.tolist() for name, tensor in part.tensors.items()} == {
+        "a": [0.0, 1.0, 2.0, 3.0, 4.0],
+        "b": [0, 1, 2],
+        "c": [2.0, 2.0],
+    }
 
 
 def test_too_large_a_copy_is_a_memory_error() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.checkpoints.storage import LocalFolder, Remote, Storage, open_storage
+from orchestrator.checkpoints.storage import LocalFolder, Remote, Storage, open_storage, try_out
 from orchestrator.errors import ConfigurationError
 from tests.checkpoints.stores import InMemory
 
@@ -76,6 +76,31 @@ def test_file_urls_are_local_folders(tmp_path: Path) -> None:
 def test_places_that_cannot_be_are_refused(place: str, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         open_storage(place)
+
+
+def test_a_place_is_tried_out_and_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try_out(str(tmp_path))
+    assert names(tmp_path) == []
+    with monkeypatch.context() as patched:
+        _fail(patched, "Path.replace", 0)
+        with pytest.raises(ConfigurationError, match=r"cannot be written: Path\.replace fails"):
+            try_out(str(tmp_path))
+
+
+def test_a_missing_bucket_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As s3fs would: a slip of the pen in its name made a new one."""
+    remote = Remote("memory://bucket")
+    made: list[Any] = []
+
+    def fails(*_: Any) -> None:
+        raise FileNotFoundError("The specified bucket does not exist")
+
+    monkeypatch.setattr(remote, "_root", "bucket/checkpoints")
+    monkeypatch.setattr(remote._files, "pipe_file", fails)
+    monkeypatch.setattr(remote._files, "mkdir", made.append)
+    with pytest.raises(OSError, match="bucket does not exist"):
+        remote.put("a", [b"1"])
+    assert made == []
 
 
 def test_errors_of_other_libraries_become_os_errors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,11 +13,10 @@ import pytest
 import torch
 
 from orchestrator.checkpoints.catalog import Catalog, load
-from orchestrator.checkpoints.parts import Copier
 from orchestrator.checkpoints.state import State
 from orchestrator.checkpoints.storage import Buffer
 from orchestrator.checkpoints.writer import Writer
-from tests.checkpoints.stores import Failing, InMemory, example, same
+from tests.checkpoints.stores import Failing, Held, InMemory, example, same
 
 
 class Gated(InMemory):
@@ -92,29 +92,146 @@ def test_a_full_disk_is_told_and_the_next_checkpoint_may_succeed() -> None:
 def test_too_little_memory_is_told() -> None:
     told: list[dict[str, Any]] = []
     writer = Writer(InMemory(), told.append)
-    huge = State({}, {"a": torch.ones(1).expand(1 << 50)})
-    writer.prepare(huge, part=0, parts=1)
-    writer.wait()
-    writer.begin(huge, step=1, generation=1, part=0, parts=1)
-    assert "no memory for a copy of" in told[0]["why"]
+    huge = {"a": torch.ones(1).expand(1 << 50)}
+    for state in (State({}, huge), State({}, huge, frozenset("a"))):
+        writer.begin(state, step=1, generation=1, part=0, parts=1)
+        assert "no memory for a copy of" in told.pop()["why"]
 
 
-def test_memory_is_prepared_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared: list[str] = []
-    monkeypatch.setattr(Copier, "prepare", lambda *_: prepared.append(threading.current_thread().name))
-    writer = Writer(InMemory(), lambda _: None)
-    writer.prepare(example(1), part=0, parts=1)
+def steady(step: int) -> State:
+    """`example` with one tensor that may change at once."""
+    plain = example(step)
+    return State(plain.values, plain.tensors, frozenset(plain.tensors) - {"model/0"})
+
+
+@pytest.fixture
+def told() -> list[dict[str, Any]]:
+    return []
+
+
+def test_what_is_steady_is_copied_later_and_the_rest_at_once(
+    monkeypatch: pytest.MonkeyPatch, told: list[dict[str, Any]]
+) -> None:
+    storage, held = InMemory(), Held(monkeypatch)
+    writer, state = Writer(storage, told.append), steady(10)
+    writer.begin(state, step=10, generation=1, part=0, parts=1)
+    state.tensors["model/0"].zero_()
+    assert held.begun.wait(60)
+    assert (writer.busy, writer.copied(0.01), writer.wait(0.01)) == (True, False, False)
+    assert (told, storage.files) == ([], {})
+    held.gate.set()
+    assert writer.copied()
+    for tensor in state.tensors.values():
+        tensor.zero_()
     assert writer.wait()
-    assert prepared == ["checkpoint"]
+    assert not writer.busy
+    assert told[0]["stall_s"] >= 0.02
+    assert same(load(storage, Catalog(storage, 1).commit(10, told).manifest), example(10))
+    assert held.priorities == [os.getpriority(os.PRIO_PROCESS, threading.get_native_id())]
 
 
-def test_a_closed_writer_ends_its_thread_when_all_is_written() -> None:
+def test_the_stall_counts_from_when_training_stopped(told: list[dict[str, Any]]) -> None:
+    writer = Writer(InMemory(), told.append)
+    writer.begin(steady(1), step=1, generation=1, part=0, parts=1, since=time.monotonic() - 1000)
+    writer.wait()
+    assert 1000 <= told[0]["stall_s"] < 1000 + told[0]["seconds"] + 60
+
+
+@pytest.mark.parametrize("when", ["before its copy", "after its copy"])
+def test_a_part_that_was_changed_while_it_was_copied_fails(
+    monkeypatch: pytest.MonkeyPatch, told: list[dict[str, Any]], when: str
+) -> None:
+    storage, held = InMemory(), Held(monkeypatch)
+    writer, state = Writer(storage, told.append), steady(10)
+    writer.begin(state, step=10, generation=1, part=0, parts=1)
+    if when == "after its copy":
+        held.gate.set()
+        assert writer._copying.wait(60)
+    state.tensors["model/2"][1, 1] += 1
+    held.gate.set()
+    assert writer.wait()
+    (event,) = told
+    assert (event["event"], event["step"]) == ("part_failed", 10)
+    assert event["why"] == "model/2 was changed while it was copied, which only an update may do"
+    assert storage.files == {}
+    writer.begin(steady(11), step=11, generation=1, part=0, parts=1)
+    assert writer.wait()
+    assert same(load(storage, Catalog(storage, 1).commit(11, told[1:]).manifest), example(11))
+
+
+def test_a_copy_that_fails_in_the_background_is_told(
+    monkeypatch: pytest.MonkeyPatch, told: list[dict[str, Any]]
+) -> None:
+    held = Held(monkeypatch, MemoryError("no page left"))
+    writer = Writer(InMemory(), told.append)
+    writer.begin(steady(1), step=1, generation=1, part=0, parts=1)
+    assert held.begun.wait(60)
+    held.gate.set()
+    assert writer.copied()
+    assert not writer.busy
+    assert [(event["event"], event["why"]) for event in told] == [("part_failed", "no page left")]
+
+
+def test_who_waits_copies_what_nobody_has_begun(monkeypatch: pytest.MonkeyPatch, told: list[dict[str, Any]]) -> None:
+    storage = InMemory()
+    writer, state = Writer(storage, told.append), steady(1)
+    monkeypatch.setattr(writer._copying, "start", lambda _: None)  # it gets no core
+    writer.begin(state, step=1, generation=1, part=0, parts=1)
+    assert not writer.copied(0)
+    assert writer.copied(0.01)
+    assert writer.wait()
+    assert same(load(storage, Catalog(storage, 1).commit(1, told).manifest), example(1))
+
+
+def test_who_waits_takes_the_rest_from_the_other_thread(
+    monkeypatch: pytest.MonkeyPatch, told: list[dict[str, Any]]
+) -> None:
+    monkeypatch.setattr("orchestrator.checkpoints.writer._PIECE_BYTES", 1)
+    storage, held = InMemory(), Held(monkeypatch)
+    writer = Writer(storage, told.append)
+    writer.begin(steady(1), step=1, generation=1, part=0, parts=1)
+    assert held.begun.wait(60)
+    assert not writer.copied(0.01)
+    held.gate.set()
+    assert writer.wait()
+    assert len(held.priorities) == 1
+    assert same(load(storage, Catalog(storage, 1).commit(1, told).manifest), example(1))
+
+
+def test_who_closes_a_writer_waits_for_the_copy(monkeypatch: pytest.MonkeyPatch, told: list[dict[str, Any]]) -> None:
+    storage, held, before = InMemory(), Held(monkeypatch), set(threading.enumerate())
+    writer, state = Writer(storage, told.append), steady(1)
+    own = set(threading.enumerate()) - before
+    writer.begin(state, step=1, generation=1, part=0, parts=1)
+    assert held.begun.wait(60)
+    copy = writer._copy
+    assert copy is not None
+    finish = copy.finish
+
+    def let_through(timeout_s: float | None) -> bool:
+        held.gate.set()
+        return finish(timeout_s)
+
+    monkeypatch.setattr(copy, "finish", let_through)
+    writer.close()
+    assert held.gate.is_set()
+    for tensor in state.tensors.values():
+        tensor.zero_()
+    for thread in own:
+        thread.join(60)
+    assert [thread.is_alive() for thread in own] == [False, False]
+    assert same(load(storage, Catalog(storage, 1).commit(1, told).manifest), example(1))
+
+
+def test_a_closed_writer_ends_its_threads_when_all_is_written() -> None:
     before = set(threading.enumerate())
     storage, told = Gated(), list[dict[str, Any]]()
     writer = Writer(storage, told.append)
-    (own,) = set(threading.enumerate()) - before
+    own = set(threading.enumerate()) - before
     writer.begin(example(1), step=1, generation=1, part=0, parts=1)
     writer.close()
     storage.gate.set()
-    own.join(60)
-    assert (own.is_alive(), [event["event"] for event in told]) == (False, ["part_written"])
+    for thread in own:
+        thread.join(60)
+    assert [thread.is_alive() for thread in own] == [False, False]
+    assert [event["event"] for event in told] == ["part_written"]

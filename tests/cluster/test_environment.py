@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from typing import Any
 
 import pytest
 
-from orchestrator.cluster.environment import of_workers, prepare_environment
+from orchestrator.cluster.environment import enter, of_workers, prepare_environment
 from orchestrator.numerics.determinism import ENVIRONMENT
 
 AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
@@ -44,3 +46,22 @@ def test_the_access_to_a_joined_ray_is_the_users_own(monkeypatch: pytest.MonkeyP
 
 def test_workers_get_every_variable_that_changes_bits() -> None:
     assert of_workers() == {name: os.environ[name] for name in ENVIRONMENT}
+
+
+def test_ray_does_not_take_sigterm_for_itself_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would end the driver without a word, and its run as failed."""
+    import ray
+    from ray._private import utils
+
+    usual, ours = utils.set_sigterm_handler, signal.getsignal(signal.SIGTERM)
+
+    def init(**_options: Any) -> None:
+        utils.set_sigterm_handler(lambda _number, _frame: None)  # type: ignore[no-untyped-call]  # as Ray does there
+
+    monkeypatch.setattr(ray, "init", init)
+    try:
+        enter("local")
+        assert signal.getsignal(signal.SIGTERM) == ours
+        assert utils.set_sigterm_handler is usual
+    finally:
+        signal.signal(signal.SIGTERM, ours)

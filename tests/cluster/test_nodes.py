@@ -63,6 +63,31 @@ def test_more_than_there_is_is_refused_at_once(digits: Project, two_nodes: Joine
     assert time.monotonic() - began < 60
 
 
+# Program -> what is said.
+VITAL = {"gcs_server": "the head of the Ray at {address} is gone", "raylet": "the raylet of this node of the Ray at"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("program", VITAL)
+def test_a_run_whose_joined_ray_dies_says_so_soon_and_can_be_resumed(digits: Project, program: str) -> None:
+    with raylets(2) as joined:
+        project = replace(digits, variables=joined.access)
+        endless = ("conf=digits", "run.steps=1000000", "evaluation.every=1000", "checkpoint.every=20", "output=json")
+        run = Watched(project, *endless, f"cluster.address={joined.address}", "cluster.workers=2")
+        run.wait_for("checkpoint_saved")
+        joined.kill(program)
+        began = time.monotonic()
+        done = run.end()
+    assert time.monotonic() - began < 45  # Ray itself gives up after 60
+    assert done.code == 1
+    assert done.report["error"]["kind"] == "ClusterUnavailable"
+    assert VITAL[program].format(address=joined.address) in done.report["error"]["message"]
+    assert f"python -m orchestrator resume={run.run_id}" in done.err
+    assert "Traceback" not in done.err
+    assert project.runs()[run.run_id] == "FAILED"
+    assert project.processes() == []
+
+
 def test_a_worker_that_cannot_compute_on_a_gpu_says_why(digits: Project) -> None:
     """Its node says that it has GPUs; the torch of these tests is built without CUDA."""
     with raylets("2:1") as joined:
@@ -104,4 +129,6 @@ def test_a_run_that_loses_a_node_goes_on_without_it(digits: Project) -> None:
     assert done.code == 0, done.err
     assert (done.report["steps"], done.report["workers"]) == (300, 1)
     assert {each["kind"] for each in done.report["recoveries"]} == {"lost"}
-    assert done.report["digest"] == digits.run("conf=digits", length, "output=json").report["digest"]
+    assert (
+        done.report["digest"] == digits.run("conf=digits", length, "cluster.workers=1", "output=json").report["digest"]
+    )

@@ -86,6 +86,15 @@ class Exits(Marked):
         return super().loss(model, batch)
 
 
+class Killed(Marked):
+    """As the kernel does with whoever takes too much memory."""
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
+        if self.has_bad(batch):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().loss(model, batch)
+
+
 class Sleeps(Marked):
     def loss(self, model: torch.nn.Module, batch: Any) -> torch.Tensor:
         while self.has_bad(batch):

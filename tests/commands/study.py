@@ -28,7 +28,7 @@ class Points(Dataset[Any]):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> Any:
-        noise = os.urandom(1)[0] / 1e6 if index == self.marked else 0.0
+        noise = int.from_bytes(os.urandom(4)) / 2**32 if index == self.marked else 0.0
         return self.inputs[index] + noise, self.labels[index]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.provenance.worktree import LARGE_FILE_BYTES
 from tests.commands.watching import Watched
 from tests.projects import Done, Project
 
@@ -94,7 +95,12 @@ def test_the_driver_is_killed_and_the_run_resumed_on_another_layout(digits: Proj
     run.wait_for("checkpoint_saved", 2)
     run.process.kill()
     run.process.communicate()
+    large = digits.path / "large.bin"
+    with large.open("wb") as file:
+        file.truncate(LARGE_FILE_BYTES + 1)
     done = digits.run(f"resume={run.run_id[:12]}", "cluster.workers=2", "topology=peer_to_peer", "output=json")
+    large.unlink()
+    assert "note: this run cannot be repeated exactly: large.bin (50 MB) is too large" in done.err
     assert "going on from the checkpoint of step" in done.err
     assert done.report["run_id"] == run.run_id
     same(digits, done, undisturbed)

@@ -36,13 +36,29 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", tmp_path], check=True)
 
 
-def test_a_micro_batch_that_ends_every_process_ends_the_run_by_its_name(faulty: Project) -> None:
-    """Four workers, so that survivors know the step: when all state is lost at once, nobody can tell in which step."""
-    exiting = ("pipeline.target=faults:Exits", "run.steps=256", "cluster.workers=4")
-    done = faulty.run("conf=good", *exiting, "output=json")
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("pipeline.target=faults:Killed", "cluster.workers=2"),
+        pytest.param(("pipeline.target=faults:Exits", "cluster.workers=4"), marks=pytest.mark.long),
+        pytest.param(
+            ("pipeline.target=faults:Killed", "cluster.workers=1", "checkpoint.every=100"), marks=pytest.mark.long
+        ),
+    ],
+    ids=" ".join,
+)
+def test_a_micro_batch_that_ends_every_process_ends_the_run_by_its_name(
+    faulty: Project, given: tuple[str, ...]
+) -> None:
+    """With few workers all state is lost each time, and the last words of all who knew the step."""
+    done = faulty.run("conf=good", "run.steps=256", *given, "output=json")
     assert done.code == 1
     assert done.report["error"]["kind"] == "WorkerLost"
-    assert "step 248, shard 3: " in done.report["error"]["message"]
+    named = "step 248, shard 3: 3 workers in a row were lost while they computed it"
+    assert named in done.report["error"]["message"]
+    lost = [line for line in done.err.splitlines() if "was lost after" in line]
+    assert len(lost) == 3
+    assert all(line.endswith("ended in the compute phase of step 248, shard 3") for line in lost)
     assert "Traceback" not in done.err
 
 

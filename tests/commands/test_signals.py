@@ -47,6 +47,30 @@ def test_an_interrupted_run_is_killed_with_130(faulty: Project, number: signal.S
     assert faulty.runs()[run_id] == "KILLED"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_launch_that_still_prepares_is_interrupted_in_order(faulty: Project, number: signal.Signals) -> None:
+    """Here while the pipeline is imported; before that there are the data to hash and the code to look at."""
+    before = faulty.runs()
+    module, sign = faulty.path / "lingering.py", faulty.path / "is-imported"
+    module.write_text("import pathlib, time; pathlib.Path('is-imported').touch(); time.sleep(60)\n")
+    try:
+        process = faulty.start("conf=good", "pipeline.target=lingering:Any", "output=json")
+        deadline = time.monotonic() + 60
+        while not sign.exists():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    finally:
+        module.unlink()
+        sign.unlink(missing_ok=True)
+    assert (process.returncode, err) == (130, f"error: interrupted by {number.name}\n")
+    report = json.loads(out.splitlines()[-1])
+    assert (report["run_id"], report["status"], report["error"]["kind"]) == (None, "killed", "Interrupted")
+    assert faulty.runs() == before
+
+
 @pytest.mark.ray
 def test_after_sigkill_the_members_end_and_the_next_start_tidies_up(faulty: Project) -> None:
     before = set(faulty.runs())

@@ -33,6 +33,8 @@ REFUSED = {
     "resume=nothing": (2, "there is no run nothing"),
     "rerun=nope": (2, "there is no run nope"),
     "rerun=x environment=maybe": (2, "environment=maybe: it is check or ignore"),
+    "rerun=x explain=yes": (2, "explain=yes: it is false or true"),
+    "conf=good explain=true": (2, "explain: no such key"),
     "compare=one": (2, "compare=one: two runs are needed"),
     "compare=nope,never": (2, "there is no run nope"),
     "compare=a,b cluster.workers=2": (2, "compare takes only output=json and tracking.uri=URI"),
@@ -126,7 +128,7 @@ def test_a_refused_rerun_has_the_fields_of_its_contract(faulty: Project) -> None
     error = done.report["error"]
     assert (done.code, error["kind"]) == (2, "UsageError")
     nothing = {"run_id": None, "rerun_of": "nope", "status": "failed", "verdict": None, "first_divergence": None}
-    assert done.report == {**nothing, "differences": [], "error": error}
+    assert done.report == {**nothing, "differences": [], "explanation": None, "error": error}
 
 
 # Pipelines that fail in the run: exit code 1, and the message.

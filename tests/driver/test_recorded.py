@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,14 @@ RUN = {
     "pipeline": {"target": "a:B"},
     "optimizer": {"name": "sgd", "lr": 0.1},
     "topology": {"name": "parameter_server", "servers": 2},
+}
+
+
+WHOLE = {
+    "trace.jsonl": "".join(f'{{"step": {step}, "loss": "0x1p+0", "gradient": "00"}}\n' for step in range(3)),
+    "data.json": '{"inputs": []}',
+    "environment.json": '{"nodes": {"n": {"bits": {}}}}',
+    "code.bundle": "",
 }
 
 
@@ -47,6 +57,33 @@ def test_what_determines_the_result_may_not_and_all_of_it_is_named(recorded: Rec
 
 def test_everything_that_is_missing_for_a_rerun_is_named(recorded: Recorded) -> None:
     with pytest.raises(
-        NotRerunnable, match=r"no the snapshot of its code \(code.bundle\).*no its trace \(trace.jsonl\)"
+        NotRerunnable, match=r"lacks the snapshot of its code \(code.bundle\), .*its trace \(trace.jsonl\)"
     ):
+        recorded.require()
+
+
+@pytest.mark.parametrize("rubbish", ["", "{", "[]", '{"other": 1}', "\udcff"])
+@pytest.mark.parametrize("name", ["data.json", "environment.json", "trace.jsonl"])
+def test_a_damaged_record_is_named_and_nothing_is_run(recorded: Recorded, name: str, rubbish: str) -> None:
+    """Of a record without its environment, a rerun would not find another one and call the runs exactly equal."""
+    for other, text in WHOLE.items():
+        (recorded.files.path / other).write_text(text)
+    recorded.require()
+    (recorded.files.path / name).write_text(f"{rubbish}\n", errors="surrogateescape")
+    with pytest.raises(NotRerunnable, match=rf"{name} is damaged: .*\n  remove it, and it is taken from"):
+        recorded.require()
+
+
+@pytest.mark.parametrize("read", [lambda it: it.code, lambda it: it.as_run()])
+def test_a_damaged_record_is_named_in_a_comparison_too(recorded: Recorded, read: Callable[[Recorded], object]) -> None:
+    recorded.files.code.write_text(json.dumps([]))
+    with pytest.raises(NotRerunnable, match=r"code\.json is damaged: it is no JSON object"):
+        read(recorded)
+
+
+def test_a_trace_that_was_cut_short_is_no_divergence(recorded: Recorded) -> None:
+    for other, text in WHOLE.items():
+        (recorded.files.path / other).write_text(text)
+    recorded.files.trace.write_text(WHOLE["trace.jsonl"][:-1])
+    with pytest.raises(NotRerunnable, match=r"trace\.jsonl is damaged: it has 2 of 3 steps"):
         recorded.require()

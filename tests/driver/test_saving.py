@@ -58,6 +58,21 @@ def test_what_an_ended_generation_left_incomplete_is_given_up(folder: Path, savi
     assert saving.newest() == (9, [])
 
 
+def test_parts_of_two_checkpoints_may_come_mixed(folder: Path, saving: Saving) -> None:
+    (early, late), (first, second) = parts(folder, 7, 0), parts(folder, 9, 0)
+    found = [saving.heard(entry) for entry in (early, first, late, second)]
+    assert [each.step if each is not None else None for each in found] == [None, None, 7, 9]
+    assert saving.newest() == (9, [])
+
+
+def test_a_checkpoint_that_is_complete_after_a_newer_one_is_not_wanted(folder: Path, saving: Saving) -> None:
+    (early, late), newer = parts(folder, 7, 0), parts(folder, 9, 0)
+    found = [saving.heard(entry) for entry in (early, *newer, late)]
+    assert [each.step if each is not None else None for each in found] == [None, None, 9, None]
+    saving.generation_ended()
+    assert not saving.given_up
+
+
 def test_a_part_that_could_not_be_written_is_told_and_harms_no_other_checkpoint(folder: Path, saving: Saving) -> None:
     for entry in parts(folder, 3, 0):
         saving.heard(entry)

@@ -19,7 +19,7 @@ from orchestrator.driver.outcome import Outcome
 from orchestrator.driver.saving import Saving
 from orchestrator.driver.session import Beginning, Session
 from orchestrator.driver.signals import Mailbox
-from orchestrator.errors import ClusterUnavailable, Inconsistent, Interrupted, NonFinite
+from orchestrator.errors import ClusterUnavailable, Inconsistent, Interrupted, NonFinite, WorkerLost
 from orchestrator.records.lines import LineFile, read
 from orchestrator.settings import load
 
@@ -36,6 +36,7 @@ class Script:
     last_words: dict[int, list[dict[str, Any]]]
     done: list[tuple[Any, ...]] = field(default_factory=list)
     gone: set[int] = field(default_factory=set)
+    last_places: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def hear(self, timeout_s: float) -> Iterator[Heard]:  # noqa: ARG002
         yield next(self.said)
@@ -63,6 +64,9 @@ class Script:
 
     def pid(self, member: int) -> int | None:
         return 100 + member
+
+    def last_place(self, member: int) -> dict[str, Any] | None:
+        return self.last_places.get(member)
 
     def drain(self, member: int) -> list[dict[str, Any]]:
         return self.last_words.get(member, [])
@@ -103,8 +107,11 @@ def play(
     signal: str | None = None,
     gone: set[int] | None = None,
     trouble: str | None = None,
+    last_places: dict[int, dict[str, Any]] | None = None,
+    checkpoint: int | None = None,
 ) -> Played:
-    """A run of two workers. gone: whose process has ended, whether or not Ray has said so."""
+    """A run of two workers. gone: whose process has ended, whether or not Ray has said so; last_places: what the dead were
+    doing; checkpoint: of a run that is resumed."""
     settings = load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], ["cluster.workers=2"])
     shown: list[str] = []
     nothing = lambda *_: None  # noqa: E731
@@ -114,12 +121,12 @@ def play(
     record: Any = SimpleNamespace(
         tracker=tracker, journal=journal, trace=trace, origin=None, describe=lambda *_: ["of a node"]
     )
-    script = Script(iter(said), last_words or {}, gone=gone or set())
+    script = Script(iter(said), last_words or {}, gone=gone or set(), last_places=last_places or {})
     members: Any = script
     mailbox = Mailbox()
     mailbox.signal = signal
     place = Place("p", {})
-    session = Session(Beginning(terms(settings)), members, Seating([place, place], place))
+    session = Session(Beginning(terms(settings, checkpoint=checkpoint)), members, Seating([place, place], place))
     chronicle = Chronicle(record, progress)
     directory = Directory(settings, "n", None, everywhere=False)
     session.run(mailbox, directory, Saving(None), chronicle, lambda: trouble)
@@ -202,6 +209,17 @@ def test_an_accused_member_whose_process_has_ended_is_lost_before_ray_says_so(tm
     assert played.done.index(("run", 0, 1, 0, [])) > 0
 
 
+def test_what_the_dead_were_doing_is_told_though_nothing_of_theirs_was_heard(tmp_path: Path) -> None:
+    """Two of two are lost, one by one and with all state, and then whoever begins anew: the driver has seen no step."""
+    place = {"place": "compute", "step": 1, "shard": 5, "beats": 40}
+    said = [*BEGIN, DESCRIBED, Heard(1, "died"), left(0, "peer", 1, accuses=1), Heard(0, "died"), prepared(2)]
+    played = play(tmp_path, [*said, Heard(2, "died")], last_places={0: place, 1: place, 2: place})
+    assert isinstance(played.outcome.error, WorkerLost)
+    assert "step 1, shard 5: 3 workers in a row were lost while they computed it" in str(played.outcome.error)
+    why = [event["why"] for event in played.journal if event["event"] == "worker_lost"]
+    assert why[0] == "its process (pid 101) ended in the compute phase of step 1, shard 5"
+
+
 def test_a_run_whose_ray_is_gone_ends(tmp_path: Path) -> None:
     outcome = play(tmp_path, [*BEGIN, DESCRIBED], trouble="the raylet has ended").outcome
     assert isinstance(outcome.error, ClusterUnavailable)
@@ -224,3 +242,8 @@ def test_a_failure_ends_the_run(tmp_path: Path, before: list[Heard]) -> None:
 
 def test_a_signal_before_the_first_step_ends_the_run(tmp_path: Path) -> None:
     assert isinstance(play(tmp_path, list(BEGIN), signal="SIGINT").outcome.error, Interrupted)
+
+
+def test_a_resumed_run_that_comes_to_nothing_can_be_resumed_from_where_it_was(tmp_path: Path) -> None:
+    assert play(tmp_path, list(BEGIN), signal="SIGINT", checkpoint=1).outcome.checkpoint == 1
+    assert play(tmp_path, list(BEGIN), signal="SIGINT").outcome.checkpoint is None

@@ -86,25 +86,40 @@ class Saved:
 
 
 class Writes:
-    """Implements `engine.generation.Writer`; it is busy for as many looks as a test wants."""
+    """Implements `engine.generation.Writer`. It copies what is steady as late as it may, so whoever changes that too early
+    spoils the checkpoint; then it is busy for as many looks as a test wants."""
 
     def __init__(self, saved: Saved, busy_for: int) -> None:
         self._saved = saved
         self._busy_for = busy_for
         self._left = 0
+        self._begun: tuple[State, tuple[int, int, int, int]] | None = None
 
     @property
     def busy(self) -> bool:
-        busy = self._left > 0
+        busy = self._begun is not None or self._left > 0
         self._left = max(0, self._left - 1)
         return busy
 
-    def begin(self, state: State, *, step: int, generation: int, part: int, parts: int) -> None:
+    def begin(self, state: State, *, step: int, generation: int, part: int, parts: int, since: float) -> None:  # noqa: ARG002
+        assert self._begun is None, "a writer that copies was given another part"
         assert self._left == 0, "a writer that works was given another part"
-        self._saved.add(state, step, generation, part, parts)
-        self._left = self._busy_for
+        assert {name for name in state.tensors if name.startswith("optimizer/")} <= state.steady
+        tensors = {n: tensor if n in state.steady else tensor.clone() for n, tensor in state.tensors.items()}
+        self._begun = (State(state.values, tensors), (step, generation, part, parts))
 
-    def wait(self, timeout_s: float | None = None) -> bool:  # noqa: ARG002
+    def copied(self, timeout_s: float | None = None) -> bool:
+        if self._begun is not None and timeout_s == 0:
+            return False
+        if self._begun is not None:
+            state, about = self._begun
+            self._begun = None
+            self._saved.add(state, *about)
+            self._left = self._busy_for
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        self.copied(timeout_s)
         self._left = max(0, self._left - 1)
         return self._left == 0
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset
 
 from tests.engine.pipelines import CLASSES, FEATURES, Batch, Small
@@ -385,6 +386,45 @@ class SparseGradient(Small):
         return nn.Embedding(4, CLASSES, sparse=True)
 
 
+class Workspace(torch.autograd.Function):
+    """Writes its gradients into one and the same memory each time."""
+
+    memory: ClassVar[dict[int, Tensor]] = {}
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> Tensor:
+        ctx.owner = weight.data_ptr()
+        return weight * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        memory = Workspace.memory.setdefault(ctx.owner, torch.empty(CLASSES, FEATURES))
+        torch.mul(gradients[0], 2, out=memory)
+        return memory.view(CLASSES, FEATURES)
+
+
+class ReusesGradient(Numbered):
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        weight: Tensor = Workspace.apply(model.get_parameter("weight"))  # type: ignore[no-untyped-call]
+        return functional.cross_entropy(functional.linear(batch[0], weight), batch[1])
+
+
+class ReusesGradientInHook(Numbered):
+    """Gradients that are always the same object."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        memory = torch.zeros_like(model.get_parameter("weight"))
+
+        def replace(parameter: Tensor) -> None:
+            assert parameter.grad is not None
+            memory.copy_(parameter.grad)
+            parameter.grad = memory
+
+        model.get_parameter("weight").register_post_accumulate_grad_hook(replace)  # type: ignore[no-untyped-call]
+        return model
+
+
 class KeepsState(Numbered):
     """A curriculum that counts batches in the pipeline."""
 
@@ -449,6 +489,60 @@ class Centralising(torch.optim.SGD):
         return super().step(closure)
 
 
+class CountsInOptimizer(Numbered):
+    """A decay of the optimizer's own, by a count that nobody saves."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return Decaying(model.parameters(), lr=0.1)
+
+
+class Decaying(torch.optim.SGD):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.decay: dict[str, int] = {"steps": 0}
+
+    def step(self, closure: Any = None) -> Any:
+        self.decay["steps"] += 1
+        for group in self.param_groups:
+            group["lr"] /= self.decay["steps"]
+        return super().step(closure)
+
+
+class AveragesInOptimizer(Numbered):
+    """Slow weights beside the fast ones, brought up to date in place every second step."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return Averaging(model.parameters(), lr=0.1)
+
+
+class Averaging(torch.optim.SGD):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.fast = [parameter for group in self.param_groups for parameter in group["params"]]
+        self.slow = [parameter.detach().clone() for parameter in self.fast]
+        self.param_groups[0]["steps"] = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        group = self.param_groups[0]
+        group["steps"] += 1
+        if group["steps"] % 2 == 0:
+            for slow, fast in zip(self.slow, self.fast, strict=True):
+                fast.copy_(slow.lerp_(fast, 0.5))
+
+
+class AddsOption(Numbered):
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return Adding(model.parameters(), lr=0.1)
+
+
+class Adding(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        self.param_groups[0]["steps"] = self.param_groups[0].get("steps", 0) + 1
+        return super().step(closure)
+
+
 class NesterovForeach(Numbered):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, foreach=True)
@@ -504,10 +598,11 @@ class RaisesInOneStep(Numbered):
 class RaisingOnce(torch.optim.SGD):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._steps = 0
+        self.param_groups[0]["steps"] = 0
 
     def step(self, closure: Any = None) -> Any:
-        self._steps += 1
-        if self._steps == 2 and next(RaisesInOneStep.steps) == 0:
+        group = self.param_groups[0]
+        group["steps"] += 1
+        if group["steps"] == 2 and next(RaisesInOneStep.steps) == 0:
             raise UserError("no step here")
         return super().step(closure)

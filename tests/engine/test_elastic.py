@@ -138,7 +138,7 @@ def survive_what_is_left(layout: Layout, faults: list[Fault], **how: Any) -> Tol
 def test_all_may_die_and_the_last_checkpoint_brings_the_run_back() -> None:
     saved = Saved()
     settings = elastic_settings(p.Batchnorm, Layout(2), **RICH)
-    faults = [Fault(0, 45, "die"), Fault(1, 45, "die")]
+    faults = [Fault(0, 60, "die"), Fault(1, 60, "die")]
     told = Elastic(settings, Layout(2), faults, saved=saved).run()
     assert [ends[-1] for ends in told.ends] == ["dead", "dead", "finished", "finished"]
     assert told.trace[0]["step"] == 2  # what came before is not computed again

@@ -89,11 +89,18 @@ COMPUTING = [
     Fault(f.Clamped, PipelineRaised, ("parameter 'weight'", "changed in place")),
     Fault(f.MaxNorm, PipelineRaised, ("parameter 'weight'", "max_norm")),
     Fault(f.SparseGradient, PipelineRaised, ("parameter 'weight'", "sparse")),
+    Fault(f.ReusesGradient, PipelineRaised, ("gradient of 'weight'", "overwritten", "new tensor")),
+    Fault(f.ReusesGradientInHook, PipelineRaised, ("gradient of 'weight'", "overwritten", "new tensor")),
     Fault(f.KeepsState, Inconsistent, ("step 0", "shard 0", "no state")),
     Fault(f.KeepsStateInWeights, Inconsistent, ("step 0", "shard 0", "no state")),
     Fault(f.DrawsForItself, Inconsistent, ("step 0", "shard 0", "no state")),
     Fault(f.RaisesInStep, PipelineRaised, ("optimizer", "step 0", "UserError: no step"), OWN),
     Fault(f.OverwritesGradients, PipelineRaised, ("optimizer", "step 0", "in place"), OWN),
+    Fault(f.CountsInOptimizer, PipelineRaised, ("optimizer", "'decay'", "step 0", "param_groups"), OWN),
+    Fault(f.AveragesInOptimizer, PipelineRaised, ("optimizer", "'slow'", "step 1", "param_groups"), OWN),
+    Fault(
+        f.AddsOption, PipelineRaised, ("optimizer", "'steps' in its param_groups", "when the optimizer is built"), OWN
+    ),
     Fault(f.NesterovForeach, PipelineRaised, ("optimizer", "step 0", "in place"), OWN),
     Fault(f.RaisesInMetrics, PipelineRaised, ("evaluation", "after step 3, validation batch 1", "no metric")),
     Fault(f.MetricNamesVary, PipelineRaised, ("metrics()", "names", "batch")),

@@ -230,6 +230,18 @@ def test_what_is_in_it() -> None:
     assert "output.weight" not in names  # tied: once
 
 
+def test_what_is_steady_is_what_an_update_changes_and_lies_in_host_memory() -> None:
+    model, optimizer = made(1, grouped(torch.optim.AdamW))
+    train(model, optimizer, 0, 1)
+    state = capture(model, optimizer, {"tensor": torch.ones(1)})
+    buffers = {f"model/{name}" for name, _ in model.named_buffers()}
+    assert state.tensors.keys() - state.steady == {*buffers, "course/tensor"}
+    assert "optimizer/groups/0/scale" in state.steady
+    elsewhere = nn.Linear(2, 2, device="meta")
+    elsewhere.register_buffer("here", torch.ones(1))
+    assert capture(elsewhere, torch.optim.SGD(elsewhere.parameters()), {}).steady == frozenset()
+
+
 def spoiled(state: State, name: str, tensor: torch.Tensor | None) -> State:
     tensors = {**state.tensors}
     if tensor is None:

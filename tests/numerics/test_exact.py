@@ -18,7 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.numerics.exact import Accumulator, finish
-from orchestrator.numerics.grid import ABSENT, HEADROOM, SLACK, Grid, is_finite, needed_exponent
+from orchestrator.numerics.grid import ABSENT, HEADROOM, INFINITE, SLACK, Grid, needed_exponent
 from orchestrator.numerics.layout import BLOCK, Layout
 
 Values = list[float]
@@ -55,8 +55,8 @@ def magnitudes(tensors: Sequence[torch.Tensor | None], weight: float) -> list[in
     layout = Layout.of([(str(i), torch.empty(0) if t is None else t) for i, t in enumerate(tensors)])
     accumulator = Accumulator(layout, torch.zeros(layout.size, dtype=torch.float64), exact=True)
     accumulator.add(tensors, weight, Grid.unset(len(tensors), 1))
-    (found,) = accumulator.settle()
-    return found
+    (found,) = accumulator.settle().tolist()
+    return list(found)
 
 
 def agreed_grid(shards: Sequence[Shard]) -> tuple[Grid, int]:
@@ -254,17 +254,21 @@ def test_tensors_land_in_their_slots_with_strides_and_gaps() -> None:
     assert total.count_nonzero() == used
 
 
-@pytest.mark.parametrize("weights", [(8.0, 8.0, 8.0, 8.0), (3.0, 8.0, 0.3, 1.0)])
-def test_how_many_shards_wait_changes_no_bit(weights: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors of several pieces, small ones that are put together, some absent in some shards; against rational arithmetic."""
-    sizes = [3 * 32768 + 5, 4097, 100, 4096, 7]
+@pytest.mark.parametrize(
+    "weights", [(8.0,) * 4, (3.0, 8.0, 0.3, 1.0), (3.0, 8.0, 0.3, 1.0, 8.0, 0.7, 2.0, 5.0, 1e-3, 9.0)]
+)
+def test_how_many_shards_are_added_together_changes_no_bit(
+    weights: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large and small tensors, absent in some shards; against rational arithmetic."""
+    sizes = [3 * 32768 + 5, 4097, 100, 0, 4096, 7]
     layout = Layout.of([(str(i), torch.empty(size)) for i, size in enumerate(sizes)])
     generator = torch.Generator().manual_seed(0)
     shards: list[list[torch.Tensor | None]] = [
         [None if (i + s) % 4 == 0 else torch.randn(size, generator=generator) for i, size in enumerate(sizes)]
         for s in range(len(weights))
     ]
-    grid = Grid((-40, -41, -42, -30, -40), len(weights))
+    grid = Grid((-40, -41, -42, -30, -30, -40), len(weights))
     totals = []
     for waiting_bytes in (1, 3 * 4 * layout.size, 32 << 20):
         monkeypatch.setattr("orchestrator.numerics.exact._WAITING_BYTES", waiting_bytes)
@@ -273,8 +277,8 @@ def test_how_many_shards_wait_changes_no_bit(weights: tuple[float, ...], monkeyp
         accumulator = Accumulator(layout, total, exact=True)
         for shard, weight in zip(shards, weights, strict=True):
             accumulator.add(shard, weight, grid)
-        found = accumulator.settle()
-        assert [[m == ABSENT for m in row] for row in found] == [[t is None for t in shard] for shard in shards]
+        found = accumulator.settle().tolist()
+        assert [[m == ABSENT for m in row] for row in found] == [[t is None or not len(t) for t in s] for s in shards]
         totals.append([bits(view) for view in layout.views(total)])
     assert totals[0] == totals[1] == totals[2]
     for i, slot in enumerate(layout.slots):
@@ -287,14 +291,35 @@ def test_how_many_shards_wait_changes_no_bit(weights: tuple[float, ...], monkeyp
             assert Fraction(float.fromhex(totals[0][i][place])) == sum(rounded(w, v, exponent) for w, v in values)
 
 
-def test_a_tensor_without_a_grid_is_only_measured() -> None:
+def test_what_does_not_lie_in_memory_like_its_slot_is_copied() -> None:
+    """Expanded, transposed, of another type, and negated lazily."""
+    like = [torch.empty(2, 3), torch.empty(3, 2), torch.empty(4), torch.empty(4)]
+    complex_ = torch.tensor([1 + 2j, 3 - 4j, 5j, -6j])
+    tensors = [
+        torch.tensor(1.5).expand(2, 3),
+        torch.arange(6.0).view(2, 3).t(),
+        torch.ones(4).bfloat16(),
+        complex_.conj().imag,
+    ]
+    assert tensors[3].is_neg()
+    layout = Layout.of([(str(i), t) for i, t in enumerate(like)])
+    total = torch.zeros(layout.size, dtype=torch.float64)
+    accumulator = Accumulator(layout, total, exact=True)
+    accumulator.add(tensors, 1.0, Grid((-20,) * 4, 1))
+    (found,) = accumulator.settle().view(numpy.float64).tolist()
+    for view, tensor in zip(layout.views(total), tensors, strict=True):
+        assert torch.equal(view, tensor.double())
+    assert found == [1.5, 5.0, 1.0, 6.0]
+
+
+def test_a_tensor_without_a_grid_is_added_as_it_is() -> None:
     layout = Layout.of([("a", torch.empty(3)), ("b", torch.empty(3))])
     total = torch.zeros(layout.size, dtype=torch.float64)
     accumulator = Accumulator(layout, total, exact=True)
-    accumulator.add([torch.ones(3), torch.ones(3)], 1.0, Grid((None, -40), 2))
+    accumulator.add([torch.full((3,), 1.7), torch.full((3,), 1.7)], 1.0, Grid((None, 0), 2))
     accumulator.settle()
     a, b = layout.views(total)
-    assert (a.tolist(), b.tolist()) == ([0.0] * 3, [1.0] * 3)
+    assert (a.float().tolist(), b.tolist()) == (torch.full((3,), 1.7).tolist(), [2.0] * 3)
 
 
 def test_fast_sums_need_no_grid() -> None:
@@ -326,11 +351,11 @@ def test_a_value_that_is_not_finite_is_found_wherever_it_stands(bad: float, plac
     tensor = torch.linspace(-1e30, 1e30, 4100)
     tensor[place] = bad
     found = magnitudes([torch.ones(2), tensor.view(41, 100), torch.ones(1)], 3.0)
-    assert [is_finite(magnitude) for magnitude in found] == [True, False, True]
+    assert [magnitude < INFINITE for magnitude in found] == [True, False, True]
 
 
 def test_a_weight_can_take_a_magnitude_out_of_range() -> None:
-    assert not is_finite(magnitudes([torch.tensor([1e38])], 1e300)[0])
+    assert magnitudes([torch.tensor([1e38])], 1e300)[0] >= INFINITE
 
 
 def test_zeros_have_the_magnitude_zero_and_absence_has_none() -> None:

@@ -12,6 +12,8 @@ import yaml
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.provenance import data, dvc_files
+from orchestrator.provenance.worktree import examine
+from tests.provenance.repositories import create, git
 
 pytestmark = pytest.mark.filterwarnings("ignore:_NoneStep.value will soon raise")  # DVC's own use of a library
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -136,6 +138,28 @@ def test_settings_of_dvc_that_are_broken_are_an_error(tracked: Path) -> None:
     (tracked / ".dvc/config").write_text("[core\n")
     with pytest.raises(ConfigurationError, match=r"DVC's configuration in .* cannot be read"):
         data.capture(tracked, ["raw.csv"])
+    (tracked / ".dvc/config").write_text("[cache]\n    dir = /some/%(where)s\n")
+    with pytest.raises(ConfigurationError, match='cannot be read: missing option "where"'):
+        data.capture(tracked, ["raw.csv"])
+
+
+def test_data_in_a_repository_inside_are_in_the_code(tmp_path: Path) -> None:
+    """A submodule, an embedded repository, and one in that: a snapshot holds their files."""
+    outer = create(tmp_path / "outer", {"code.py": "1\n"})
+    source = create(tmp_path / "source", {"points.csv": "1\n"})
+    git(outer, "submodule", "--quiet", "add", str(source), "sub")
+    for folder in (outer / "embedded", outer / "embedded" / "inner"):
+        create(folder, {"points.csv": "2\n"})
+    names = ["sub/points.csv", "embedded/points.csv", "embedded/inner"]
+    assert [(item.keeper, item.obstacle) for item in data.capture(outer, names)] == [("code", None)] * 3
+    assert all(
+        f"{name}/points.csv".encode() in examine(outer).entries for name in ("sub", "embedded", "embedded/inner")
+    )
+    (outer / ".gitignore").write_text("/embedded\n")
+    assert [item.keeper for item in data.capture(outer, names)] == ["code", None, None]
+    (outer / "link").symlink_to(source)
+    (item,) = data.capture(outer, ["link/points.csv"])
+    assert item.keeper is None
 
 
 def test_a_manifest_that_leads_out_of_its_folder_is_none(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_what_the_cache_lacks_comes_from_the_remote(tracked: Path, tmp_path: Pat
 
 
 def test_a_damaged_object_is_found_and_named(tracked: Path, tmp_path: Path) -> None:
-    """Same name, same size, same time, other bytes: DVC would check it out. A remote heals; without one it is an error."""
+    """Same name, size, time and permissions, other bytes: DVC checks it out. A remote heals; without one it is an error."""
     inputs = data.capture(tracked, ["raw.csv", "data/imgs"])
     object_ = tracked / ".dvc/cache/files/md5" / inputs[0].md5[:2] / inputs[0].md5[2:]
     manifest = tracked / ".dvc/cache/files/md5" / inputs[1].md5[:2] / inputs[1].md5[2:]
@@ -71,6 +71,7 @@ def test_a_damaged_object_is_found_and_named(tracked: Path, tmp_path: Path) -> N
         stat = place.stat()
         place.chmod(0o644)
         place.write_bytes(place.read_bytes().replace(b"1", b"7").replace(b"b", b"c"))
+        place.chmod(stat.st_mode & 0o777)
         os.utime(place, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     forget(tracked)
     untouched = listing(tracked)
@@ -226,6 +227,16 @@ def test_whoever_records_the_restored_data_finds_them_where_they_are_kept(tracke
     assert [(item.in_cache, item.obstacle, item.remotes) for item in captured] == [
         (True, None, item.remotes) for item in inputs
     ]
+
+
+def test_a_folder_of_any_name_lends_its_cache(tracked: Path, tmp_path: Path) -> None:
+    """DVC reads such a path, and does not write it."""
+    place = tracked.rename(tmp_path / "été #1, 'so' said")
+    inputs = data.capture(place, PATHS)
+    target = repository_of(place, tmp_path / "w")
+    restore(target, inputs, place)
+    lend_storage(target, place, target)
+    assert [(item.in_cache, item.obstacle) for item in data.capture(target, PATHS)] == [(True, None)] * 3
 
 
 def test_a_tree_without_dvc_is_left_alone_and_so_is_the_folder_above(tracked: Path) -> None:

@@ -478,6 +478,13 @@ def test_a_name_that_other_systems_mistake(repository: Path, tmp_path: Path) -> 
     assert back(take(repository, RUN), tmp_path) == on_disk(repository)
 
 
+def test_names_that_differ_in_case_where_git_was_told_not_to_see_it(repository: Path, tmp_path: Path) -> None:
+    """The configuration of a repository that came from another system."""
+    git(repository, "config", "core.ignoreCase", "true")
+    write(repository, {"Name": "1", "name": "2", "NAME/in": "3"})
+    assert back(take(repository, RUN), tmp_path) == on_disk(repository)
+
+
 def test_a_pipe_in_place_of_a_file_is_no_file(repository: Path) -> None:
     (repository / "a.py").unlink()
     os.mkfifo(repository / "a.py")

@@ -27,6 +27,7 @@ RUN: Run = {
     "profiles": {"train": {"length": 100, "classes": {"0": 50}}},
     "environments": [NODE],
     "code_tree": "c0" * 20,
+    "modules": {"lib": {"kind": "repository", "sha256": "aa" * 32}, "own": {"kind": "snapshot", "sha256": "cc" * 32}},
     "initial_parameters": "1f" * 32,
     "digest": "d1" * 32,
     "metrics": {"validation/accuracy": 0.75},
@@ -54,6 +55,11 @@ def put(*path: Any) -> Callable[[Any], None]:
 
 CASES: list[tuple[Callable[[Any], None], tuple[str, str, str, str]]] = [
     (put("code_tree", "c1" * 20), ("result", "code", "tree", "c0c0c0c0c0c0 -> c1c1c1c1c1c1")),
+    (put("modules", "lib", "sha256", "bb" * 32), ("result", "code", "module lib", "aaaaaaaaaaaa -> bbbbbbbbbbbb")),
+    (
+        put("modules", "own", {"kind": "shadowing", "sha256": "dd" * 32}),
+        ("result", "code", "module own", "cccccccccccc -> dddddddddddd"),
+    ),
     (
         put("inputs", 0, "md5", "5f" * 16 + ".dir"),
         ("result", "data", "data/a", "4e4e4e4e4e4e (2 files, 10 bytes) -> 5f5f5f5f5f5f (2 files, 10 bytes)"),
@@ -128,6 +134,11 @@ def test_a_run_is_no_different_from_itself() -> None:
     assert found == Comparison((), None)
     assert found.as_text() == "no differences"
     assert compare({}, {}) == found
+
+
+def test_modules_that_are_files_of_the_trees_or_of_one_run_alone_are_no_differences() -> None:
+    for change in (put("modules", "own", "sha256", "dd" * 32), put("modules", {}), lambda run: run.pop("modules")):
+        assert rows(compare(RUN, changed(change))) == []
 
 
 def test_less_is_known_of_older_runs() -> None:

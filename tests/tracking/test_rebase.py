@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import UsageError
+from orchestrator.errors import ConfigurationError, UsageError
 from orchestrator.tracking import Store, Tracker
+from orchestrator.tracking.store import absolute
 
 
 def _run_with_artifact(folder: Path) -> str:
@@ -22,7 +23,7 @@ def _run_with_artifact(folder: Path) -> str:
 
 
 @pytest.mark.ray
-@pytest.mark.filterwarnings("default::sqlalchemy.exc.SADeprecationWarning")  # of MLflow's own use of it
+@pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
 def test_a_copy_finds_its_own_artifacts_and_runs_are_found_by_name(tmp_path: Path) -> None:
     original, copy = tmp_path / "here" / ".orchestrator", tmp_path / "there" / ".orchestrator"
     original.mkdir(parents=True)
@@ -47,3 +48,50 @@ def test_a_copy_finds_its_own_artifacts_and_runs_are_found_by_name(tmp_path: Pat
         store.find("zzz")
     with pytest.raises(UsageError, match="2 runs begin with ''"):
         store.find("")
+    store.client.delete_run(run_id)
+    with pytest.raises(UsageError, match=rf"run {run_id} is deleted in .*\n  .*mlflow runs restore --run-id {run_id}"):
+        store.find(run_id)
+    foreign = store.client.create_run("0").info.run_id
+    with pytest.raises(UsageError, match=rf"run {foreign} in .* was not recorded by orchestrator"):
+        store.find(foreign)
+    store.client.delete_experiment(store.experiment("e"))
+    with pytest.raises(ConfigurationError, match=r"run.experiment: e is deleted in .*\n  .*--experiment-id 1"):
+        store.experiment("e")
+
+
+@pytest.mark.ray
+@pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")
+def test_the_place_of_a_store_and_of_all_its_artifacts_is_one_from_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rerun works in another folder; and MLflow keeps artifacts of its own experiment below the working directory."""
+    folder, elsewhere = tmp_path / "p" / ".orchestrator", tmp_path / "elsewhere"
+    folder.mkdir(parents=True)
+    elsewhere.mkdir()
+    monkeypatch.chdir(folder.parent)
+    store = Store("sqlite:///own.db", folder)
+    tracker = Tracker.create(store, store.experiment("Default"), None, every_s=1.0)
+    (tmp_path / "note.txt").write_text("kept")
+    tracker.artifact(tmp_path / "note.txt", "run")
+    tracker.end("FAILED")
+    assert sorted(place.name for place in folder.parent.glob("[!.]*")) == ["artifacts", "mlflow.lock", "own.db"]
+    monkeypatch.chdir(elsewhere)
+    assert Store(store.uri, folder).find("last").run_id == tracker.run_id
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("sqlite:///own.db?timeout=3", "sqlite:////here/own.db?timeout=3"),
+        ("sqlite:////there/own.db", "sqlite:////there/own.db"),
+        ("sqlite:///:memory:", "sqlite:///:memory:"),
+        ("mlruns", "/here/mlruns"),
+        ("http://host:5000", "http://host:5000"),
+        ("postgresql://host/db", "postgresql://host/db"),
+        ("databricks", "databricks"),
+    ],
+)
+def test_an_address_means_the_same_from_everywhere(monkeypatch: pytest.MonkeyPatch, given: str, meant: str) -> None:
+    monkeypatch.setattr("os.getcwd", lambda: "/here")
+    assert absolute(given) == meant

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from orchestrator.transports.links import Link
 from orchestrator.transports.shared_memory import SharedRegions
 from orchestrator.transports.socket_transport import SocketTransport
 from orchestrator.transports.sockets import Listener, connect
+from orchestrator.transports.talks import Talk
 from tests.transports.worlds import PATIENCE_S, SECRET, TAG, together
 
 KINDS = pytest.mark.parametrize("kind", ["unix", "tcp"])
@@ -345,6 +347,64 @@ def test_a_peer_that_gives_up_is_lost_to_who_still_connects(make: Make, monkeypa
     assert isinstance(first, ConnectionAbortedError)
     assert isinstance(second, PeerLeft)  # it is alive
     assert second.peer == 0
+
+
+@KINDS
+def test_who_gives_up_before_it_has_heard_the_answer_is_not_accused(
+    make: Make, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The acceptor has its link by then."""
+    members = make(kind, 2)
+    adopt, read = SocketTransport.adopt, Talk._receive
+    linked = threading.Event()
+
+    def adopt_and_tell(transport: SocketTransport, link: Link) -> None:
+        adopt(transport, link)
+        linked.set()
+
+    def give_up(talk: Talk[Any]) -> None:
+        if talk.offered:
+            assert linked.wait(PATIENCE_S)
+            members.listeners[0].cancel(1)
+            raise BlockingIOError
+        read(talk)
+
+    monkeypatch.setattr(SocketTransport, "adopt", adopt_and_tell)
+    monkeypatch.setattr(Talk, "_receive", give_up)
+    gone, told = together(
+        [
+            lambda: failure(lambda: members.connect(0)),
+            lambda: failure(lambda: members.connect(1).receive(0, TAG, PATIENCE_S)),
+        ]
+    )
+    assert isinstance(gone, ConnectionAbortedError)
+    assert isinstance(told, PeerLeft)
+
+
+@KINDS
+def test_who_gives_up_before_it_has_heard_the_offer_is_not_accused(
+    make: Make, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = make(kind, 2)
+    send = Talk._send
+    over = threading.Event()
+
+    def send_too_late(talk: Talk[Any]) -> None:
+        if talk._last:
+            members.listeners[1].cancel(1)
+            assert over.wait(PATIENCE_S)
+        send(talk)
+
+    def answer() -> Exception | None:
+        try:
+            return failure(lambda: members.connect(1))
+        finally:
+            over.set()
+
+    monkeypatch.setattr(Talk, "_send", send_too_late)
+    told, gone = together([lambda: failure(lambda: members.connect(0)), answer])
+    assert isinstance(gone, ConnectionAbortedError)
+    assert isinstance(told, PeerLeft)
 
 
 def test_flush_has_a_deadline(make: Make) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from orchestrator.errors import PipelineRaised
-from orchestrator.updates.optimizers import OPTIMIZERS, build, check, options_of, problems
+from orchestrator.updates.optimizers import OPTIMIZERS, build, check, kept_aside, options_of, problems
 
 SWITCHES = ("foreach", "fused", "nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay")
 
@@ -105,3 +105,32 @@ def test_a_pipelines_own_optimizer_is_checked() -> None:
             check(wrong, model)
     with pytest.raises(PipelineRaised, match="no parameter of the model"):
         check(torch.optim.SGD([*model.parameters(), nn.Parameter(torch.ones(3))], lr=0.1), model)
+
+
+class Aside(torch.optim.Adam):
+    """Everything that a class of the user's may hold without remembering anything."""
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model.parameters(), **options)
+        self.model = model
+        self.all = [parameter for group in self.param_groups for parameter in group["params"]]
+        self.first = self.param_groups[0]
+        self.moments = self.state
+        self.scheduled = torch.optim.lr_scheduler.LambdaLR(self, lambda _: 1.0)
+        self.fixed: dict[str, Any] = {"table": torch.ones(3), "names": ["a", "b"]}
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}])
+def test_what_an_optimizer_holds_without_changing_it_is_no_state(options: dict[str, Any]) -> None:
+    """And what torch itself keeps is none of the user's."""
+    model = nn.Linear(2, 2)
+    optimizer = Aside(model, **options)
+    for _ in range(3):
+        before = kept_aside(optimizer)
+        assert {"all", "first", "moments", "fixed"} <= before.keys()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        assert kept_aside(optimizer) == before
+    optimizer.fixed["table"] += 1
+    assert kept_aside(optimizer) != before
+    assert kept_aside(torch.optim.Adam(model.parameters())) == {}

@@ -1,0 +1,132 @@
+"""One run repeated, as often as it takes, each time in a clean checkout of its code with its data.
+
+A repetition is a run of its own, launched by the public command line in a disposable work tree, since the code may bring an
+older `orchestrator` along. Its store, its files and its DVC cache are those of the folder where the command was typed
+(rule F5); its tree is gone when it has ended, so a second repetition finds nothing that the first one left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.driver import children, signals
+from orchestrator.driver.progress import Progress
+from orchestrator.driver.recorded import Recorded
+from orchestrator.errors import Interrupted, OrchestratorError, RunFailed, from_dict
+from orchestrator.provenance import code_restore, data_restore, environment
+from orchestrator.tracking import Store
+
+
+@dataclass(frozen=True)
+class Repeater:
+    """project: where the command was typed; folder: its `.orchestrator`; overrides: of the settings, those that leave the
+    result as it is."""
+
+    project: Path
+    folder: Path
+    store: Store
+    original: Recorded
+    overrides: Sequence[str]
+    display: Progress
+
+    def repeat(self, tags: Mapping[str, str], last: int | None = None) -> dict[str, Any]:
+        """A run in a clean checkout of its own, ended after step `last`; the object that it reports."""
+        original, display = self.original, self.display
+        with code_restore.disposable(original.files.bundle, self.folder / "worktrees") as restored:
+            display.say(f"the code of run {original.past.run_id} is restored: tree {restored.tree[:12]}")
+            for item in data_restore.restore(restored.project, original.inputs, self.project, top=restored.root):
+                display.say(f"  {item.path}: from the {item.source}")
+                for note in item.notes:
+                    display.say(f"  note: {note}")
+            data_restore.lend_storage(restored.project, self.project, restored.root)
+            runs = restored.project / self.folder.name
+            enough = children.never if last is None else Reached(runs, last)
+            report = _launch(original, restored, self.overrides, self.store.uri, enough)
+            run_id = report["run_id"]
+            if run_id is not None:
+                _bring_home(runs / run_id, self.folder)
+                self.tag({run_id: tags})
+        return report
+
+    def tag(self, tags: Mapping[str, Mapping[str, str]]) -> None:
+        """run id -> its new tags."""
+        try:
+            for run_id, new in tags.items():
+                self.store.tag(run_id, new)
+        except Exception as error:  # MLflow's, requests': the verdict stands in the folder
+            self.display.say(f"warning: MLflow did not take the tags of the rerun: {error}")
+
+    def keep(self, places: Mapping[str, str], file: Path) -> None:
+        """Log a file as an artifact: run id -> the folder of its artifacts."""
+        try:
+            for run_id, place in places.items():
+                self.store.client.log_artifact(run_id, str(file), place)
+        except Exception as error:
+            self.display.say(f"warning: MLflow did not take the verdict: {error}")
+
+
+class Reached:
+    """Whether the only run below `runs` has completed step `last`: its trace has a line per step."""
+
+    def __init__(self, runs: Path, last: int) -> None:
+        self._runs = runs
+        self._missing = last + 1
+        self._read = 0  # bytes
+
+    def __call__(self) -> bool:
+        for trace in self._runs.glob("*/trace.jsonl"):
+            with trace.open("rb") as file:
+                file.seek(self._read)
+                new = file.read()
+            self._read += len(new)
+            self._missing -= new.count(b"\n")
+        return self._missing <= 0
+
+
+def _launch(
+    original: Recorded, restored: code_restore.Restored, overrides: Sequence[str], uri: str, enough: Callable[[], bool]
+) -> dict[str, Any]:
+    """Run it again, as a command in the restored tree, until it ends or there is enough of it; the object that it reports."""
+    command = [
+        *(sys.executable, "-m", "orchestrator", f"conf={original.files.settings.resolve()}"),
+        *overrides,
+        *("strict=false", f"tracking.uri={uri}", "output=json"),
+    ]
+    with signals.posted() as mailbox:
+        done = children.run(command, restored.project, _variables(original, restored.root), mailbox, enough)
+    try:
+        return dict(json.loads(done.out.splitlines()[-1]))
+    except (IndexError, ValueError):
+        raise RunFailed(
+            f"the repetition ended with code {done.code} and no report", "what it said stands above"
+        ) from None
+
+
+def _variables(original: Recorded, root: Path) -> dict[str, str]:
+    """The environment of the repetition: the variables that may change bits as they were, the snapshot before anything else on
+    the search path."""
+    recorded = next(iter(original.environments), {}).get("bits", {}).get("variables", {})
+    now = {name: value for name, value in os.environ.items() if name not in environment.variables()}
+    path = [str(root / entry) for entry in original.code.get("search_path", [])]
+    before = [now["PYTHONPATH"]] if now.get("PYTHONPATH") else []
+    return {**now, **recorded, **({"PYTHONPATH": os.pathsep.join([*path, *before])} if path else {})}
+
+
+def _bring_home(files: Path, folder: Path) -> None:
+    """The files of the repetition, out of the disposable tree."""
+    if files.is_dir():
+        shutil.move(files, folder / files.name)
+
+
+def failure(report: dict[str, Any]) -> OrchestratorError:
+    error = report.get("error") or {"kind": "RunFailed", "message": "it failed", "remedy": ""}
+    if report["status"] == "killed":
+        return Interrupted(f"the repetition was interrupted: {error['message']}")
+    return from_dict({**error, "details": ""})

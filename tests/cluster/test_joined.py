@@ -1,0 +1,62 @@
+"""When the Ray that was joined counts as gone."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from orchestrator.cluster import joined
+from orchestrator.cluster.joined import JoinedRay
+
+
+def call(ray: JoinedRay, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its head, without the pauses between."""
+    over = iter([False] * times + [True])
+    monkeypatch.setattr(ray._over, "wait", lambda _seconds: next(over))
+    ray._call_head()
+
+
+def listening(port: int = 0) -> socket.socket:
+    return socket.create_server(("127.0.0.1", port))
+
+
+def test_a_head_that_is_called_in_vain_five_times_in_a_row_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listening() as head:
+        port = head.getsockname()[1]
+        ray = JoinedRay(f"127.0.0.1:{port}")
+        call(ray, 6, monkeypatch)
+        assert ray.trouble() is None
+    call(ray, 4, monkeypatch)
+    assert ray.trouble() is None
+    with listening(port):
+        call(ray, 1, monkeypatch)
+    call(ray, 4, monkeypatch)
+    assert ray.trouble() is None
+    call(ray, 1, monkeypatch)
+    assert ray.trouble() == f"the head of the Ray at 127.0.0.1:{port} is gone: 5 calls in a row were in vain"
+
+
+def test_a_call_that_never_left_says_nothing_of_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    def out_of_descriptors(_address: str) -> socket.socket:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(joined, "_connected", out_of_descriptors)
+    ray = JoinedRay("127.0.0.1:1")
+    call(ray, 9, monkeypatch)
+    assert ray.trouble() is None
+
+
+def test_the_end_of_this_nodes_raylet_is_told_at_once() -> None:
+    ray = JoinedRay("127.0.0.1:1")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as raylet:
+        ray._raylet = os.pidfd_open(raylet.pid)
+        assert ray.trouble() is None
+        raylet.kill()
+        raylet.wait()
+        assert ray.trouble() == "the raylet of this node of the Ray at 127.0.0.1:1 has ended"
+    os.close(ray._raylet)

@@ -1,0 +1,73 @@
+"""What a resume makes of the files that the run has left."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from orchestrator.commands.resume import beginning_of, recorded_project
+from orchestrator.driver.folders import RunFolder, project_folder
+from orchestrator.driver.progress import for_stream
+from orchestrator.driver.recorded import Recorded
+from orchestrator.provenance import data, dvc_files, snapshot
+from orchestrator.records.lines import LineFile
+from orchestrator.settings import load
+from orchestrator.tracking import Past
+from tests.provenance.repositories import create, write
+
+SETTINGS = load([{"run": {"steps": 9}, "pipeline": {"target": "a:B"}}], [])
+
+
+def files_with(folder: Path, journal: list[dict[str, Any]]) -> RunFolder:
+    files = RunFolder(folder, "a" * 32)
+    with_lines = LineFile(files.journal)
+    with_lines.append(journal)
+    with_lines.close()
+    return files
+
+
+def test_numbers_of_members_and_generations_are_never_given_again(tmp_path: Path) -> None:
+    """Those of a spare, of a joiner that was lost before it took part and of a server too (rule F9)."""
+    started = [{"event": "worker_started", "worker": worker} for worker in (0, 1, 5)]
+    generations = [{"event": "generation_started", "number": number, "members": [0, 1]} for number in (0, 1)]
+    for event, role in (("worker_started", "worker"), ("worker_lost", "worker"), ("server_started", "server")):
+        (tmp_path / event).mkdir()
+        files = files_with(tmp_path / event, [*started, *generations, {"event": event, role: 7}])
+        terms = beginning_of(SETTINGS, files, lambda _sentence: None).terms
+        assert (terms.member, terms.generation, terms.checkpoint) == (8, 2, None)
+
+
+def test_a_run_that_has_left_nothing_begins_as_a_new_one(tmp_path: Path) -> None:
+    said: list[str] = []
+    begin = beginning_of(SETTINGS, RunFolder(tmp_path, "b" * 32), said.append)
+    assert (begin.terms.member, begin.terms.generation, begin.written, list(begin.cut)) == (0, 0, 0, [])
+    assert said == ["no checkpoint: from the beginning"]
+
+
+def test_a_checkpoint_that_has_vanished_is_missed(tmp_path: Path) -> None:
+    files = files_with(tmp_path, [{"event": "checkpoint_saved", "step": step} for step in (20, 40)])
+    said: list[str] = []
+    assert beginning_of(SETTINGS, files, said.append).terms.checkpoint is None
+    warning = "warning: the checkpoint of step 40, of which the journal tells, is gone from its place"
+    assert said == [warning, "no checkpoint: from the beginning"]
+
+
+def test_what_a_run_began_with_is_taken_where_it_lies_as_long_as_it_is_that(tmp_path: Path) -> None:
+    """Also data of which `.dvcignore` leaves out a part; and a checkout knows the DVC cache of the folder it was made for."""
+    files = {"code.py": "1\n", "data/a.csv": "1\n", "data/a.tmp": "", ".dvcignore": "*.tmp\n", ".dvc/config": ""}
+    project = create(tmp_path / "p", files)
+    run = RunFolder(project_folder(project), "c" * 32)
+    kept = snapshot.take(project, run.path.name)
+    snapshot.bundle(kept, run.bundle)
+    run.code.write_text(json.dumps(kept.as_dict()))
+    run.data.write_text(json.dumps({"inputs": [item.as_dict() for item in data.capture(project, ["data"])]}))
+    recorded = Recorded(Past(run.path.name, "a run", "default", "KILLED", 0, 3, {}, None), run)
+    with recorded_project(recorded, project, project / ".orchestrator", for_stream()) as place:
+        assert place == project
+    write(project, {"code.py": "2\n"})
+    with recorded_project(recorded, project, project / ".orchestrator", for_stream()) as place:
+        assert (place / "code.py").read_text() == "1\n"
+        storage = dvc_files.storage(place)
+        assert storage is not None
+        assert storage.cache == project / ".dvc" / "cache"

@@ -1,0 +1,51 @@
+"""What is found before anything is started."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.driver import preflight
+from orchestrator.errors import NotRerunnable
+from orchestrator.settings import load
+from tests.provenance.repositories import create, write
+
+PIPELINE = """
+import of_nobody
+from orchestrator import Pipeline
+class Empty(Pipeline):
+    def model(self): ...
+    def datasets(self): ...
+    def loss(self, model, batch): ...
+"""
+RUN = {"run": {"steps": 1}, "pipeline": {"target": "of_the_project:Empty"}, "optimizer": {"name": "sgd", "lr": 1}}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    files = {"of_the_project.py": PIPELINE, ".gitignore": "/of_nobody.py\n/ignored\n__pycache__\n"}
+    project = create(tmp_path / "p", files)
+    write(project, {"of_nobody.py": ""})
+    monkeypatch.chdir(project)
+    monkeypatch.syspath_prepend(project)
+    yield project
+    for name in ("of_the_project", "of_nobody"):
+        sys.modules.pop(name, None)
+
+
+def test_code_that_a_snapshot_lacks_is_refused_where_that_is_strict(project: Path) -> None:
+    assert preflight.check(load([RUN], []), project).obstacles == []  # a worker tells of it, which has imported more
+    with pytest.raises(NotRerunnable, match=r"of_nobody\.py is imported, but not in the snapshot"):
+        preflight.check(load([RUN], ["strict=true"]), project)
+
+
+@pytest.mark.parametrize(
+    ("uri", "is_among"),
+    [("sqlite:///own.db", True), ("sqlite:///ignored/own.db", False), ("sqlite:////elsewhere/own.db", False)],
+)
+def test_a_store_among_the_code_is_pointed_out(project: Path, uri: str, is_among: bool) -> None:
+    notes = preflight.check(load([RUN], [f"tracking.uri={uri}"]), project).notes
+    assert [f"the MLflow store {project}/own.db lies in the repository" in note for note in notes] == [True] * is_among
