@@ -75,15 +75,18 @@ def _regroup(turn: Turn) -> None:
 
 
 def _learn_of_older_checkpoint(turn: Turn, generation: Generation) -> None:
-    """A damaged checkpoint is replaced by the one before it; then the members stand at less than was promised."""
+    """A damaged checkpoint is replaced by the one before it; then the members stand at less than was promised.
+
+    One that was saved since is good, even when all who got so far are lost.
+    """
     state = turn.state
-    if generation.begin.restore is None:
+    if generation.begin.restore is None or state.checkpoint != generation.steps:
         return
     moved = top(
         member for member in present(state) if (member.position or (0, 0)) > (generation.before[member.id] or (0, 0))
     )
-    if moved is not None and state.checkpoint is not None and moved[0] < state.checkpoint:
-        turn.say(f"an older checkpoint than that of step {state.checkpoint} was restored")
+    if moved is not None and moved[0] < generation.steps:
+        turn.say(f"an older checkpoint than that of step {generation.steps} was restored")
         turn.set(checkpoint=moved[0], seen=min(state.seen, moved[0]))
 
 

@@ -36,7 +36,6 @@ class Server:
         self._host = host or Host()
         self._memory: Memory | None = None
         self._loop: Loop | None = None
-        self._has_course = False
 
     def prepare(self) -> dict[str, Any]:
         determinism.prepare_thread(self._settings.run.threads)
@@ -44,22 +43,26 @@ class Server:
 
     @property
     def position(self) -> Position | None:
-        return self._loop.course.position if self._has_course and self._loop is not None else None
+        """None before it has heard where the run is, in each generation anew."""
+        return None if self._loop is None else self._loop.course.position
 
     def run(self, generation: Generation, rank: int, connect: Connect, facts: Mapping[str, Any]) -> Ended:
-        """Live one generation: take part in every step and every evaluation."""
+        """Live one generation: take part in every step and every evaluation.
+
+        It forgets where it was in the one before: with no worker left that was there, the run begins anew.
+        """
         settings, pulse = self._settings, self._host.pulse
         determinism.prepare_thread(settings.run.threads)
         if self._memory is None:
             self._memory = Memory(Layout.from_dict(facts["layout"]), self._regions, dtype=sum_dtype(settings))
-        memory, loop = self._memory, self._loop or Loop(settings, facts, pulse)
-        self._loop = loop
+        memory, loop = self._memory, Loop(settings, facts, pulse)
+        self._loop = None
 
         def through(transport: Watched) -> Ended:
             for donor in generation.donors_of(rank):
                 state, _ = handover.take(transport, generation.number, donor, deadline_s(settings))
                 loop.course = loop.course.resumed(state.values)
-            self._has_course = True
+            self._loop = loop
             transport.place = "exchange"
             exchange = exchange_of(settings, generation, rank, transport, memory)
             lockstep = lockstep_of(settings, facts, Adder(), exchange, loop.course)

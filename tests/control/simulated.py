@@ -5,7 +5,9 @@ command is checked where it is given.
 A generation works through barriers: a step needs a contribution of every member, an evaluation too. When all have
 contributed, each commits by itself, so that one may be a step behind when something happens. A member may leave when
 it meets one that is dead or leaving; in a deaf world none does (a host that vanished says nothing), and only the
-controller can end a broken generation.
+controller can end a broken generation. In a near world all members live on the driver's machine, where it is certain
+what a dead one was doing. With races every farewell is missed, so that members accuse the living. A poisonous
+micro-batch kills whoever computes it. Of a pair that is cut, nothing reaches the first member from the second.
 """
 
 from __future__ import annotations
@@ -75,8 +77,20 @@ class Process:
 class World:
     """One run with its processes. Asserts about commands raise AssertionError where the command is given."""
 
-    def __init__(self, terms: Terms, *, steps: int = 9, evaluate_every: int = 3, deaf: bool = False) -> None:
+    def __init__(
+        self,
+        terms: Terms,
+        *,
+        steps: int = 9,
+        evaluate_every: int = 3,
+        deaf: bool = False,
+        near: bool = False,
+        races: bool = False,
+        poison: tuple[int, int] | None = None,
+        cut: tuple[int, int] | None = None,
+    ) -> None:
         self.terms, self.steps, self.evaluate_every, self.deaf = terms, steps, evaluate_every, deaf
+        self.near, self.races, self.poison, self.cut = near, races, poison, cut
         self.now = 0.0
         self.processes: dict[int, Process] = {}
         self.known_dead: set[int] = set()
@@ -107,6 +121,16 @@ class World:
                 return
             self.seen.add(event.step)
         self.tell(event)
+        if self.near and isinstance(event, Left) and event.why == "peer":
+            self._look_for_dead()
+
+    def _look_for_dead(self) -> None:
+        """As the driver does when somebody has lost a peer."""
+        for process in (self.processes[member] for member in self.begins[-1].members):
+            for event in process.news[-1:]:
+                if isinstance(event, Died) and process.id not in self.known_dead:
+                    process.news.clear()
+                    self.tell(event)
 
     def save(self) -> None:
         """The driver commits a checkpoint of where the furthest living worker is."""
@@ -120,10 +144,11 @@ class World:
         for process in list(self.processes.values()):
             if process.state in ("idle", "running") and not process.stopped:
                 process.beats += 1
-                self.tell(self._pulse(process))
+                self.tell(self.pulse(process))
         self.tell(Tick())
 
-    def _pulse(self, process: Process) -> Pulse:
+    def pulse(self, process: Process) -> Pulse:
+        """Where this living member is."""
         begin, step = process.begin, (process.position or (0, 0))[0]
         if process.state == "idle" or begin is None:
             return Pulse(process.id, "idle", None, None, process.beats)
@@ -132,7 +157,23 @@ class World:
         rank = begin.members.index(process.id)
         if process.contributed or rank >= begin.workers:
             return Pulse(process.id, "exchange", step, None, process.beats)
-        return Pulse(process.id, "compute", step, begin.shards[rank][0], process.beats)
+        shard = self._poisonous(process)
+        return Pulse(process.id, "compute", step, begin.shards[rank][0] if shard is None else shard, process.beats)
+
+    def _misses(self, process: Process) -> int | None:
+        """The rank of the peer of which nothing reaches this member."""
+        members = () if process.begin is None else process.begin.members
+        if self.cut is None or process.id != self.cut[0] or self.cut[1] not in members:
+            return None
+        return members.index(self.cut[1])
+
+    def _poisonous(self, process: Process) -> int | None:
+        """The shard in which this member meets its end if it computes its contribution now."""
+        begin, step = process.begin, (process.position or (0, 0))[0]
+        if begin is None or self.poison is None or self._evaluation_is_due(process) or step != self.poison[0]:
+            return None
+        rank = begin.members.index(process.id)
+        return self.poison[1] if rank < begin.workers and self.poison[1] in begin.shards[rank] else None
 
     def _execute(self, commands: tuple[Command, ...]) -> None:
         for command in commands:
@@ -152,6 +193,7 @@ class World:
                 asked.wish = max(asked.wish, wish)
             elif isinstance(command, Kill):
                 assert command.member not in self.known_dead
+                assert not self.races or "lost contact" not in command.why, "no connection was broken"
                 self.kill(self.processes[command.member], heard=False)
                 self.known_dead.add(command.member)
             elif isinstance(command, Recovered):
@@ -218,6 +260,8 @@ class World:
         process.halt = process.voted = process.wish = 0
         process.to_restore = begin.restore == rank
         process.to_take = any(recipient == rank for _, recipient in begin.handovers)
+        if process.role == "server":
+            process.position = None  # it forgets with its generation
         process.to_give = {begin.members[recipient] for donor, recipient in begin.handovers if donor == rank}
         if process.alive:
             assert process.state == "idle"
@@ -255,10 +299,11 @@ class World:
 
     def kill(self, process: Process, heard: bool = True) -> None:
         """heard: whether what it said before comes through."""
+        last = self.pulse(process) if self.near and process.state in ("idle", "running") else None
         process.state = "dead"
         if not heard:
             process.news.clear()
-        process.news.append(Died(process.id, "killed"))
+        process.news.append(Died(process.id, "killed", last=last))
 
     # ---- what members do
 
@@ -284,9 +329,14 @@ class World:
             elif self._all_contributed(process):
                 yield "commit"
 
-    def act(self, process: Process, action: str) -> None:
+    def act(self, process: Process, action: str, heard: bool = True) -> None:
+        """heard: whether what it said comes through when this is its end."""
         position = process.position or (0, 1)
-        if action == "obey":
+        if action == "contribute" and self._poisonous(process) is not None:
+            self.kill(process, heard)
+        elif action == "contribute" and self._misses(process) is not None:
+            self._leave(process, "peer", accuses=self._misses(process))
+        elif action == "obey":
             self._leave(process, "called off")
         elif action == "notice":
             peer, accused = self._lost_peers(process)[0]
@@ -372,11 +422,11 @@ class World:
         return donor if donor.acts and not donor.to_restore else None
 
     def _lost_peers(self, process: Process) -> list[tuple[int, bool]]:
-        """Ranks that are dead (whom it accuses) or have said farewell (whom it does not)."""
+        """Ranks that are dead (whom it accuses) or have said farewell (whom it does not, unless it missed that)."""
         if self.deaf:
             return []
         return [
-            (rank, not peer.alive)
+            (rank, self.races or not peer.alive)
             for rank, peer in enumerate(self._peers(process))
             if not peer.alive or (peer.state == "idle" and not peer.finished)
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
@@ -320,6 +321,14 @@ def test_a_checkpoint_older_than_promised_is_gone_on_from() -> None:
     assert play.begin().handovers == ()
 
 
+def test_a_checkpoint_saved_since_the_restore_is_gone_on_from() -> None:
+    """Also where all who got so far are lost, and one is left that has only what was restored."""
+    play = begun(terms(checkpoint=6, start=3, most=3))
+    play(Stepped(6), Saved(7), Died(0, ""), left(1, 6), left(2, 6))
+    assert play.begin().restore is not None
+    assert play.begin().handovers
+
+
 def test_losing_all_state_again_and_again_ends_the_run() -> None:
     play = begun(terms(start=1, most=1, shards=1))
     play(Stepped(1), Saved(2))
@@ -352,6 +361,42 @@ def test_one_that_lost_everybody_twice_goes_alone_though_it_is_the_oldest() -> N
         play(left(1, 5, "peer", generation, accuses=0), left(2, 5, "peer", generation, accuses=0))
         play(left(0, 5, generation=generation))
     assert [kill.member for kill in play.of(Kill)] == [0]
+
+
+CAUSES: dict[str, Callable[[int], Event]] = {
+    "a loss": lambda generation: Died(3 - generation, ""),
+    "a vote": lambda generation: left(3, 8, "regroup", generation),
+    "the last step": lambda generation: Finished(3, generation, (9, 1), "d"),
+}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_who_accuses_one_that_left_for_another_cause_has_missed_a_farewell(cause: str) -> None:
+    play = begun(terms(start=4, most=4))
+    for generation in (0, 1):
+        others = [left(member, 8, generation=generation) for member in (1, 2)]
+        play(CAUSES[cause](generation), left(0, 8, "peer", generation, accuses=1), *others)
+    assert play.begin().generation == 2
+    assert play.state.quarrels == frozenset()
+    assert not play.of(Kill)
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_two_that_accuse_each_other_have_lost_each_other_whatever_else_happens(cause: str) -> None:
+    play = begun(terms(start=4, most=4))
+    for generation in (0, 1):
+        quarrel = [left(0, 8, "peer", generation, accuses=1), left(1, 8, "peer", generation, accuses=0)]
+        play(CAUSES[cause](generation), *quarrel, left(2, 8, generation=generation))
+    assert [kill.member for kill in play.of(Kill)] == [1]
+
+
+def test_one_that_leaves_after_a_neighbour_of_the_accuser_is_accused_rightly() -> None:
+    """Its own report accuses nobody: it heard the farewell of one that had heard the accuser's."""
+    play = begun(terms(start=3, most=3))
+    for generation in (0, 1):
+        play(left(2, 5, "peer", generation), left(1, 5, "peer", generation))
+        play(left(0, 5, "peer", generation, accuses=1))
+    assert [kill.member for kill in play.of(Kill)] == [1]
 
 
 def test_an_accused_member_that_is_not_heard_is_taken_for_dead() -> None:

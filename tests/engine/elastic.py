@@ -279,17 +279,17 @@ class Elastic:
         self.members = [*workers, *servers]
         positions = [member.position for member in workers]
         best = max((position for position in positions if position is not None), default=None)
-        restore = None
+        donor, restore = None, None  # all begin with the initial state
         if best is not None:
             donor = positions.index(best)
         elif self.saved.complete:
             donor, restore = 0, (0, str(len(self.saved.complete) - 1))
-        else:
-            donor = 0  # all begin with the initial state; a server may have heard of steps that are lost
         behind = [
             (donor, rank)
             for rank, member in enumerate(self.members)
-            if rank != donor and (member.position != best or restore is not None)
+            if donor is not None
+            and rank != donor
+            and (not member.is_worker or member.position != best or restore is not None)
         ]
         generation = Generation(
             self.generations,

@@ -147,9 +147,13 @@ def test_all_may_die_and_the_last_checkpoint_brings_the_run_back() -> None:
     assert [step for step, _ in saved.complete] == [2, 4, 5]
 
 
-def test_all_may_die_before_the_first_checkpoint() -> None:
-    told = survive(p.Batchnorm, Layout(2, "parameter_server"), [Fault(i, 12, "die") for i in range(2)], **RICH)
-    assert told.generations == 2
+@pytest.mark.parametrize("at", [12, 40, 70])
+def test_all_workers_may_die_before_the_first_checkpoint(at: int) -> None:
+    """The servers have heard of steps that are lost, and forget them."""
+    settings = {**RICH, "checkpoint_every": None}
+    told = survive(p.Batchnorm, Layout(2, "parameter_server"), [Fault(i, at, "die") for i in range(2)], **settings)
+    assert [ends[-1] for ends in told.ends] == ["dead", "dead", "finished", "finished", "finished"]
+    assert told.ends[2][0] == "peer"
     assert_same(told)
 
 
