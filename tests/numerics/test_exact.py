@@ -371,11 +371,28 @@ def test_zeros_have_the_magnitude_zero_and_absence_has_none() -> None:
 # --- finishing
 
 
+divisors = st.one_of(
+    st.integers(1, 1000).map(float), st.integers(-300, 300).map(lambda e: 2.0**e), st.floats(1e-100, 1e100)
+)
+
+
 @settings(max_examples=60)
-@given(st.integers(1, 40), st.integers(1, 1000), st.integers(0, 2**32 - 1))
-def test_the_quotient_is_rounded_once(blocks: int, divisor: int, seed: int) -> None:
-    """float64 quotient, then one cast; chunked as the cache likes it."""
-    total = torch.from_numpy(numpy.random.default_rng(seed).normal(size=BLOCK * blocks))
+@given(st.integers(1, 20), divisors, st.integers(-40, 40), st.booleans(), st.integers(0, 2**32 - 1))
+def test_the_quotient_is_rounded_once(blocks: int, divisor: float, scale: int, two: bool, seed: int) -> None:
+    """Float64 sum and quotient, then one cast; chunked as the cache likes it. Powers of two take another way."""
+    dice = numpy.random.default_rng(seed)
+    total, last = (dice.normal(size=BLOCK * blocks) * (divisor * 2.0**scale) for _ in range(2))
     result = torch.empty(BLOCK * blocks)
-    finish(total, float(divisor), result, 0)
-    assert numpy.array_equal(result.numpy(), (total.numpy() / divisor).astype(numpy.float32))
+    finish(torch.from_numpy(total), divisor, result, 0, torch.from_numpy(last) if two else None)
+    expected = ((total + last if two else total) / divisor).astype(numpy.float32)
+    assert numpy.array_equal(result.numpy(), expected)
+
+
+@settings(max_examples=60)
+@given(st.integers(-60, 60), st.integers(0, 2**32 - 1))
+def test_a_fast_quotient_by_a_power_of_two_is_rounded_once_too(exponent: int, seed: int) -> None:
+    """Where it is subnormal as well."""
+    values = numpy.random.default_rng(seed).normal(size=BLOCK).astype(numpy.float32) * numpy.float32(2.0**-80)
+    result = torch.empty(BLOCK)
+    finish(torch.from_numpy(values), 2.0**exponent, result, 0)
+    assert numpy.array_equal(result.numpy(), values / numpy.float32(2.0**exponent))
