@@ -15,7 +15,10 @@ from tests.projects import Project
 
 pytestmark = pytest.mark.ray
 
-LAYOUTS = [("topology=ring", "cluster.workers=4"), ("topology=parameter_server", "cluster.workers=3", "transport=tcp")]
+LAYOUTS = [
+    ("topology=parameter_server", "cluster.workers=3", "transport=tcp"),
+    pytest.param(("topology=ring", "cluster.workers=4"), marks=pytest.mark.long),
+]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=" ".join)

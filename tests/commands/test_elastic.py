@@ -56,17 +56,18 @@ def test_workers_are_killed_and_replaced(digits: Project, undisturbed: Done) -> 
 
 def test_a_server_is_killed_and_then_all_workers(digits: Project, undisturbed: Done) -> None:
     """Without a checkpoint the run begins anew, and the server that is left forgets what it was told."""
-    run = Watched(digits, *RUN, "cluster.workers=2", "topology=parameter_server")
+    run = Watched(digits, *RUN, "cluster.workers=2", "topology=parameter_server", "topology.servers=2")
     run.wait_for_steps(20)
-    (pid,) = run.living("server").values()
-    run.kill(pid)
-    run.wait_for("recovered", 2)  # the loss, and the server that joined
+    run.kill(run.living("server")[2])
+    run.wait_for("recovered")
     for pid in run.living().values():
         run.kill(pid)
     done = run.end()
     same(digits, done, undisturbed)
     assert len(run.journal("server_lost")) == 1
-    assert [each["kind"] for each in done.report["recoveries"]][:3] == ["lost", "joined", "restarted"]
+    kinds = [each["kind"] for each in done.report["recoveries"]]
+    assert kinds[0] == "lost"
+    assert "restarted" in kinds[1:]
 
 
 def test_a_stopped_worker_is_found_and_a_spare_takes_its_place(digits: Project, undisturbed: Done) -> None:

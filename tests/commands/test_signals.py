@@ -32,7 +32,7 @@ def wait_until_training(project: Project, process: subprocess.Popen[str], before
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_an_interrupted_run_is_killed_with_130(faulty: Project, number: signal.Signals) -> None:
     before = set(faulty.runs())
     process = faulty.start(*SLOW)
