@@ -6,7 +6,8 @@ the worker does, and seeds each fetch by (step, shard).
 
 The protocol is plain: a loader reads requests from its standard input and writes answers to its standard output, each a length
 and a pickle; both ends are processes of one run, and nothing of it is recorded. A loader has at most one request, whose answer
-waits in the pipe. It ends when its input does, so it outlives its worker by one fetch at most.
+waits in the pipe. It ends when its input does, so it outlives its worker by one fetch at most. One that dies is replaced,
+and its request asked again: what a loader answers depends on the request alone.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import pickle
 import struct
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Any, NamedTuple
 
@@ -25,6 +26,8 @@ from orchestrator.data.loading import fetch
 from orchestrator.errors import OrchestratorError, PipelineRaised, RunFailed, from_dict
 from orchestrator.numerics import determinism, streams
 from orchestrator.pipeline import find, naming
+
+_DEATHS = 3  # of loaders in a row that were asked for one micro-batch, before it is to blame
 
 
 class Key(NamedTuple):
@@ -45,11 +48,19 @@ class Recipe:
     threads: int
 
 
-class Loaders:
-    """A few loader processes. Raises what fetching raises: PipelineRaised; RunFailed when a loader died."""
+Lost = Callable[[str], None]  # hears of each loader that died
 
-    def __init__(self, recipe: Recipe, processes: int) -> None:
-        self._loaders = [_Loader(recipe) for _ in range(processes)]
+
+def _ignore(what: str) -> None:
+    pass
+
+
+class Loaders:
+    """A few loader processes. Raises what fetching raises: PipelineRaised; RunFailed for a micro-batch that costs loader after
+    loader."""
+
+    def __init__(self, recipe: Recipe, processes: int, lost: Lost = _ignore) -> None:
+        self._loaders = [_Loader(recipe, lost) for _ in range(processes)]
 
     def batch(self, key: Key, upcoming: Iterator[Key]) -> Any:
         """The batch of `key`; afterwards every loader that has nothing to do is given one of the `upcoming` keys."""
@@ -57,7 +68,7 @@ class Loaders:
         if loader is None:  # not foreseen: the first of all, or a step that is repeated
             loader = min(self._loaders, key=lambda each: each.asked is not None)
             if loader.asked is not None:
-                loader.answer()
+                loader.drop()
             loader.ask(key)
         payload = loader.answer()
         asked = {each.asked for each in self._loaders}
@@ -72,7 +83,7 @@ class Loaders:
         """Drop what is being fetched: other micro-batches will be wanted."""
         for loader in self._loaders:
             if loader.asked is not None:
-                loader.answer()
+                loader.drop()
 
     def close(self) -> None:
         """End the processes. Safe to call twice."""
@@ -81,44 +92,71 @@ class Loaders:
 
 
 class _Loader:
-    """The worker's end of one loader process. asked: the request that is not answered yet."""
+    """The worker's end of one loader process after the other. asked: the request that is not answered yet."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, lost: Lost) -> None:
+        self._recipe = recipe
+        self._lost = lost
+        self.asked: Key | None = None
+        self._start()
+
+    def ask(self, key: Key) -> None:
+        self.asked = key
+        self._write(tuple(key))
+
+    def answer(self) -> dict[str, Any]:
+        """To the request; asked again of another process as often as one dies over it."""
+        assert self.asked is not None
+        key = self.asked
+        where = f"step {key.step}, shard {key.shard}"
+        for _ in range(_DEATHS):
+            answer = self._read()
+            if answer is not None:
+                self.asked = None
+                return answer
+            code = self._replace(f"before it had read {where}")
+            self.ask(key)
+        raise RunFailed(
+            f"{where}: {_DEATHS} loader processes in a row ended before they had read its samples, the last with code {code}",
+            "look at these samples and for the kernel's out-of-memory killer (dmesg), or fetch in the workers: data.loaders=0",
+        )
+
+    def drop(self) -> None:
+        """The answer is not wanted any more."""
+        self.asked = None
+        if self._read() is None:
+            self._replace("with a request that is not wanted any more")
+
+    def close(self) -> int:
+        """Returns the exit code."""
+        self._process.kill()
+        self._process.communicate()
+        return self._process.returncode
+
+    def _start(self) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
         )
-        self.asked: Key | None = None
-        self._write(asdict(recipe))
+        self._write(asdict(self._recipe))
 
-    def ask(self, key: Key) -> None:
-        self._write(tuple(key))
-        self.asked = key
+    def _replace(self, when: str) -> int:
+        """Returns the exit code of the one that died."""
+        code = self.close()
+        self._lost(f"a loader process ended with code {code} {when}; another one takes its place")
+        self._start()
+        return code
 
-    def answer(self) -> dict[str, Any]:
+    def _read(self) -> dict[str, Any] | None:
+        """The answer; None when the process died first."""
         assert self._process.stdout is not None
-        self.asked = None
-        answer = _read(self._process.stdout)
-        if answer is None:
-            raise self._died()
-        return dict(answer)
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+        answer: dict[str, Any] | None = _read(self._process.stdout)
+        return answer
 
     def _write(self, message: object) -> None:
         assert self._process.stdin is not None
-        try:
+        with contextlib.suppress(OSError):  # it died: whoever reads its answer finds that out
             _write(self._process.stdin, message)
-        except OSError:
-            raise self._died() from None
-
-    def _died(self) -> RunFailed:
-        return RunFailed(
-            f"a loader process ended with code {self._process.wait()}",
-            "look for the kernel's out-of-memory killer (dmesg), or fetch in the workers: data.loaders=0",
-        )
 
 
 def _result(answer: dict[str, Any]) -> Any:

@@ -153,6 +153,10 @@ class Chronicle:
         self.event(f"{role}_lost", **{role: member}, step=self.outcome.steps, why=why)
         self._progress.say(f"{role} {member} was lost after step {self.outcome.steps}: {why}")
 
+    def loader_lost(self, worker: int, why: str) -> None:
+        self.event("loader_lost", worker=worker, why=why)
+        self._progress.say(f"worker {worker}: {why}")
+
     def printed(self, who: str, line: str) -> None:
         """What the pipeline prints, with its worker; the same line from the other workers is shown once."""
         if len(self._said) > _REMEMBERED_LINES:

@@ -278,6 +278,8 @@ class Session:
                     self._decide(events.Stepped(entry["step"]))
                 case "part_written" | "part_failed":
                     self._part(entry)
+                case "loader_lost":
+                    self._chronicle.loader_lost(member, entry["why"])
 
     def _record_trace(self, lines: list[Line]) -> None:
         try:

@@ -191,6 +191,7 @@ class Worker:
             return
         if self._loaders is None:
             recipe = Recipe(settings.pipeline.target, settings.pipeline.args, settings.run.seed, settings.run.threads)
-            self._loaders = Loaders(recipe, settings.data.loaders)
+            lost = lambda why: self._host.emit({"event": "loader_lost", "why": why})  # noqa: E731
+            self._loaders = Loaders(recipe, settings.data.loaders, lost)
         self._loaders.forget()
         self._work.fetch_ahead(self._loaders, shards, steps)

@@ -38,12 +38,34 @@ def test_a_batch_depends_on_its_key_only(loaders: Loaders) -> None:
 
 
 @pytest.mark.ray
-def test_a_loader_that_died_is_said(loaders: Loaders) -> None:
-    for loader in loaders._loaders:
-        loader._process.kill()
-        loader._process.wait()
-    with pytest.raises(RunFailed, match="a loader process ended with code -9"):
-        loaders.batch(KEYS[0], iter(()))
+def test_loaders_that_die_are_replaced_and_no_bit_changes() -> None:
+    lost: list[str] = []
+    loaders = Loaders(RECIPE, 2, lost.append)
+    undisturbed = [loaders.batch(key, iter(())) for key in KEYS]
+    for moment in range(3):  # while it rests; while it reads what was foreseen; while it reads what is not wanted then
+        asked = iter(()) if moment == 0 else iter(KEYS[1:])
+        first = loaders.batch(KEYS[0], asked)
+        for loader in loaders._loaders:
+            loader._process.kill()
+        if moment == 2:
+            loaders.forget()
+        rest = [loaders.batch(key, iter(())) for key in KEYS[1:]]
+        for batch, expected in zip([first, *rest], undisturbed, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(batch, expected, strict=True))
+    loaders.close()
+    assert len(lost) >= 3
+    assert lost[0] == (
+        "a loader process ended with code -9 before it had read step 0, shard 1; another one takes its place"
+    )
+
+
+@pytest.mark.ray
+def test_a_micro_batch_that_ends_every_loader_is_named() -> None:
+    loaders = Loaders(Recipe("tests.engine.faulty:EndsItsReader", {}, seed=3, threads=1), 1)
+    loaders.batch(KEYS[0], iter(()))
+    with pytest.raises(RunFailed, match=r"step 0, shard 1: 3 loader .* with code 7"):
+        loaders.batch(KEYS[1], iter(()))
+    loaders.close()
 
 
 @pytest.mark.ray

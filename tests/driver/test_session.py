@@ -145,7 +145,7 @@ def test_a_run_from_its_first_word_to_its_last(tmp_path: Path) -> None:
     said = [
         *BEGIN,
         entries(0, first, {"printed": "hello"}),
-        entries(1, first, {"printed": "hello"}),
+        entries(1, first, {"printed": "hello"}, {"event": "loader_lost", "why": "a loader ended"}),
         DESCRIBED,
         finished(0),
         finished(1),
@@ -155,7 +155,12 @@ def test_a_run_from_its_first_word_to_its_last(tmp_path: Path) -> None:
     assert (outcome.status, outcome.steps, outcome.loss, outcome.digest) == ("finished", 2, 1.5, "d")
     assert (outcome.workers, outcome.generations, outcome.recoveries) == (2, 1, [])
     assert played.trace == LINES
-    assert played.shown == ["[worker 0] hello", "note: this run cannot be repeated exactly: of a node"]
+    assert played.shown == [
+        "[worker 0] hello",
+        "worker 1: a loader ended",
+        "note: this run cannot be repeated exactly: of a node",
+    ]
+    assert {"event": "loader_lost", "worker": 1, "why": "a loader ended"}.items() <= played.journal[-3].items()
     started = [event for event in played.journal if event["event"] == "worker_started"]
     assert [(event["worker"], event["pid"], event["node"]) for event in started] == [(0, 100, "n"), (1, 101, "n")]
     assert played.done == [

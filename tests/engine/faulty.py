@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
@@ -251,6 +252,14 @@ class RaisesInDataset(Numbered):
 
     def datasets(self) -> Any:
         return self.Broken(), None
+
+
+class EndsItsReader(RaisesInDataset):
+    class Broken(RaisesInDataset.Broken):
+        def __getitem__(self, index: int) -> Any:
+            if index == VICTIM:
+                os._exit(7)
+            return super().__getitem__(index)
 
 
 class LossPerRow(Numbered):
