@@ -60,7 +60,7 @@ def _again(facts: Facts) -> str:
 
 
 def _code(code: Mapping[str, Any]) -> str:
-    if not code:
+    if "tree" not in code:
         return "It is not recorded."
     changed = code.get("changed", [])
     rows = {

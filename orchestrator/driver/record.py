@@ -77,14 +77,13 @@ class Record:
         first = not self._nodes
         self._nodes[node] = dict(environment)
         _write(self.files.environment, {"nodes": self._nodes})
-        work = self._work
-        if not first or work is None:
+        if not first:
             return []
         packages = environment["packages"]
         chosen = {f"package.{name}": packages[name] for name in ("torch", "ray", "numpy") if name in packages}
         for key, value in {"packages_sha256": environment["bits"]["packages_sha256"], **chosen}.items():
             self.tracker.tag(key, value)
-        judged = imported.judge([imported.from_dict(module) for module in modules], work, ORCHESTRATOR)
+        judged = imported.judge([imported.from_dict(module) for module in modules], self._work, ORCHESTRATOR)
         code = _read(self.files.code)
         found = {
             "search_path": list(judged.search_path),
@@ -187,9 +186,10 @@ class Record:
         """What determines the result, and one hash over it; only known once workers were ready."""
         if self.files.identity.exists() or "initial_parameters" not in self.facts or not self._nodes:
             return
-        work = self._work
+        work, modules = self._work, _read(self.files.code).get("modules", {})
         parts = identity.parts(
             "none" if work is None else work.tree,
+            {name: each["sha256"] for name, each in modules.items() if each["kind"] != "snapshot"},
             {item.path: item.md5 for item in self._inputs},
             determining(self._settings),
             [node["bits"] for node in self._nodes.values()],

@@ -111,9 +111,11 @@ def is_installed(file: str, standard: Iterable[str]) -> bool:
     return bool(_SITES & set(file.split("/"))) or any(file.startswith(folder + "/") for folder in standard)
 
 
-def judge(loaded: Iterable[Loaded], work: WorkTree, apart: Collection[str] = ()) -> Judgement:
-    """What the modules of a process mean for a rerun of the snapshot. Pure. apart: packages that are recorded in another
-    way, so that where they lie is no obstacle."""
+def judge(loaded: Iterable[Loaded], work: WorkTree | None, apart: Collection[str] = ()) -> Judgement:
+    """What the modules of a process mean for a rerun of the snapshot. Pure. work: None where there is no snapshot, which is
+    said elsewhere; apart: packages that are recorded in another way, so that where they lie is no obstacle."""
+    if work is None:
+        return Judgement(tuple(Finding("elsewhere", module, None) for module in loaded), (), (), ())
     findings = tuple(_finding(module, work) for module in loaded)
     repositories = {
         finding.module.repository.root: finding.module.repository

@@ -22,6 +22,7 @@ Parts = dict[str, str]
 
 def parts(
     code_tree: str,
+    elsewhere: Mapping[str, str],
     data: Mapping[str, str],
     settings: Mapping[str, Any],
     environment: Iterable[Mapping[str, Any]],
@@ -29,12 +30,13 @@ def parts(
 ) -> Parts:
     """A hash for each of PARTS.
 
-    code_tree: the id of the snapshot's tree, or without git another hash of the files; data: declared path -> md5; settings:
-    the flat ones that determine the result; environment: the bits of every node; initial_parameters: a digest (rule B5).
+    code_tree: the id of the snapshot's tree, or "none" without git; elsewhere: hashes of the modules that were imported from
+    other files than the snapshot's; data: declared path -> md5; settings: the flat ones that determine the result; environment:
+    the bits of every node; initial_parameters: a digest (rule B5).
     """
     nodes = sorted({canonical(node) for node in environment})
     return {
-        "code": code_tree,
+        "code": _sha256(canonical([code_tree, elsewhere])) if elsewhere else code_tree,
         "data": _sha256(canonical({posixpath.normpath(path): md5 for path, md5 in data.items()})),
         "settings": _sha256(canonical(settings)),
         "environment": _sha256("\n".join(nodes)),
@@ -45,22 +47,6 @@ def parts(
 def of(parts: Mapping[str, str]) -> str:
     """The identity of these parts."""
     return _sha256(canonical({"format": FORMAT, **{name: parts[name] for name in PARTS}}))
-
-
-def identity(
-    code_tree: str,
-    data: Mapping[str, str],
-    settings: Mapping[str, Any],
-    environment: Iterable[Mapping[str, Any]],
-    initial_parameters: str,
-) -> str:
-    """`of(parts(...))`."""
-    return of(parts(code_tree, data, settings, environment, initial_parameters))
-
-
-def differing(left: Mapping[str, str], right: Mapping[str, str]) -> list[str]:
-    """The names of the parts that differ; one that is missing on a side counts as different."""
-    return [name for name in PARTS if name not in left or left[name] != right.get(name)]
 
 
 def canonical(value: Any) -> str:
