@@ -24,7 +24,8 @@ def reference(work: Work, replica: Replica) -> str:
 
 
 def _fingerprint(work: Work, replica: Replica, shard: int) -> str:
-    """Of all that micro-batch (step 0, shard) would put into the sum; empty where it has nothing or fails, as its step will."""
+    """Of all that micro-batch (step 0, shard) would put into the sum; empty where it has nothing or fails, as its step will.
+    Raises PipelineRaised where it changes what has to stay."""
     replica.begin_shard()
     digest = hashlib.sha256()
     try:
@@ -32,6 +33,7 @@ def _fingerprint(work: Work, replica: Replica, shard: int) -> str:
         tensors = replica.contribution() if computed is not None else []
     except OrchestratorError:
         tensors = []
+    replica.check_unchanged()
     for slot, tensor in zip(replica.layout.slots, tensors, strict=False):
         if tensor is not None:
             update(digest, slot.name, tensor)

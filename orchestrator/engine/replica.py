@@ -4,12 +4,17 @@
     counters    small integer buffers: every shard must leave the same value (num_batches_tracked)
     fixed       every other buffer, and while a shard computes all parameters: a change is an error that names it (rule A8)
 
+A change through `.data` raises no version, and reading every parameter for each shard would cost too much. So all of them are
+compared until the first step is applied, and from then on a few pieces, others in each step.
+
 Each shard starts from the step's buffers, so what a shard computes does not depend on which shards its worker computed before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
@@ -19,6 +24,10 @@ from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.staging import Direct, Staging
 
 COUNTER_ELEMENTS = 16  # an integer buffer with more elements than this is data, not a counter
+_PIECE = 2**14  # elements
+_PIECES = 2  # of trainable parameters, and as many of frozen ones, that are compared in a step
+_IN_PLACE = "change it in place instead"
+_IN_MODEL = "make all layers in model(): what comes later is not trained, and no other worker has it"
 
 
 class Replica:
@@ -38,19 +47,29 @@ class Replica:
         statistics = dict(_norm_statistics(model))
         self.statistics = list(statistics.values())
         self.layout = Layout.of([*trainable, *statistics.items()])
-        frozen = [p for p in model.parameters() if not p.requires_grad]
-        staging.move([*frozen, *model.buffers()])
+        self._frozen = {name: p for name, p in self._parameters.items() if not p.requires_grad}
+        staging.move([*self._frozen.values(), *model.buffers()])
         self._move_into_flat_buffer(staging.device)
         self._buffers = dict(model.named_buffers())
         # What each module holds, and what it held when the run began: a walk through the tree for each shard would cost more.
-        self._held = [(name, module._buffers, dict(module._buffers)) for name, module in model.named_modules()]
+        self._held = [
+            (kind, name, held, dict(held))
+            for name, module in model.named_modules()
+            for kind, held in _holdings(module).items()
+        ]
         exchanged = {id(statistic) for statistic in self.statistics}
         others = {name: buffer for name, buffer in self._buffers.items() if id(buffer) not in exchanged}
         self.counters = {name: b for name, b in others.items() if _is_counter(b)}
         self._fixed_start = {name: b.clone() for name, b in others.items() if name not in self.counters}
         self._given: list[torch.Tensor | None] = []
         self._given_versions: list[int] = []
+        trainable_pieces = [("", piece) for piece in torch.split(self._flat, _PIECE)]
+        frozen_pieces = [
+            (name, piece) for name, p in self._frozen.items() for piece in torch.split(_in_memory(p), _PIECE)
+        ]
+        self._turns = [itertools.cycle(pieces) for pieces in (trainable_pieces, frozen_pieces)]
         self.begin_step()
+        self._watch([*trainable_pieces, *frozen_pieces])
         self.begin_shard()
 
     def begin_step(self) -> None:
@@ -58,6 +77,7 @@ class Replica:
         step is given up half-way (which leaves them as the last shard made them)."""
         self._start = [buffer.clone() for buffer in [*self.statistics, *self.counters.values()]]
         self._statistics_start = [start.cpu() for start in self._start[: len(self.statistics)]]
+        self._watch([piece for turn in self._turns for piece in itertools.islice(turn, _PIECES)])
 
     def begin_shard(self) -> None:
         """The step's buffers again, and no gradients."""
@@ -65,7 +85,7 @@ class Replica:
             torch._foreach_copy_([*self.statistics, *self.counters.values()], self._start)
         for parameter in self._parameters.values():
             parameter.grad = None
-        self._versions = [parameter._version for parameter in self._parameters.values()]
+        self._versions = _marks(self._parameters.values())
 
     def contribution(self) -> list[torch.Tensor | None]:
         """After a backward pass: what this shard puts into the sum, in the order of the layout; None for a parameter without
@@ -117,22 +137,21 @@ class Replica:
             position += counter.numel()
         self.begin_step()
 
+    def _watch(self, pieces: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """These pieces of parameters stay as they are until the step is applied."""
+        self._watched = [(name, piece, piece.clone()) for name, piece in pieces]
+
     def _move_into_flat_buffer(self, device: torch.device) -> None:
         slots = self.layout.slots[: len(self.parameters)]
-        flat = torch.zeros(self.layout.size, dtype=torch.float32, device=device)
+        self._flat = torch.zeros(self.layout.size, dtype=torch.float32, device=device)
         for slot, parameter in zip(slots, self.parameters, strict=True):
-            place = slot.view(flat)
+            place = slot.view(self._flat)
             place.copy_(parameter.detach())
             parameter.data = place
 
     def check_unchanged(self) -> None:
         """After the user's code ran: raises PipelineRaised when it changed what has to be the same for every shard."""
-        for (name, parameter), version in zip(self._parameters.items(), self._versions, strict=True):
-            if parameter._version != version:
-                raise PipelineRaised(
-                    f"the parameter {name!r} was changed in place while a batch was computed",
-                    "only the optimizer may change parameters: leave out Embedding(max_norm=...), clamping and moving averages",
-                )
+        self._check_parameters()
         now = _versions(self._given)
         if now != self._given_versions:
             i = next(i for i, version in enumerate(now) if version != self._given_versions[i])
@@ -148,16 +167,55 @@ class Replica:
                     "only running statistics of normalisation layers and small integer counters may change; keep other state "
                     "out of the model, or make it a parameter",
                 )
-        for module, held, before in self._held:
+        for kind, module, held, before in self._held:
             if not before and not held:
                 continue
             for name in [*before, *held]:
                 if name not in held or name not in before or held[name] is not before[name]:
                     raise PipelineRaised(
-                        f"the buffer {f'{module}.{name}' if module else name!r} was replaced, added or removed while a batch "
+                        f"the {kind} {f'{module}.{name}' if module else name!r} was replaced, added or removed while a batch "
                         "was computed",
-                        "change it in place instead",
+                        _IN_PLACE if kind == "buffer" else _IN_MODEL,
                     )
+
+    def _check_parameters(self) -> None:
+        marks = zip(self._parameters, self._versions, _marks(self._parameters.values()), strict=True)
+        changed = [name for name, before, now in marks if before != now]
+        changed += [name or self._at(piece, copy) for name, piece, copy in self._watched if not _same(piece, copy)]
+        if changed:
+            raise PipelineRaised(
+                f"the parameter {changed[0]!r} was changed in place while a batch was computed",
+                "only the optimizer may change parameters: leave out Embedding(max_norm=...), clamping and moving averages, or "
+                "do it in the step() of an optimizer of your own",
+            )
+        for name, parameter in self._frozen.items():
+            if parameter.grad is not None:
+                raise PipelineRaised(
+                    f"the parameter {name!r}, frozen when the run began, has a gradient",
+                    "let it require one in model() if it is ever to be trained: others are not summed over the shards",
+                )
+
+    def _at(self, piece: torch.Tensor, copy: torch.Tensor) -> str:
+        """The trainable parameter that a piece of the flat buffer differs in."""
+        element = piece.storage_offset() + int((piece.view(torch.int32) != copy.view(torch.int32)).nonzero()[0])
+        return next(slot.name for slot in reversed(self.layout.slots) if slot.offset <= element)
+
+
+def _marks(parameters: Iterable[torch.Tensor]) -> list[tuple[int, int]]:
+    return [(parameter._version, parameter.data_ptr()) for parameter in parameters]
+
+
+def _holdings(module: torch.nn.Module) -> dict[str, Mapping[str, Any]]:
+    """By kind, what may not be exchanged for something else; TorchScript allows that for buffers only."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return {"buffer": module._buffers}
+    return {"buffer": module._buffers, "parameter": module._parameters, "module": module._modules}
+
+
+def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """All elements as they lie there, without a copy; none of a tensor that has gaps or was expanded."""
+    dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
+    return tensor.detach().as_strided((tensor.numel() if dense else 0,), (1,))
 
 
 def _versions(tensors: Sequence[torch.Tensor | None]) -> list[int]:

@@ -379,6 +379,73 @@ class Clamped(Numbered):
         return super().loss(model, batch)
 
 
+class ClampedThroughData(Numbered):
+    """As the clipping of a Wasserstein critic is often written; raises no version."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        model.get_parameter("weight").data.clamp_(-0.1, 0.1)
+        return super().loss(model, batch)
+
+
+class Teacher(Numbered):
+    """A moving average of the student, which it equals until the first step is applied."""
+
+    def model(self) -> nn.Module:
+        model = nn.ModuleDict({"student": nn.Linear(FEATURES, CLASSES), "teacher": nn.Linear(FEATURES, CLASSES)})
+        model["teacher"].load_state_dict(model["student"].state_dict())
+        return model.requires_grad_(True)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        student, teacher = (model.get_submodule(name) for name in ("student", "teacher"))
+        teacher.requires_grad_(False)
+        for ours, theirs in zip(teacher.parameters(), student.parameters(), strict=True):
+            self.follow(ours, theirs)
+        distance = functional.mse_loss(student(batch[0]), teacher(batch[0]))
+        return functional.cross_entropy(student(batch[0]), batch[1]) + distance
+
+    def follow(self, ours: Tensor, theirs: Tensor) -> None:
+        ours.data.mul_(0.5).add_(theirs.data, alpha=0.5)
+
+
+class FrozenTeacher(Teacher):
+    def model(self) -> nn.Module:
+        model = super().model()
+        model.get_submodule("teacher").requires_grad_(False)
+        return model
+
+
+class ExchangedTeacher(FrozenTeacher):
+    def follow(self, ours: Tensor, theirs: Tensor) -> None:
+        ours.data = (ours + theirs.detach()) / 2
+
+
+class Unfreezes(Numbered):
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, CLASSES).requires_grad_(False), nn.Linear(CLASSES, CLASSES))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        model.requires_grad_(True)
+        return super().loss(model, batch)
+
+
+class Grows(Numbered):
+    """Its head is made for the first batch, and so is in no optimizer."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(FEATURES, CLASSES))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        if not hasattr(model, "head"):
+            model.add_module("head", nn.Linear(CLASSES, CLASSES))
+        return super().loss(model, batch)
+
+
+class Reparametrized(Numbered):
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        model.weight = nn.Parameter(model.get_parameter("weight").detach().clone())
+        return super().loss(model, batch)
+
+
 class MaxNorm(Small):
     def inputs(self, rows: int) -> Tensor:
         return torch.randint(4, (rows,))
