@@ -57,7 +57,8 @@ class Pipeline:
         raise NotImplementedError
 
     def metrics(self, model: torch.nn.Module, batch: Any) -> Mapping[str, torch.Tensor]:  # noqa: ARG002
-        """Further means over a validation batch, by name."""
+        """Further means over a validation batch, by name. They are put together here: nothing is kept between batches. The
+        first batches are evaluated before the first step too."""
         return {}
 
     def collate(self, items: Sequence[Any]) -> Any:

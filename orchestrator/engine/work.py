@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -79,7 +79,7 @@ class Work:
             batch = self._staging.batch(batch)
             with self._autocast():
                 returned = self.pipeline.loss(self.model, batch)
-            loss, weight = _mean_and_weight(returned, len(indices))
+            loss, weight = _mean_and_weight(returned, len(indices), where)
             if weight == 0:
                 return None
             if not math.isfinite(loss.item()):
@@ -115,22 +115,18 @@ class Work:
     def evaluate(self, step: int, batch: int) -> tuple[list[str], list[float]]:
         """Names and values of one validation batch: loss, its weight, rows, then the pipeline's metrics by name.
 
-        The caller has called `model.eval()`.
+        The caller has called `model.eval()`. step: the one before it; -1: none yet.
         """
         indices = self.evaluation_batches[batch]
-        where = f"after step {step}, validation batch {batch}"
+        where = f"{'before the first step' if step < 0 else f'after step {step}'}, validation batch {batch}"
         with naming(f"reading samples ({where})"), streams.seeded(self._seed, "evaluation samples", step, batch):
             items = fetch(self._validation, indices, self.pipeline.collate)
         with naming(f"evaluation ({where})"), streams.seeded(self._seed, "evaluation", step, batch), torch.no_grad():
             items = self._staging.batch(items)
             with self._autocast():
-                loss, weight = _mean_and_weight(self.pipeline.loss(self.model, items), len(indices))
-                metrics = dict(sorted(self.pipeline.metrics(self.model, items).items()))
-            if "loss" in metrics:
-                raise PipelineRaised(
-                    "metrics() returned one named 'loss'", "the loss is reported anyway; choose another name"
-                )
-            values = [loss.item(), weight, float(len(indices)), *(float(value) for value in metrics.values())]
+                loss, weight = _mean_and_weight(self.pipeline.loss(self.model, items), len(indices), where)
+                metrics = _numbers(self.pipeline.metrics(self.model, items), where)
+            values = [loss.item(), weight, float(len(indices)), *metrics.values()]
         return list(metrics), values
 
     def _fetch(self, step: int, shard: int, indices: list[int]) -> Any:
@@ -182,19 +178,52 @@ def _length(dataset: Any, which: str) -> int:
     return length
 
 
-def _mean_and_weight(returned: Any, rows: int) -> tuple[torch.Tensor, float]:
+def _mean_and_weight(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, float]:
     """What loss() returned, checked: a scalar float tensor, alone or with its weight."""
     loss, weight = returned if isinstance(returned, Sequence) and len(returned) == 2 else (returned, rows)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.is_floating_point():
-        shape = f" of shape {tuple(loss.shape)}, {loss.dtype}" if isinstance(loss, torch.Tensor) else ""
         raise PipelineRaised(
-            f"loss() returned a {type(loss).__name__}{shape}",
+            f"loss() ({where}) returned {_kind(loss)}",
             "return a scalar float tensor, or (scalar tensor, weight)",
         )
-    value = float(weight.detach() if isinstance(weight, torch.Tensor) else weight)
+    try:
+        value = float(weight.detach() if isinstance(weight, torch.Tensor) else weight)
+    except (TypeError, ValueError, RuntimeError):
+        raise PipelineRaised(
+            f"loss() ({where}) returned a pair whose second part, {_kind(weight)}, is no weight",
+            "return the mean alone, or (mean, weight) with one number as the weight; other outputs belong into metrics()",
+        ) from None
     if value != 0 and not _SMALLEST_WEIGHT <= value <= _LARGEST_WEIGHT:
         raise PipelineRaised(
-            f"loss() returned the weight {value}",
+            f"loss() ({where}) returned the weight {value}",
             f"a weight is zero, or a number between {_SMALLEST_WEIGHT:g} and {_LARGEST_WEIGHT:g}",
         )
     return loss.reshape(()), value
+
+
+def _numbers(metrics: Any, where: str) -> dict[str, float]:
+    """What metrics() returned, checked and sorted by name: scalars, or numbers of Python or numpy."""
+    if not isinstance(metrics, Mapping):
+        raise PipelineRaised(
+            f"metrics() ({where}) returned {_kind(metrics)}",
+            "return {name: its mean over the batch}; {} if there is none",
+        )
+    if "loss" in metrics:
+        raise PipelineRaised(
+            f"metrics() ({where}) returned one named 'loss'", "the loss is reported anyway; choose another name"
+        )
+    numbers = {}
+    for name, value in sorted(metrics.items()):
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise PipelineRaised(
+                f"metrics() ({where}) returned {_kind(value)} for {name!r}",
+                "return one number for each name: its mean over the batch",
+            ) from None
+    return numbers
+
+
+def _kind(value: Any) -> str:
+    shape = f" of shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, torch.Tensor) else ""
+    return f"a {type(value).__name__}{shape}"

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -372,6 +373,23 @@ class AddsBuffer(Numbered):
         return super().loss(model, batch)
 
 
+class CompiledByLoss(Numbered):
+    def model(self) -> nn.Module:
+        model = super().model()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.fast = torch.compile(model, backend="eager")
+        return model
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:  # noqa: ARG002
+        return functional.cross_entropy(self.fast(batch[0]), batch[1])
+
+
+class LossWithOutputs(Numbered):
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        return super().loss(model, batch), model(batch[0])
+
+
 class Clamped(Numbered):
     def loss(self, model: nn.Module, batch: Batch) -> Any:
         with torch.no_grad():
@@ -405,6 +423,9 @@ class Teacher(Numbered):
 
     def follow(self, ours: Tensor, theirs: Tensor) -> None:
         ours.data.mul_(0.5).add_(theirs.data, alpha=0.5)
+
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:  # noqa: ARG002
+        return {}
 
 
 class FrozenTeacher(Teacher):
@@ -629,6 +650,49 @@ class RaisesInMetrics(Numbered):
         if _has_victim(batch):
             raise UserError("no metric")
         return super().metrics(model, batch)
+
+
+class RaisesInLaterMetrics(Numbered):
+    """Where nobody has looked before the first step."""
+
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        if (batch[0][:, 0] == VICTIM + 2).any():
+            raise UserError("no metric")
+        return super().metrics(model, batch)
+
+
+class KeepsStateInMetrics(Numbered):
+    """The share of all rows so far, as a metric that is updated and then computed gives it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.right = self.rows_so_far = 0
+
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        self.right += int((model(batch[0]).argmax(1) == batch[1]).sum())
+        self.rows_so_far += len(batch[1])
+        return {"accuracy": torch.tensor(self.right / self.rows_so_far)}
+
+
+class DrawsForItselfInValidation(Numbered):
+    class Noisy(Dataset[Any]):
+        def __init__(self, rows: int) -> None:
+            self.rows = rows
+            self.generator = numpy.random.default_rng(3)
+
+        def __len__(self) -> int:
+            return self.rows
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.full((FEATURES,), self.generator.random(), dtype=torch.float32), torch.tensor(index % CLASSES)
+
+    def datasets(self) -> Any:
+        return super().datasets()[0], self.Noisy(self.held_out or 0)
+
+
+class NoMetrics(Numbered):
+    def metrics(self, model: nn.Module, batch: Batch) -> Any:  # noqa: ARG002
+        return None
 
 
 class MetricNamesVary(Numbered):

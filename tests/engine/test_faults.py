@@ -35,6 +35,7 @@ class Fault:
 
 
 OWN: dict[str, Any] = {"optimizer": None}
+UNSEEN: dict[str, Any] = {"args": {"held_out": None}}
 PREPARING = [
     Fault(f.RaisesInInit, PipelineRaised, ("__init__", "UserError: no such file", "faulty.py")),
     Fault(f.RaisesInDatasets, PipelineRaised, ("datasets()", "UserError: no such file", "faulty.py")),
@@ -60,13 +61,26 @@ PREPARING = [
     Fault(f.SparseBuffer, PipelineRaised, ("buffer 'adjacency'", "sparse")),
     Fault(f.NothingToTrain, PipelineRaised, ("no parameter", "gradient")),
     Fault(f.Compiled, PipelineRaised, ("'0'", "torch.compile")),
+    Fault(f.CompiledByLoss, PipelineRaised, ("compiled while a batch was computed", "torch.compile")),
+    Fault(f.RaisesInMetrics, PipelineRaised, ("evaluation", "before the first step, validation batch 1", "no metric")),
+    Fault(f.KeepsStateInMetrics, Inconsistent, ("accuracy of validation batch 0", "keeps nothing between batches")),
+    Fault(f.DrawsForItselfInValidation, Inconsistent, ("loss of validation batch 0", "randomness only from")),
+    Fault(f.NoMetrics, PipelineRaised, ("metrics()", "NoneType", "{}")),
+    Fault(f.MetricIsNoScalar, PipelineRaised, ("metrics()", "validation batch 0", "'logits'", "shape (2, 3)")),
+    Fault(f.MetricNamedLoss, PipelineRaised, ("metrics()", "'loss'")),
+    Fault(f.EvaluationChangesBuffer, PipelineRaised, ("'seen'", "changed")),
 ]
 COMPUTING = [
     Fault(f.NanLoss, NonFinite, ("loss is nan", "step 1, shard 3")),
     Fault(f.InfiniteLoss, NonFinite, ("loss is inf", "step 1, shard 3")),
     Fault(f.NanGradient, NonFinite, ("gradient of bias", "step 1, shard 3")),
     Fault(f.InfiniteStatistic, NonFinite, ("statistic 2.running_var", "step 0, shard 0")),
-    Fault(f.RaisesInLoss, PipelineRaised, ("loss()", "step 1, shard 3", "UserError: cannot read row 3", "faulty.py")),
+    Fault(
+        f.RaisesInLoss,
+        PipelineRaised,
+        ("loss()", "step 1, shard 3", "UserError: cannot read row 3", "faulty.py"),
+        UNSEEN,
+    ),
     Fault(f.StopsIteration, PipelineRaised, ("loss()", "step 0, shard 0", "StopIteration")),
     Fault(f.RaisesInCollate, PipelineRaised, ("reading samples", "step 0, shard 0", "different lengths")),
     Fault(f.RaisesInDataset, PipelineRaised, ("reading samples", "step 0, shard", "cannot read row 3")),
@@ -77,7 +91,8 @@ COMPUTING = [
     Fault(f.NegativeWeight, PipelineRaised, ("weight -1.0",)),
     Fault(f.NanWeight, PipelineRaised, ("weight nan",)),
     Fault(f.EnormousWeight, PipelineRaised, ("weight 1e+300",)),
-    Fault(f.TwoWeights, PipelineRaised, ("loss()", "step 0, shard 0")),
+    Fault(f.TwoWeights, PipelineRaised, ("loss()", "step 0, shard 0", "shape (2,)", "no weight")),
+    Fault(f.LossWithOutputs, PipelineRaised, ("loss()", "step 0, shard 0", "shape (2, 3)", "no weight")),
     Fault(f.ZeroWeights, PipelineRaised, ("step 0", "weights of all shards are zero")),
     Fault(f.ChangesFixedBuffer, PipelineRaised, ("'seen'", "changed")),
     Fault(f.ChangesFixedBufferForNothing, PipelineRaised, ("'seen'", "changed")),
@@ -109,12 +124,9 @@ COMPUTING = [
         f.AddsOption, PipelineRaised, ("optimizer", "'steps' in its param_groups", "when the optimizer is built"), OWN
     ),
     Fault(f.NesterovForeach, PipelineRaised, ("optimizer", "step 0", "in place"), OWN),
-    Fault(f.RaisesInMetrics, PipelineRaised, ("evaluation", "after step 3, validation batch 1", "no metric")),
+    Fault(f.RaisesInLaterMetrics, PipelineRaised, ("evaluation", "after step 3, validation batch 2", "no metric")),
     Fault(f.MetricNamesVary, PipelineRaised, ("metrics()", "names", "batch")),
     Fault(f.MetricCountsVary, PipelineRaised, ("metrics()", "names", "batch")),
-    Fault(f.MetricIsNoScalar, PipelineRaised, ("evaluation", "validation batch 0", "one element")),
-    Fault(f.MetricNamedLoss, PipelineRaised, ("metrics()", "'loss'")),
-    Fault(f.EvaluationChangesBuffer, PipelineRaised, ("'seen'", "changed")),
 ]
 
 
