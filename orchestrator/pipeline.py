@@ -68,8 +68,8 @@ class Pipeline:
         return default_collate(list(items))
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer | None:  # noqa: ARG002
-        """An optimizer of torch.optim over the model's parameters, instead of the configuration's `optimizer`. A class derived
-        from one keeps what it remembers in `state` and `param_groups`, not in attributes of its own."""
+        """An optimizer over the model's parameters, instead of the configuration's `optimizer`: one of torch.optim, or of a
+        class that steps without a closure and keeps what it remembers in `state` and `param_groups`, not in attributes."""
         return None
 
 

@@ -17,7 +17,7 @@ from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.numerics.exact import Accumulator
 from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
 from orchestrator.numerics.staging import Ferry
-from orchestrator.updates import schedules
+from orchestrator.updates import optimizers, schedules
 from orchestrator.updates.clipping import clip
 
 Gradients = Sequence[torch.Tensor | None]
@@ -69,6 +69,7 @@ class Learner:
         self._repeated = self._repeated or attempt > 0
         self._kept = None
         self._accumulator.clear()
+        self._options = optimizers.options(self._optimizer)
         tally = _Tally(self._replica)
         fault: tuple[int, OrchestratorError] | None = None
         for shard in self._shards:
@@ -125,6 +126,11 @@ class Learner:
         self._replica.begin_shard()
         computed = self._work.loss(step, shard)
         self._replica.check_unchanged()
+        if (name := optimizers.differing(self._options, optimizers.options(self._optimizer))) is not None:
+            raise PipelineRaised(
+                f"{name!r} in the optimizer's param_groups was changed while a batch was computed",
+                "let `schedule` change learning rates, and the optimizer's own step() what else has to change",
+            )
         if computed is None:
             return None
         loss, weight = computed

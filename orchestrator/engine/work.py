@@ -6,7 +6,6 @@ the place, with the user's own frames in the message and the full traceback in `
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,8 +20,10 @@ from orchestrator.errors import NonFinite, PipelineRaised
 from orchestrator.numerics import streams
 from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.pipeline import Pipeline, naming
+from orchestrator.updates import optimizers
 from orchestrator.updates.optimizers import kept_aside
 
+_HEAD = 2**14  # elements of the gradient that are compared, for changes that raise no version
 _SMALLEST_WEIGHT, _LARGEST_WEIGHT = 1e-100, 1e100  # so that no product with a float32 leaves the range of float64
 
 
@@ -89,24 +90,32 @@ class Work:
 
     def optimize(self, step: int, optimizer: torch.optim.Optimizer, gradients: torch.Tensor) -> None:
         """One step of the optimizer, which finds its gradients as views of `gradients`; peers may still be reading those."""
-        version, aside, options = gradients._version, kept_aside(optimizer), _options(optimizer)
+        version, head = gradients._version, gradients[:_HEAD].clone()
+        aside, options = kept_aside(optimizer, self.model), optimizers.options(optimizer)
         with naming(f"the optimizer (step {step})"), streams.seeded(self._seed, "optimizer step", step):
             optimizer.step()
-        for name, after in kept_aside(optimizer).items():
+        for name, after in kept_aside(optimizer, self.model).items():
             if after != aside.get(name):
                 raise PipelineRaised(
                     f"the optimizer changed its attribute {name!r} (step {step}), which no checkpoint and no worker that joins "
                     "would have",
-                    "keep it in the optimizer's state or param_groups: those are saved and handed over",
+                    "keep it in the optimizer's state or param_groups, or in frozen parameters of the model",
                 )
-        if (now := _options(optimizer)) != options:
-            empty: set[str] = set()
-            strange = min(set().union(*(a ^ b for a, b in itertools.zip_longest(options, now, fillvalue=empty))))
+        now = optimizers.options(optimizer)
+        strange = optimizers.differing(
+            [dict.fromkeys(group) for group in options], [dict.fromkeys(group) for group in now]
+        )
+        if strange is not None:
             raise PipelineRaised(
                 f"the optimizer added or removed {strange!r} in its param_groups (step {step})",
                 "give it a value when the optimizer is built: a state has to fit the optimizer of a worker that joins",
             )
-        if gradients._version != version:
+        if [group["lr"] for group in now] != [group["lr"] for group in options]:
+            raise PipelineRaised(
+                f"the optimizer, or a scheduler that follows it, changed its learning rate (step {step})",
+                "let `schedule` do that, which sets the rates for each step, or keep a factor of your own in param_groups",
+            )
+        if gradients._version != version or not torch.equal(gradients[:_HEAD], head):
             raise PipelineRaised(
                 f"the optimizer changed gradients in place (step {step})",
                 "let it work on copies; torch's SGD does this only with nesterov and foreach together",
@@ -150,11 +159,6 @@ class Work:
                 f"datasets() returned {type(returned).__name__}", "return (train, validation), or (train, None)"
             )
         return returned
-
-
-def _options(optimizer: torch.optim.Optimizer) -> list[set[str]]:
-    """Of each group."""
-    return [set(group) for group in optimizer.param_groups]
 
 
 NON_FINITE_REMEDY = "lower optimizer.lr, set gradient.clip, or look at the samples of this micro-batch"

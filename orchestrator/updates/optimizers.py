@@ -1,7 +1,8 @@
 """The optimizers of torch.optim on offer, checked against the settings before a run starts.
 
 Left out by name: LBFGS calls the model again within a step, SparseAdam wants sparse gradients, and both would need an
-exchange of their own.
+exchange of their own. A pipeline may return any other optimizer, of torch or not, as long as it takes a step without a closure
+and keeps what it remembers where `Optimizer.state_dict` finds it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import functools
 import inspect
 import io
 import pickle
-from collections.abc import Mapping
+import types
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 }  # fmt: skip
 # Attributes that torch's own classes have only with some options, or with a schedule of torch.
 _AT_TIMES = {"step", "_opt_called", "_step_supports_amp_scaling", "_need_device_dtype_check_for_fused"}
+_UNFIT = (torch.optim.LBFGS, torch.optim.SparseAdam)
 _NOT_OPTIONS = ("params", "differentiable", "capturable")
 
 
@@ -68,11 +71,12 @@ def build(name: str, options: Mapping[str, Any], model: torch.nn.Module) -> torc
 
 def check(optimizer: object, model: torch.nn.Module) -> None:
     """Raises PipelineRaised for what a pipeline's own `optimizer(model)` may not return."""
-    offered = tuple(OPTIMIZERS.values())
-    if not isinstance(optimizer, offered):
+    unfit = not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, _UNFIT)
+    if unfit or not isinstance(optimizer, torch.optim.Optimizer):
         raise PipelineRaised(
             f"optimizer() returned a {type(optimizer).__name__}",
-            f"return one of torch.optim's: {', '.join(OPTIMIZERS)}",
+            "return one torch.optim.Optimizer that neither calls the model nor wants sparse gradients, of torch "
+            f"{', '.join(OPTIMIZERS)}; several networks are parameter groups of one",
         )
     known = {id(parameter) for parameter in model.parameters()}
     strangers = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
@@ -81,44 +85,79 @@ def check(optimizer: object, model: torch.nn.Module) -> None:
             f"optimizer() updates a tensor of shape {tuple(strangers[0].shape)} that is no parameter of the model",
             "make it a parameter of what model() returns: only those are summed over the shards",
         )
+    if any(not isinstance(group.get("lr"), (int, float, torch.Tensor)) for group in optimizer.param_groups):
+        raise PipelineRaised(
+            f"optimizer() returned a {type(optimizer).__name__} without a learning rate",
+            "give each of its param_groups a number as lr: `schedule` multiplies it",
+        )
 
 
-def kept_aside(optimizer: torch.optim.Optimizer) -> dict[str, bytes]:
-    """What a class of the user's keeps in attributes of its own, where no checkpoint finds it: name -> bytes that change when
-    it does. Nothing for the classes of torch. Left out is what cannot be pickled."""
+def options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Of each group, all but its parameters; comparable, tensors by their versions."""
+    return [
+        {key: (id(v), v._version) if isinstance(v, torch.Tensor) else v for key, v in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def differing(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> str | None:
+    """The first name of an option that is not the same in both; a name of groups, where there are more in one."""
+    if len(before) != len(after):
+        return "params"
+    groups = zip(before, after, strict=True)
+    names = {
+        name
+        for old, new in groups
+        for name in old | new
+        if name not in old or name not in new or old[name] != new[name]
+    }
+    return min(names, default=None)
+
+
+def kept_aside(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, bytes]:
+    """What a class that is not torch's keeps in attributes of its own, where no checkpoint finds it: name -> bytes that change
+    when it does. Left out is what cannot be pickled, and the model, which is saved as a whole."""
     if type(optimizer) in OPTIMIZERS.values():
         return {}
-    base: Any = next(kind for kind in OPTIMIZERS.values() if isinstance(optimizer, kind))
+    base: Any = next((kind for kind in OPTIMIZERS.values() if isinstance(optimizer, kind)), None)
     torchs = _attributes_of(base)
     own = {name: value for name, value in vars(optimizer).items() if name not in torchs}
-    return {name: found for name, value in own.items() if (found := _bytes_of(value, optimizer)) is not None}
+    groups = optimizer.param_groups
+    known = {id(each) for each in (optimizer, optimizer.state, groups, *groups)}
+    known.update(id(each) for each in (*model.modules(), *model.parameters(), *model.buffers()))
+    strange = [key for key in optimizer.state if id(key) not in known]
+    aside = {"state": repr(strange).encode()} if strange else {}
+    return aside | {name: found for name, value in own.items() if (found := _bytes_of(value, known)) is not None}
 
 
 @functools.cache
 def _attributes_of(kind: Any) -> frozenset[str]:
-    """Of a class of torch; asked twice in each step."""
-    return frozenset(vars(kind([torch.zeros(1)])).keys() | _AT_TIMES)
+    """Of a class of torch, None: of the base of all; asked twice in each step."""
+    parameters = [torch.zeros(1)]
+    plain = torch.optim.Optimizer(parameters, {}) if kind is None else kind(parameters)
+    return frozenset(vars(plain).keys() | _AT_TIMES)
 
 
 class _Changes(pickle.Pickler):
-    """Tensors by their versions, and without what `optimizer` keeps where it belongs."""
+    """Tensors by their versions, and without what is kept where it belongs."""
 
-    def __init__(self, stream: io.BytesIO, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, stream: io.BytesIO, known: Set[int]) -> None:
         super().__init__(stream, pickle.HIGHEST_PROTOCOL)
-        groups = optimizer.param_groups
-        self._known = {id(each) for each in (optimizer, optimizer.state, groups, *groups)}
-        self._known.update(id(parameter) for group in groups for parameter in group["params"])
+        self._known = known
 
     def persistent_id(self, value: Any) -> Any:
-        if id(value) in self._known or isinstance(value, torch.nn.Module):
+        local = (
+            isinstance(value, (type, types.FunctionType)) and "<" in value.__qualname__
+        )  # pickle finds neither by name
+        if local or id(value) in self._known:
             return id(value)
         return (id(value), value._version) if isinstance(value, torch.Tensor) else None
 
 
-def _bytes_of(value: Any, optimizer: torch.optim.Optimizer) -> bytes | None:
+def _bytes_of(value: Any, known: Set[int]) -> bytes | None:
     stream = io.BytesIO()
     try:
-        _Changes(stream, optimizer).dump(value)
+        _Changes(stream, known).dump(value)
     except (pickle.PicklingError, TypeError, AttributeError):
         return None
     return stream.getvalue()

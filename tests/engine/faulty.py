@@ -12,9 +12,10 @@ import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import Dataset, IterableDataset
 
-from tests.engine.pipelines import CLASSES, FEATURES, Batch, Small
+from tests.engine.pipelines import CLASSES, FEATURES, Batch, Sign, Small
 
 VICTIM = 3.0  # which is in step 1, shard 3 of `runs.settings_for`, and in validation batch 1
 
@@ -627,6 +628,97 @@ class Averaging(torch.optim.SGD):
         if group["steps"] % 2 == 0:
             for slow, fast in zip(self.slow, self.fast, strict=True):
                 fast.copy_(slow.lerp_(fast, 0.5))
+
+
+class AveragesBeside(Numbered):
+    """A whole averaged model, in the hands of the optimizer alone, and a local function, which no pickle takes."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return AveragingBeside(model)
+
+
+class AveragingBeside(torch.optim.SGD):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model.parameters(), lr=0.1)
+        self.model = model
+        self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        self.average.update_parameters(self.model)
+
+
+class KeepsAStateForAll(Numbered):
+    """Under a key that is no parameter."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return CountingForAll(model.parameters(), lr=0.1)
+
+
+class CountingForAll(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        self.state["all"]["steps"] = 1  # type: ignore[index]
+        return super().step(closure)
+
+
+class ScalesGradientsThroughData(Numbered):
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return ScalingThroughData(model.parameters(), lr=0.1)
+
+
+class ScalingThroughData(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad.data.add_(parameter.data, alpha=0.1)
+        return super().step(closure)
+
+
+class SchedulesInStep(Numbered):
+    """A scheduler of torch, whose rates the run's schedule would replace."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        optimizer.register_step_post_hook(lambda *_: scheduler.step())
+        return optimizer
+
+
+class SchedulesInLoss(Numbered):
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=1000)
+        return optimizer
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        if hasattr(self, "scheduler"):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.scheduler.step()
+        return super().loss(model, batch)
+
+
+class WantsAClosure(Numbered):
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return Sharp(model.parameters(), lr=0.1)
+
+
+class Sharp(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        assert closure is not None, "wants a closure"
+        return super().step(closure)
+
+
+class SeveralOptimizers(Numbered):
+    def optimizer(self, model: nn.Module) -> Any:
+        return torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+class NoRate(Numbered):
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return Sign(model.parameters(), {"lr": None})
 
 
 class AddsOption(Numbered):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy
@@ -302,6 +303,44 @@ class NoisySgd(torch.optim.SGD):
                 for parameter in group["params"]:
                     parameter.add_(torch.randn_like(parameter), alpha=1e-3)
         return loss
+
+
+class OfNoClassOfTorchs(Mlp):
+    """An optimizer derived from the base alone; of what it remembers a part is in its groups, and an average of the weights
+    lies in frozen parameters of the model."""
+
+    def model(self) -> nn.Module:
+        trained, average = super().model(), super().model().requires_grad_(False)
+        average.load_state_dict(trained.state_dict())
+        return nn.ModuleDict({"trained": trained, "average": average})
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        trained, average = (list(model.get_submodule(name).parameters()) for name in ("trained", "average"))
+        optimizer = Sign(trained, {"lr": 0.01, "steps": 0})
+        optimizer.average = average
+        return optimizer
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        return super().loss(model.get_submodule("trained" if model.training else "average"), batch)
+
+    def metrics(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return {"logits": model.get_submodule("average")(batch[0]).mean()}
+
+
+class Sign(torch.optim.Optimizer):
+    """Chen et al., "Symbolic Discovery of Optimization Algorithms" (2023), Algorithm 2, with one rate for both averages."""
+
+    average: Sequence[Tensor]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
+        for group in self.param_groups:
+            group["steps"] += 1
+            for parameter, average in zip(group["params"], self.average, strict=True):
+                momentum = self.state[parameter].setdefault("momentum", torch.zeros_like(parameter))
+                momentum.lerp_(parameter.grad, 0.1)
+                parameter.add_(momentum.sign(), alpha=-group["lr"])
+                average.lerp_(parameter, 1 / group["steps"])
 
 
 class Jump(Small):

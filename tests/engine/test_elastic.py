@@ -233,10 +233,18 @@ def test_loaders_live_through_generations() -> None:
 
 @pytest.mark.parametrize(
     "pipeline",
-    [p.AwkwardBuffers, p.LayerDrop, p.OwnOptimizer, p.ChannelsLast, p.CumulativeBatchnorm, p.BatchnormFrozenByLoss],
+    [
+        p.AwkwardBuffers,
+        p.LayerDrop,
+        p.OwnOptimizer,
+        p.OfNoClassOfTorchs,
+        p.ChannelsLast,
+        p.CumulativeBatchnorm,
+        p.BatchnormFrozenByLoss,
+    ],
 )
 def test_awkward_models_are_handed_over_too(pipeline: type[Pipeline]) -> None:
-    settings: dict[str, Any] = {"steps": 3, "optimizer": None if pipeline is p.OwnOptimizer else SGD}
+    settings: dict[str, Any] = {"steps": 3, "optimizer": SGD if Pipeline.optimizer is pipeline.optimizer else None}
     whole = survive(pipeline, Layout(1), **settings)
     told = survive(pipeline, Layout(2), [Fault(0, 17, "join"), Fault(1, 38, "die")], **settings)
     assert told.generations == 3

@@ -49,6 +49,8 @@ PREPARING = [
     Fault(f.StreamedTraining, PipelineRaised, ("training", "IterableDataset")),
     Fault(f.StreamedValidation, PipelineRaised, ("validation", "IterableDataset")),
     Fault(f.OptimizerOfAnotherKind, PipelineRaised, ("optimizer()", "LBFGS", "adamw"), OWN),
+    Fault(f.SeveralOptimizers, PipelineRaised, ("optimizer()", "tuple", "one"), OWN),
+    Fault(f.NoRate, PipelineRaised, ("optimizer()", "Sign", "learning rate", "lr"), OWN),
     Fault(f.NoOptimizer, PipelineRaised, ("optimizer()", "NoneType"), OWN),
     Fault(f.OptimizerOfStrangers, PipelineRaised, ("optimizer()", "(4, 3)", "no parameter of the model"), OWN),
     Fault(f.Numbered, ConfigurationError, ("optimizer", "required"), OWN),
@@ -123,6 +125,12 @@ COMPUTING = [
     Fault(
         f.AddsOption, PipelineRaised, ("optimizer", "'steps' in its param_groups", "when the optimizer is built"), OWN
     ),
+    Fault(f.AveragesBeside, PipelineRaised, ("optimizer", "'average'", "step 0", "frozen parameters"), OWN),
+    Fault(f.KeepsAStateForAll, PipelineRaised, ("optimizer", "'state'", "step 0"), OWN),
+    Fault(f.ScalesGradientsThroughData, PipelineRaised, ("optimizer", "step 0", "in place"), OWN),
+    Fault(f.SchedulesInStep, PipelineRaised, ("scheduler", "learning rate", "step 0", "`schedule`"), OWN),
+    Fault(f.SchedulesInLoss, PipelineRaised, ("'betas'", "param_groups", "while a batch"), OWN),
+    Fault(f.WantsAClosure, PipelineRaised, ("optimizer", "step 0", "closure"), OWN),
     Fault(f.NesterovForeach, PipelineRaised, ("optimizer", "step 0", "in place"), OWN),
     Fault(f.RaisesInLaterMetrics, PipelineRaised, ("evaluation", "after step 3, validation batch 2", "no metric")),
     Fault(f.MetricNamesVary, PipelineRaised, ("metrics()", "names", "batch")),

@@ -53,6 +53,7 @@ CASES = [
     Case(p.Augmented),
     Case(p.OwnOptimizer, {"optimizer": None}),
     Case(p.Langevin, {"optimizer": None}),
+    Case(p.OfNoClassOfTorchs, {"optimizer": None, "evaluate_every": Every(steps=2)}),
     Case(p.CustomBatches),
     Case(p.AwkwardBuffers),
     Case(p.Mlp, {"epochs": 2}),

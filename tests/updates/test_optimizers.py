@@ -126,11 +126,11 @@ def test_what_an_optimizer_holds_without_changing_it_is_no_state(options: dict[s
     model = nn.Linear(2, 2)
     optimizer = Aside(model, **options)
     for _ in range(3):
-        before = kept_aside(optimizer)
+        before = kept_aside(optimizer, model)
         assert {"all", "first", "moments", "fixed"} <= before.keys()
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
-        assert kept_aside(optimizer) == before
+        assert kept_aside(optimizer, model) == before
     optimizer.fixed["table"] += 1
-    assert kept_aside(optimizer) != before
-    assert kept_aside(torch.optim.Adam(model.parameters())) == {}
+    assert kept_aside(optimizer, model) != before
+    assert kept_aside(torch.optim.Adam(model.parameters()), model) == {}
