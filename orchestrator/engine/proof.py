@@ -1,7 +1,8 @@
 """Admission by proof (rule B4): a worker shows that it computes the bits of the others before it may take part.
 
-Each proof computes batch 0, then batch 1, then batch 0 again, where a pipeline that keeps state would betray itself. For the
-same reason the pipeline is asked for its metrics before anything is trained.
+Micro-batch 0 is computed, then micro-batch 1, then 0 again, where a pipeline that keeps state betrays itself: by other bits, or
+by what it holds. The same is asked of validation batches, since decisions may follow from metrics; so a fault in metrics() is
+told before the training, not after it.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import struct
 import sys
+from collections.abc import Callable
 
-from orchestrator.engine import evaluation
+from orchestrator.engine import evaluation, keeping
 from orchestrator.engine.replica import Replica
 from orchestrator.engine.work import Work
 from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised
@@ -21,14 +23,11 @@ def reference(work: Work, replica: Replica) -> str:
     """A digest of the gradient of the first micro-batch. Raises Inconsistent; PipelineRaised for what may not be changed or
     used, and for a fault in the metrics."""
     compiled = _compiled()
-    first, *_, last = prints = [_fingerprint(work, replica, shard) for shard in (0, 1, 0)]
-    if last != first:
-        raise Inconsistent(
-            "micro-batch (step 0, shard 0) came out differently when it was computed again behind another one",
-            "a pipeline must keep no state between batches and draw randomness only from torch, numpy or random",
-        )
-    if None not in prints:  # else the step's own words come first
-        _prove_metrics(work, replica)
+    batches = range(min(2, work.order.shards))
+    first = _prove(work, "micro-batch (step 0, shard 0)", batches, lambda shard: _fingerprint(work, replica, shard))
+    if first is not None:  # else the words of the step come first
+        batches = range(min(2, len(work.evaluation_batches)))
+        _prove(work, "validation batch 0", batches, lambda batch: _evaluated(work, replica, batch))
     if _compiled() != compiled:
         raise PipelineRaised(
             "a part of the pipeline was compiled while a batch was computed",
@@ -37,13 +36,38 @@ def reference(work: Work, replica: Replica) -> str:
     return first or ""
 
 
+def _prove(work: Work, what: str, batches: range, compute: Callable[[int], str | None]) -> str | None:
+    """What `compute` gives for batch 0, each time. None: for one of the batches it gives nothing. Raises Inconsistent."""
+    if not batches:
+        return None
+    results = [compute(batches[0])]
+    before = keeping.look(work.held(), work.model)
+    results += [compute(batch) for batch in (*batches[1:], batches[0])]
+    after = keeping.look(work.held(), work.model)
+    grown: dict[str, bool] = {}
+    if after != before:
+        compute(batches[0])
+        grown = keeping.grown(before, after, keeping.look(work.held(), work.model))
+    found = ", ".join(sorted(grown, key=lambda place: not grown[place])[:3])
+    remedy = (
+        "a pipeline must keep no state between batches and draw randomness only from torch, numpy or random; metrics are means "
+        "over their own batch, put together here"
+    )
+    if results[-1] != results[0]:
+        why = f"; what had changed: {found}" if found else ""
+        raise Inconsistent(f"{what} came out differently when it was computed again behind another one{why}", remedy)
+    if any(grown.values()):
+        raise Inconsistent(f"{found} changed each time that {what} was computed", remedy)
+    return None if None in results else results[0]
+
+
 def _fingerprint(work: Work, replica: Replica, shard: int) -> str | None:
     """Of all that micro-batch (step 0, shard) would put into the sum; None where it fails, as its step will. Raises
     PipelineRaised where it changes what has to stay."""
     replica.begin_shard()
     digest = hashlib.sha256()
     try:
-        computed = work.loss(0, shard) if shard < work.order.shards else None
+        computed = work.loss(0, shard)
         tensors = replica.contribution() if computed is not None else []
     except OrchestratorError:
         replica.begin_shard()
@@ -56,24 +80,13 @@ def _fingerprint(work: Work, replica: Replica, shard: int) -> str | None:
     return digest.hexdigest()
 
 
-def _prove_metrics(work: Work, replica: Replica) -> None:
-    """Raises PipelineRaised, also where training would come first; Inconsistent."""
-    told = [_evaluated(work, replica, batch) for batch in (0, 1, 0) if batch < len(work.evaluation_batches)]
-    if told and told[-1] != told[0]:
-        name = min(told[-1].items() ^ told[0].items())[0]
-        raise Inconsistent(
-            f"{name} of validation batch 0 came out differently when it was computed again behind another one",
-            "metrics() returns the means over its own batch (they are put together here), and keeps nothing between batches; "
-            "a validation set draws randomness only from torch, numpy or random",
-        )
-
-
-def _evaluated(work: Work, replica: Replica, batch: int) -> dict[str, bytes]:
+def _evaluated(work: Work, replica: Replica, batch: int) -> str:
+    """The numbers of a validation batch, to the bit."""
     results = evaluation.compute(work, replica, [batch], len(work.evaluation_batches), -1, lambda: None)
     if results.fault is not None:
         raise results.fault[1]
-    names, values = ["loss", "weight", "rows", *(results.names or [])], results.rows[batch]
-    return {name: struct.pack("<d", value) for name, value in zip(names, values, strict=True)}
+    values = results.rows[batch]
+    return f"{results.names} {struct.pack(f'<{len(values)}d', *values).hex()}"
 
 
 def _compiled() -> int:

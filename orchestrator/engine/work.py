@@ -62,6 +62,10 @@ class Work:
     def training_data(self) -> Any:
         return self._train
 
+    def held(self) -> dict[str, Any]:
+        """All objects of the user's, by names for messages."""
+        return {"pipeline": self.pipeline, "model": self.model, "train": self._train, "validation": self._validation}
+
     def fetch_ahead(self, loaders: Loaders, shards: Sequence[int], steps: int) -> None:
         """From now on, training batches come from `loaders`, for a worker that hosts `shards` in a run of `steps`."""
         self._loaders, self._hosted, self._steps = loaders, tuple(shards), steps

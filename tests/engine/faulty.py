@@ -782,6 +782,65 @@ class DrawsForItselfInValidation(Numbered):
         return super().datasets()[0], self.Noisy(self.held_out or 0)
 
 
+class CountsForLater(Numbered):
+    """A warm-up of the loss that no bit of the first batches tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.schedule = {"batches": 0}
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        self.schedule["batches"] += 1
+        return super().loss(model, batch) * (1 if self.schedule["batches"] < 1000 else 2)
+
+
+class DrawsRarely(Numbered):
+    class Flipped(Dataset[Any]):
+        def __init__(self, rows: int) -> None:
+            self.rows = rows
+            self.generator = numpy.random.default_rng(3)
+
+        def __len__(self) -> int:
+            return self.rows
+
+        def __getitem__(self, index: int) -> Any:
+            flipped = self.generator.random() < 1e-9
+            return torch.full((FEATURES,), float(index - 2 * index * flipped)), torch.tensor(index % CLASSES)
+
+    def datasets(self) -> Any:
+        return self.Flipped(self.rows), None
+
+
+class AveragesInLoss(Numbered):
+    """An average of the weights that each worker would have of its own; it changes no loss, only metrics."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        self.average = AveragedModel(model)
+        return model
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        self.average.update_parameters(model)
+        return super().loss(model, batch)
+
+
+class Centred(nn.Linear):
+    """Less the mean of what it has put out so far, in a plain attribute."""
+
+    centre: Any = 0.0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = super().forward(inputs)
+        self.centre = 0.9 * self.centre + 0.1 * outputs.detach().mean(0)
+        centred: Tensor = outputs - self.centre
+        return centred
+
+
+class CentresItsOutput(Numbered):
+    def model(self) -> nn.Module:
+        return Centred(FEATURES, CLASSES)
+
+
 class NoMetrics(Numbered):
     def metrics(self, model: nn.Module, batch: Batch) -> Any:  # noqa: ARG002
         return None

@@ -251,6 +251,30 @@ class DroppingModel(nn.Module):
         return logits
 
 
+class Cached(nn.Linear):
+    """Keeps what may be kept: a table for the largest batch so far, the last of several things, a count of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(FEATURES, CLASSES)
+        self.largest, self.table = 0, torch.empty(0)
+        self.last_mean, self._calls = 0.0, 0
+        self.seen: list[int] = []
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self._calls += 1
+        self.seen.append(len(inputs))
+        if len(inputs) > self.largest:
+            self.largest, self.table = len(inputs), torch.arange(len(inputs)) / 10
+        outputs = super().forward(inputs) * self.table[: len(inputs), None].cos()
+        self.last_mean = outputs.mean().item()
+        return outputs
+
+
+class Caching(Small):
+    def model(self) -> nn.Module:
+        return Cached()
+
+
 class LayerDrop(Small):
     def model(self) -> nn.Module:
         return DroppingModel()
