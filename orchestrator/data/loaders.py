@@ -13,6 +13,8 @@ and its request asked again: what a loader answers depends on the request alone.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import io
 import os
 import pickle
 import struct
@@ -22,9 +24,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import IO, Any, NamedTuple
 
+import torch
+
 from orchestrator.data.loading import fetch
-from orchestrator.errors import OrchestratorError, PipelineRaised, RunFailed, from_dict
-from orchestrator.numerics import determinism, streams
+from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised, RunFailed, from_dict
+from orchestrator.numerics import determinism, digests, streams
 from orchestrator.pipeline import find, naming
 
 _DEATHS = 3  # of loaders in a row that were asked for one micro-batch, before it is to blame
@@ -78,6 +82,18 @@ class Loaders:
             if following is not None:
                 idle.ask(following)
         return _result(payload)
+
+    def prove(self, key: Key, batch: Any) -> None:
+        """Raises Inconsistent where a loader reads anything else for `key` than its worker, which has read `batch`."""
+        for loader in self._loaders:
+            loader.ask(key)
+        for answer in [loader.answer() for loader in self._loaders]:
+            if _fingerprint(_result(answer)) != _fingerprint(batch):
+                raise Inconsistent(
+                    "a loader process reads other samples than its worker, from the same indices",
+                    "datasets() has to give the same samples in each process: draw them from torch, numpy or random, which are "
+                    "seeded for it (numpy.random.default_rng() is not), and read nothing that changes",
+                )
 
     def forget(self) -> None:
         """Drop what is being fetched: other micro-batches will be wanted."""
@@ -163,6 +179,23 @@ def _result(answer: dict[str, Any]) -> Any:
     if "failed" in answer:
         raise from_dict(answer["failed"])
     return answer["batch"]
+
+
+class _Printing(pickle.Pickler):
+    """Tensors by their values: their own pickles hold addresses."""
+
+    def persistent_id(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            return None
+        digest = hashlib.sha256()
+        digests.update(digest, "", value)
+        return digest.hexdigest()
+
+
+def _fingerprint(batch: Any) -> bytes:
+    stream = io.BytesIO()
+    _Printing(stream, pickle.HIGHEST_PROTOCOL).dump(batch)
+    return stream.getvalue()
 
 
 def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:

@@ -70,6 +70,12 @@ class Work:
         """From now on, training batches come from `loaders`, for a worker that hosts `shards` in a run of `steps`."""
         self._loaders, self._hosted, self._steps = loaders, tuple(shards), steps
 
+    def prove(self, loaders: Loaders) -> None:
+        """Raises Inconsistent where these read other samples than this process does."""
+        shards = range(self.order.shards)
+        shard, indices = next((shard, found) for shard in shards if (found := self._sampler.indices(0, shard)))
+        loaders.prove(Key(0, shard, tuple(indices)), self._read(0, shard, indices))
+
     def loss(self, step: int, shard: int) -> tuple[torch.Tensor, float] | None:
         """(mean loss, weight) of micro-batch (step, shard), with its graph; None when the micro-batch is empty.
 
@@ -146,6 +152,9 @@ class Work:
         if self._loaders is not None:
             key = Key(step, shard, tuple(indices))
             return self._loaders.batch(key, upcoming(step, shard, self._hosted, self._steps, self._sampler.indices))
+        return self._read(step, shard, indices)
+
+    def _read(self, step: int, shard: int, indices: list[int]) -> Any:
         with (
             naming(f"reading samples (step {step}, shard {shard})"),
             streams.seeded(self._seed, "samples", step, shard),

@@ -193,5 +193,6 @@ class Worker:
             recipe = Recipe(settings.pipeline.target, settings.pipeline.args, settings.run.seed, settings.run.threads)
             lost = lambda why: self._host.emit({"event": "loader_lost", "why": why})  # noqa: E731
             self._loaders = Loaders(recipe, settings.data.loaders, lost)
+            self._work.prove(self._loaders)
         self._loaders.forget()
         self._work.fetch_ahead(self._loaders, shards, steps)

@@ -13,7 +13,7 @@ import torch
 
 from orchestrator.data.loaders import Key, Loaders, Recipe, upcoming
 from orchestrator.data.order import Order, Sampler
-from orchestrator.errors import PipelineRaised, RunFailed
+from orchestrator.errors import Inconsistent, PipelineRaised, RunFailed
 from tests.engine import faulty
 from tests.engine import pipelines as p
 from tests.engine.runs import ONE, Layout, train
@@ -96,6 +96,17 @@ def test_a_fault_in_reading_names_the_sample_and_the_users_line() -> None:
     with pytest.raises(PipelineRaised, match=r"reading samples \(step 0, shard \d\) raised") as raised:
         train(faulty.RaisesInDataset, ONE, loaders=1)
     assert "faulty.py:" in str(raised.value)
+
+
+@pytest.mark.ray
+def test_samples_that_no_seed_decides_are_told() -> None:
+    with pytest.raises(Inconsistent, match=r"reads other samples than its worker"):
+        train(faulty.ReadsOtherSamplesInEachProcess, ONE, loaders=1)
+
+
+@pytest.mark.ray
+def test_batches_of_any_kind_prove_the_same_in_two_processes() -> None:
+    assert train(p.Packed, ONE, loaders=1).trace == train(p.Packed, ONE).trace
 
 
 def test_what_comes_next_is_what_a_worker_computes_next() -> None:

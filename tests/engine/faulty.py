@@ -841,6 +841,11 @@ class CentresItsOutput(Numbered):
         return Centred(FEATURES, CLASSES)
 
 
+class ReadsOtherSamplesInEachProcess(Numbered):
+    def inputs(self, rows: int) -> Tensor:
+        return torch.from_numpy(numpy.random.default_rng().normal(size=(rows, FEATURES))).float()
+
+
 class NoMetrics(Numbered):
     def metrics(self, model: nn.Module, batch: Batch) -> Any:  # noqa: ARG002
         return None

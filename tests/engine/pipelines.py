@@ -9,12 +9,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils import rnn
 from torch.utils.data import Dataset, TensorDataset
 
 from orchestrator import Pipeline
@@ -408,6 +410,48 @@ class Texts(Dataset[Any]):
 
     def __getitem__(self, index: int) -> str:
         raise AssertionError("read rows through __getitems__")
+
+
+@dataclass
+class Sentences:
+    words: rnn.PackedSequence
+    labels: Tensor
+    names: list[str]
+
+
+class PackedModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.GRU(4, 8, batch_first=True, bidirectional=True)
+        self.out = nn.Linear(16, CLASSES)
+
+    def forward(self, words: rnn.PackedSequence) -> Tensor:
+        _, states = self.rnn(words)
+        logits: Tensor = self.out(states.transpose(0, 1).flatten(1))
+        return logits
+
+
+class Packed(Small):
+    """Sequences of different lengths with a name each, in a batch of a class of its own."""
+
+    def datasets(self) -> Any:
+        return tuple(
+            [(torch.randn(random.randint(1, 6), 4), random.randrange(CLASSES), f"row {row}") for row in range(rows)]
+            for rows in (self.rows, self.held_out or 0)
+        )
+
+    def collate(self, items: Any) -> Any:
+        words, labels, names = zip(*items, strict=True)
+        return Sentences(rnn.pack_sequence(list(words), enforce_sorted=False), torch.tensor(labels), list(names))
+
+    def model(self) -> nn.Module:
+        return PackedModel()
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        return functional.cross_entropy(model(batch.words), batch.labels)
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        return {"spread": model(batch.words).std()}
 
 
 class RareStatistics(Small):

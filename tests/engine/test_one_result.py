@@ -52,6 +52,7 @@ CASES = [
     Case(p.LayerDrop, {"steps": 6, "optimizer": ADAM}),
     Case(p.Augmented),
     Case(p.Caching, {"batch_size": 7}),
+    Case(p.Packed),
     Case(p.OwnOptimizer, {"optimizer": None}),
     Case(p.Langevin, {"optimizer": None}),
     Case(p.OfNoClassOfTorchs, {"optimizer": None, "evaluate_every": Every(steps=2)}),
