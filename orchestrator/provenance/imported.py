@@ -14,6 +14,7 @@ import importlib.metadata
 import json
 import os
 import sysconfig
+import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -96,9 +97,20 @@ def gather(modules: Mapping[str, str], project: Path, origin: str | None = None)
     found = []
     for name, file in sorted(modules.items()):
         place = _existing(os.path.realpath(file))
-        if place is not None and not is_installed(place, standard):
+        if (
+            place is not None
+            and not is_installed(place, standard)
+            and not _is_generated(name, place, modules, standard)
+        ):
             found.append(_loaded(name, place, top, repositories))
     return found
+
+
+def _is_generated(name: str, file: str, modules: Mapping[str, str], standard: Iterable[str]) -> bool:
+    """Code that an installed package has written for itself: a module of its name in a temporary file (torch_geometric)."""
+    package = modules.get(name.partition(".")[0])
+    temporary = os.path.realpath(tempfile.gettempdir()) + "/"
+    return package is not None and file.startswith(temporary) and is_installed(os.path.realpath(package), standard)
 
 
 def from_dict(values: Mapping[str, Any]) -> Loaded:

@@ -45,6 +45,18 @@ def test_python_and_distributions_need_no_judgement(project: Path, tmp_path: Pat
     assert (found.findings, found.obstacles) == ((), ())
 
 
+def test_what_an_installed_package_generates_needs_none_either(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    write(tmp_path, {"made_k2j4.py": "from a template\n"})
+    modules = {"pytest": pytest.__file__, "pytest.conv.made_k2j4": str(tmp_path / "made_k2j4.py")}
+    assert gather(modules, project) == []
+    assert len(gather({**modules, "helper": str(tmp_path / "made_k2j4.py")}, project)) == 1
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "elsewhere"))
+    assert len(gather(modules, project)) == 1
+
+
 def test_code_of_the_snapshot_is_fine(project: Path) -> None:
     found = judged(
         project, project / "new.py", **{"pipes.good": project / "pipes/good.py", "pipes": project / "pipes/__init__.py"}
