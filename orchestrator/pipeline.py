@@ -36,6 +36,8 @@ _ADVICE = {
     "tensors to be on the same device": "make tensors where the batch is, as torch.arange(n, device=x.device) does, and have "
     "the model's constants be buffers: those are moved to run.device",
     "CUDA out of memory": "raise data.shards or lower data.batch_size: a shard computes batch_size / shards rows at once",
+    "Expected more than 1 value per channel": "batch normalisation needs two rows: where an epoch's last batch leaves a "
+    "shard one, choose another data.batch_size or fewer data.shards, or have the data set leave the surplus out",
     "device-side assert": "a GPU does not say more: look for an index or a label out of range, or run once with run.device=cpu",
 }
 

@@ -153,6 +153,12 @@ def test_an_operation_that_is_not_deterministic_is_named() -> None:
     assert "error.txt" in caught.value.remedy
 
 
+def test_a_batch_of_one_row_that_is_normalised_is_explained() -> None:
+    with pytest.raises(PipelineRaised) as caught, naming("loss() (step 2, shard 3)"):
+        torch.nn.BatchNorm1d(2)(torch.ones(1, 2))
+    assert "data.batch_size" in caught.value.remedy
+
+
 def test_other_errors_get_no_advice() -> None:
     with pytest.raises(PipelineRaised) as caught, naming("loss()"):
         raise KeyError("a")

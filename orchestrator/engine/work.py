@@ -128,7 +128,7 @@ class Work:
         if gradients._version != version or not torch.equal(gradients[:_HEAD], head):
             raise PipelineRaised(
                 f"the optimizer changed gradients in place (step {step})",
-                "let it work on copies; torch's SGD does this only with nesterov and foreach together",
+                "give it copies in its step(): parameter.grad = parameter.grad.clone(); or turn foreach off, where it has that",
             )
 
     def evaluate(self, step: int, batch: int) -> tuple[list[str], list[float]]:
