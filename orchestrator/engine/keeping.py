@@ -3,12 +3,12 @@
 State that matters only later (a curriculum that counts batches, an augmentation that is rarely drawn) changes no bit of the
 first micro-batches, so computing them again does not betray it. Looked for are
 
-    generators  of numpy, `random` and torch, wherever the pipeline, its model and its datasets hold one
-    numbers     in attributes with public names of the pipeline and of the model's modules, and in containers there
+    generators  of numpy, `random` and torch, wherever the pipeline, its model, its datasets or their modules hold one
+    numbers     in attributes with public names of the pipeline and of the model's layers, in globals, and in containers there
     weights     parameters and buffers of modules that are not within the model
     arrays      other tensors and numpy arrays: caches are such, so they are only named where a result differs
 
-What it does not see: closures, globals, files, containers with many elements.
+What it does not see: closures, globals of other modules, files, containers with many elements.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Kept = dict[str, tuple[bool, bytes]]  # by its place: whether it is state for su
 
 
 def look(roots: Mapping[str, Any], model: torch.nn.Module) -> Kept:
-    """At everything that these objects keep now, among them the pipeline and its model."""
+    """At everything that these objects keep now, by their names, among them "pipeline" and its model."""
     walk = _Walk(model)
     for name, root in roots.items():
-        walk.through(name, root, counts=False)
+        walk.through(name, root, counts=not name.rpartition(".")[2].startswith("_"))
     return walk.found
 
 

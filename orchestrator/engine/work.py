@@ -7,6 +7,7 @@ the place, with the user's own frames in the message and the full traceback in `
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -63,8 +64,12 @@ class Work:
         return self._train
 
     def held(self) -> dict[str, Any]:
-        """All objects of the user's, by names for messages."""
-        return {"pipeline": self.pipeline, "model": self.model, "train": self._train, "validation": self._validation}
+        """All objects of the user's, by names for messages; and the globals of the modules that their classes are in."""
+        held = {"pipeline": self.pipeline, "model": self.model, "train": self._train, "validation": self._validation}
+        names = sorted({type(each).__module__ for each in held.values()})
+        modules = [(name, sys.modules.get(name)) for name in names]
+        written = [(name, vars(module)) for name, module in modules if _is_written_here(module)]
+        return held | {f"{name}.{key}": value for name, found in written for key, value in found.items()}
 
     def fetch_ahead(self, loaders: Loaders, shards: Sequence[int], steps: int) -> None:
         """From now on, training batches come from `loaders`, for a worker that hosts `shards` in a run of `steps`."""
@@ -172,6 +177,12 @@ class Work:
                 f"datasets() returned {type(returned).__name__}", "return (train, validation), or (train, None)"
             )
         return returned
+
+
+def _is_written_here(module: Any) -> bool:
+    """Rather than installed."""
+    file = getattr(module, "__file__", None)
+    return file is not None and "site-packages" not in file
 
 
 NON_FINITE_REMEDY = "lower optimizer.lr, set gradient.clip, or look at the samples of this micro-batch"

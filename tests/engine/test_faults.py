@@ -76,6 +76,7 @@ PREPARING = [
         ("validation batch 0", "validation.generator", "randomness only from"),
     ),
     Fault(f.CountsForLater, Inconsistent, ("pipeline.schedule['batches'] changed", "step 0, shard 0", "no state")),
+    Fault(f.CountsInAGlobal, Inconsistent, ("tests.engine.faulty.progress['batches'] changed", "no state")),
     Fault(f.DrawsRarely, Inconsistent, ("train.generator changed", "step 0, shard 0", "no state")),
     Fault(f.AveragesInLoss, Inconsistent, ("pipeline.average.n_averaged", "step 0, shard 0", "no state")),
     Fault(f.CentresItsOutput, Inconsistent, ("differently", "what had changed: model.centre", "no state")),
