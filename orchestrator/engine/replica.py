@@ -24,7 +24,7 @@ from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.staging import Direct, Staging
 
 COUNTER_ELEMENTS = 16  # an integer buffer with more elements than this is data, not a counter
-_PIECE = 2**14  # elements
+_PIECE = 2**12  # elements
 _PIECES = 2  # of trainable parameters, and as many of frozen ones, that are compared in a step
 _IN_PLACE = "change it in place instead"
 _IN_MODEL = "make all layers in model(): what comes later is not trained, and no other worker has it"
@@ -139,7 +139,10 @@ class Replica:
 
     def _watch(self, pieces: Iterable[tuple[str, torch.Tensor]]) -> None:
         """These pieces of parameters stay as they are until the step is applied."""
-        self._watched = [(name, piece, piece.clone()) for name, piece in pieces]
+        views = {
+            piece.data_ptr(): (name, piece.view(torch.int32)) for name, piece in pieces
+        }  # a short turn has one twice
+        self._watched = [(name, bits, bits.clone()) for name, bits in views.values()]
 
     def _move_into_flat_buffer(self, device: torch.device) -> None:
         slots = self.layout.slots[: len(self.parameters)]
@@ -181,7 +184,9 @@ class Replica:
     def _check_parameters(self) -> None:
         marks = zip(self._parameters, self._versions, _marks(self._parameters.values()), strict=True)
         changed = [name for name, before, now in marks if before != now]
-        changed += [name or self._at(piece, copy) for name, piece, copy in self._watched if not _same(piece, copy)]
+        changed += [
+            name or self._at(piece, copy) for name, piece, copy in self._watched if not torch.equal(piece, copy)
+        ]
         if changed:
             raise PipelineRaised(
                 f"the parameter {changed[0]!r} was changed in place while a batch was computed",
@@ -197,7 +202,7 @@ class Replica:
 
     def _at(self, piece: torch.Tensor, copy: torch.Tensor) -> str:
         """The trainable parameter that a piece of the flat buffer differs in."""
-        element = piece.storage_offset() + int((piece.view(torch.int32) != copy.view(torch.int32)).nonzero()[0])
+        element = piece.storage_offset() + int((piece != copy).nonzero()[0])
         return next(slot.name for slot in reversed(self.layout.slots) if slot.offset <= element)
 
 
