@@ -58,7 +58,7 @@ class Accumulator:
         self.clear()
 
     def clear(self) -> None:
-        self._waiting: list[tuple[Tensors, float]] = []
+        self._waiting: list[tuple[Tensors, list[int], float]] = []
         self._magnitudes = numpy.empty((0, len(self._slots)), numpy.int64)
         self._fresh = True  # the total still holds an earlier sum
 
@@ -66,7 +66,13 @@ class Accumulator:
         """Take weight * tensors in; None contributes nothing. The tensors must stay as they are until `settle`; the grid is
         the same since `clear`. A tensor whose grid is not set yet is added without rounding: the step will be repeated."""
         self._grid = grid
-        self._waiting.append((tensors, weight))
+        # At once: whatever Python touches here has just been made, and will have left the cache by the time all are added up.
+        ordered = [
+            None if tensor is None else _in_order(tensor, slot)
+            for tensor, slot in zip(tensors, self._slots, strict=True)
+        ]
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in ordered]
+        self._waiting.append((ordered, addresses, weight))
         if len(self._waiting) == self.most_waiting:
             self._add_waiting()
 
@@ -81,16 +87,8 @@ class Accumulator:
         return self._magnitudes
 
     def _add_waiting(self) -> None:
-        ordered = [
-            [
-                None if tensor is None else _in_order(tensor, slot)
-                for tensor, slot in zip(tensors, self._slots, strict=True)
-            ]
-            for tensors, _ in self._waiting
-        ]
-        found = [[0 if tensor is None else tensor.data_ptr() for tensor in tensors] for tensors in ordered]
-        addresses = numpy.array(found, numpy.int64)
-        weights = numpy.array([weight for _, weight in self._waiting])
+        addresses = numpy.array([addresses for _, addresses, _ in self._waiting], numpy.int64)
+        weights = numpy.array([weight for _, _, weight in self._waiting])
         exponents = self._grid.exponents if self._exact else [None] * len(self._slots)
         anchors = numpy.array([0.0 if e is None else _ANCHOR * 2.0**e for e in exponents], numpy.float64)
         largest = numpy.full(addresses.shape, ABSENT, numpy.int32)
