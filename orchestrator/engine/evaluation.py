@@ -57,7 +57,8 @@ def compute(work: Work, replica: Replica, shards: Sequence[int], total_shards: i
             replica.begin_shard()
             try:
                 results.add(batch, *work.evaluate(step, batch))
-                replica.check_unchanged()
+                replica.check_shard()
+                replica.check_step()
             except OrchestratorError as error:
                 results.fault = (batch, error)
                 break

@@ -86,6 +86,8 @@ class Learner:
                 fault = (shard, error)
                 break
         self._fault = self._settle(step, tally) or fault  # what was added came before what failed
+        if self._shards and (self._fault is None or isinstance(self._fault[1], NonFinite)):
+            self._fault = self._disturbance() or self._fault
         if self._fault is not None:
             return Ballot(failing_shard=self._fault[0])
         if len(self._shards) == 1 and tally.shards:
@@ -125,16 +127,21 @@ class Learner:
         added up, which have to stay as they are."""
         self._replica.begin_shard()
         computed = self._work.loss(step, shard)
-        self._replica.check_unchanged()
-        if (name := optimizers.differing(self._options, optimizers.options(self._optimizer))) is not None:
-            raise PipelineRaised(
-                f"{name!r} in the optimizer's param_groups was changed while a batch was computed",
-                "let `schedule` change learning rates, and the optimizer's own step() what else has to change",
-            )
+        self._replica.check_shard()
         if computed is None:
             return None
         loss, weight = computed
         return loss.item(), weight, self._ferry.out(self._replica.contribution(), nth)
+
+    def _disturbance(self) -> tuple[int, OrchestratorError] | None:
+        """What the user's code changed while the shards were computed, though only the optimizer's step may change it; told of
+        the last shard."""
+        try:
+            self._replica.check_step()
+            optimizers.check_unchanged(self._optimizer, self._options)
+        except PipelineRaised as error:
+            return self._shards[-1], error
+        return None
 
     def _settle(self, step: int, tally: _Tally) -> tuple[int, OrchestratorError] | None:
         """Complete the sum and hand the magnitudes to the tally; returns the first shard with one that is not finite."""

@@ -57,7 +57,10 @@ def _prove(work: Work, what: str, batches: range, compute: Callable[[int], str |
         why = f"; what had changed: {found}" if found else ""
         raise Inconsistent(f"{what} came out differently when it was computed again behind another one{why}", remedy)
     if any(grown.values()):
-        raise Inconsistent(f"{found} changed each time that {what} was computed", remedy)
+        raise Inconsistent(
+            f"{found} changed each time that {what} was computed",
+            f"{remedy}; a number that nothing follows from may have a name that begins with _",
+        )
     return None if None in results else results[0]
 
 
@@ -72,7 +75,8 @@ def _fingerprint(work: Work, replica: Replica, shard: int) -> str | None:
     except OrchestratorError:
         replica.begin_shard()
         return None
-    replica.check_unchanged()
+    replica.check_shard()
+    replica.check_step()
     for slot, tensor in zip(replica.layout.slots, tensors, strict=False):
         if tensor is not None:
             update(digest, slot.name, tensor)

@@ -85,11 +85,10 @@ class Replica:
             torch._foreach_copy_([*self.statistics, *self.counters.values()], self._start)
         for parameter in self._parameters.values():
             parameter.grad = None
-        self._versions = _marks(self._parameters.values())
 
     def contribution(self) -> list[torch.Tensor | None]:
         """After a backward pass: what this shard puts into the sum, in the order of the layout; None for a parameter without
-        gradient. The tensors are the caller's: `check_unchanged` sees to it that the next shard does not touch them. Raises
+        gradient. The tensors are the caller's: `check_shard` sees to it that the next shard does not touch them. Raises
         PipelineRaised for a sparse gradient."""
         gradients = [parameter.grad for parameter in self.parameters]
         for slot, gradient in zip(self.layout.slots, gradients, strict=False):
@@ -138,7 +137,8 @@ class Replica:
         self.begin_step()
 
     def _watch(self, pieces: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """These pieces of parameters stay as they are until the step is applied."""
+        """All parameters stay what they are until the step is applied, and these pieces of them are compared."""
+        self._marks = _marks(self._parameters.values())
         views = {
             piece.data_ptr(): (name, piece.view(torch.int32)) for name, piece in pieces
         }  # a short turn has one twice
@@ -152,9 +152,9 @@ class Replica:
             place.copy_(parameter.detach())
             parameter.data = place
 
-    def check_unchanged(self) -> None:
-        """After the user's code ran: raises PipelineRaised when it changed what has to be the same for every shard."""
-        self._check_parameters()
+    def check_shard(self) -> None:
+        """After each shard: raises PipelineRaised when the user's code touched the contribution before, which still waits, or a
+        buffer that has to be the same for every shard."""
         now = _versions(self._given)
         if now != self._given_versions:
             i = next(i for i, version in enumerate(now) if version != self._given_versions[i])
@@ -170,20 +170,12 @@ class Replica:
                     "only running statistics of normalisation layers and small integer counters may change; keep other state "
                     "out of the model, or make it a parameter",
                 )
-        for kind, module, held, before in self._held:
-            if not before and not held:
-                continue
-            for name in [*before, *held]:
-                if name not in held or name not in before or held[name] is not before[name]:
-                    raise PipelineRaised(
-                        f"the {kind} {f'{module}.{name}' if module else name!r} was replaced, added or removed while a batch "
-                        "was computed",
-                        _IN_PLACE if kind == "buffer" else _IN_MODEL,
-                    )
 
-    def _check_parameters(self) -> None:
-        marks = zip(self._parameters, self._versions, _marks(self._parameters.values()), strict=True)
-        changed = [name for name, before, now in marks if before != now]
+    def check_step(self) -> None:
+        """After the last shard of a step, whose first change is seen here still: raises PipelineRaised when the user's code
+        changed parameters, or what the model's layers hold."""
+        now = zip(self._parameters, self._marks, _marks(self._parameters.values()), strict=True)
+        changed = [name for name, before, after in now if before != after]
         changed += [
             name or self._at(piece, copy) for name, piece, copy in self._watched if not torch.equal(piece, copy)
         ]
@@ -199,6 +191,14 @@ class Replica:
                     f"the parameter {name!r}, frozen when the run began, has a gradient",
                     "let it require one in model() if it is ever to be trained: others are not summed over the shards",
                 )
+        for kind, module, held, before in self._held:
+            for name in [*before, *held]:
+                if name not in held or name not in before or held[name] is not before[name]:
+                    raise PipelineRaised(
+                        f"the {kind} {f'{module}.{name}' if module else name!r} was replaced, added or removed while a batch "
+                        "was computed",
+                        _IN_PLACE if kind == "buffer" else _IN_MODEL,
+                    )
 
     def _at(self, piece: torch.Tensor, copy: torch.Tensor) -> str:
         """The trainable parameter that a piece of the flat buffer differs in."""

@@ -114,6 +114,16 @@ def differing(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]])
     return min(names, default=None)
 
 
+def check_unchanged(optimizer: torch.optim.Optimizer, before: Sequence[dict[str, Any]]) -> None:
+    """Raises PipelineRaised where its options are not those of before."""
+    name = differing(before, options(optimizer))
+    if name is not None:
+        raise PipelineRaised(
+            f"{name!r} in the optimizer's param_groups was changed while a batch was computed",
+            "let `schedule` change learning rates, and the optimizer's own step() what else has to change",
+        )
+
+
 def kept_aside(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, bytes]:
     """What a class that is not torch's keeps in attributes of its own, where no checkpoint finds it: name -> bytes that change
     when it does. Left out is what cannot be pickled, and the model, which is saved as a whole."""
