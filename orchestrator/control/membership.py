@@ -203,7 +203,8 @@ def quorum(state: State) -> int:
 def compose(state: State) -> Begin | str:
     """The next generation of those who are ready; or why there can be none yet."""
     ready = [member for member in living(state, "worker") if member.ready is not None]
-    holders_first = sorted(ready, key=lambda member: (member.position is None, member.id))
+    before = () if state.generation is None else state.generation.begin.members
+    holders_first = sorted(ready, key=lambda member: (member.position is None, member.id not in before, member.id))
     workers = sorted(holders_first[: state.terms.most], key=lambda member: member.id)
     servers = [member for member in living(state, "server") if member.ready is not None]
     if len(workers) < quorum(state):

@@ -233,6 +233,15 @@ def test_a_spare_takes_the_place_and_another_one_is_started() -> None:
     assert "worker 3 is ready as a spare" in play.reasons
 
 
+def test_a_worker_that_has_not_got_the_state_yet_stays_when_a_spare_gets_ready() -> None:
+    play = Play(terms(spares=1))
+    play(Ready(0, FACTS), Ready(1, FACTS), Stepped(0), Died(1, "killed"), Ready(3, FACTS), left(0, 5))
+    assert play.begin().members == (0, 3)
+    play(Ready(2, FACTS), left(0, 5, generation=1), Left(3, 1, "called off", None))
+    assert play.begin().generation == 2
+    assert play.begin().members == (0, 3)
+
+
 def test_laggards_fresh_ones_and_servers_take_the_state_from_the_top_in_turn() -> None:
     play = begun(terms(shards=8, start=4, most=4, servers=1, spares=1))
     play(Died(0, "killed"))
