@@ -20,6 +20,7 @@ from orchestrator.errors import WorkerLost
 _POLL_S = 2.0  # how long an idle actor holds a poll, at most
 _DRAIN_S = 5.0  # how long a member may take for its last words; one that is stopped never answers
 _PROFILE_S = 30.0
+_SILENT_S = 30.0  # who has not answered for so long is stopped, or its host is gone
 _PIECE_BYTES = 32 * 2**20
 
 
@@ -139,13 +140,13 @@ class Members:
         ray.kill(known.actor, no_restart=True)
 
     def save_weights(self, member: int, path: str) -> None:
-        """Bring the trained weights of the member into a file here. Raises WorkerLost when it is gone."""
-        actor = self._members[member].actor
+        """Bring the trained weights of the member into a file here. Raises WorkerLost when it is gone, or does not answer."""
+        known = self._members[member]
         try:
-            if self._members[member].node == this_node():
-                ray.get(actor.save_weights.remote(path))
+            if known.node == this_node():
+                self._await(known, known.actor.save_weights.remote(path))
             else:
-                self._fetch(actor, ray.get(actor.save_weights.remote(None)), path)
+                self._fetch(known, self._await(known, known.actor.save_weights.remote(None)), path)
         except RayError as error:
             raise WorkerLost(f"the trained weights were lost with worker {member}", details=str(error)) from error
 
@@ -190,11 +191,17 @@ class Members:
                     known.black_box = FoundBox(answer["pid"], answer["black_box"])
         return Heard(member, kind, answer)
 
-    def _fetch(self, actor: Any, source: str, path: str) -> None:
+    def _fetch(self, known: _Member, source: str, path: str) -> None:
         """In pieces through Ray, so that a big file needs no more memory than a piece."""
         with open(path, "wb") as file:
-            while piece := ray.get(actor.read_file.remote(source, file.tell(), _PIECE_BYTES)):
+            while piece := self._await(known, known.actor.read_file.remote(source, file.tell(), _PIECE_BYTES)):
                 file.write(piece)
+
+    def _await(self, known: _Member, reference: Any) -> Any:
+        """The answer of a member, which may take as long as the member answers others beside it. Raises RayError."""
+        while not ray.wait([reference], timeout=_SILENT_S)[0]:
+            ray.get(known.actor.take.remote(known.seen, 0.0, 0.0), timeout=_SILENT_S)
+        return ray.get(reference)
 
     def _poll(self, member: int) -> None:
         known = self._members[member]

@@ -107,9 +107,8 @@ class Job:
             session.run(self.mailbox, directory, saving, chronicle, ray.trouble)
             outcome = chronicle.outcome
             if outcome.error is None:
-                record.profile = members.profile(session.any_worker())
                 try:
-                    members.save_weights(session.any_worker(), str(record.files.weights))
+                    record.profile = members.profile(session.save_weights(str(record.files.weights)))
                 except WorkerLost as error:  # what was trained up to here stays in the report
                     outcome.error = error
         return outcome

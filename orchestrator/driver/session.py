@@ -5,6 +5,7 @@ All decisions are `control.controller.decide`; all numbers come from the members
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from orchestrator.driver.chronicle import Chronicle
 from orchestrator.driver.generations import Directory
 from orchestrator.driver.saving import Saving
 from orchestrator.driver.signals import Mailbox
-from orchestrator.errors import ClusterUnavailable, Inconsistent, OrchestratorError, from_dict
+from orchestrator.errors import ClusterUnavailable, Inconsistent, OrchestratorError, WorkerLost, from_dict
 from orchestrator.records.trace import Disagreement, Line, Merger
 
 _TICK_S = 0.25
@@ -88,7 +89,9 @@ class Session:
 
         trouble: what is wrong with the Ray under all members, if anything is."""
         self._directory, self._saving, self._chronicle = directory, saving, chronicle
-        chronicle.outcome.checkpoint = self._state.checkpoint
+        chronicle.goes_on(
+            self._beginning.written, self._beginning.loss, self._beginning.metrics, self._state.checkpoint
+        )
         posted: str | None = None
         while self._state.phase != "ended":
             if mailbox.signal is not None and mailbox.signal != posted:
@@ -110,10 +113,17 @@ class Session:
             if member not in self._over and not self._members.is_gone(member):
                 self._entries(member, self._members.drain(member))
 
-    def any_worker(self) -> int:
-        """A member that holds the trained parameters, once the run has finished."""
+    def save_weights(self, path: str) -> int:
+        """Once the run has finished: bring the trained weights into a file here; returns the worker that gave them. Raises
+        WorkerLost when all who hold them are gone."""
         members = self._state.members.values()
-        return min(each.id for each in members if each.role == "worker" and isinstance(each.report, events.Finished))
+        holders = [each.id for each in members if each.role == "worker" and isinstance(each.report, events.Finished)]
+        for member in holders[:-1]:
+            with contextlib.suppress(WorkerLost):
+                self._members.save_weights(member, path)
+                return member
+        self._members.save_weights(holders[-1], path)
+        return holders[-1]
 
     def _hear(self, heard: Heard) -> None:
         member, answer = heard.member, heard.answer

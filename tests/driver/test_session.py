@@ -68,6 +68,11 @@ class Script:
     def last_place(self, member: int) -> dict[str, Any] | None:
         return self.last_places.get(member)
 
+    def save_weights(self, member: int, path: str) -> None:
+        self.done.append(("save weights", member, path))
+        if member in self.gone:
+            raise WorkerLost("the trained weights were lost")
+
     def drain(self, member: int) -> list[dict[str, Any]]:
         return self.last_words.get(member, [])
 
@@ -98,6 +103,7 @@ class Played:
     trace: list[dict[str, Any]]
     shown: list[str]
     done: list[tuple[Any, ...]]
+    session: Session
 
 
 def play(
@@ -133,7 +139,7 @@ def play(
     journal.close()
     trace.close()
     files = [list(read(tmp_path / name)) for name in ("journal", "trace")]
-    return Played(chronicle.outcome, files[0], files[1], shown, script.done)
+    return Played(chronicle.outcome, files[0], files[1], shown, script.done, session)
 
 
 BEGIN = [prepared(0), prepared(1)]
@@ -252,3 +258,12 @@ def test_a_signal_before_the_first_step_ends_the_run(tmp_path: Path) -> None:
 def test_a_resumed_run_that_comes_to_nothing_can_be_resumed_from_where_it_was(tmp_path: Path) -> None:
     assert play(tmp_path, list(BEGIN), signal="SIGINT", checkpoint=1).outcome.checkpoint == 1
     assert play(tmp_path, list(BEGIN), signal="SIGINT").outcome.checkpoint is None
+
+
+def test_the_weights_come_from_any_worker_that_still_has_them(tmp_path: Path) -> None:
+    ends = [*BEGIN, DESCRIBED, finished(0), finished(1)]
+    played = play(tmp_path, ends, gone={0})
+    assert played.session.save_weights("here") == 1
+    assert played.done[-2:] == [("save weights", 0, "here"), ("save weights", 1, "here")]
+    with pytest.raises(WorkerLost):
+        play(tmp_path, ends, gone={0, 1}).session.save_weights("here")

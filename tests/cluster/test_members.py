@@ -1,0 +1,57 @@
+"""How the driver asks a member for something that may take long; Ray is a double."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import GetTimeoutError
+
+from orchestrator.cluster import members
+from orchestrator.cluster.members import Members, Place
+from orchestrator.errors import WorkerLost
+
+
+class SlowRay:
+    """The weights come at the `after`-th look, and other answers at once or never."""
+
+    def __init__(self, after: int, *, answers: bool) -> None:
+        self._looks = after
+        self._answers = answers
+
+    def remote(self, **_: Any) -> Any:
+        actor = SimpleNamespace(
+            **{verb: SimpleNamespace(remote=lambda *_, verb=verb: verb) for verb in ("prepare", "take", "save_weights")}
+        )
+        return lambda _: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: actor))
+
+    def get_runtime_context(self) -> Any:
+        return SimpleNamespace(get_node_id=lambda: None)
+
+    def wait(self, references: list[str], timeout: float) -> tuple[list[str], list[str]]:  # noqa: ARG002
+        self._looks -= 1
+        return (references, []) if self._looks <= 0 else ([], references)
+
+    def get(self, reference: str, timeout: float | None = None) -> str:
+        if reference == "take" and not self._answers:
+            raise GetTimeoutError("not in time")
+        assert reference == "take" or timeout is None
+        return reference
+
+
+def members_on(ray: Any, monkeypatch: pytest.MonkeyPatch) -> Members:
+    monkeypatch.setattr(members, "ray", ray)
+    monkeypatch.setattr(members, "this_node", lambda: None)
+    found = Members("settings", b"secret", 30.0)
+    found.start(0, "worker", Place(None, {}))
+    return found
+
+
+def test_large_weights_may_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    members_on(SlowRay(9, answers=True), monkeypatch).save_weights(0, "a path")
+
+
+def test_a_worker_that_is_stopped_does_not_hold_up_the_end_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(WorkerLost, match="lost with worker 0"):
+        members_on(SlowRay(9, answers=False), monkeypatch).save_weights(0, "a path")
