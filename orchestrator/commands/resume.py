@@ -107,12 +107,14 @@ def beginning_of(settings: Settings, files: RunFolder, say: Callable[[str], None
         say(f"warning: the checkpoint of step {saved}, of which the journal tells, is gone from its place")
     say("no checkpoint: from the beginning" if step is None else f"going on from the checkpoint of step {step}")
     cut = lines.cut(files.trace, step or 0) if files.trace.exists() else []
-    written = sum(1 for _ in lines.read(files.trace)) if files.trace.exists() else 0
-    if written < (step or 0):
+    written = list(lines.read(files.trace)) if files.trace.exists() else []
+    if len(written) < (step or 0):
         raise CheckpointDamaged(
-            f"the trace ends at step {written}, before the checkpoint of step {step}",
+            f"the trace ends at step {len(written)}, before the checkpoint of step {step}",
             f"restore {files.trace} from the artifacts of the run, or launch it again",
         )
+    evaluated = {event["step"]: event["metrics"] for event in journal if event["event"] == "evaluated"}
+    metrics = evaluated[max(told)] if (told := [step for step in evaluated if step < len(written)]) else {}
     generations = [event["number"] for event in journal if event["event"] == "generation_started"]
     # Spares and whoever was lost while it prepared belong to no generation, and an id is never given again (rule F9).
     members = [event[role] for event in journal for role in ("worker", "server") if role in event]
@@ -120,6 +122,8 @@ def beginning_of(settings: Settings, files: RunFolder, say: Callable[[str], None
         terms(
             settings, checkpoint=step, generation=max(generations, default=-1) + 1, member=max(members, default=-1) + 1
         ),
-        written,
+        len(written),
+        float.fromhex(written[-1]["loss"]) if written else None,
+        {name: float(value) for name, value in metrics.items()},  # one that is no number is a text in the journal
         cut,
     )

@@ -47,6 +47,11 @@ class Chronicle:
         """The commit that the code was made from."""
         return self._record.origin
 
+    def goes_on(self, steps: int, loss: float | None, metrics: Mapping[str, float], checkpoint: int | None) -> None:
+        """What has been told before, of a run that is resumed."""
+        outcome = self.outcome
+        outcome.steps, outcome.loss, outcome.metrics, outcome.checkpoint = steps, loss, dict(metrics), checkpoint
+
     def agreed(self, facts: Mapping[str, Any]) -> None:
         """What the workers agree on about the run."""
         self._record.facts = facts

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from orchestrator.cluster.members import Heard, Members, Place
@@ -43,11 +43,13 @@ Vetting = Callable[[str], str | None]  # why a member on this node cannot take p
 
 @dataclass(frozen=True)
 class Beginning:
-    """Where a run begins. terms: what it asks for. When it is resumed, written: how many lines of its trace stand; cut: those
-    that were behind them, with which what is computed again is compared."""
+    """Where a run begins. terms: what it asks for. When it is resumed, written: how many lines of its trace stand; loss,
+    metrics: the last ones until there; cut: the lines behind them, with which what is computed again is compared."""
 
     terms: Terms
     written: int = 0
+    loss: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
     cut: Sequence[Line] = ()
 
 
@@ -65,6 +67,7 @@ class Session:
         self._members = members
         self._vetting = vetting
         self._seating = seating
+        self._beginning = beginning
         self._merger = Merger(beginning.written)
         self._merger.expect(beginning.cut)
         self._roles: dict[int, events.Role] = {}

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+from orchestrator.checkpoints.catalog import Catalog
+from orchestrator.checkpoints.storage import open_storage
 from orchestrator.commands.resume import beginning_of, recorded_project
 from orchestrator.driver.folders import RunFolder, project_folder
+from orchestrator.driver.job import storage_of
 from orchestrator.driver.progress import for_stream
 from orchestrator.driver.recorded import Recorded
 from orchestrator.provenance import data, dvc_files, snapshot
 from orchestrator.records.lines import LineFile
 from orchestrator.settings import load
 from orchestrator.tracking import Past
+from tests.checkpoints.stores import events, example
 from tests.provenance.repositories import create, write
 
 SETTINGS = load([{"run": {"steps": 9}, "pipeline": {"target": "a:B"}}], [])
@@ -43,6 +48,22 @@ def test_a_run_that_has_left_nothing_begins_as_a_new_one(tmp_path: Path) -> None
     begin = beginning_of(SETTINGS, RunFolder(tmp_path, "b" * 32), said.append)
     assert (begin.terms.member, begin.terms.generation, begin.written, list(begin.cut)) == (0, 0, 0, [])
     assert said == ["no checkpoint: from the beginning"]
+
+
+def test_what_was_told_until_the_checkpoint_is_told_again(tmp_path: Path) -> None:
+    """Of the last step that stands, and of the last evaluation until there, also where later ones were done once more."""
+    metrics = [{"validation/loss": float(step), "validation/odd": "nan"} for step in range(4)]
+    evaluated = [{"event": "evaluated", "step": step, "metrics": metrics[step]} for step in (0, 1, 2, 3, 1)]
+    files = files_with(tmp_path, evaluated)
+    catalog, state = Catalog(open_storage(storage_of(SETTINGS, files)), 1), example(3)
+    catalog.commit(3, events(open_storage(storage_of(SETTINGS, files)), state, 3))
+    trace = LineFile(files.trace)
+    trace.append({"step": step, "loss": float(step).hex()} for step in range(5))
+    trace.close()
+    begin = beginning_of(SETTINGS, files, lambda _sentence: None)
+    assert (begin.written, begin.loss, begin.metrics["validation/loss"]) == (3, 2.0, 2.0)
+    assert math.isnan(begin.metrics["validation/odd"])
+    assert [line["step"] for line in begin.cut] == [3, 4]
 
 
 def test_a_checkpoint_that_has_vanished_is_missed(tmp_path: Path) -> None:

@@ -115,9 +115,10 @@ def play(
     trouble: str | None = None,
     last_places: dict[int, dict[str, Any]] | None = None,
     checkpoint: int | None = None,
+    **before: Any,
 ) -> Played:
     """A run of two workers. gone: whose process has ended, whether or not Ray has said so; last_places: what the dead were
-    doing; checkpoint: of a run that is resumed."""
+    doing; checkpoint, before: of a run that is resumed."""
     settings = load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], ["cluster.workers=2"])
     shown: list[str] = []
     nothing = lambda *_: None  # noqa: E731
@@ -132,7 +133,8 @@ def play(
     mailbox = Mailbox()
     mailbox.signal = signal
     place = Place("p", {})
-    session = Session(Beginning(terms(settings, checkpoint=checkpoint)), members, Seating([place, place], place))
+    beginning = Beginning(terms(settings, checkpoint=checkpoint), **before)
+    session = Session(beginning, members, Seating([place, place], place))
     chronicle = Chronicle(record, progress)
     directory = Directory(settings, "n", None, everywhere=False)
     session.run(mailbox, directory, Saving(None), chronicle, lambda: trouble)
@@ -258,6 +260,13 @@ def test_a_signal_before_the_first_step_ends_the_run(tmp_path: Path) -> None:
 def test_a_resumed_run_that_comes_to_nothing_can_be_resumed_from_where_it_was(tmp_path: Path) -> None:
     assert play(tmp_path, list(BEGIN), signal="SIGINT", checkpoint=1).outcome.checkpoint == 1
     assert play(tmp_path, list(BEGIN), signal="SIGINT").outcome.checkpoint is None
+
+
+def test_a_resumed_run_that_had_no_step_left_tells_of_all_its_steps(tmp_path: Path) -> None:
+    before: dict[str, Any] = {"written": 2, "loss": 1.5, "metrics": {"validation/loss": 1.25}}
+    outcome = play(tmp_path, [*BEGIN, DESCRIBED, finished(0), finished(1)], **before).outcome
+    assert (outcome.status, outcome.steps, outcome.loss) == ("finished", 2, 1.5)
+    assert outcome.metrics == {"validation/loss": 1.25}
 
 
 def test_the_weights_come_from_any_worker_that_still_has_them(tmp_path: Path) -> None:
