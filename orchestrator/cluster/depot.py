@@ -12,6 +12,7 @@ from orchestrator.checkpoints.catalog import load, read
 from orchestrator.checkpoints.state import State
 from orchestrator.checkpoints.storage import Storage, open_storage
 from orchestrator.checkpoints.writer import Writer
+from orchestrator.errors import CheckpointDamaged
 
 
 class Depot:
@@ -43,6 +44,13 @@ class Depot:
         return self._writer is None or self._writer.wait(timeout_s)
 
     def load(self, step: str) -> State:
-        """Of the checkpoint of that step, every byte verified. Raises CheckpointDamaged, OSError."""
+        """Of the checkpoint of that step, every byte verified. Raises CheckpointDamaged, also where it cannot be read."""
         assert self._storage is not None
-        return load(self._storage, read(self._storage, int(step)))
+        try:
+            return load(self._storage, read(self._storage, int(step)))
+        except (CheckpointDamaged, OSError) as error:
+            why = error.message if isinstance(error, CheckpointDamaged) else str(error)
+            raise CheckpointDamaged(
+                f"the checkpoint of step {step} could not be restored, though it was good a moment ago: {why}",
+                "see to the place of the checkpoints and resume the run: it goes on from the newest one that is good",
+            ) from error

@@ -18,7 +18,14 @@ from orchestrator.driver.chronicle import Chronicle
 from orchestrator.driver.generations import Directory
 from orchestrator.driver.saving import Saving
 from orchestrator.driver.signals import Mailbox
-from orchestrator.errors import ClusterUnavailable, Inconsistent, OrchestratorError, WorkerLost, from_dict
+from orchestrator.errors import (
+    CheckpointDamaged,
+    ClusterUnavailable,
+    Inconsistent,
+    OrchestratorError,
+    WorkerLost,
+    from_dict,
+)
 from orchestrator.records.trace import Disagreement, Line, Merger
 
 _TICK_S = 0.25
@@ -241,7 +248,11 @@ class Session:
     def _begin(self, begin: events.Begin, reason: str) -> None:
         self._saving.generation_ended()
         self._generation, self._running = begin.generation, False
-        checkpoint = None if begin.restore is None else self._newest()
+        try:
+            checkpoint = None if begin.restore is None else self._newest()
+        except CheckpointDamaged as error:
+            self._decide(events.Failed(None, error))
+            return
         spec = self._directory.spec(begin, checkpoint)
         ranks: dict[int, int | None] = {member: rank for rank, member in enumerate(begin.members)}
         for member in self._ready if self._chronicle.outcome.generations == 0 else ():
@@ -260,7 +271,8 @@ class Session:
             self._decide(events.Saved(checkpoint))  # it may be an older one than was thought
 
     def _newest(self) -> int | None:
-        """The checkpoint to go on from; one that is damaged is passed over, saying so."""
+        """The checkpoint to go on from; one that is damaged is passed over, saying so. Raises CheckpointDamaged when none
+        can be looked for."""
         step, reasons = self._saving.newest()
         for reason in reasons:
             self._chronicle.passed_over(reason)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,7 +20,14 @@ from orchestrator.driver.outcome import Outcome
 from orchestrator.driver.saving import Saving
 from orchestrator.driver.session import Beginning, Session
 from orchestrator.driver.signals import Mailbox
-from orchestrator.errors import ClusterUnavailable, Inconsistent, Interrupted, NonFinite, WorkerLost
+from orchestrator.errors import (
+    CheckpointDamaged,
+    ClusterUnavailable,
+    Inconsistent,
+    Interrupted,
+    NonFinite,
+    WorkerLost,
+)
 from orchestrator.records.lines import LineFile, read
 from orchestrator.settings import load
 
@@ -115,6 +123,7 @@ def play(
     trouble: str | None = None,
     last_places: dict[int, dict[str, Any]] | None = None,
     checkpoint: int | None = None,
+    catalog: Any = None,
     **before: Any,
 ) -> Played:
     """A run of two workers. gone: whose process has ended, whether or not Ray has said so; last_places: what the dead were
@@ -136,8 +145,8 @@ def play(
     beginning = Beginning(terms(settings, checkpoint=checkpoint), **before)
     session = Session(beginning, members, Seating([place, place], place))
     chronicle = Chronicle(record, progress)
-    directory = Directory(settings, "n", None, everywhere=False)
-    session.run(mailbox, directory, Saving(None), chronicle, lambda: trouble)
+    directory = Directory(settings, "n", None if catalog is None else "a folder", everywhere=False)
+    session.run(mailbox, directory, Saving(catalog), chronicle, lambda: trouble)
     journal.close()
     trace.close()
     files = [list(read(tmp_path / name)) for name in ("journal", "trace")]
@@ -267,6 +276,14 @@ def test_a_resumed_run_that_had_no_step_left_tells_of_all_its_steps(tmp_path: Pa
     outcome = play(tmp_path, [*BEGIN, DESCRIBED, finished(0), finished(1)], **before).outcome
     assert (outcome.status, outcome.steps, outcome.loss) == ("finished", 2, 1.5)
     assert outcome.metrics == {"validation/loss": 1.25}
+
+
+def test_checkpoints_that_cannot_be_listed_end_the_run_which_still_tells_what_it_came_to(tmp_path: Path) -> None:
+    catalog = Mock()
+    catalog.latest.side_effect = CheckpointDamaged("the checkpoints cannot be listed")
+    outcome = play(tmp_path, [*BEGIN, DESCRIBED], checkpoint=2, catalog=catalog, written=2, loss=1.5).outcome
+    assert isinstance(outcome.error, CheckpointDamaged)
+    assert (outcome.steps, outcome.loss, outcome.checkpoint) == (2, 1.5, 2)
 
 
 def test_the_weights_come_from_any_worker_that_still_has_them(tmp_path: Path) -> None:
