@@ -1,0 +1,304 @@
+"""Whole runs under a driver, its controller and real members, to which everything happens that can happen, as a seed draws it.
+
+    python -m tests.simulation.runs 0-999         these seeds
+    python -m tests.simulation.runs --story 7     seed 7, with all that happened
+
+A run has several lives: a driver that is killed or interrupted, or a run that rightly failed, is resumed on another layout.
+What has to come out is what comes out when nothing happens: `check` compares the trace byte for byte, digest and metrics.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from orchestrator.checkpoints.catalog import Catalog
+from orchestrator.cluster.members import Place
+from orchestrator.cluster.seating import Seating
+from orchestrator.commands import resume
+from orchestrator.driver.chronicle import Chronicle
+from orchestrator.driver.generations import Directory
+from orchestrator.driver.job import terms
+from orchestrator.driver.outcome import Outcome
+from orchestrator.driver.saving import Saving
+from orchestrator.driver.session import Beginning, Session
+from orchestrator.errors import CheckpointDamaged, ClusterUnavailable, Interrupted, Stalled, WorkerLost
+from orchestrator.records.lines import LineFile, read
+from orchestrator.settings import Settings
+from tests.commands.chaos import check_journal
+from tests.simulation.cluster import HERE, THERE, Cluster, Member, Members, Store, simulated
+from tests.simulation.plans import MOST_LIVES, Chance, Crash, Plan, calm, plan
+from tests.simulation.scheduling import Schedule
+
+_RIGHTLY = (WorkerLost, Stalled, ClusterUnavailable)  # how a wild run may end
+_POLL_SHARE = 0.25  # of the time after which a member counts as stuck, as in `driver.job`
+_TORN = b'{"step": 3, "lo'
+
+
+@dataclass
+class Told:
+    """What a run has told in all its lives. outcomes: None for a life whose driver was killed."""
+
+    plan: Plan
+    story: list[str]
+    outcomes: list[Outcome | None] = field(default_factory=list)
+    trace: bytes = b""
+    journal: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def metrics(self) -> dict[int, dict[str, Any]]:
+        found: dict[int, dict[str, Any]] = {}
+        for event in self.journal:
+            if event["event"] == "evaluated":
+                assert found.setdefault(event["step"], event["metrics"]) == event["metrics"], event
+        return found
+
+
+class Meeting(LineFile):
+    """A file of the driver's, before each of whose lines it may die."""
+
+    def __init__(self, path: Path, cluster: Cluster) -> None:
+        super().__init__(path)
+        self._cluster = cluster
+
+    def append(self, lines: Any) -> None:
+        self._cluster.meet()
+        super().append(lines)
+
+    def sync(self) -> None:
+        pass
+
+
+class Run:
+    def __init__(self, drawn: Plan, folder: Path) -> None:
+        self._plan = drawn
+        self._folder = folder
+        self._chance = Chance(drawn)
+        self._schedule = Schedule(Random(drawn.seed + 2), drawn.haste)
+        self._cluster = Cluster(self._schedule, drawn.layouts[0], self._chance, drawn.lateness_s)
+        self._cluster.misses_farewells = drawn.misses_farewells
+        self._chance.cluster = self._cluster
+        self._files: Any = SimpleNamespace(
+            path=folder, journal=folder / "journal", trace=folder / "trace", checkpoints=folder / "checkpoints"
+        )
+        self.told = Told(drawn, self._cluster.story)
+
+    def live(self) -> Told:
+        try:
+            with simulated(self._cluster), patch.object(resume, "open_storage", lambda _: Store(self._cluster, None)):
+                for settings in self._plan.layouts:
+                    if self._is_over(self._one(settings)):
+                        break
+        finally:
+            self._schedule.close()
+        self.told.trace = self._files.trace.read_bytes()
+        self.told.journal = list(read(self._files.journal))
+        return self.told
+
+    def _one(self, settings: Settings) -> Outcome | None:
+        """A life. The last one is a quiet one, and so is one after a failure."""
+        before = self.told.outcomes
+        failed = any(each is not None and not isinstance(each.error, Interrupted) for each in before)
+        self._chance.new_life(quiet=failed or len(before) == MOST_LIVES - 1)
+        self._cluster.settings, self._cluster.lives_on = settings, False
+        self._cluster.tell(f"life {len(before)}: {_words(settings)}")
+        outcome: Outcome | None = None
+        try:
+            outcome = self._drive(settings)
+        except Crash:
+            self._leave_traces()
+        else:
+            for member in self._cluster.living():
+                member.alive = False
+        before.append(outcome)
+        self._cluster.tell(f"this life ends: {outcome}")
+        return outcome
+
+    def _drive(self, settings: Settings) -> Outcome:
+        """What `driver.job` does."""
+        cluster = self._cluster
+        beginning = self._resumed(settings) if self._files.journal.exists() else Beginning(terms(settings))
+        members = Members(cluster, settings.cluster.step_timeout_s * _POLL_SHARE)
+        session = Session(beginning, members, self._seating(settings), self._chance.vet)
+        with contextlib.ExitStack() as stack:
+            journal, trace = (
+                stack.enter_context(contextlib.closing(Meeting(path, cluster)))
+                for path in (self._files.journal, self._files.trace)
+            )
+            tracker = SimpleNamespace(tick=_nothing, metrics=_nothing, artifact=_nothing, trouble=None)
+            record: Any = SimpleNamespace(tracker=tracker, journal=journal, trace=trace, origin=None)
+            record.files, record.describe = SimpleNamespace(artifacts=list), lambda *_: []
+            progress: Any = SimpleNamespace(start=_nothing, step=_nothing, say=self._say)
+            chronicle = Chronicle(record, progress)
+            saving = Saving(Catalog(Store(cluster, None), settings.checkpoint.keep))
+            directory = Directory(settings, HERE, "storage", everywhere=self._plan.everywhere)
+            session.run(self._chance.mailbox, directory, saving, chronicle, self._look_for_trouble)
+            outcome = chronicle.outcome
+            if outcome.error is None:
+                self._save_weights(session, outcome)
+            self._check_life(outcome)
+            return outcome
+
+    def _resumed(self, settings: Settings) -> Beginning:
+        while self._chance.is_out_of_reach:
+            with contextlib.suppress(CheckpointDamaged):  # the command says so, and is given again
+                Catalog(Store(self._cluster, None), 1).latest()
+        return resume.beginning_of(settings, self._files, self._say)
+
+    def _save_weights(self, session: Session, outcome: Outcome) -> None:
+        try:
+            session.save_weights(str(self._folder / "weights"))
+        except WorkerLost as error:
+            assert not any(member.role == "worker" and member.is_well for member in self._present())
+            outcome.error = error
+
+    def _look_for_trouble(self) -> str | None:
+        self._cluster.meet()
+        return self._chance.trouble
+
+    def _seating(self, settings: Settings) -> Seating:
+        """One worker at least reaches the checkpoints."""
+
+        def place() -> Place:
+            node = THERE if self._plan.apart and self._cluster.dice.random() < 0.5 else HERE
+            return Place(None, {"node": node})
+
+        first = Place(None, {"node": HERE})
+        return Seating([first, *(place() for _ in range(1, settings.cluster.workers.most))], place())
+
+    def _leave_traces(self) -> None:
+        """Members outlive their driver until their lease ends; and it may have died in the midst of a line."""
+        for member in self._cluster.living():
+            moment = self._schedule.now + self._schedule.dice.choice([0.0, 1.0, 10.0])
+            self._schedule.at(moment, functools.partial(setattr, member, "alive", False))
+        for path in (self._files.journal, self._files.trace):
+            if path.exists() and self._schedule.dice.random() < 0.3:
+                path.write_bytes(path.read_bytes() + _TORN)
+
+    def _check_life(self, outcome: Outcome) -> None:
+        """What a life says of itself is so."""
+        steps = len(list(read(self._files.trace)))
+        assert outcome.steps == steps, "the outcome tells of other steps than the trace"
+        if self._chance.spoils_checkpoints:
+            return
+        found = Catalog(self._cluster.files, 1).latest().manifest
+        assert outcome.checkpoint == (None if found is None else found.step), "another checkpoint than it tells of"
+        if self._plan.everywhere and outcome.error is None and all(member.is_well for member in self._present()):
+            assert outcome.checkpoint == steps, "the last checkpoint is not there"
+
+    def _present(self) -> list[Member]:
+        """The members of the last generation."""
+        generations = list(self._cluster.generations.values())
+        return list(generations[-1][1].values()) if generations else []
+
+    def _is_over(self, outcome: Outcome | None) -> bool:
+        """Whether it has finished; an error has to be right."""
+        if outcome is not None and outcome.error is not None:
+            assert self._is_right(outcome.error), outcome.error
+        return outcome is not None and outcome.error is None
+
+    def _is_right(self, error: Exception) -> bool:
+        text, chance = str(error), self._chance
+        if isinstance(error, Interrupted):
+            return chance.mailbox.signal is not None
+        if isinstance(error, CheckpointDamaged):
+            return chance.spoils_checkpoints and ("could not be restored" in text or "cannot be listed" in text)
+        if chance.trouble is not None and chance.trouble in text:
+            return True
+        if "reaches the checkpoint" in text:
+            return not self._plan.everywhere
+        if "trained weights were lost" in text:
+            return True  # see _save_weights
+        return self._plan.wild and not chance.is_quiet and isinstance(error, _RIGHTLY)
+
+    def _say(self, text: str) -> None:
+        self._cluster.tell(f"    says: {text}")
+
+
+def _nothing(*_: Any) -> None:
+    pass
+
+
+def _words(settings: Settings) -> str:
+    cluster, topology, checkpoint = settings.cluster, settings.topology, settings.checkpoint
+    width = f"{cluster.workers.least} to {cluster.workers.most} workers, {cluster.spares} spares"
+    return f"{width}, {topology.name} {topology.options()}, checkpoints {checkpoint.every}, {checkpoint.keep} kept"
+
+
+@functools.cache
+def undisturbed(identity: str) -> Told:
+    with tempfile.TemporaryDirectory() as folder:
+        return Run(calm(identity), Path(folder)).live()
+
+
+def live(seed: int) -> Told:
+    """The run of this seed; raises AssertionError, with its story, when it is not what it has to be."""
+    drawn = plan(seed)
+    whole = undisturbed(drawn.identity)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(drawn, Path(folder))
+        try:
+            told = run.live()
+            check(told, whole)
+        except Exception as error:
+            story = "\n".join(run.told.story[-150:])
+            raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}\n{drawn}\n{story}") from error
+    return told
+
+
+def check(told: Told, whole: Told) -> None:
+    """As if nothing had happened."""
+    outcome, expected = told.outcomes[-1], whole.outcomes[-1]
+    assert outcome is not None
+    assert expected is not None
+    assert outcome.error is None
+    assert told.trace == whole.trace, "another trace"
+    assert told.metrics == whole.metrics, "other metrics"
+    for what in ("digest", "loss", "steps", "metrics"):
+        assert getattr(outcome, what) == getattr(expected, what), (what, getattr(outcome, what))
+    for life in told.outcomes:
+        for recovery in life.recoveries if life is not None else ():
+            assert recovery["seconds"] >= 0, recovery
+            assert recovery["steps_lost"] <= 1 or recovery["kind"] == "restarted", recovery
+    check_journal(told.journal, told.plan.layouts[0].data.shards)
+
+
+def main(arguments: Sequence[str]) -> int:
+    seeds = [seed for argument in arguments if argument != "--story" for seed in _seeds(argument)]
+    failed, begun, lives = [], time.monotonic(), 0
+    for seed in seeds:
+        try:
+            told = live(seed)
+        except AssertionError as error:
+            failed.append(seed)
+            if "--story" in arguments:
+                traceback.print_exc()
+            else:
+                print(str(error).splitlines()[0], flush=True)
+            continue
+        lives += len(told.outcomes)
+        if "--story" in arguments:
+            print("\n".join(told.story))
+    seconds = time.monotonic() - begun
+    print(f"{len(seeds) - len(failed)} of {len(seeds)} are fine, {seconds:.1f} s; {lives} lives; failed: {failed}")
+    return 1 if failed else 0
+
+
+def _seeds(argument: str) -> range:
+    first, _, last = argument.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

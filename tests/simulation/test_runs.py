@@ -1,0 +1,38 @@
+"""Whole runs under their driver, in which everything happens that can happen: some seeds here, any number by `runs.py`.
+
+python -m tests.simulation.runs 0-4999         what to run after a change of the controller, the driver or the engine
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.simulation import runs
+from tests.simulation.plans import plan
+
+SEEDS = 48
+TOGETHER = 8
+
+
+def test_a_plan_is_a_function_of_its_seed_and_has_every_layout() -> None:
+    plans = [plan(seed) for seed in range(200)]
+    assert plans == [plan(seed) for seed in range(200)]
+    layouts = [settings for drawn in plans for settings in drawn.layouts]
+    assert {settings.topology.name for settings in layouts} == {"ring", "tree", "parameter_server", "peer_to_peer"}
+    assert {settings.cluster.workers.start for settings in layouts} == {1, 2, 3, 4}
+    assert {settings.topology.servers for settings in layouts} == {None, 1, 2}
+
+
+@pytest.mark.slow
+def test_a_run_is_a_function_of_its_seed() -> None:
+    seed = next(seed for seed in range(100) if plan(seed).budget == 9)
+    one, other = runs.live(seed), runs.live(seed)
+    assert one.story == other.story
+    assert (one.journal, one.outcomes) == (other.journal, other.outcomes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, SEEDS, TOGETHER))
+def test_whatever_happens_the_run_ends_as_if_nothing_had(first: int) -> None:
+    for seed in range(first, first + TOGETHER):
+        runs.live(seed)
