@@ -290,6 +290,7 @@ class Session:
         self._chronicle.outcome.error = self._chronicle.outcome.error or error
 
     def _entries(self, member: int, entries: list[dict[str, Any]]) -> None:
+        self._running = self._running or any(self._is_running(entry) for entry in entries)
         self._record_trace([entry["trace"] for entry in entries if "trace" in entry])
         for entry in entries:
             if "printed" in entry:
@@ -298,13 +299,16 @@ class Session:
             match entry.get("event"):
                 case "evaluated":
                     self._chronicle.evaluated(entry["step"], entry["metrics"])
-                case "generation_running" if entry["generation"] == self._generation:
-                    self._running = True
+                case "generation_running" if self._is_running(entry):
                     self._decide(events.Stepped(entry["step"]))
                 case "part_written" | "part_failed":
                     self._part(entry)
                 case "loader_lost":
                     self._chronicle.loader_lost(member, entry["why"])
+
+    def _is_running(self, entry: Mapping[str, Any]) -> bool:
+        """Whether it says that the present generation has completed a step."""
+        return entry.get("event") == "generation_running" and entry["generation"] == self._generation
 
     def _record_trace(self, lines: list[Line]) -> None:
         try:
@@ -316,8 +320,10 @@ class Session:
             return
         if new:
             self._chronicle.lines(new)
-            if self._running:
-                self._decide(events.Stepped(new[-1]["step"]))
+            # Lines of the generation before may come late; what was lost with it is no step of the present one.
+            last, generation = new[-1]["step"], self._state.generation
+            if self._running or (generation is not None and last < generation.steps):
+                self._decide(events.Stepped(last))
 
     def _part(self, entry: dict[str, Any]) -> None:
         self._chronicle.sync()

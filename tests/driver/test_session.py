@@ -214,6 +214,20 @@ def test_after_a_loss_the_survivor_goes_on_and_another_is_started(tmp_path: Path
     assert played.done[-1] == ("run", 0, 1, 0, [])
 
 
+def test_steps_of_which_the_driver_hears_at_once_are_lost_with_all_state(tmp_path: Path) -> None:
+    """Also when its first news of the generation holds several, and when they come after the next one has begun."""
+    first, second = ({"trace": line} for line in LINES)
+    begun = {"event": "generation_running", "generation": 0, "step": 0}
+    left_behind = [left(0, "peer", 2, accuses=1), Heard(1, "died"), entries(0, begun, first, second)]
+    for number, said in enumerate(([entries(0, begun, first, second)], left_behind)):
+        running = {"event": "generation_running", "generation": number + 1, "step": 0}
+        (tmp_path / str(number)).mkdir()
+        ends = [Heard(0, "died"), Heard(1, "died"), prepared(2), entries(2, running), finished(2, number + 1)]
+        outcome = play(tmp_path / str(number), [*BEGIN, DESCRIBED, *said, *ends]).outcome
+        assert outcome.status == "finished"
+        assert [(each["kind"], each["steps_lost"]) for each in outcome.recoveries] == [("restarted", 2)]
+
+
 def test_an_accused_member_whose_process_has_ended_is_lost_before_ray_says_so(tmp_path: Path) -> None:
     running = {"event": "generation_running", "generation": 1, "step": 1}
     first, second = ({"trace": line} for line in LINES)
