@@ -24,8 +24,8 @@ class Terms:
 
     start: workers that must be ready to begin; least: it pauses below; most: it grows to. servers: 0 where the
     topology has none. checkpoint: the newest committed one when the run begins, so None unless it is a resume.
-    stores: checkpoints can be written. generation, member: the first numbers to give, above all that an earlier part
-    of the run has used.
+    whole: no generation begins without all of them, because the layout determines the result. stores: checkpoints can
+    be written. generation, member: the first numbers to give, above all that an earlier part of the run has used.
     """
 
     shards: int
@@ -37,6 +37,7 @@ class Terms:
     start_timeout_s: float
     step_timeout_s: float
     checkpoint: int | None = None
+    whole: bool = False
     stores: bool = True
     generation: int = 0
     member: int = 0
@@ -194,8 +195,8 @@ def top(members: Iterable[Member]) -> Position | None:
 
 
 def quorum(state: State) -> int:
-    """How many workers the next generation needs. One is enough to save what there is."""
-    if state.interrupted is not None:
+    """How many workers the next generation needs. One is enough to save what there is, where a step of one is as good."""
+    if state.interrupted is not None and not state.terms.whole:
         return 1
     return state.terms.start if state.generation is None else state.terms.least
 
@@ -209,7 +210,7 @@ def compose(state: State) -> Begin | str:
     servers = [member for member in living(state, "server") if member.ready is not None]
     if len(workers) < quorum(state):
         return f"{len(workers)} workers are ready, {quorum(state)} are needed"
-    if state.generation is None and len(servers) < state.terms.servers:
+    if (state.generation is None or state.terms.whole) and len(servers) < state.terms.servers:
         return f"{len(servers)} servers are ready, {state.terms.servers} are needed"
     restore = None
     if to_restore(state, workers):

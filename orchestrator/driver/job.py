@@ -167,16 +167,17 @@ def terms(settings: Settings, *, checkpoint: int | None = None, generation: int 
     """What the settings ask of the controller. checkpoint: to begin with; generation, member: the first numbers to give."""
     cluster = settings.cluster
     # Under `fast` the sums follow the layout, so a smaller one would change bits: it waits until it is complete again.
-    least = cluster.workers.least if settings.reduction == "exact" else cluster.workers.start
+    whole = settings.reduction == "fast"
     return Terms(
         shards=settings.data.shards,
         start=cluster.workers.start,
-        least=least,
+        least=cluster.workers.start if whole else cluster.workers.least,
         most=cluster.workers.most,
         spares=cluster.spares,
         servers=_servers(settings),
         start_timeout_s=cluster.start_timeout_s,
         step_timeout_s=cluster.step_timeout_s,
+        whole=whole,
         checkpoint=checkpoint,
         generation=generation,
         member=member,

@@ -242,6 +242,28 @@ def test_a_worker_that_has_not_got_the_state_yet_stays_when_a_spare_gets_ready()
     assert play.begin().members == (0, 3)
 
 
+def test_a_run_whose_layout_determines_its_result_waits_until_it_is_whole_again() -> None:
+    """For a server too."""
+    play = begun(terms(start=2, least=2, servers=1, whole=True))
+    play(Died(2, "killed"), left(0, 5), left(1, 5))
+    assert play.state.phase == "paused"
+    assert "paused: 0 servers are ready, 1 are needed" in " ".join(play.reasons)
+    play(Ready(3, {}))
+    assert play.begin().members == (0, 1, 3)
+    assert play.begin().without_servers is False
+
+
+@pytest.mark.parametrize("victim", [1, 2])
+def test_an_interrupted_run_whose_layout_determines_its_result_takes_no_step_without_all(victim: int) -> None:
+    play = begun(terms(start=2, least=2, servers=1, whole=True))
+    play(
+        Saved(3), Died(victim, "killed"), Interrupt("SIGTERM"), *(left(each, 5) for each in (0, 1, 2) if each != victim)
+    )
+    assert len(play.of(Begin)) == 1
+    assert isinstance(play.error(), Interrupted)
+    assert "the newest checkpoint holds 3 steps" in play.error().message
+
+
 def test_laggards_fresh_ones_and_servers_take_the_state_from_the_top_in_turn() -> None:
     play = begun(terms(shards=8, start=4, most=4, servers=1, spares=1))
     play(Died(0, "killed"))

@@ -269,6 +269,14 @@ def test_replicas_that_disagree_in_their_last_words_are_an_error(tmp_path: Path)
     assert "the gradient of step 0" in str(outcome.error)
 
 
+def test_a_layout_that_determines_the_result_has_to_be_whole() -> None:
+    for reduction, whole in (("exact", False), ("fast", True)):
+        assert (
+            terms(load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], [f"reduction={reduction}"])).whole
+            is whole
+        )
+
+
 @pytest.mark.parametrize("before", [[], BEGIN])
 def test_a_failure_ends_the_run(tmp_path: Path, before: list[Heard]) -> None:
     kind: Any = "ran" if before else "prepared"
