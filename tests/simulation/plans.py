@@ -40,6 +40,7 @@ IDENTITIES: dict[str, dict[str, Any]] = {
         "early_stopping": {"patience": 2},
     },
     "plain": {"pipeline": pipelines.Mlp, "steps": 8, "shards": 4, "args": {"held_out": None}},
+    "fast": {"pipeline": pipelines.Mlp, "steps": 6, "shards": 4, "reduction": "fast"},
     "sparse": {"pipeline": pipelines.LayerDrop, "steps": 6, "shards": 4, "evaluate_every": Every(steps=3)},
 }
 
@@ -72,10 +73,11 @@ class Plan:
 def plan(seed: int) -> Plan:
     dice = Random(seed)
     identity = dice.choice([*IDENTITIES, "rich"])
+    layouts = [_layout(dice, identity) for _ in range(MOST_LIVES)]
     return Plan(
         seed,
         identity,
-        tuple(_layout(dice, identity) for _ in range(MOST_LIVES)),
+        tuple(_with_cluster_of(layouts[0], each) if identity == "fast" else each for each in layouts),
         haste=dice.choice([0.0, 0.5, 0.9]),
         lateness_s=dice.choice([0.0, 0.1, 1.0]),
         budget=dice.choice([1, 2, 3, 4, 6, 9]),
@@ -86,16 +88,16 @@ def plan(seed: int) -> Plan:
     )
 
 
-def calm(identity: str) -> Plan:
-    """Nothing happens, to one worker."""
-    settings = _settings(identity, Layout(1))
+def calm(identity: str, layout: Layout) -> Plan:
+    """Nothing happens."""
+    settings = _settings(identity, layout)
     return Plan(0, identity, (settings,), 0.9, 0.0, 0, apart=False, everywhere=True, wild=False, misses_farewells=False)
 
 
 def _layout(dice: Random, identity: str) -> Settings:
     topology = dice.choice(["ring", "tree", "parameter_server", "peer_to_peer"])
     start = dice.choice([1, 2, 2, 3, 3, 4])
-    ranged = dice.random() < 0.3
+    ranged = dice.random() < 0.3 and identity != "fast"
     workers: Any = {"min": dice.randint(1, start), "max": dice.randint(start, 4)} if ranged else start
     servers = dice.choice([1, 1, 2]) if topology == "parameter_server" else None
     plain = _settings(identity, Layout(start, topology, servers=servers))
@@ -107,6 +109,11 @@ def _layout(dice: Random, identity: str) -> Settings:
     )
     every = dice.choice([None, Every(steps=1), Every(steps=2), Every(steps=3), Every(seconds=0.5)])
     return replace(plain, cluster=cluster, checkpoint=CheckpointSettings(every=every, keep=dice.choice([1, 2, 3])))
+
+
+def _with_cluster_of(first: Settings, other: Settings) -> Settings:
+    """Under `reduction: fast` the layout determines the result."""
+    return replace(other, cluster=first.cluster, topology=first.topology)
 
 
 def _settings(name: str, layout: Layout) -> Settings:
@@ -143,11 +150,6 @@ class Chance(Misfortune):
     @property
     def spoils_checkpoints(self) -> bool:
         return self.damaged or self.storage_failed
-
-    @property
-    def is_out_of_reach(self) -> bool:
-        """Whether the storage can neither be written nor read."""
-        return self._out_of_reach and self._refusals > 0
 
     def new_life(self, *, quiet: bool) -> None:
         self.mailbox = Mailbox()

@@ -37,6 +37,7 @@ from orchestrator.errors import CheckpointDamaged, ClusterUnavailable, Interrupt
 from orchestrator.records.lines import LineFile, read
 from orchestrator.settings import Settings
 from tests.commands.chaos import check_journal
+from tests.engine.runs import Layout
 from tests.simulation.cluster import HERE, THERE, Cluster, Member, Members, Store, simulated
 from tests.simulation.plans import MOST_LIVES, Chance, Crash, Plan, calm, plan
 from tests.simulation.scheduling import Schedule
@@ -151,10 +152,13 @@ class Run:
             return outcome
 
     def _resumed(self, settings: Settings) -> Beginning:
-        while self._chance.is_out_of_reach:
-            with contextlib.suppress(CheckpointDamaged):  # the command says so, and is given again
-                Catalog(Store(self._cluster, None), 1).latest()
-        return resume.beginning_of(settings, self._files, self._say)
+        while True:
+            try:
+                return resume.beginning_of(settings, self._files, self._say)
+            except CheckpointDamaged as error:
+                if not self._chance.storage_failed:
+                    raise
+                self._say(error.message)  # and the user tries again
 
     def _save_weights(self, session: Session, outcome: Outcome) -> None:
         try:
@@ -236,16 +240,23 @@ def _words(settings: Settings) -> str:
     return f"{width}, {topology.name} {topology.options()}, checkpoints {checkpoint.every}, {checkpoint.keep} kept"
 
 
+def _determining(settings: Settings) -> Layout:
+    topology = settings.topology
+    if settings.reduction == "exact":
+        return Layout(1)
+    return Layout(settings.cluster.workers.start, topology.name, topology.arity, topology.servers)
+
+
 @functools.cache
-def undisturbed(identity: str) -> Told:
+def undisturbed(identity: str, layout: Layout) -> Told:
     with tempfile.TemporaryDirectory() as folder:
-        return Run(calm(identity), Path(folder)).live()
+        return Run(calm(identity, layout), Path(folder)).live()
 
 
 def live(seed: int) -> Told:
     """The run of this seed; raises AssertionError, with its story, when it is not what it has to be."""
     drawn = plan(seed)
-    whole = undisturbed(drawn.identity)
+    whole = undisturbed(drawn.identity, _determining(drawn.layouts[0]))
     with tempfile.TemporaryDirectory() as folder:
         run = Run(drawn, Path(folder))
         try:
