@@ -24,7 +24,8 @@ import torch
 
 _MOST_OBJECTS = 20_000
 _MOST_ITEMS = 100
-_MOST_ELEMENTS = 2**20
+_MOST_ELEMENTS = 2**20  # of an array
+_ALL_ELEMENTS = 2**26  # of the arrays that are looked at
 _OPAQUE = (type, types.ModuleType, types.FunctionType, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 
 Kept = dict[str, tuple[bool, bytes]]  # by its place: whether it is state for sure; what changes when it does
@@ -53,6 +54,7 @@ class _Walk:
         self._modules = {id(module) for module in model.modules()}
         self._tensors = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         self._seen: dict[int, Any] = {}
+        self._elements = 0
 
     def through(self, place: str, value: Any, *, counts: bool) -> None:
         """counts: whether a number here is one of the pipeline's own."""
@@ -66,8 +68,7 @@ class _Walk:
         if (state := _state(value)) is not None:
             self.found[place] = True, state
         elif isinstance(value, (torch.Tensor, numpy.ndarray)):
-            if id(value) not in self._tensors and (content := _content(value)) is not None:
-                self.found[place] = False, content
+            self._hash(place, value)
         elif isinstance(value, (list, tuple, dict)):
             for key, part in _items(value):
                 self.through(f"{place}[{key!r}]", part, counts=counts)
@@ -83,6 +84,15 @@ class _Walk:
         for name, part in list(vars(value).items()):
             if name not in ("_parameters", "_buffers", "_modules"):
                 self.through(f"{place}.{name}", part, counts=own and not name.startswith("_"))
+
+    def _hash(self, place: str, array: Any) -> None:
+        elements = array.numel() if isinstance(array, torch.Tensor) else array.size
+        if id(array) in self._tensors or elements > _MOST_ELEMENTS or self._elements + elements > _ALL_ELEMENTS:
+            return
+        content = _content(array)
+        if content is not None:
+            self._elements += elements
+            self.found[place] = False, content
 
     def _weigh(self, place: str, module: torch.nn.Module) -> None:
         for name, tensor in (*module._parameters.items(), *module._buffers.items()):
@@ -109,11 +119,11 @@ def _state(value: Any) -> bytes | None:
 
 
 def _content(array: Any) -> bytes | None:
-    """None for what is too large to look at, or lies elsewhere."""
+    """None for what lies elsewhere, or holds objects."""
     if isinstance(array, torch.Tensor):
-        if array.layout != torch.strided or not array.is_cpu or array.is_quantized or array.numel() > _MOST_ELEMENTS:
+        if array.layout != torch.strided or not array.is_cpu or array.is_quantized:
             return None
         array = array.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-    elif array.size > _MOST_ELEMENTS or array.dtype.hasobject:
+    elif array.dtype.hasobject:
         return None
     return hashlib.blake2b(array.tobytes()).digest()

@@ -442,7 +442,7 @@ class Packed(Small):
 
     def collate(self, items: Any) -> Any:
         words, labels, names = zip(*items, strict=True)
-        return Sentences(rnn.pack_sequence(list(words), enforce_sorted=False), torch.tensor(labels), list(names))
+        return Sentences(rnn.pack_sequence(list(words), enforce_sorted=False), torch.tensor(labels), ["names", *names])
 
     def model(self) -> nn.Module:
         return PackedModel()
