@@ -1,6 +1,8 @@
 """The controller against a simulated world (rules C2, C5, D): at any moment and in any order members die, stall, lose
 contact, join and lag.
 
+    python -m tests.control.test_elastic 0-100000       hunt for a run that does not end as it should
+
 Held at every command: see `simulated.World`. Held at the end: once the faults stop, the run ends, with all steps done,
 or soon after an interruption. A micro-batch that kills whoever computes it ends the run by its name, whatever dies with them.
 """
@@ -8,6 +10,7 @@ or soon after an interruption. A micro-batch that kills whoever computes it ends
 from __future__ import annotations
 
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -232,10 +235,13 @@ TestRun.settings = settings(
 )
 
 
-def test_a_thousand_lives_by_chance() -> None:
+def test_a_thousand_lives() -> None:
     """Mere chance finds in seconds what hypothesis, which prefers simple runs, seldom comes upon."""
-    for _ in range(LIVES):
-        seed = random.randrange(2**32)
+    hunt(range(LIVES))
+
+
+def hunt(seeds: range) -> None:
+    for seed in seeds:
         try:
             live(random.Random(seed))
         except AssertionError as error:
@@ -365,3 +371,7 @@ def walk(world: World, dice: random.Random, *, heard: bool = True, saves: bool =
 
 def reached(world: World) -> list[tuple[int, int]]:
     return [(0, 1), *(process.position for process in world.processes.values() if process.position)]
+
+
+if __name__ == "__main__":
+    hunt(range(*map(int, sys.argv[1].split("-"))))
