@@ -71,6 +71,7 @@ class LocalRay:
 
         ray.shutdown()
         if self._folder is not None:
+            _kill_users(self._folder)  # where the raylet was killed, Ray does not reach its helpers
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -116,8 +117,10 @@ def _remove_abandoned() -> None:
 
 
 def _kill_users(folder: Path) -> None:
-    """Kill this user's processes that hold a file of the folder open: Ray's helpers write their logs there."""
+    """Kill this user's other processes that hold a file of the folder open: Ray's helpers write their logs there."""
     for process in Path("/proc").glob("[0-9]*"):
+        if process.name == str(os.getpid()):
+            continue
         with contextlib.suppress(OSError):
             if any(str(file.readlink()).startswith(f"{folder}/") for file in (process / "fd").iterdir()):
                 os.kill(int(process.name), signal.SIGKILL)
