@@ -87,9 +87,11 @@ class Loaders:
         """Raises Inconsistent where a loader reads anything else for `key` than its worker, which has read `batch`."""
         for loader in self._loaders:
             loader.ask(key)
-        for read in [_result(loader.answer()) for loader in self._loaders]:
-            # The worker's own goes through pickle too, which changes how equal things lie in memory.
-            if _fingerprint(read) != _fingerprint(pickle.loads(pickle.dumps(batch, pickle.HIGHEST_PROTOCOL))):
+        found = [_result(loader.answer()) for loader in self._loaders]
+        # The worker's own goes through pickle too, which changes how equal things lie in memory.
+        expected = _fingerprint(pickle.loads(pickle.dumps(batch, pickle.HIGHEST_PROTOCOL)))
+        for read in found:
+            if _fingerprint(read) != expected:
                 raise Inconsistent(
                     "a loader process reads other samples than its worker, from the same indices",
                     "datasets() has to give the same samples in each process: draw them from torch, numpy or random, which are "

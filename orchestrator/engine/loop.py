@@ -7,8 +7,8 @@
         step                                 vote, sum, apply
 
 Workers and servers walk through one loop. Whether to evaluate, to lower the learning rate, to save or to stop follows from what
-all members have agreed on in the step itself, so nobody has to be told. Between generations the state of a member is its
-course (and, of a worker, its replica and optimizer); a loop that is left by an exception is entered again where it was left.
+all members have agreed on in the step itself, so nobody has to be told. Between generations the state of a worker is its
+course, its replica and its optimizer; a loop of a worker that is left by an exception is entered again where it was left.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Watch:
 
 
 class Loop:
-    """One member's way through the run; outlives generations. course: where it is."""
+    """One member's way through the run; a worker's outlives generations. course: where it is."""
 
     def __init__(self, settings: Settings, facts: Mapping[str, Any], pulse: Pulse) -> None:
         self._steps: int = facts["steps"]

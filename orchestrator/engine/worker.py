@@ -2,8 +2,9 @@
 
 A worker hosts shards, holds a replica and reports the trace; a server (server.py) hosts none and only adds.
 
-What a member keeps between generations is its position's state: the course and, of a worker, model and optimizer. Whatever ends
-a generation, and wherever, leaves it in the state of its last committed step, with or without the evaluation after it.
+What a worker keeps between generations is its position's state: the course, model and optimizer. Whatever ends a generation,
+and wherever, leaves it in the state of its last committed step, with or without the evaluation after it. A server keeps
+nothing.
 """
 
 from __future__ import annotations

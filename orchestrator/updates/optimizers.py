@@ -71,8 +71,7 @@ def build(name: str, options: Mapping[str, Any], model: torch.nn.Module) -> torc
 
 def check(optimizer: object, model: torch.nn.Module) -> None:
     """Raises PipelineRaised for what a pipeline's own `optimizer(model)` may not return."""
-    unfit = not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, _UNFIT)
-    if unfit or not isinstance(optimizer, torch.optim.Optimizer):
+    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, _UNFIT):
         raise PipelineRaised(
             f"optimizer() returned a {type(optimizer).__name__}",
             "return one torch.optim.Optimizer that neither calls the model nor wants sparse gradients, of torch "

@@ -37,6 +37,19 @@ from tests.engine.runs import Layout, settings_for
 What = Literal["die", "call off", "regroup", "stop", "save", "join"]
 
 MOST_GENERATIONS = 40
+# Settings of a run of `pipelines.Batchnorm` that has all that could be lost half-way, and stops early.
+EVERYTHING: dict[str, Any] = {
+    "steps": 7,
+    "shards": 4,
+    "batch_size": 8,
+    "seed": 8,
+    "args": {"rows": 18, "held_out": 4},
+    "optimizer": {"name": "adam", "lr": 0.02},
+    "clip": 0.5,
+    "evaluate_every": Every(steps=1),
+    "schedule": {"name": "plateau", "patience": 1, "gamma": 0.5, "warmup": 2},
+    "early_stopping": {"patience": 2},
+}
 
 
 @dataclass(frozen=True)

@@ -13,26 +13,13 @@ from typing import Any
 import pytest
 
 from orchestrator.pipeline import Pipeline
-from orchestrator.settings import Every
 from tests.engine import pipelines as p
-from tests.engine.elastic import Elastic, Fault, Saved, Told, What, elastic_settings, survive
+from tests.engine.elastic import EVERYTHING, Elastic, Fault, Saved, Told, What, elastic_settings, survive
 from tests.engine.runs import SGD, Layout
 
 pytestmark = pytest.mark.slow
 
-RICH: dict[str, Any] = {
-    "steps": 7,
-    "shards": 4,
-    "batch_size": 8,
-    "seed": 8,
-    "args": {"rows": 18, "held_out": 4},
-    "optimizer": {"name": "adam", "lr": 0.02},
-    "clip": 0.5,
-    "evaluate_every": Every(steps=1),
-    "schedule": {"name": "plateau", "patience": 1, "gamma": 0.5, "warmup": 2},
-    "early_stopping": {"patience": 2},
-    "checkpoint_every": 2,
-}
+RICH: dict[str, Any] = {**EVERYTHING, "checkpoint_every": 2}
 TOPOLOGIES = [
     Layout(2, "ring"),
     Layout(3, "tree"),

@@ -13,6 +13,7 @@ from typing import Any
 from orchestrator.driver.signals import Mailbox
 from orchestrator.settings import CheckpointSettings, ClusterSettings, Every, Settings, Workers
 from tests.engine import pipelines
+from tests.engine.elastic import EVERYTHING
 from tests.engine.runs import Layout, settings_for
 from tests.simulation.cluster import Cluster, Member, Misfortune
 
@@ -26,19 +27,7 @@ _KINDS = [
 ]
 
 IDENTITIES: dict[str, dict[str, Any]] = {
-    "rich": {
-        "pipeline": pipelines.Batchnorm,
-        "steps": 7,
-        "shards": 4,
-        "batch_size": 8,
-        "seed": 8,
-        "args": {"rows": 18, "held_out": 4},
-        "optimizer": {"name": "adam", "lr": 0.02},
-        "clip": 0.5,
-        "evaluate_every": Every(steps=1),
-        "schedule": {"name": "plateau", "patience": 1, "gamma": 0.5, "warmup": 2},
-        "early_stopping": {"patience": 2},
-    },
+    "rich": {"pipeline": pipelines.Batchnorm, **EVERYTHING},
     "plain": {"pipeline": pipelines.Mlp, "steps": 8, "shards": 4, "args": {"held_out": None}},
     "fast": {"pipeline": pipelines.Mlp, "steps": 6, "shards": 4, "reduction": "fast"},
     "sparse": {"pipeline": pipelines.LayerDrop, "steps": 6, "shards": 4, "evaluate_every": Every(steps=3)},
