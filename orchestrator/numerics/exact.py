@@ -36,6 +36,7 @@ Array = NDArray[Any]
 Four = tuple[Any, Any, Any, Any]
 
 _ANCHOR: Final = 1.5 * 2.0**52  # multiples of lsb
+_PIECE: Final = 128  # elements; longer ones wait longer for the memory, shorter ones for the calls
 _MAGNITUDE: Final = numpy.int32(0x7FFF_FFFF)  # the bits of a float32 without its sign
 _BLOCK: Final = 4096  # a constant of this module, which numba looks at to see whether to compile again
 assert _BLOCK == BLOCK
@@ -135,19 +136,26 @@ def _in_order(tensor: torch.Tensor, slot: Slot) -> torch.Tensor:
 
 
 @compiled()
-def _add_one(values: Array, weight: float, anchor: float, total: Array) -> int:
+def _add_one(address: int, weight: float, anchor: float, part: Array) -> Any:
     """Returns the largest magnitude."""
+    values = floats_at(address, part.size)
     bits = values.view(numpy.int32)
     largest = numpy.int32(0)
-    for i in range(total.size):
-        total[i] += (values[i] * weight + anchor) - anchor
+    for i in range(part.size):
+        part[i] += (values[i] * weight + anchor) - anchor
         largest = max(largest, bits[i] & _MAGNITUDE)
-    return int(largest)
+    return largest
 
 
 @compiled()
-def _add_four(a: Array, b: Array, c: Array, d: Array, weights: Four, anchor: float, total: Array) -> Four:
+def _add_four(addresses: Four, weights: Four, anchor: float, part: Array) -> Four:
     """The same for four shards, which come from memory together, while the total is read and written once."""
+    a, b, c, d = (
+        floats_at(addresses[0], part.size),
+        floats_at(addresses[1], part.size),
+        floats_at(addresses[2], part.size),
+        floats_at(addresses[3], part.size),
+    )
     bits_a, bits_b, bits_c, bits_d = (
         a.view(numpy.int32),
         b.view(numpy.int32),
@@ -156,8 +164,8 @@ def _add_four(a: Array, b: Array, c: Array, d: Array, weights: Four, anchor: flo
     )
     u, v, w, x = weights
     most_a = most_b = most_c = most_d = numpy.int32(0)
-    for i in range(total.size):
-        total[i] += (
+    for i in range(part.size):
+        part[i] += (
             ((a[i] * u + anchor) - anchor)
             + ((b[i] * v + anchor) - anchor)
             + ((c[i] * w + anchor) - anchor)
@@ -182,7 +190,7 @@ _KINDS: Final = ("float64", "float32")  # of the total: exact, fast
 def _add(
     addresses: Array, weights: Array, anchors: Array, places: Array, total: Array, fresh: bool, largest: Array
 ) -> None:
-    """Add up tensor by tensor, so that the part of the total stays in the cache.
+    """Add up piece by piece: while all shards of a piece come, its total stays in the first-level cache.
 
     addresses: S x T, 0 where a shard does not have a tensor; places: T x 2, offset and number of elements; fresh: what the
     total holds does not count; largest: S x T magnitudes, the result, which stays as it is where there is none.
@@ -190,28 +198,29 @@ def _add(
     present = numpy.empty(weights.size, numpy.int64)
     for i in range(anchors.size):
         offset, elements = places[i]
-        part = total[offset : offset + elements]
-        if fresh:
-            part[:] = 0
         count = 0
         for s in range(weights.size):
-            if addresses[s, i] != 0 and elements > 0:
+            if addresses[s, i] != 0:
                 present[count] = s
                 count += 1
-        for n in range(0, count // 4 * 4, 4):
-            s, t, u, v = present[n], present[n + 1], present[n + 2], present[n + 3]
-            largest[s, i], largest[t, i], largest[u, i], largest[v, i] = _add_four(
-                floats_at(addresses[s, i], elements),
-                floats_at(addresses[t, i], elements),
-                floats_at(addresses[u, i], elements),
-                floats_at(addresses[v, i], elements),
-                (weights[s], weights[t], weights[u], weights[v]),
-                anchors[i],
-                part,
-            )
-        for n in range(count // 4 * 4, count):
-            s = present[n]
-            largest[s, i] = _add_one(floats_at(addresses[s, i], elements), weights[s], anchors[i], part)
+        for start in range(0, elements, _PIECE):
+            part = total[offset + start : offset + min(start + _PIECE, elements)]
+            if fresh:
+                part[:] = 0
+            at = 4 * start
+            for n in range(0, count // 4 * 4, 4):
+                s, t, u, v = present[n], present[n + 1], present[n + 2], present[n + 3]
+                most = _add_four(
+                    (addresses[s, i] + at, addresses[t, i] + at, addresses[u, i] + at, addresses[v, i] + at),
+                    (weights[s], weights[t], weights[u], weights[v]),
+                    anchors[i],
+                    part,
+                )
+                largest[s, i], largest[t, i] = max(largest[s, i], most[0]), max(largest[t, i], most[1])
+                largest[u, i], largest[v, i] = max(largest[u, i], most[2]), max(largest[v, i], most[3])
+            for n in range(count // 4 * 4, count):
+                s = present[n]
+                largest[s, i] = max(largest[s, i], _add_one(addresses[s, i] + at, weights[s], anchors[i], part))
 
 
 # --- compiled: whole blocks

@@ -279,6 +279,9 @@ def test_how_many_shards_are_added_together_changes_no_bit(
             accumulator.add(shard, weight, grid)
         found = accumulator.settle().tolist()
         assert [[m == ABSENT for m in row] for row in found] == [[t is None or not len(t) for t in s] for s in shards]
+        largest = [[0.0 if t is None or not len(t) else t.double().abs().max().item() for t in s] for s in shards]
+        expected = [[m * w for m in row] for row, w in zip(largest, weights, strict=True)]
+        assert (numpy.where(numpy.array(found) == ABSENT, 0, found).view(numpy.float64) == expected).all()
         totals.append([bits(view) for view in layout.views(total)])
     assert totals[0] == totals[1] == totals[2]
     for i, slot in enumerate(layout.slots):
