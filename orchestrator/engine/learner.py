@@ -69,6 +69,7 @@ class Learner:
         self._repeated = self._repeated or attempt > 0
         self._kept = None
         self._accumulator.clear()
+        self._work.plan(step, self._shards)
         self._options = optimizers.options(self._optimizer)
         tally = _Tally(self._replica)
         fault: tuple[int, OrchestratorError] | None = None

@@ -10,7 +10,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,6 +26,15 @@ from orchestrator.updates.optimizers import kept_aside
 
 _HEAD = 2**14  # elements of the gradient that are compared, for changes that raise no version
 _SMALLEST_WEIGHT, _LARGEST_WEIGHT = 1e-100, 1e100  # so that no product with a float32 leaves the range of float64
+
+
+class _MicroBatch(NamedTuple):
+    """What it holds, how messages call it, and the seeds for reading it and for computing it."""
+
+    key: Key
+    where: str
+    samples_seed: int
+    seed: int
 
 
 class Work:
@@ -46,6 +55,7 @@ class Work:
         self._mixed = precision == "bfloat16"
         self._staging = staging or Direct()
         self._loaders: Loaders | None = None
+        self._planned: dict[tuple[int, int], _MicroBatch] = {}
         with naming("the pipeline's __init__"), streams.seeded(seed, "pipeline"):
             self.pipeline = pipeline(**args)
         with naming("datasets()"), streams.seeded(seed, "datasets"):
@@ -78,24 +88,29 @@ class Work:
     def prove(self, loaders: Loaders) -> None:
         """Raises Inconsistent where these read other samples than this process does."""
         shards = range(self.order.shards)
-        shard, indices = next((shard, found) for shard in shards if (found := self._sampler.indices(0, shard)))
-        loaders.prove(Key(0, shard, tuple(indices)), self._read(0, shard, indices))
+        first = next(found for shard in shards if (found := self._micro_batch(0, shard)).key.indices)
+        loaders.prove(first.key, self._read(first))
+
+    def plan(self, step: int, shards: Sequence[int]) -> None:
+        """Work out together what these micro-batches hold and how they are seeded. Between two of them a backward pass drives
+        that code out of the processor's cache, and it takes ten times as long."""
+        self._planned = {(step, shard): self._micro_batch(step, shard) for shard in shards}
 
     def loss(self, step: int, shard: int) -> tuple[torch.Tensor, float] | None:
         """(mean loss, weight) of micro-batch (step, shard), with its graph; None when the micro-batch is empty.
 
         The caller has called `model.train()`. Raises PipelineRaised, NonFinite.
         """
-        indices = self._sampler.indices(step, shard)
-        if not indices:
+        micro_batch = self._planned.get((step, shard)) or self._micro_batch(step, shard)
+        where, rows = micro_batch.where, len(micro_batch.key.indices)
+        if not rows:
             return None
-        where = f"step {step}, shard {shard}"
-        batch = self._fetch(step, shard, indices)
-        with naming(f"loss() ({where})"), streams.seeded(self._seed, "compute", step, shard):
+        batch = self._fetch(micro_batch)
+        with naming(f"loss() ({where})"), streams.seeded_with(micro_batch.seed):
             batch = self._staging.batch(batch)
             with self._autocast():
                 returned = self.pipeline.loss(self.model, batch)
-            loss, weight = _mean_and_weight(returned, len(indices), where)
+            loss, weight = _mean_and_weight(returned, rows, where)
             if weight == 0:
                 return None
             if not math.isfinite(loss.item()):
@@ -153,18 +168,23 @@ class Work:
             values = [loss.item(), weight, float(len(indices)), *metrics.values()]
         return list(metrics), values
 
-    def _fetch(self, step: int, shard: int, indices: list[int]) -> Any:
-        if self._loaders is not None:
-            key = Key(step, shard, tuple(indices))
-            return self._loaders.batch(key, upcoming(step, shard, self._hosted, self._steps, self._sampler.indices))
-        return self._read(step, shard, indices)
+    def _micro_batch(self, step: int, shard: int) -> _MicroBatch:
+        return _MicroBatch(
+            Key(step, shard, tuple(self._sampler.indices(step, shard))),
+            f"step {step}, shard {shard}",
+            streams.seed_of(self._seed, "samples", step, shard),
+            streams.seed_of(self._seed, "compute", step, shard),
+        )
 
-    def _read(self, step: int, shard: int, indices: list[int]) -> Any:
-        with (
-            naming(f"reading samples (step {step}, shard {shard})"),
-            streams.seeded(self._seed, "samples", step, shard),
-        ):
-            return fetch(self._train, indices, self.pipeline.collate)
+    def _fetch(self, micro_batch: _MicroBatch) -> Any:
+        if self._loaders is not None:
+            step, shard, _ = key = micro_batch.key
+            return self._loaders.batch(key, upcoming(step, shard, self._hosted, self._steps, self._sampler.indices))
+        return self._read(micro_batch)
+
+    def _read(self, micro_batch: _MicroBatch) -> Any:
+        with naming(f"reading samples ({micro_batch.where})"), streams.seeded_with(micro_batch.samples_seed):
+            return fetch(self._train, micro_batch.key.indices, self.pipeline.collate)
 
     def _autocast(self) -> AbstractContextManager[None]:
         """Under `precision: bfloat16` products are computed in it; parameters and gradients stay float32 (rule A9)."""

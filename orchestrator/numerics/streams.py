@@ -29,8 +29,14 @@ def seed_of(seed: int, purpose: str, step: int = 0, shard: int = 0) -> int:
 @contextmanager
 def seeded(seed: int, purpose: str, step: int = 0, shard: int = 0) -> Iterator[None]:
     """Run the block with every generator of this process seeded for it: torch (CPU and CUDA), `random`, numpy's global one."""
+    with seeded_with(seed_of(seed, purpose, step, shard)):
+        yield
+
+
+@contextmanager
+def seeded_with(value: int) -> Iterator[None]:
+    """The same for a seed that was derived before."""
     with _generators:
-        value = seed_of(seed, purpose, step, shard)
         torch.default_generator.manual_seed(value)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.manual_seed_all(value)
