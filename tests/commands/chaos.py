@@ -265,7 +265,8 @@ def check(project: Project, done: Done, run: Disturbed, reference: Done) -> None
     expected = project.folder(reference.report["run_id"]) / "trace.jsonl"
     assert (run.folder / "trace.jsonl").read_bytes() == expected.read_bytes()
     assert project.runs()[run_id] == "FINISHED"
-    assert all(each["steps_lost"] == 0 for each in done.report["recoveries"] if each["kind"] != "restarted")
+    # One, where only those who died had applied the last step.
+    assert all(each["steps_lost"] <= 1 for each in done.report["recoveries"] if each["kind"] != "restarted")
     check_journal(list(read(run.folder / "journal.jsonl")))
     _check_struck(run)
     assert project.leftovers() == []

@@ -37,7 +37,7 @@ def same(project: Project, done: Done, undisturbed: Done) -> None:
 
 
 def test_workers_are_killed_and_replaced(digits: Project, undisturbed: Done) -> None:
-    """Two at once, then one more; replacements join, and nothing is computed twice."""
+    """Two at once, then one more; replacements join, and at most a step that only the dead had applied is computed twice."""
     run = Watched(digits, *RUN, "cluster.workers=4", "topology=tree")
     run.wait_for_steps(20)
     living = run.living()
@@ -49,7 +49,7 @@ def test_workers_are_killed_and_replaced(digits: Project, undisturbed: Done) -> 
     same(digits, done, undisturbed)
     lost = [each for each in done.report["recoveries"] if each["kind"] == "lost"]
     assert 1 <= len(lost) <= 3
-    assert all(each["steps_lost"] == 0 and each["seconds"] < 10 for each in lost)
+    assert all(each["steps_lost"] <= 1 and each["seconds"] < 10 for each in lost)
     assert {each["worker"] for each in run.journal("worker_lost")} == {0, 1, 2}
     assert done.report["generations"] >= 3
 
