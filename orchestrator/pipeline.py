@@ -55,7 +55,9 @@ class Pipeline:
         raise NotImplementedError
 
     def loss(self, model: torch.nn.Module, batch: Any) -> Any:
-        """A scalar tensor: the mean over the batch. Where rows are the wrong weight (masked tokens): (mean, weight)."""
+        """A scalar tensor: the mean over the batch. Where rows are the wrong weight (masked tokens): (mean, weight).
+
+        Written with one more parameter, `step`, it is told how many updates the model has had (annealing, curricula)."""
         raise NotImplementedError
 
     def metrics(self, model: torch.nn.Module, batch: Any) -> Mapping[str, torch.Tensor]:  # noqa: ARG002
@@ -78,6 +80,11 @@ class Pipeline:
 def defines(pipeline: type[Pipeline], method: str) -> bool:
     """Whether the class has a method of its own rather than the default."""
     return getattr(pipeline, method) is not getattr(Pipeline, method)
+
+
+def takes_step(pipeline: Pipeline) -> bool:
+    """Whether its `loss` is to be told the step."""
+    return "step" in inspect.signature(pipeline.loss).parameters
 
 
 def find(target: str, args: Mapping[str, Any]) -> type[Pipeline]:

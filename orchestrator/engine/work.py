@@ -20,7 +20,7 @@ from orchestrator.data.order import Order, Sampler, evaluation_batches
 from orchestrator.errors import NonFinite, PipelineRaised
 from orchestrator.numerics import streams
 from orchestrator.numerics.staging import Direct, Staging
-from orchestrator.pipeline import Pipeline, naming
+from orchestrator.pipeline import Pipeline, naming, takes_step
 from orchestrator.updates import optimizers
 from orchestrator.updates.optimizers import kept_aside
 
@@ -58,6 +58,7 @@ class Work:
         self._planned: dict[tuple[int, int], _MicroBatch] = {}
         with naming("the pipeline's __init__"), streams.seeded(seed, "pipeline"):
             self.pipeline = pipeline(**args)
+            self._takes_step = takes_step(self.pipeline)
         with naming("datasets()"), streams.seeded(seed, "datasets"):
             self._train, self._validation = self._datasets()
         with naming("model()"), streams.seeded(seed, "model"):
@@ -109,7 +110,7 @@ class Work:
         with naming(f"loss() ({where})"), streams.seeded_with(micro_batch.seed):
             batch = self._staging.batch(batch)
             with self._autocast():
-                returned = self.pipeline.loss(self.model, batch)
+                returned = self._loss(batch, step)
             loss, weight = _mean_and_weight(returned, rows, where)
             if weight == 0:
                 return None
@@ -163,10 +164,15 @@ class Work:
         with naming(f"evaluation ({where})"), streams.seeded(self._seed, "evaluation", step, batch), torch.no_grad():
             items = self._staging.batch(items)
             with self._autocast():
-                loss, weight = _mean_and_weight(self.pipeline.loss(self.model, items), len(indices), where)
+                loss, weight = _mean_and_weight(self._loss(items, step + 1), len(indices), where)
                 metrics = _numbers(self.pipeline.metrics(self.model, items), where)
             values = [loss.item(), weight, float(len(indices)), *metrics.values()]
         return list(metrics), values
+
+    def _loss(self, batch: Any, updates: int) -> Any:
+        """updates: how many the model has had."""
+        more = {"step": updates} if self._takes_step else {}
+        return self.pipeline.loss(self.model, batch, **more)
 
     def _micro_batch(self, step: int, shard: int) -> _MicroBatch:
         return _MicroBatch(

@@ -302,6 +302,13 @@ class Augmented(Mlp):
         return Noisy(self.rows), Noisy(self.held_out or 0)
 
 
+class Annealed(Mlp):
+    """A loss with a schedule of its own."""
+
+    def loss(self, model: nn.Module, batch: Batch, step: int = 0) -> Any:
+        return super().loss(model, batch) / (1 + step)
+
+
 class OwnOptimizer(Mlp):
     """Two groups, one of them with momentum; built over drawn numbers, which are the run's too."""
 

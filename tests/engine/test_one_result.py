@@ -53,6 +53,7 @@ CASES = [
     Case(p.Augmented),
     Case(p.Caching, {"batch_size": 7}),
     Case(p.Packed),
+    Case(p.Annealed, {"evaluate_every": Every(steps=2)}),
     Case(p.OwnOptimizer, {"optimizer": None}),
     Case(p.Langevin, {"optimizer": None}),
     Case(p.OfNoClassOfTorchs, {"optimizer": None, "evaluate_every": Every(steps=2)}),

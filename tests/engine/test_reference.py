@@ -36,7 +36,8 @@ class Loop:
         with seeded(SEED, "samples", step, shard):
             batch = self.pipeline.collate([self.rows[index] for index in indices])
         with seeded(SEED, "compute", step, shard):
-            loss: torch.Tensor = self.pipeline.loss(self.model, batch)
+            more = {"step": step} if isinstance(self.pipeline, p.Annealed) else {}
+            loss: torch.Tensor = self.pipeline.loss(self.model, batch, **more)
         return loss
 
     def named(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -44,7 +45,9 @@ class Loop:
 
 
 @pytest.mark.parametrize("optimizer", [SGD, {"name": "adamw", "lr": 0.01}], ids=lambda o: str(o["name"]))
-@pytest.mark.parametrize("pipeline", [p.Mlp, p.Lstm, p.Attention, p.Batchnorm, p.CumulativeBatchnorm, p.Augmented])
+@pytest.mark.parametrize(
+    "pipeline", [p.Mlp, p.Lstm, p.Attention, p.Batchnorm, p.CumulativeBatchnorm, p.Augmented, p.Annealed]
+)
 def test_one_shard_is_an_ordinary_loop(pipeline: type[p.Small], optimizer: dict[str, Any]) -> None:
     run = train(pipeline, shards=1, steps=4, optimizer=optimizer)
     loop = Loop(pipeline(), 1)
