@@ -44,8 +44,11 @@ def prepare(*, tf32: bool) -> dict[str, Any]:
     cudnn: Any = torch.backends.cudnn
     cudnn.benchmark = False
     cudnn.deterministic = True
-    cudnn.allow_tf32 = tf32
-    torch.backends.cuda.matmul.allow_tf32 = tf32
+    matmul: Any = torch.backends.cuda.matmul
+    # The older switches say the same, or torch refuses to compute; alone they leave cuDNN what all of torch was set to.
+    cudnn.allow_tf32 = matmul.allow_tf32 = tf32
+    for kind in (matmul, cudnn.conv, cudnn.rnn):
+        kind.fp32_precision = "tf32" if tf32 else "ieee"
     return {"device": "cuda", "tf32": tf32, "cudnn_benchmark": cudnn.benchmark}
 
 

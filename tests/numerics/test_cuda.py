@@ -12,13 +12,20 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import cuda
 from orchestrator.numerics.determinism import machine, prepare_thread
 
+BACKENDS: Any = torch.backends
+COMPUTING = [BACKENDS.cuda.matmul, BACKENDS.cudnn.conv, BACKENDS.cudnn.rnn]
+KINDS = [BACKENDS, BACKENDS.cudnn, *COMPUTING]
+
 
 @pytest.fixture
 def switches() -> Iterator[Any]:
     """torch's own for cuDNN, put back afterwards."""
     cudnn: Any = torch.backends.cudnn
     before = cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    precisions = [(kind, kind.fp32_precision) for kind in KINDS]
     yield cudnn
+    for kind, precision in precisions:
+        kind.fp32_precision = precision
     cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
@@ -77,6 +84,17 @@ def test_a_thread_that_computes_on_a_gpu_is_set_up(switches: Any, tf32: bool) ->
     assert (switches.benchmark, switches.deterministic, switches.allow_tf32) == (False, True, tf32)
     assert torch.backends.cuda.matmul.allow_tf32 is tf32
     assert torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.usefixtures("switches")
+@pytest.mark.parametrize("tf32", [False, True])
+@pytest.mark.parametrize("kind", range(len(KINDS)))
+def test_a_pipeline_that_set_the_precision_changes_nothing(kind: int, tf32: bool) -> None:
+    """torch has switches for all, for cuDNN and for each kind of product; and older ones, which it reads too as it computes."""
+    KINDS[kind].fp32_precision = "ieee" if tf32 else "tf32"
+    prepare_thread(1, "cuda", tf32=tf32)
+    assert [each.fp32_precision for each in COMPUTING] == ["tf32" if tf32 else "ieee"] * 3
+    assert (BACKENDS.cudnn.allow_tf32, BACKENDS.cuda.matmul.allow_tf32) == (tf32, tf32)
 
 
 def test_the_gpu_is_named_where_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
