@@ -30,11 +30,20 @@ def start() -> None:
     """Start CUDA in this process. Raises ConfigurationError where that cannot give deterministic results, or any."""
     import torch
 
-    problem = build_problem() or _visibility_problem() or _workspace_problem()
+    problem = build_problem() or _visibility_problem() or _workspace_problem() or _tuning_problem()
     if problem is not None:
         raise ConfigurationError([problem])
-    # Now, because a device's generators are seeded only where CUDA was started.
-    torch.cuda.init()  # type: ignore[no-untyped-call]
+    try:
+        # Now, because a device's generators are seeded only where CUDA was started.
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        _compute()
+    except RuntimeError as error:
+        raise ConfigurationError(
+            [
+                f"run.device: the GPU does not compute: {error}; look at nvidia-smi on this node (driver, memory, and compute "
+                "mode: Default, where workers share a GPU), take a torch built for this GPU, or run.device=cpu"
+            ]
+        ) from error
 
 
 def prepare(*, tf32: bool) -> dict[str, Any]:
@@ -85,6 +94,22 @@ def _visibility_problem() -> str | None:
     return (
         f"run.device: no GPU is visible to this process (CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}, "
         f"driver {driver()}); look at nvidia-smi on this node, raise cluster.gpus_per_worker, or take run.device=cpu"
+    )
+
+
+def _compute() -> None:
+    """The first kernel: a driver, or a build of torch, that does not fit the GPU shows only now."""
+    import torch
+
+    torch.ones(1, device="cuda").sum().item()
+
+
+def _tuning_problem() -> str | None:
+    if os.environ.get("PYTORCH_TUNABLEOP_ENABLED") != "1":
+        return None
+    return (
+        "run.device: PYTORCH_TUNABLEOP_ENABLED=1 chooses the kernels of products by the clock, so they come out differently "
+        "from time to time; unset it"
     )
 
 

@@ -55,25 +55,46 @@ def test_no_visible_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no GPU is visible to this process (CUDA_VISIBLE_DEVICES=, driver " in refusal()
 
 
-@pytest.mark.usefixtures("built")
-@pytest.mark.parametrize("given", [None, ":0:0"])
-def test_a_workspace_that_is_not_deterministic_is_refused(monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
+@pytest.fixture
+def visible(built: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+
+@pytest.mark.usefixtures("visible")
+@pytest.mark.parametrize("given", [None, ":0:0"])
+def test_a_workspace_that_is_not_deterministic_is_refused(monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
     if given is not None:
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", given)
     assert f"CUBLAS_WORKSPACE_CONFIG={given}" in refusal()
 
 
-@pytest.mark.usefixtures("built")
+@pytest.mark.usefixtures("visible")
+def test_kernels_that_are_chosen_by_the_clock_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_TUNABLEOP_ENABLED", "1")
+    assert "PYTORCH_TUNABLEOP_ENABLED=1 chooses the kernels" in refusal()
+
+
+@pytest.mark.usefixtures("visible")
 def test_cuda_is_started_where_nothing_speaks_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
     started = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "init", lambda: started.append(True))
+    monkeypatch.setattr(torch.cuda, "init", lambda: started.append("CUDA"))
+    monkeypatch.setattr(cuda, "_compute", lambda: started.append("a kernel"))
     cuda.start()
-    assert started == [True]
+    assert started == ["CUDA", "a kernel"]
+
+
+@pytest.mark.usefixtures("visible")
+def test_a_gpu_that_does_not_compute_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that is too old raises at the start, a build without kernels for this GPU at the first one."""
+
+    def fail() -> None:
+        raise torch.AcceleratorError("CUDA error: no kernel image is available for execution on the device")
+
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(cuda, "_compute", fail)
+    assert "the GPU does not compute: CUDA error: no kernel image is available" in refusal()
 
 
 @pytest.mark.parametrize("tf32", [False, True])
