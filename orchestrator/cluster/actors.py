@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 Role = Literal["worker", "server"]
 Answer = dict[str, Any]
 
+# What to do about errors of torch, which is not imported here.
+_OF_A_GPU = {
+    "OutOfMemoryError": "raise data.shards or lower data.batch_size, let fewer workers share a GPU, or use a smaller model",
+    "AcceleratorError": "a GPU tells late and not whose work failed; run once with CUDA_LAUNCH_BLOCKING=1, or run.device=cpu",
+}
 _URGENT = "generation_running"  # what tells that a recovery is over does not wait for more to say
 
 
@@ -181,11 +186,9 @@ class MemberActor:
             text = str(error) or "no memory left"
             return {"failed": errors.RunFailed(text, "use a smaller model, fewer workers, or more memory").as_dict()}
         except Exception as error:
-            if type(error).__name__ == "OutOfMemoryError":  # torch's, which is not imported here: no memory on the GPU
-                remedy = (
-                    "raise data.shards or lower data.batch_size, let fewer workers share a GPU, or use a smaller model"
-                )
-                return {"failed": errors.RunFailed(str(error), remedy, traceback.format_exc()).as_dict()}
+            remedy = _OF_A_GPU.get(type(error).__name__)
+            if remedy is not None:
+                return {"failed": errors.RunFailed(str(error).strip(), remedy, traceback.format_exc()).as_dict()}
             remedy = "this is a fault of orchestrator; the run's folder has the traceback, in error.txt"
             fault = errors.RunFailed(f"{type(error).__name__}: {error}", remedy, traceback.format_exc())
             return {"failed": fault.as_dict()}

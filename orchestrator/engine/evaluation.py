@@ -70,7 +70,7 @@ def _restoring(replica: Replica) -> Iterator[None]:
     try:
         yield
     finally:
-        replica.begin_shard()
+        replica.give_up_shard()
 
 
 @contextmanager

@@ -12,6 +12,8 @@ import struct
 import sys
 from collections.abc import Callable
 
+import torch
+
 from orchestrator.engine import evaluation, keeping
 from orchestrator.engine.replica import Replica
 from orchestrator.engine.work import Work
@@ -66,13 +68,15 @@ def _prove(work: Work, what: str, batches: range, compute: Callable[[int], str |
 
 def _fingerprint(work: Work, replica: Replica, shard: int) -> str | None:
     """Of all that micro-batch (step 0, shard) would put into the sum; None where it fails, as its step will. Raises
-    PipelineRaised where it changes what has to stay."""
+    PipelineRaised where it changes what has to stay, and where the GPU failed of it: nothing is computed there any more."""
     replica.begin_shard()
     digest = hashlib.sha256()
     try:
         computed = work.loss(0, shard)
         tensors = replica.contribution() if computed is not None else []
-    except OrchestratorError:
+    except OrchestratorError as error:
+        if isinstance(error.__context__, torch.AcceleratorError):
+            raise
         replica.begin_shard()
         return None
     replica.check_shard()

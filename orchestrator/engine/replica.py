@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -85,6 +86,12 @@ class Replica:
             torch._foreach_copy_([*self.statistics, *self.counters.values()], self._start)
         for parameter in self._parameters.values():
             parameter.grad = None
+
+    def give_up_shard(self) -> None:
+        """The step's buffers again, behind whatever happened. A GPU that has failed copies nothing any more: what it failed of
+        is the error to tell, and where none is under way, whatever comes next raises it."""
+        with suppress(torch.AcceleratorError):
+            self.begin_shard()
 
     def contribution(self) -> list[torch.Tensor | None]:
         """After a backward pass: what this shard puts into the sum, in the order of the layout; None for a parameter without

@@ -178,7 +178,7 @@ class Worker:
             lockstep = lockstep_of(self._settings, facts, self._learner, exchange, kept.loop.course)
             halted = kept.loop.run(lockstep, exchange, term, saving=bool(generation.writers))
         finally:
-            self._replica.begin_shard()  # a step that was given up leaves the buffers as its last shard made them
+            self._replica.give_up_shard()  # a step that was given up leaves the buffers as its last shard made them
             self._host.writer.copied(0)  # what was begun is written also where no further update asks for it
         if halted != "finished":
             return Ended(halted, self.position, why="all members agreed")

@@ -11,10 +11,17 @@ from orchestrator.errors import NonFinite
 FAULTS = {
     "RunFailed no memory left": MemoryError(),
     "RunFailed CUDA out of memory": torch.OutOfMemoryError("CUDA out of memory"),
+    "RunFailed CUDA error: unspecified": torch.AcceleratorError("CUDA error: unspecified\n"),
     "NonFinite the loss": NonFinite("the loss"),
     "RunFailed KeyError: 'x'": KeyError("x"),
 }
-REMEDIES = ["fewer workers, or more memory", "let fewer workers share a GPU", "", "a fault of orchestrator"]
+REMEDIES = [
+    "fewer workers, or more memory",
+    "let fewer workers share a GPU",
+    "CUDA_LAUNCH_BLOCKING=1",
+    "",
+    "a fault of orchestrator",
+]
 
 
 @pytest.mark.parametrize(("said", "remedy"), list(zip(FAULTS, REMEDIES, strict=True)))

@@ -225,6 +225,22 @@ class Overflowing(nn.InstanceNorm1d):
         return inputs
 
 
+class FailsOnTheGpu(Numbered):
+    """victim: a row; None: any."""
+
+    failed = False
+
+    def __init__(self, victim: float | None = VICTIM, **args: Any) -> None:
+        super().__init__(**args)
+        self.victim = victim
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        if self.victim is None or _has_victim(batch):
+            FailsOnTheGpu.failed = True
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+        return super().loss(model, batch)
+
+
 class RaisesInLoss(Numbered):
     def loss(self, model: nn.Module, batch: Batch) -> Any:
         if _has_victim(batch):

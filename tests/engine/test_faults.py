@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from orchestrator.engine.replica import Replica
 from orchestrator.engine.worker import Ended
 from orchestrator.errors import ConfigurationError, Inconsistent, NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.pipeline import Pipeline
@@ -187,6 +188,31 @@ def test_the_first_failing_shard_tells_on_every_layout() -> None:
         told = [str(end) for end in ends if isinstance(end, PipelineRaised)]
         assert len(told) == 1
         assert "shard 0" in told[0]
+
+
+WHERE = {
+    "loss() (step 0, shard 0)": {"victim": None},
+    "loss() (step 1, shard 3)": {"held_out": None},
+    "evaluation (before the first step, validation batch 1)": {},
+}
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_what_the_gpu_failed_of_is_told_though_it_restores_nothing(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    begin_shard = Replica.begin_shard
+
+    def restore(replica: Replica) -> None:
+        if f.FailsOnTheGpu.failed:
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+        begin_shard(replica)
+
+    monkeypatch.setattr(f.FailsOnTheGpu, "failed", False)
+    monkeypatch.setattr(Replica, "begin_shard", restore)
+    (end,) = members_end(f.FailsOnTheGpu, args=WHERE[where])
+    assert isinstance(end, PipelineRaised)
+    assert f"{where} raised AcceleratorError: CUDA error: device-side assert triggered" in end.message
+    assert "faulty.py" in end.message
+    assert "look for an index or a label out of range" in end.remedy
 
 
 def test_the_traceback_is_kept_whole() -> None:
