@@ -189,8 +189,8 @@ class Replica:
         if changed:
             raise PipelineRaised(
                 f"the parameter {changed[0]!r} was changed in place while a batch was computed",
-                "only the optimizer may change parameters: leave out Embedding(max_norm=...), clamping and moving averages, or "
-                "do it in the step() of an optimizer of your own",
+                "only the optimizer may change parameters: leave out Embedding(max_norm=...), flatten_parameters(), clamping "
+                "and moving averages, or do the last two in the step() of an optimizer of your own",
             )
         for name, parameter in self._frozen.items():
             if parameter.grad is not None:

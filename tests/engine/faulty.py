@@ -422,6 +422,15 @@ class ClampedThroughData(Numbered):
         return super().loss(model, batch)
 
 
+class Flattened(Numbered):
+    """What flatten_parameters() of recurrent layers does on a GPU, and the warning of cuDNN advises."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        weight = model.get_parameter("weight")
+        weight.data = weight.data.clone()
+        return super().loss(model, batch)
+
+
 class Teacher(Numbered):
     """A moving average of the student, which it equals until the first step is applied."""
 

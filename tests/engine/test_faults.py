@@ -119,6 +119,7 @@ COMPUTING = [
     Fault(f.AddsBuffer, PipelineRaised, ("'cache'", "added")),
     Fault(f.Clamped, PipelineRaised, ("parameter 'weight'", "changed in place")),
     Fault(f.ClampedThroughData, PipelineRaised, ("parameter 'weight'", "changed in place")),
+    Fault(f.Flattened, PipelineRaised, ("parameter 'weight'", "changed in place", "flatten_parameters()")),
     Fault(f.Teacher, PipelineRaised, ("parameter 'teacher.", "changed in place")),
     Fault(f.FrozenTeacher, PipelineRaised, ("parameter 'teacher.", "changed in place")),
     Fault(f.ExchangedTeacher, PipelineRaised, ("parameter 'teacher.", "changed in place")),
