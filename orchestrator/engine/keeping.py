@@ -119,11 +119,11 @@ def _state(value: Any) -> bytes | None:
 
 
 def _content(array: Any) -> bytes | None:
-    """None for what lies elsewhere, or holds objects."""
+    """None for what holds no numbers, or not one beside the other; what lies on a GPU is copied from there."""
     if isinstance(array, torch.Tensor):
-        if array.layout != torch.strided or not array.is_cpu or array.is_quantized:
+        if array.layout != torch.strided or array.is_meta or array.is_quantized:
             return None
-        array = array.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+        array = array.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     elif array.dtype.hasobject:
         return None
     return hashlib.blake2b(array.tobytes()).digest()

@@ -16,10 +16,11 @@ from orchestrator.numerics import cuda, exact, staging
 from orchestrator.pipeline import Pipeline
 from orchestrator.settings import Every
 from orchestrator.transports.memory import LocalRegions
+from tests.engine import faulty as f
 from tests.engine import pipelines as p
 from tests.engine.apart import There, Watching, compute_apart
 from tests.engine.elastic import Fault, survive
-from tests.engine.runs import SGD, Layout, settings_for, train
+from tests.engine.runs import SGD, Layout, members_end, settings_for, train
 
 pytestmark = pytest.mark.slow
 
@@ -62,6 +63,12 @@ def test_the_watching_sees() -> None:
         assert inputs.copy_(product) not in there
         with pytest.raises(AssertionError, match=r"aten.mul.Tensor computes with tensors of two devices"):
             product * inputs
+
+
+def test_what_is_kept_there_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    compute_apart(monkeypatch)
+    (end,) = members_end(f.CentresItsOutput)
+    assert "what had changed: model.centre" in str(end)
 
 
 def test_the_facts_say_what_computes(monkeypatch: pytest.MonkeyPatch) -> None:
