@@ -58,7 +58,7 @@ class Worker:
         heap.keep_freed_memory()
         if settings.run.device == "cuda":
             cuda.start()
-        compute = self._prepare_thread()
+        self._prepare_thread()
         target = find(settings.pipeline.target, settings.pipeline.args)
         self._work = Work(
             target,
@@ -74,6 +74,7 @@ class Worker:
         self._optimizer = self._build_optimizer()
         self._rates = schedules.rates_of(self._optimizer)  # now: later they are those of a step
         self._memory = Memory(self._replica.layout, self._regions, dtype=sum_dtype(settings))
+        compute = self._prepare_thread()  # once more: scripts set threads, precision and cudnn.benchmark as they begin
         if settings.watches_a_metric and not self._work.evaluation_batches:
             raise ConfigurationError(
                 ["early_stopping and schedule=plateau watch a metric, but datasets() returned no validation set"]

@@ -309,6 +309,20 @@ class Annealed(Mlp):
         return super().loss(model, batch) / (1 + step)
 
 
+class SetsThreads(Mlp):
+    """As scripts begin; another number may give other bits."""
+
+    seen: ClassVar[set[int]] = set()
+
+    def model(self) -> nn.Module:
+        torch.set_num_threads(2)
+        return super().model()
+
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        self.seen.add(torch.get_num_threads())
+        return super().loss(model, batch)
+
+
 class OwnOptimizer(Mlp):
     """Two groups, one of them with momentum; built over drawn numbers, which are the run's too."""
 

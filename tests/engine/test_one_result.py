@@ -117,6 +117,12 @@ def _hex(metrics: dict[str, float]) -> dict[str, str]:
     return {name: value.hex() for name, value in metrics.items()}
 
 
+def test_threads_are_those_of_the_settings_whatever_the_pipeline_sets() -> None:
+    """In the proof before the first step too."""
+    assert train(p.SetsThreads).trace == train(p.Mlp).trace
+    assert p.SetsThreads.seen == {1}
+
+
 def test_another_seed_is_another_run() -> None:
     runs = [train(p.Mlp, seed=seed) for seed in (1, 2)]
     assert runs[0].digest != runs[1].digest
