@@ -64,13 +64,11 @@ class Replica:
         self._fixed_start = {name: b.clone() for name, b in others.items() if name not in self.counters}
         self._given: list[torch.Tensor | None] = []
         self._given_versions: list[int] = []
-        trainable_pieces = [("", piece) for piece in torch.split(self._flat, _PIECE)]
-        frozen_pieces = [
-            (name, piece) for name, p in self._frozen.items() for piece in torch.split(_in_memory(p), _PIECE)
-        ]
-        self._turns = [itertools.cycle(pieces) for pieces in (trainable_pieces, frozen_pieces)]
+        flat = [("", self._flat)]
+        frozen = [(name, _in_memory(parameter)) for name, parameter in self._frozen.items()]
+        self._turns = [itertools.cycle(_in_pieces(whole)) for whole in (flat, frozen)]
         self.begin_step()
-        self._watch([*trainable_pieces, *frozen_pieces])
+        self._watch([*flat, *frozen])
         self.begin_shard()
 
     def begin_step(self) -> None:
@@ -228,6 +226,10 @@ def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
     """All elements as they lie there, without a copy; none of a tensor that has gaps or was expanded."""
     dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
     return tensor.detach().as_strided((tensor.numel() if dense else 0,), (1,))
+
+
+def _in_pieces(named: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+    return [(name, piece) for name, tensor in named for piece in torch.split(tensor, _PIECE)]
 
 
 def _versions(tensors: Sequence[torch.Tensor | None]) -> list[int]:
