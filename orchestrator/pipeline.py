@@ -30,11 +30,17 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 _OWN = Path(__file__).resolve().parent
+_ON_TWO_DEVICES = (
+    "make tensors where the batch is, as torch.arange(n, device=x.device) does; have the model's constants be buffers, which "
+    "are moved to run.device; give a batch of a class of your own a method to(device)"
+)
 _ADVICE = {
     "does not have a deterministic implementation": "its bits could not be repeated, so put another operation in its place; "
     "one that only GPUs lack will do with run.device=cpu (torch.use_deterministic_algorithms lists them)",
-    "tensors to be on the same device": "make tensors where the batch is, as torch.arange(n, device=x.device) does, and have "
-    "the model's constants be buffers: those are moved to run.device",
+    "tensors to be on the same device": _ON_TWO_DEVICES,
+    "or on the same device as the indexed tensor": _ON_TWO_DEVICES,
+    "tensors are not at the same device": _ON_TWO_DEVICES,  # recurrent layers
+    "and weight type (torch.cuda.": _ON_TWO_DEVICES,  # convolutions
     "CUDA out of memory": "raise data.shards or lower data.batch_size: a shard computes batch_size / shards rows at once",
     "Expected more than 1 value per channel": "batch normalisation needs two rows: where an epoch's last batch leaves a "
     "shard one, choose another data.batch_size or fewer data.shards, or have the data set leave the surplus out",

@@ -159,6 +159,21 @@ def test_a_batch_of_one_row_that_is_normalised_is_explained() -> None:
     assert "data.batch_size" in caught.value.remedy
 
 
+ON_TWO_DEVICES = [
+    "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!",
+    "indices should be either on cpu or on the same device as the indexed tensor (cpu)",
+    "Input and parameter tensors are not at the same device, found input tensor at cpu and parameter tensor at cuda:0",
+    "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same",
+]
+
+
+@pytest.mark.parametrize("said", ON_TWO_DEVICES)
+def test_a_tensor_that_stayed_behind_is_explained(said: str) -> None:
+    with pytest.raises(PipelineRaised) as caught, naming("loss()"):
+        raise RuntimeError(said)
+    assert "torch.arange(n, device=x.device)" in caught.value.remedy
+
+
 def test_other_errors_get_no_advice() -> None:
     with pytest.raises(PipelineRaised) as caught, naming("loss()"):
         raise KeyError("a")
