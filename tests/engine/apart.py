@@ -1,7 +1,7 @@
 """A device that is none: the CPU, watched so that what lies "there" is never computed with together with what lies here.
 
     compute_apart(monkeypatch)
-    train(Mlp)      # raises where tensors of two devices meet, and where numpy would read one that is there
+    train(Mlp)      # raises where tensors of two devices meet, and where numpy or an address would read one that is there
 
 Tensors are there when `Copying` or the replica put them there, and when they are computed from such ones. As with a GPU, only
 copies may cross, and a single number in host memory may take part anywhere. It knows nothing of kernels: neither which
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from orchestrator.engine import worker
 from orchestrator.engine.replica import Replica
-from orchestrator.numerics import staging
+from orchestrator.numerics import exact, staging
 from orchestrator.numerics.layout import Layout
 
 CARRIERS = {"copy_", "_foreach_copy_"}
@@ -111,6 +111,15 @@ def compute_apart(monkeypatch: pytest.MonkeyPatch) -> There:
             return plain_cpu(tensor)
         return torch.from_numpy(plain_numpy(tensor.detach()).copy())
 
+    plain_add = exact.Accumulator.add
+
+    def add(accumulator: exact.Accumulator, tensors: staging.Tensors, *weight_and_grid: Any) -> None:
+        assert not any(tensor in there for tensor in tensors if tensor is not None), (
+            "sums read host memory, by addresses"
+        )
+        plain_add(accumulator, tensors, *weight_and_grid)
+
+    monkeypatch.setattr(exact.Accumulator, "add", add)
     monkeypatch.setattr(torch.Tensor, "numpy", numpy)
     monkeypatch.setattr(torch.Tensor, "cpu", cpu)
     return there

@@ -65,6 +65,13 @@ def test_the_watching_sees() -> None:
             product * inputs
 
 
+def test_the_sums_may_not_read_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    compute_apart(monkeypatch)
+    monkeypatch.setattr(staging._Carrying, "out", lambda _ferry, tensors, _nth: tensors)
+    with pytest.raises(AssertionError, match="sums read host memory, by addresses"):
+        train(p.Mlp)
+
+
 def test_what_is_kept_there_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:
     compute_apart(monkeypatch)
     (end,) = members_end(f.CentresItsOutput)
