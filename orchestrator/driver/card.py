@@ -96,10 +96,16 @@ def _node(name: str, node: Mapping[str, Any]) -> str:
         "all packages": f"{len(packages)}, SHA-256 {bits.get('packages_sha256')}",
         "system": f"{host.get('os')}, {bits.get('system')} {host.get('kernel')}, {bits.get('libc')}",
         "processor": f"{bits.get('cpu')}, {host.get('cores')} cores, kernels for {bits.get('capability')}",
-        "GPU": bits.get("gpu") or None,
+        "GPU": _gpu(bits.get("gpu") or {}),
         "variables": ", ".join(f"{key}={value}" for key, value in bits.get("variables", {}).items()) or None,
     }
     return f"Node `{name}`\n\n{_bullets({key: value for key, value in rows.items() if value})}"
+
+
+def _gpu(found: Mapping[str, Any]) -> str:
+    """Empty where none computes."""
+    libraries = (f"{name} {version}" for name, version in found.items() if name != "models")
+    return "; ".join([*found.get("models", ()), ", ".join(libraries)]) if found else ""
 
 
 def _section(title: str, *parts: str) -> list[str]:

@@ -15,6 +15,7 @@ NODE = {
         "system": "Linux",
         "libc": "glibc 2.36",
         "variables": {"MKL_CBWR": "AUTO"},
+        "gpu": {"models": ["X 100, compute capability 9.0"], "driver": "570.86", "cuda": "12.8", "cudnn": 91002},
     },
     "host": {"os": "Debian", "kernel": "6.1", "cores": 2},
     "packages": {"torch": "2.13.0", "plus": "1"},
@@ -50,6 +51,7 @@ def test_a_whole_card() -> None:
         "| `run.epochs` | `null` |",
         "- packages: `torch 2.13.0`",
         "- all packages: `2, SHA-256 ab12`",
+        "- GPU: `X 100, compute capability 9.0; driver 570.86, cuda 12.8, cudnn 91002`",
         "| `run.name` | `a 'b' c` |",
         "    python -m orchestrator rerun=0123abcd",
     ):
