@@ -287,7 +287,7 @@ WRONG = {
     "run.threads=0": "run.threads: must be at least 1, got 0",
     "run.precision=float64": "run.precision: expected one of float32, bfloat16, got 'float64'",
     "run.device=tpu": "run.device: expected one of cpu, cuda, got 'tpu'",
-    "run.device=cuda": "run.device: with cluster.gpus_per_worker=0 Ray hides all GPUs from the workers; "
+    "run.device=cuda": "run.device: with cluster.gpus_per_worker=0 all GPUs are hidden from the workers; "
     "set cluster.gpus_per_worker=1, or less where workers are to share one",
     "run.tf32=true": "run.tf32: only GPUs have TF32; set run.device=cuda, or leave run.tf32 out",
     "run.experiment=": "run.experiment: has no value; expected text",

@@ -35,11 +35,19 @@ _OF_A_GPU = {
 _URGENT = "generation_running"  # what tells that a recovery is over does not wait for more to say
 
 
+def _hide_gpus() -> None:
+    """Those that are not set aside for this member, which Ray does for some only: what a pipeline computes on a GPU that nobody
+    records cannot be repeated. To be called before torch is imported."""
+    if not ray.get_runtime_context().get_accelerator_ids()["GPU"]:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 class MemberActor:
     """One member's process. project: the folder from which the pipeline is imported; None for the copy that Ray has made
     the working directory already."""
 
     def __init__(self, role: Role, settings: str, secret: bytes, project: str | None, lease_s: float) -> None:
+        _hide_gpus()
         from orchestrator.engine.black_box import BlackBox
         from orchestrator.engine.pulse import Pulse
 

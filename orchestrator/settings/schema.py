@@ -420,7 +420,7 @@ def _cuda_needs_gpus(device: str, gpus: float) -> str | None:
     if device == "cpu" or gpus > 0:
         return None
     return (
-        "run.device: with cluster.gpus_per_worker=0 Ray hides all GPUs from the workers; set cluster.gpus_per_worker=1, or "
+        "run.device: with cluster.gpus_per_worker=0 all GPUs are hidden from the workers; set cluster.gpus_per_worker=1, or "
         "less where workers are to share one"
     )
 

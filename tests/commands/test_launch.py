@@ -111,6 +111,13 @@ def test_mlflow_has_one_complete_run_per_launch(digits: Project, launched: dict[
     assert set(digits.runs().values()) == {"FINISHED"}
 
 
+def test_workers_see_no_gpu_but_their_own(digits: Project, launched: dict[tuple[str, int], Done]) -> None:
+    """What a pipeline computes on another one is not recorded."""
+    recorded = digits.folder(launched["parameter_server", 2].report["run_id"]) / "environment.json"
+    for node in json.loads(recorded.read_text())["nodes"].values():
+        assert node["host"]["variables"]["CUDA_VISIBLE_DEVICES"] == ""
+
+
 def test_the_journal_tells_who_took_part(digits: Project, launched: dict[tuple[str, int], Done]) -> None:
     path = digits.folder(launched["parameter_server", 2].report["run_id"]) / "journal.jsonl"
     events: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()]

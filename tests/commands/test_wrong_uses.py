@@ -56,7 +56,7 @@ REFUSED = {
     "conf=good data.batch_size=2": (2, "2 rows for 4 shards"),
     "conf=good transport=rdma": (2, "expected one of auto, shared_memory, tcp"),
     "conf=good run.precision=float16": (2, "expected one of float32, bfloat16"),
-    "conf=good run.device=cuda": (2, "run.device: with cluster.gpus_per_worker=0 Ray hides all GPUs"),
+    "conf=good run.device=cuda": (2, "run.device: with cluster.gpus_per_worker=0 all GPUs are hidden"),
     "conf=good run.tf32=true": (2, "run.tf32: only GPUs have TF32"),
     "conf=good run.device=cuda cluster.gpus_per_worker=1": (2, "is built without CUDA; install a build with CUDA"),
     "conf=good schedule.gamma=0.5": (2, "constant has no gamma"),
