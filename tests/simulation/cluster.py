@@ -473,7 +473,7 @@ def simulated(cluster: Cluster) -> Iterator[None]:
     schedule = cluster.schedule
 
     def within(node: Callable[[], str]) -> Any:
-        return lambda: SimpleNamespace(get_node_id=node)
+        return lambda: SimpleNamespace(get_node_id=node, get_accelerator_ids=lambda: {"GPU": []})
 
     ray = SimpleNamespace(
         remote=lambda **_: lambda _: Kind(cluster),
@@ -492,7 +492,7 @@ def simulated(cluster: Cluster) -> Iterator[None]:
         (members, "ray", ray),
         (members, "FoundBox", lambda pid, _: Found(cluster, pid)),
         (actors, "ray", ray_inside),
-        (actors, "os", SimpleNamespace(getpid=lambda: cluster.here().pid, close=os.close)),
+        (actors, "os", SimpleNamespace(getpid=lambda: cluster.here().pid, close=os.close, environ={})),
         (actors, "sys", SimpleNamespace(path=[], modules={})),
         (actors, "Lease", lambda _: SimpleNamespace(renew=lambda: None)),
         (actors, "capture_prints", lambda _: None),
