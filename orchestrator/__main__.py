@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from orchestrator.cluster.environment import prepare_environment
-from orchestrator.driver import signals
+from orchestrator.driver import console, signals
 from orchestrator.driver.outcome import Outcome
 from orchestrator.errors import Interrupted, OrchestratorError, UsageError
 from orchestrator.numerics import determinism
@@ -61,10 +61,10 @@ VERBS = ("conf", "resume", "rerun", "compare", "runs")
 def main() -> int:
     """The exit code of the command."""
     started = time.monotonic()
+    console.prepare()
     arguments = sys.argv[1:]
     if {"--help", "-h"} & set(arguments):
-        print(USAGE, end="")
-        return 0
+        return console.answer(USAGE.rstrip(), 0)
     signals.interrupt()
     determinism.prepare_environment()
     if "" not in sys.path:
@@ -144,9 +144,7 @@ def _rerun(name: str, overrides: list[str]) -> int:
     if done.error is not None:
         whose = "" if done.verdict is not None else f"the repetition of run {done.rerun_of} failed: "
         print(f"error: {whose}{done.error}", file=sys.stderr)
-    if as_json:
-        print(json.dumps(done.as_dict()))
-    return done.exit_code
+    return console.answer(json.dumps(done.as_dict()), done.exit_code) if as_json else done.exit_code
 
 
 def _compare(names: str, rest: list[str], *, as_json: bool) -> int:
@@ -159,8 +157,7 @@ def _compare(names: str, rest: list[str], *, as_json: bool) -> int:
     except OrchestratorError as error:
         nothing = {"runs": names.split(","), "differences": [], "first_divergence": None, "files": []}
         return _refused(error, as_json, nothing)
-    print(json.dumps(compared.as_dict()) if as_json else compared.as_text())
-    return 0
+    return console.answer(json.dumps(compared.as_dict()) if as_json else compared.as_text(), 0)
 
 
 def _only(verb: str, arguments: list[str]) -> None:
@@ -191,9 +188,8 @@ def _report(run_id: str, outcome: Outcome, as_json: bool, started: float) -> int
         print(f"error: {outcome.error}\n  run {run_id}, its files in .orchestrator/{run_id}/", file=sys.stderr)
         if outcome.checkpoint is not None:
             print(f"  go on from step {outcome.checkpoint}: python -m orchestrator resume={run_id}", file=sys.stderr)
-    if as_json:
-        print(json.dumps(outcome.as_dict(run_id, started)))
-    return 0 if outcome.error is None else outcome.error.exit_code
+    code = 0 if outcome.error is None else outcome.error.exit_code
+    return console.answer(json.dumps(outcome.as_dict(run_id, started)), code) if as_json else code
 
 
 def _value(key: str, overrides: list[str]) -> str | None:
@@ -214,19 +210,18 @@ def _runs(arguments: list[str], as_json: bool) -> int:
 
     _only("runs", [argument for argument in arguments if argument != "runs"])
     found = runs(Path.cwd(), _value("tracking.uri", arguments))
-    print(json.dumps({"runs": [asdict(past) for past in found]}) if as_json else table(found))
-    return 0
+    return console.answer(json.dumps({"runs": [asdict(past) for past in found]}) if as_json else table(found), 0)
 
 
 def _refused(error: OrchestratorError, as_json: bool, report: dict[str, Any]) -> int:
     """Nothing was started. report: the object of the verb."""
     print(f"error: {error}", file=sys.stderr)
-    if as_json:
-        told = error.as_dict()
-        kept = {key: told[key] for key in ("kind", "message", "remedy")}
-        status = "killed" if isinstance(error, Interrupted) else "failed"
-        print(json.dumps({**report, "status": status, "error": kept}))
-    return error.exit_code
+    if not as_json:
+        return error.exit_code
+    told = error.as_dict()
+    kept = {key: told[key] for key in ("kind", "message", "remedy")}
+    status = "killed" if isinstance(error, Interrupted) else "failed"
+    return console.answer(json.dumps({**report, "status": status, "error": kept}), error.exit_code)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
-from typing import Never, Protocol, TextIO
+from typing import Never, Protocol, TextIO, cast
 
 from tqdm import tqdm
+
+from orchestrator.driver.console import Lasting
 
 PLAIN_EVERY_S = 10.0
 
@@ -21,7 +23,7 @@ class Progress(Protocol):
 
 def for_stream(stream: TextIO | None = None) -> Progress:
     """A bar where `stream` (stderr) is a terminal, plain lines elsewhere."""
-    stream = stream or sys.stderr
+    stream = cast(TextIO, Lasting(stream or sys.stderr))
     return Bar(stream) if stream.isatty() else Plain(stream)
 
 

@@ -1,0 +1,52 @@
+"""The standard streams, which a run outlives: a terminal is closed, `| head` has read enough, the disk of the log is full."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import Any, TextIO
+
+
+class Lasting:
+    """Stands for a stream to people. What it does not take any more is dropped: that is no reason to lose the work."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def prepare() -> None:
+    """Fill the place of a closed stream (`2>&-`), which would go to the next file that is opened, such as a trace."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            setattr(sys, name, open(number, "r" if name == "stdin" else "w", closefd=False))  # noqa: SIM115
+    sys.stderr = Lasting(sys.stderr)
+
+
+def answer(text: str, code: int) -> int:
+    """Write what programs read to stdout, whole. The exit code: `code`, but 1 where that was 0 and the text is lost. Who has
+    read enough has lost nothing."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered would fail again at the exit
+        if isinstance(error, BrokenPipeError):
+            return code
+        print(f"error: standard output could not be written: {error.strerror}", file=sys.stderr)
+        return code or 1
+    return code

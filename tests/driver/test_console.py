@@ -1,0 +1,86 @@
+"""What nobody reads any more ends no run; what a program reads is written whole, or said not to be."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.driver import progress
+
+PEOPLE = """
+import sys
+from orchestrator.driver import console
+console.prepare()
+for _ in range(3):
+    print("step 1", file=sys.stderr, flush=True)
+sys.exit(7)
+"""
+PROGRAMS = """
+import sys
+from orchestrator.driver import console
+console.prepare()
+sys.exit(console.answer("x" * 100_000, int(sys.argv[1])))
+"""
+
+
+def start(
+    code: str, *arguments: str, out: int = subprocess.DEVNULL, err: int = subprocess.PIPE, closed: str = ""
+) -> str:
+    """ "CODE, STDERR" of a Python; closed: redirections of the shell."""
+    command = ["bash", "-c", f'exec "$@" {closed}', "bash", sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True, timeout=60)
+    return f"{done.returncode}, {done.stderr or ''}"
+
+
+@pytest.fixture
+def unread() -> int:
+    """A pipe that nobody reads from."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return writer
+
+
+def test_a_log_that_takes_no_more_ends_nothing(unread: int) -> None:
+    with open("/dev/full", "w") as full:
+        assert start(PEOPLE, err=full.fileno()) == "7, "
+    assert start(PEOPLE, err=unread) == "7, "
+    os.close(unread)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_display_ends_nothing_either(terminal: bool) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:  # noqa: ARG002
+            raise OSError(5, "Input/output error")
+
+        def isatty(self) -> bool:
+            return terminal
+
+    display = progress.for_stream(Gone())
+    display.start(2)
+    display.step(2, 0.5)
+    display.say("half of it is done")
+    display.close()
+
+
+def test_the_place_of_a_closed_stream_is_not_given_to_a_file(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    code = f"import os; from orchestrator.driver import console\nconsole.prepare()\nfile = open({str(trace)!r}, 'w')\n"
+    code += "os.write(1, b'!'); os.write(2, b'!'); print('!'); raise SystemExit('!' if file.fileno() < 3 else 7)"
+    assert start(code, closed="0<&- >&- 2>&-") == "7, "
+    assert trace.read_text() == ""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_an_answer_that_is_lost_is_said(code: int, unread: int) -> None:
+    with open("/dev/full", "w") as full:
+        said = "error: standard output could not be written: No space left on device\n"
+        assert start(PROGRAMS, str(code), out=full.fileno()) == f"{code or 1}, {said}"
+    assert start(PROGRAMS, str(code), out=unread) == f"{code}, "
+    assert start(PROGRAMS, str(code), closed=">&-") == f"{code}, "
+    os.close(unread)
