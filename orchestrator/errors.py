@@ -12,7 +12,7 @@
     |   +-- CheckpointDamaged         1   a checkpoint is incomplete, or not what was written
     |   +-- ClusterUnavailable        1   Ray cannot start, or cannot give what the run asks for
     +-- NotRerunnable                 4   the run cannot be repeated exactly, and exactness was asked for
-    +-- Interrupted                 130   SIGINT or SIGTERM
+    +-- Interrupted                 130   SIGINT, SIGTERM or SIGHUP
 
 An error says what and where in its message and what to do about it in its remedy. It is an ordinary value: a worker sends
 it to the driver as the dictionary `as_dict` gives, because an exception that crosses processes must not need pickle.

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM, SIGKILL of the driver: the status is right, nothing stays, the next start tidies up."""
+"""Ctrl-C, SIGTERM, SIGHUP, SIGKILL of the driver: the status is right, nothing stays, the next start tidies up."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def wait_until_training(project: Project, process: subprocess.Popen[str], before
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, *(pytest.param(it, marks=pytest.mark.long) for it in (signal.SIGTERM, signal.SIGHUP))]
+)
 def test_an_interrupted_run_is_killed_with_130(faulty: Project, number: signal.Signals) -> None:
     before = set(faulty.runs())
     process = faulty.start(*SLOW)
@@ -47,7 +49,7 @@ def test_an_interrupted_run_is_killed_with_130(faulty: Project, number: signal.S
     assert faulty.runs()[run_id] == "KILLED"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_launch_that_still_prepares_is_interrupted_in_order(faulty: Project, number: signal.Signals) -> None:
     """Here while the pipeline is imported; before that there are the data to hash and the code to look at."""
     before = faulty.runs()

@@ -10,15 +10,19 @@ import pytest
 from orchestrator.driver import signals
 
 
-@pytest.mark.parametrize("number", signals.WATCHED)
-def test_a_signal_is_posted_once_and_then_has_its_default(number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "then"),
+    [(signal.SIGINT, signal.SIG_DFL), (signal.SIGTERM, signal.SIG_DFL), (signal.SIGHUP, signal.SIG_IGN)],
+)
+def test_a_signal_is_posted_once(number: signal.Signals, then: signal.Handlers) -> None:
+    """A second one is meant to end the process, but for a terminal that is closed: it hangs up more than once."""
     before = signal.getsignal(number)
     with signals.posted() as mailbox:
         os.kill(os.getpid(), number)
         assert mailbox.signal == number.name
-        assert signal.getsignal(number) == signal.SIG_DFL
-        mailbox.watch()  # too late to be posted: the second one is meant to end the process
-        assert signal.getsignal(number) == signal.SIG_DFL
+        assert signal.getsignal(number) == then
+        mailbox.watch()  # too late to be posted
+        assert signal.getsignal(number) == then
     assert signal.getsignal(number) == before
 
 
@@ -28,3 +32,27 @@ def test_watching_again_takes_a_signal_back() -> None:
         mailbox.watch()
         os.kill(os.getpid(), signal.SIGTERM)
         assert mailbox.signal == "SIGTERM"
+
+
+def test_nohup_is_obeyed() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals.posted() as mailbox:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert mailbox.signal is None
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_second_interrupt_of_what_is_prepared_ends_the_process() -> None:
+    """By its default, and not by a traceback from the place where the first one is told of."""
+    before = {number: signal.getsignal(number) for number in signals.WATCHED}
+    try:
+        signals.interrupt()
+        with pytest.raises(KeyboardInterrupt, match="SIGINT"):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
