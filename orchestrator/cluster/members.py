@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 
 from orchestrator.cluster.actors import Answer, MemberActor, Role
 from orchestrator.engine.black_box import FoundBox
-from orchestrator.errors import WorkerLost
+from orchestrator.errors import RunFailed, WorkerLost
 
 _POLL_S = 2.0  # how long an idle actor holds a poll, at most
 _DRAIN_S = 5.0  # how long a member may take for its last words; one that is stopped never answers
@@ -140,15 +140,20 @@ class Members:
         ray.kill(known.actor, no_restart=True)
 
     def save_weights(self, member: int, path: str) -> None:
-        """Bring the trained weights of the member into a file here. Raises WorkerLost when it is gone, or does not answer."""
+        """Bring the trained weights of the member into a file here. Raises WorkerLost when it is gone, or does not answer, and
+        RunFailed when the file cannot be written."""
         known = self._members[member]
         try:
             if known.node == this_node():
                 self._await(known, known.actor.save_weights.remote(path))
             else:
                 self._fetch(known, self._await(known, known.actor.save_weights.remote(None)), path)
-        except RayError as error:
+        except RayError as error:  # before OSError, which the one of a time that is up is, too
+            if isinstance(error, RayTaskError):
+                raise _unwritten(path, error.cause) from error
             raise WorkerLost(f"the trained weights were lost with worker {member}", details=str(error)) from error
+        except OSError as error:
+            raise _unwritten(path, error) from error
 
     def hear(self, timeout_s: float) -> Iterator[Heard]:
         """Whatever came within `timeout_s`; nothing when nothing came."""
@@ -214,3 +219,7 @@ class Members:
 
 def this_node() -> str:
     return str(ray.get_runtime_context().get_node_id())
+
+
+def _unwritten(path: str, why: Exception) -> RunFailed:
+    return RunFailed(f"the trained weights could not be written to {path}: {why}", "make room on its disk")

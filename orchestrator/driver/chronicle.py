@@ -38,6 +38,7 @@ class Chronicle:
         self._said: dict[str, str] = {}
         self._evaluated: dict[int, dict[str, float]] = {}
         self._told_of_trouble = False
+        self._told_of_disk = False
         self._uploaded_at = time.monotonic()
         self._first_news: tuple[int, float] | None = None  # steps that were done, and when that was heard
         self.outcome = Outcome()
@@ -92,6 +93,12 @@ class Chronicle:
     def lines(self, new: list[Line]) -> None:
         """Lines of the trace that are new, in order."""
         self._trace.append(new)
+        if self._trace.trouble is not None and not self._told_of_disk:
+            self._told_of_disk = True
+            self._progress.say(
+                f"warning: {self._trace.path} cannot be written, training goes on: {self._trace.trouble}\n"
+                "  make room: what is missing is tried again with each step"
+            )
         now = time.monotonic()
         self.outcome.first_step_at = self.outcome.first_step_at or now
         for line in new:
@@ -126,7 +133,7 @@ class Chronicle:
         self._progress.say(f"{what} after {seconds:g} s, {steps}")
 
     def sync(self) -> None:
-        """The trace has to be on the disk before a checkpoint that stands behind it."""
+        """The trace has to be on the disk before a checkpoint that stands behind it. Raises OSError when it cannot be."""
         self._trace.sync()
 
     def saved(self, saved: Saved) -> None:

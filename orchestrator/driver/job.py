@@ -31,7 +31,7 @@ from orchestrator.driver.record import Record
 from orchestrator.driver.saving import Saving
 from orchestrator.driver.session import Beginning, Session, Vetting
 from orchestrator.driver.signals import Mailbox
-from orchestrator.errors import Interrupted, OrchestratorError, RunFailed, WorkerLost
+from orchestrator.errors import Interrupted, OrchestratorError, RunFailed
 from orchestrator.settings import Settings, to_yaml
 from orchestrator.topologies import Schedule, build_schedule
 from orchestrator.tracking import is_server
@@ -72,8 +72,8 @@ class Job:
         outcome.not_recorded = record.close(outcome)
         if outcome.not_recorded is not None:
             display.say(
-                f"warning: MLflow has not got all of this run: {outcome.not_recorded}\n"
-                f"  the files in .orchestrator/{tracker.run_id}/ are complete"
+                f"warning: MLflow has not got all of this run: {outcome.not_recorded}"
+                + (f"\n  the files in .orchestrator/{tracker.run_id}/ are complete" if outcome.error is None else "")
             )
         if outcome.error is None:
             uri = record.store.uri
@@ -107,10 +107,15 @@ class Job:
             session.run(self.mailbox, directory, saving, chronicle, ray.trouble)
             outcome = chronicle.outcome
             if outcome.error is None:
+                weights = record.files.weights
+                unfinished = weights.with_suffix(".unfinished")
                 try:
-                    record.profile = members.profile(session.save_weights(str(record.files.weights)))
-                except WorkerLost as error:  # what was trained up to here stays in the report
+                    holder = session.save_weights(str(unfinished))
+                    unfinished.rename(weights)
+                    record.profile = members.profile(holder)
+                except RunFailed as error:  # what was trained up to here stays in the report
                     outcome.error = error
+                    unfinished.unlink(missing_ok=True)
         return outcome
 
     def _seating(self) -> tuple[Seating, Vetting]:

@@ -21,6 +21,7 @@ from orchestrator.driver import card
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.outcome import Outcome, Status
 from orchestrator.driver.preflight import ORCHESTRATOR, Provenance
+from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.provenance import code_restore, git, imported, snapshot, worktree
 from orchestrator.records import identity
 from orchestrator.records.lines import LineFile
@@ -66,6 +67,7 @@ class Record:
         self._said: list[str] = []
         self._work = work
         self._nodes: dict[str, Any] = _read(files.environment).get("nodes", {})
+        self._code = _read(files.code)
 
     @property
     def origin(self) -> str | None:
@@ -84,7 +86,6 @@ class Record:
         for key, value in {"packages_sha256": environment["bits"]["packages_sha256"], **chosen}.items():
             self.tracker.tag(key, value)
         judged = imported.judge([imported.from_dict(module) for module in modules], self._work, ORCHESTRATOR)
-        code = _read(self.files.code)
         found = {
             "search_path": list(judged.search_path),
             "modules": {
@@ -92,9 +93,10 @@ class Record:
                 for each in judged.findings
                 if each.module.name.split(".")[0] not in ORCHESTRATOR
             },
-            "obstacles": [*code.get("obstacles", []), *judged.obstacles],
+            "obstacles": [*self._code.get("obstacles", []), *judged.obstacles],
         }
-        _write(self.files.code, {**code, **found})
+        self._code.update(found)
+        _write(self.files.code, self._code)
         self._obstacles += judged.obstacles
         return list(judged.obstacles)
 
@@ -127,11 +129,16 @@ class Record:
 
     def close(self, outcome: Outcome) -> str | None:
         """Write down how the run ended, here and in MLflow; why MLflow could not take all of it, or None."""
+        try:
+            self.trace.sync()
+        except OSError as error:
+            lacking = RunFailed(f"{self.trace.path} is not whole: {error.strerror}", "make room on its disk")
+            outcome.error = outcome.error or lacking
         status = outcome.status
         ending: dict[str, object] = {"event": "run_ended", "status": status, "steps": outcome.steps}
         if outcome.error is not None:
             ending["error"] = outcome.error.message
-            self.files.error.write_text(f"{outcome.error}\n\n{outcome.error.details}".rstrip() + "\n", encoding="utf-8")
+            _put(self.files.error, f"{outcome.error}\n\n{outcome.error.details}".rstrip() + "\n")
             self.tracker.tag("error", outcome.error.message)
         if outcome.steps:
             self.tracker.tag("steps", str(outcome.steps))
@@ -139,8 +146,11 @@ class Record:
             self.tracker.tag("digest", outcome.digest)
         if self.profile is not None:
             _write(self.files.data, {**_read(self.files.data), "profile": self.profile})
+        if self._nodes:  # the disk may have been full when they were written
+            _write(self.files.environment, {"nodes": self._nodes})
+            _write(self.files.code, self._code)
         self._identify()
-        self.files.card.write_text(self._card(outcome), encoding="utf-8")
+        _put(self.files.card, self._card(outcome))
         self.journal.append([ending])
         self.journal.close()
         self.trace.close()
@@ -171,7 +181,7 @@ class Record:
                 started=datetime.fromtimestamp(self.tracker.started_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
                 command=_public(shlex.join(["python", "-m", "orchestrator", *sys.argv[1:]])),
                 outcome=rows,
-                code=_read(self.files.code),
+                code=self._code,
                 data=_read(self.files.data),
                 nodes=self._nodes,
                 identity=identity,
@@ -186,7 +196,7 @@ class Record:
         """What determines the result, and one hash over it; only known once workers were ready."""
         if self.files.identity.exists() or "initial_parameters" not in self.facts or not self._nodes:
             return
-        work, modules = self._work, _read(self.files.code).get("modules", {})
+        work, modules = self._work, self._code.get("modules", {})
         parts = identity.parts(
             "none" if work is None else work.tree,
             {name: each["sha256"] for name, each in modules.items() if each["kind"] != "snapshot"},
@@ -213,7 +223,13 @@ def open_record(settings: Settings, folder: Path, provenance: Provenance, origin
     tracker.inputs([(item.path, item.md5, item.place) for item in provenance.inputs])
     files = RunFolder(folder, tracker.run_id)
     files.lease()
-    files.settings.write_text(to_yaml(settings), encoding="utf-8")
+    try:
+        files.settings.write_text(to_yaml(settings), encoding="utf-8")
+    except OSError as error:
+        tracker.end("FAILED")
+        raise ConfigurationError(
+            [f"{files.settings} cannot be written: {error.strerror}"], "make room on its disk"
+        ) from error
     _write(files.data, {"inputs": [item.as_dict() for item in provenance.inputs], "profile": None})
     _write(files.origins, origins)
     work = None if provenance.work is None else _keep(provenance.work, files, tracker)
@@ -272,4 +288,14 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    _put(path, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
+
+
+def _put(path: Path, text: str) -> None:
+    """Whole, or what was there before stays: a full disk is told of by the trace, and ends nothing here."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.rename(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)

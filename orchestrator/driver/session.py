@@ -326,7 +326,10 @@ class Session:
                 self._decide(events.Stepped(last))
 
     def _part(self, entry: dict[str, Any]) -> None:
-        self._chronicle.sync()
+        try:
+            self._chronicle.sync()
+        except OSError as error:
+            entry = {**entry, "event": "part_failed", "why": f"the trace is not on the disk: {error.strerror}"}
         saved = self._saving.heard(entry)
         if saved is not None:
             self._chronicle.saved(saved)

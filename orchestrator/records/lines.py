@@ -1,12 +1,13 @@
 """Files of JSON lines with two verbs, append and read.
 
-A line is on its way to the disk when `append` returns; a crash can tear only the last line, which `read` leaves out and the
-next writer cuts off.
+A line is on its way to the disk when `append` returns, unless the disk is full; a crash can tear only the last line, which
+`read` leaves out and the next writer cuts off.
 Source: optuna's journal storage.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,23 +16,38 @@ from typing import Any
 
 
 class LineFile:
-    """Appends to one file; the caller is its only writer."""
+    """Appends to one file; the caller is its only writer. trouble: why lines are missing in the file, or None."""
 
     def __init__(self, path: Path) -> None:
         if path.exists():
             _cut_torn_line(path)
-        self._file = path.open("a", encoding="utf-8")
+        self.path = path
+        self.trouble: str | None = None
+        self._missing = b""
+        self._file = path.open("ab", buffering=0)
 
     def append(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        self._file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-        self._file.flush()
+        """What a full disk does not take is kept, and tried again with the next lines."""
+        self._missing += "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
+        with contextlib.suppress(OSError):
+            self._write()
 
     def sync(self) -> None:
-        """Wait until what was appended is on the disk."""
+        """Wait until what was appended is on the disk. Raises OSError when it cannot be."""
+        self._write()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()
+
+    def _write(self) -> None:
+        try:
+            while self._missing:
+                self._missing = self._missing[self._file.write(self._missing) :]
+        except OSError as error:
+            self.trouble = error.strerror
+            raise
+        self.trouble = None
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:

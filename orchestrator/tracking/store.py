@@ -235,8 +235,10 @@ def _silence() -> None:
     # A server that is gone must not hold up the driver; what could not be sent is sent later (tracker.py).
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(_REQUEST_S))
-    for name in ("alembic", "mlflow.store.db.utils"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(
+        logging.CRITICAL
+    )  # it tells of what it raises, with a traceback
 
 
 def _open(uri: str) -> MlflowClient:
@@ -256,14 +258,19 @@ def _usable(uri: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, sqlite3.Error, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
         if is_server(uri):
-            what, remedy = f"the MLflow server {uri} cannot be used: {reason}", "start it, mend its address, or"
+            what, remedy = f"the MLflow server {uri} cannot be used", "start it, mend its address, or"
         else:
-            what, remedy = f"the MLflow store {uri} cannot be opened: {reason}", ""
+            what, remedy = f"the MLflow store {uri} cannot be used", "see to its place, or"
         raise ConfigurationError(
-            [f"tracking.uri: {what}"], f"{remedy} leave tracking.uri out for the project's own store".strip()
+            [f"tracking.uri: {what}: {reason(error)}"], f"{remedy} leave tracking.uri out for the project's own store"
         ) from error
+
+
+def reason(error: Exception) -> str:
+    """On one line. SQLAlchemy begins some of its messages with an advice to programmers."""
+    lines = [line.strip() for line in str(error).splitlines() if not line.startswith("(raised as a result of")]
+    return lines[0] if lines else type(error).__name__
 
 
 def _is_alive(tags: dict[str, str], boot_id: str) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from orchestrator.tracking.store import Store, identity_of_process
+from orchestrator.tracking.store import Store, identity_of_process, reason
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -104,7 +104,7 @@ class Tracker:
                 del self._later[0]
             self.trouble = None
         except Exception as error:  # MLflow's, sqlite's, requests': the run does not depend on them
-            self.trouble = str(error).splitlines()[0] if str(error) else type(error).__name__
+            self.trouble = reason(error)
         self._sent_at = time.monotonic()
 
     def tag(self, key: str, value: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -123,6 +124,35 @@ def test_training_goes_on_when_the_disk_of_the_checkpoints_is_full(
     assert "Traceback" not in done.err
     kept = [path.name for path in small_disk.glob("*/checkpoint-*.json")]
     assert len(kept) == 1
+
+
+@pytest.mark.root
+def test_a_run_whose_own_disk_is_full_says_so_and_is_resumed_when_there_is_room(
+    digits: Project, undisturbed: Done
+) -> None:
+    """Training goes on as long as it can; at the end there is no room for the weights."""
+    disk = digits.path / ".orchestrator"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "none", disk], check=True)
+    try:
+        run = Watched(digits, *DIGITS, "cluster.workers=2", "checkpoint.every=20")
+        run.wait_for("checkpoint_saved")
+        with contextlib.suppress(OSError):
+            (disk / "filler").write_bytes(bytes(2**25))
+        failed = run.end()
+        (disk / "filler").unlink()
+        assert failed.code == 1
+        assert (failed.report["status"], failed.report["steps"]) == ("failed", 150)
+        assert failed.report["digest"] == undisturbed.report["digest"]
+        assert failed.report["error"]["message"].startswith("the trained weights could not be written")
+        assert "cannot be written, training goes on: No space left on device" in failed.err
+        assert "Traceback" not in failed.err
+        assert not (run.folder / "model.safetensors").exists()
+        done = digits.run(f"resume={run.run_id}", "cluster.workers=1", "output=json")
+        assert done.code == 0, done.err
+        assert done.report["digest"] == undisturbed.report["digest"]
+        assert run.steps == 150
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 def _preparing(project: Project, process: subprocess.Popen[str], count: int) -> list[int]:

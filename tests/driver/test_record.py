@@ -7,40 +7,76 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from orchestrator.driver.folders import RunFolder
+from orchestrator.driver.outcome import Outcome
 from orchestrator.driver.record import Record
 from orchestrator.settings import load
 
 ENVIRONMENT = {"packages": {}, "bits": {"packages_sha256": "p"}}
 
 
-def identity_of(folder: Path, code: str) -> str:
-    """Of a run without git whose pipeline's module has this hash."""
+MODULE: dict[str, Any] = {
+    "name": "a",
+    "file": "/a.py",
+    "inside": "a.py",
+    "sha256": "1",
+    "ids": {},
+    "repository": None,
+    "tracked": False,
+}
+
+
+def record_of(folder: Path, run_id: str) -> tuple[Record, list[str]]:
+    """Of a run without git; and the statuses with which it has ended."""
     settings = load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], [])
-    files = RunFolder(folder, code)
+    files = RunFolder(folder, run_id)
     nothing = lambda *_: None  # noqa: E731
-    tracker: Any = SimpleNamespace(run_id=code, tag=nothing)
+    ended: list[str] = []
+    told = {"run_id": run_id, "name": "n", "started_ms": 0, "trouble": None}
+    tracker: Any = SimpleNamespace(**told, tag=nothing, artifact=nothing, end=ended.append)
     store: Any = SimpleNamespace(of_identity=lambda _: [])
     provenance: Any = SimpleNamespace(inputs=[], obstacles=[])
     record = Record(settings, store, tracker, files, [], provenance, None)
     record.facts = {"initial_parameters": "i"}
-    module: dict[str, Any] = {
-        "name": "a",
-        "file": "/a.py",
-        "inside": "a.py",
-        "sha256": code,
-        "ids": {},
-        "repository": None,
-        "tracked": False,
-    }
-    assert record.describe("n", ENVIRONMENT, [module]) == []
+    return record, ended
+
+
+def identity_of(folder: Path, code: str) -> str:
+    """Of a run without git whose pipeline's module has this hash."""
+    record, _ = record_of(folder, code)
+    assert record.describe("n", ENVIRONMENT, [{**MODULE, "sha256": code}]) == []
     record.compare_with_like("d")
     record.journal.close()
     record.trace.close()
-    return str(json.loads(files.identity.read_text())["identity"])
+    return str(json.loads(record.files.identity.read_text())["identity"])
 
 
 def test_without_git_other_code_is_another_identity(tmp_path: Path) -> None:
     """Or every change would be an alarm."""
     first = identity_of(tmp_path, "1")
     assert identity_of(tmp_path, "2") != first
+
+
+def test_a_full_disk_ends_a_run_with_one_message_and_leaves_what_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run whose trace is not whole has not finished, and what is written again at the end is not torn."""
+    record, ended = record_of(tmp_path, "1")
+    record.describe("n", ENVIRONMENT, [MODULE])
+    before = record.files.environment.read_text()
+
+    def full(*_: Any, **__: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(record.trace, "sync", full)
+    monkeypatch.setattr(Path, "write_text", full)
+    outcome = Outcome(steps=2, digest="d")
+    record.close(outcome)
+    assert ended == ["FAILED"]
+    assert outcome.error is not None
+    assert outcome.error.message == f"{record.files.trace} is not whole: No space left on device"
+    assert record.files.environment.read_text() == before
+    assert not record.files.error.exists()
+    assert not list(record.files.path.glob("*.unfinished"))

@@ -308,6 +308,26 @@ def test_checkpoints_that_cannot_be_listed_end_the_run_which_still_tells_what_it
     assert (outcome.steps, outcome.loss, outcome.checkpoint) == (2, 1.5, 2)
 
 
+def test_no_checkpoint_stands_behind_a_trace_that_is_not_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: LineFile) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(LineFile, "sync", full)
+    catalog = Mock()
+    catalog.latest.return_value = SimpleNamespace(manifest=None, reasons=[])
+    part = {"event": "part_written", "generation": 0, "step": 1, "part": 0, "parts": 1, "blob": {"name": "b"}}
+    said = [*BEGIN, entries(0, {"trace": LINES[0]}, part), DESCRIBED, finished(0), finished(1)]
+    played = play(tmp_path, said, catalog=catalog)
+    catalog.commit.assert_not_called()
+    assert played.outcome.checkpoint is None
+    assert played.shown[0] == (
+        "warning: the checkpoint of step 1 could not be written, training goes on: the trace is not on the disk: "
+        "No space left on device"
+    )
+
+
 def test_the_weights_come_from_any_worker_that_still_has_them(tmp_path: Path) -> None:
     ends = [*BEGIN, DESCRIBED, finished(0), finished(1)]
     played = play(tmp_path, ends, gone={0})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +66,42 @@ def test_a_line_is_readable_as_soon_as_it_is_appended(tmp_path: Path) -> None:
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         list(read(tmp_path / "none.jsonl"))
+
+
+class Disk:
+    """A file with room for so many bytes more."""
+
+    def __init__(self, file: Any, room: int) -> None:
+        self._file = file
+        self.room = room
+
+    def write(self, data: bytes) -> int:
+        taken = data[: self.room]
+        self.room -= len(taken)
+        if not taken:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return int(self._file.write(taken))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+@pytest.mark.parametrize("room", range(0, 26, 5))
+def test_what_a_full_disk_does_not_take_is_written_when_there_is_room(tmp_path: Path, room: int) -> None:
+    """In order, each byte once, though a line was torn; and nobody is told that it is on the disk before it is."""
+    path = tmp_path / "lines.jsonl"
+    file = LineFile(path)
+    disk = file._file = Disk(file._file, room)  # type: ignore[assignment]
+    entries = [{"step": step} for step in range(4)]
+    for entry in entries[:3]:
+        file.append([entry])
+    assert "No space left" in str(file.trouble)
+    with pytest.raises(OSError, match="No space"):
+        file.sync()
+    assert list(read(path)) == entries[: room // 12]
+    disk.room = 1000
+    file.append(entries[3:])
+    file.sync()
+    file.close()
+    assert file.trouble is None
+    assert list(read(path)) == entries
