@@ -396,6 +396,16 @@ def test_a_file_that_is_not_there_is_told_with_those_that_are(tmp_path: Path, mo
     )
 
 
+def test_a_name_may_have_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a path stays one, with `./` also where both are there."""
+    monkeypatch.chdir(tmp_path)
+    for place, seed in {"conf/small/a.yaml": 1, "small/a": 2, "small/b": 3}.items():
+        Path(place).parent.mkdir(parents=True, exist_ok=True)
+        Path(place).write_text(f"run: {{steps: 1, seed: {seed}}}\npipeline: {{target: 'a:B'}}\noptimizer: sgd")
+    found = [load([name], []).run.seed for name in ("small/a", "./small/a", "small/b")]
+    assert found == [1, 2, 3]
+
+
 def test_a_file_that_is_not_text_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a.yaml").write_bytes(b"run: \xff")

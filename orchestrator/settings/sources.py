@@ -45,9 +45,10 @@ class _MalformedError(ValueError):
 
 
 def from_name(entry: str, folder: Path) -> Source:
-    """The file that `conf=entry` means: a path if it looks like one, else a name in `folder`."""
-    is_path = "/" in entry or entry.endswith((".yaml", ".yml"))
-    file = Path(entry) if is_path else folder / f"{entry}.yaml"
+    """The file that `conf=entry` means: a path if it looks like one, else a name in `folder`, also in a folder there."""
+    named = folder / f"{entry}.yaml"
+    is_path = entry.endswith((".yaml", ".yml")) or ("/" in entry and (entry[0] in "./" or not named.is_file()))
+    file = Path(entry) if is_path else named
     try:
         return from_text(file.read_text(encoding="utf-8"), str(file))
     except FileNotFoundError:
