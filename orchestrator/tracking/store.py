@@ -227,11 +227,12 @@ def absolute(uri: str) -> str:
 
 
 def _silence() -> None:
-    """No telemetry, no git calls, no banner, no progress bars; before MLflow is imported."""
+    """No telemetry, no git calls, no banner, no progress bars, no addresses; before MLflow is imported."""
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     os.environ["DO_NOT_TRACK"] = "true"
     os.environ["GIT_PYTHON_REFRESH"] = "quiet"
     os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
     # A server that is gone must not hold up the driver; what could not be sent is sent later (tracker.py).
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(_REQUEST_S))

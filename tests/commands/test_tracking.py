@@ -45,6 +45,7 @@ def test_a_run_at_a_server_is_as_complete_as_one_in_the_projects_store(project: 
     run = store.client.get_run(run_id)
     assert f"{server.uri}/#/experiments/{run.info.experiment_id}/runs/{run_id}" in done.err
     assert "mlflow ui" not in done.err
+    assert "View run" not in done.err  # MLflow's own words
     assert (run.info.status, run.data.tags["digest"]) == ("FINISHED", done.report["digest"])
     assert len(store.client.get_metric_history(run_id, "train/loss")) == 4
     artifacts = {
