@@ -34,7 +34,13 @@ _ON_TWO_DEVICES = (
     "make tensors where the batch is, as torch.arange(n, device=x.device) does; have the model's constants be buffers, which "
     "are moved to run.device; give a batch of a class of your own a method to(device)"
 )
+_COLLATE = (
+    "samples of several lengths, or of types of their own, are made a batch by the pipeline's collate(self, items)"
+)
 _ADVICE = {
+    "stack expects each tensor to be equal size": _COLLATE,
+    "each element in list of batch should be of equal size": _COLLATE,
+    "default_collate: batch must contain": _COLLATE,
     "does not have a deterministic implementation": "its bits could not be repeated, so put another operation in its place; "
     "one that only GPUs lack will do with run.device=cpu (torch.use_deterministic_algorithms lists them)",
     "tensors to be on the same device": _ON_TWO_DEVICES,

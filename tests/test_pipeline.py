@@ -174,6 +174,17 @@ def test_a_tensor_that_stayed_behind_is_explained(said: str) -> None:
     assert "torch.arange(n, device=x.device)" in caught.value.remedy
 
 
+@pytest.mark.parametrize(
+    "items",
+    [[torch.zeros(2), torch.zeros(3)], [[1, 2], [1]], [None, None], [{"a": 1, "b": None}] * 2],
+    ids=["tensors", "lists", "None", "in a dict"],
+)
+def test_samples_that_do_not_stack_are_explained(items: list[object]) -> None:
+    with pytest.raises(PipelineRaised) as caught, naming("reading samples (step 0, shard 0)"):
+        Pipeline().collate(items)
+    assert "collate(self, items)" in caught.value.remedy
+
+
 def test_other_errors_get_no_advice() -> None:
     with pytest.raises(PipelineRaised) as caught, naming("loss()"):
         raise KeyError("a")
