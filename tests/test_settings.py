@@ -290,6 +290,8 @@ WRONG = {
     "run.device=cuda": "run.device: with cluster.gpus_per_worker=0 all GPUs are hidden from the workers; "
     "set cluster.gpus_per_worker=1, or less where workers are to share one",
     "run.tf32=true": "run.tf32: only GPUs have TF32; set run.device=cuda, or leave run.tf32 out",
+    "run.name=a\nb": "run.name: must be not empty, on one line, got 'a\\nb'",
+    "data.inputs=['']": "data.inputs: must be a list without empty texts, got ('',)",
     "run.experiment=": "run.experiment: has no value; expected text",
     "pipeline.target=a.b": "pipeline.target: must be of the form package.module:Class, got 'a.b'",
     "pipeline.args=3": "pipeline.args: expected a mapping such as {key: value}, got 3",
@@ -534,6 +536,7 @@ scalars = st.none() | st.booleans() | st.integers() | floats | texts | st.just("
 trees = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3), max_leaves=8
 )
+lines = texts.filter(lambda text: text.splitlines() == [text])
 mappings = st.dictionaries(texts.filter(lambda key: key != "name"), trees, max_size=3)
 
 
@@ -545,8 +548,8 @@ def all_settings(draw: st.DrawFn) -> Settings:
     length = {draw(st.sampled_from(["steps", "epochs"])): draw(counts)}
     run = st.builds(
         RunSettings,
-        name=st.none() | texts,
-        experiment=texts,
+        name=st.none() | lines,
+        experiment=lines,
         seed=st.integers(0, 2**63 - 1),
         threads=counts,
         **{key: st.just(value) for key, value in length.items()},
@@ -555,7 +558,7 @@ def all_settings(draw: st.DrawFn) -> Settings:
         DataSettings,
         shards=st.just(shards),
         batch_size=st.integers(shards, 10**9),
-        inputs=st.lists(texts | st.just("")).map(tuple),
+        inputs=st.lists(texts).map(tuple),
     )
     cluster = st.builds(
         ClusterSettings,

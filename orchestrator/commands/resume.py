@@ -22,7 +22,7 @@ from orchestrator.driver.progress import Progress, for_stream, say_obstacles
 from orchestrator.driver.record import reopen_record
 from orchestrator.driver.recorded import Recorded
 from orchestrator.driver.session import Beginning
-from orchestrator.errors import CheckpointDamaged, NotRerunnable, UsageError
+from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable, UsageError
 from orchestrator.provenance import changes, code_restore, data, data_restore, worktree
 from orchestrator.records import lines
 from orchestrator.settings import Settings
@@ -48,6 +48,7 @@ def resume(name: str, overrides: Sequence[str], uri: str | None) -> tuple[str, O
     recorded = Recorded.of(store, folder, past)
     recorded.files.lease()
     settings = recorded.settings(overrides)
+    _check_filed(recorded.settings(), settings)
     display = for_stream()
     with recorded_project(recorded, project, folder, display) as place:
         provenance = preflight.check(settings, place)
@@ -56,6 +57,16 @@ def resume(name: str, overrides: Sequence[str], uri: str | None) -> tuple[str, O
         with signals.posted() as mailbox, ThreadPoolExecutor(1) as pool:
             opening = pool.submit(reopen_record, settings, store, recorded.files, provenance)
             return Job(settings, place, display, mailbox).complete(opening, beginning)
+
+
+def _check_filed(before: Settings, after: Settings) -> None:
+    """It is the same run in MLflow. Raises ConfigurationError."""
+    others = [name for name in ("name", "experiment") if getattr(before.run, name) != getattr(after.run, name)]
+    if others:
+        raise ConfigurationError(
+            [f"run.{name}: a run keeps the one that it began with" for name in others],
+            "leave it out; another name can be given in MLflow",
+        )
 
 
 @contextmanager

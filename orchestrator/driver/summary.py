@@ -24,7 +24,7 @@ def text(outcome: Outcome, title: str, layout: str, run_id: str, experiment_id: 
         command = f"{sys.executable} -m mlflow ui --workers 1 --backend-store-uri {shlex.quote(store_uri)}"
         look = f"{_LIGHT} {command}\n           and open http://127.0.0.1:5000/{page}"
     return (
-        f"{title}: finished {outcome.steps} steps, {layout}{rate}\n"
+        f"{title}: finished {outcome.steps} step{'s' * (outcome.steps != 1)}, {layout}{rate}\n"
         f"  results  {shown}\n"
         f"  digest   {outcome.digest}\n"
         f"  run      {run_id}, its files in .orchestrator/{run_id}/\n"

@@ -20,6 +20,8 @@ from typing import Any, Literal
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings.values import (
+    A_LINE,
+    NONE_EMPTY,
     NOT_EMPTY,
     NOT_NEGATIVE,
     POSITIVE,
@@ -70,9 +72,9 @@ NO_NAME = Constraint("a mapping without the key 'name'", lambda options: "name" 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    name: str | None = field(default=None, metadata=execution("The name of the run in the tracker.", NOT_EMPTY))
+    name: str | None = field(default=None, metadata=execution("The name of the run in the tracker.", A_LINE))
     experiment: str = field(
-        default="default", metadata=execution("The experiment of the tracker that the run is filed under.", NOT_EMPTY)
+        default="default", metadata=execution("The experiment of the tracker that the run is filed under.", A_LINE)
     )
     seed: int = field(default=0, metadata=result("The seed of all randomness.", SEED))
     steps: int | None = field(
@@ -115,7 +117,9 @@ class DataSettings:
         default=0,
         metadata=execution("Processes per worker that fetch batches ahead; 0: the worker fetches them.", at_least(0)),
     )
-    inputs: tuple[str, ...] = field(default=(), metadata=result("The files and folders that the pipeline reads."))
+    inputs: tuple[str, ...] = field(
+        default=(), metadata=result("The files and folders that the pipeline reads.", NONE_EMPTY)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,6 +124,8 @@ def matching(pattern: str, form: str) -> Constraint:
 POSITIVE = Constraint("greater than 0", lambda number: bool(number > 0))
 NOT_NEGATIVE = Constraint("at least 0", lambda number: bool(number >= 0))
 NOT_EMPTY = Constraint("not empty", lambda text: bool(text))
+A_LINE = Constraint("not empty, on one line", lambda text: text.splitlines() == [text])
+NONE_EMPTY = Constraint("a list without empty texts", lambda texts: all(texts))
 
 
 def read(kind: Any, given: Given, must: Constraint | None = None) -> Any:

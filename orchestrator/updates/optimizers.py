@@ -43,6 +43,12 @@ def problems(name: str, options: Mapping[str, Any]) -> list[str]:
     unknown = [key for key in options if key not in known]
     if unknown:
         return [f"optimizer.{key}: {name} has no such option (it has {', '.join(known)})" for key in unknown]
+    texts = [key for key, value in options.items() if isinstance(value, str)]
+    if texts:
+        return [
+            f"optimizer.{key}: {options[key]!r} is text; expected a number, true or false, without quotation marks"
+            for key in texts
+        ]
     if options.get("nesterov") and options.get("foreach"):
         return [
             "optimizer.foreach: with nesterov it overwrites gradients that other workers still read; leave foreach out"

@@ -128,6 +128,9 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(digits: Project, undistur
     refused = digits.run(f"resume={run.run_id}", "optimizer.lr=1")
     assert refused.code == 2
     assert "optimizer.lr: it determines the result" in refused.err
+    refused = digits.run("resume=last", "run.name=another")
+    assert refused.code == 2
+    assert "run.name: a run keeps the one that it began with" in refused.err
     pipeline = digits.path / "pipelines" / "digits.py"
     code = pipeline.read_text()
     pipeline.write_text(code.replace("cross_entropy(", "2 * functional.cross_entropy("))

@@ -81,7 +81,7 @@ def test_frozen_parameters_are_left_out() -> None:
         ("adam", {"params": 1}, ("optimizer.params", "no such option")),
         ("adam", {"capturable": True}, ("optimizer.capturable", "no such option")),
         ("adam", {"lr": -1.0}, ("adam", "lr", "-1.0")),
-        ("adam", {"lr": "fast"}, ("adam", "fast")),
+        ("adam", {"lr": "0.1"}, ("optimizer.lr", "'0.1' is text", "a number")),
         ("adam", {"betas": [2.0, 0.9]}, ("adam", "beta")),
         ("sgd", {"nesterov": True}, ("sgd", "Nesterov")),
         ("adam", {"fused": True, "foreach": True}, ("adam", "either fused or foreach")),
