@@ -132,7 +132,7 @@ class Learner:
         if computed is None:
             return None
         loss, weight = computed
-        return loss.item(), weight, self._ferry.out(self._replica.contribution(), nth)
+        return loss, weight, self._ferry.out(self._replica.contribution(), nth)
 
     def _disturbance(self) -> tuple[int, OrchestratorError] | None:
         """What the user's code changed while the shards were computed, though only the optimizer's step may change it; told of

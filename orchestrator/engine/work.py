@@ -97,8 +97,8 @@ class Work:
         that code out of the processor's cache, and it takes ten times as long."""
         self._planned = {(step, shard): self._micro_batch(step, shard) for shard in shards}
 
-    def loss(self, step: int, shard: int) -> tuple[torch.Tensor, float] | None:
-        """(mean loss, weight) of micro-batch (step, shard), with its graph; None when the micro-batch is empty.
+    def loss(self, step: int, shard: int) -> tuple[float, float] | None:
+        """(mean loss, weight) of micro-batch (step, shard), whose gradients are in the model then; None when it is empty.
 
         The caller has called `model.train()`. Raises PipelineRaised, NonFinite.
         """
@@ -114,10 +114,11 @@ class Work:
             loss, weight = _mean_and_weight(returned, rows, where)
             if weight == 0:
                 return None
-            if not math.isfinite(loss.item()):
-                raise NonFinite(f"the loss is {loss.item()} at {where}", NON_FINITE_REMEDY)
+            mean = loss.item()
+            if not math.isfinite(mean):
+                raise NonFinite(f"the loss is {mean} at {where}", NON_FINITE_REMEDY)
             loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach(), weight
+        return mean, weight
 
     def optimize(self, step: int, optimizer: torch.optim.Optimizer, gradients: torch.Tensor) -> None:
         """One step of the optimizer, which finds its gradients as views of `gradients`; peers may still be reading those."""
@@ -252,7 +253,7 @@ def _mean_and_weight(returned: Any, rows: int, where: str) -> tuple[torch.Tensor
             f"loss() ({where}) returned the weight {value}",
             f"a weight is zero, or a number between {_SMALLEST_WEIGHT:g} and {_LARGEST_WEIGHT:g}",
         )
-    return loss.reshape(()), value
+    return loss if loss.dim() == 0 else loss.reshape(()), value
 
 
 def _numbers(metrics: Any, where: str) -> dict[str, float]:
