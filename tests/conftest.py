@@ -2,6 +2,7 @@
 root is left to root (rule F11)."""
 
 import os
+import signal
 
 import hypothesis
 import pytest
@@ -11,6 +12,7 @@ from orchestrator.numerics.determinism import prepare_environment
 prepare_environment()
 hypothesis.settings.register_profile("orchestrator", deadline=None)
 hypothesis.settings.load_profile("orchestrator")
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup; what they start does not
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
