@@ -26,12 +26,14 @@ class Memory:
     """The regions of one member; allocated once per layout, they outlive generations.
 
     contribution, partial: `dtype`, of the layout's size; results: two float32 tensors of the layout's size.
+    finished: the fingerprint of the present step's result where a worker that is alone has written it already; else None.
     """
 
     def __init__(self, layout: Layout, regions: Regions, *, dtype: torch.dtype) -> None:
         self.layout = layout
         self.contribution = regions.allocate(layout.size, dtype)
         self.partial = regions.allocate(layout.size, dtype)
+        self.finished: int | None = None
         self.results = (regions.allocate(layout.size, torch.float32), regions.allocate(layout.size, torch.float32))
 
 
@@ -82,6 +84,8 @@ class Exchange:
 
     def total(self, step: int, attempt: int, divisor: float) -> int:
         """Sum all contributions into `memory.results[step % 2]`, divided by `divisor`; returns the result's fingerprint."""
+        if self._memory.finished is not None:
+            return exact.wrap(self._memory.finished)
         moment = Moment(self._generation, step, attempt, SUM)
         result = self._memory.results[step % 2]
         regions = {"contribution": self._memory.contribution, "partial": self._memory.partial, "result": result}

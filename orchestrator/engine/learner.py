@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy
 import torch
+from numpy.typing import NDArray
 
 from orchestrator.engine.ballots import Agreement, Ballot, Wishes
 from orchestrator.engine.exchange import Memory
@@ -56,15 +58,16 @@ class Learner:
         self._repeated = False
         self.take_on(())
 
-    def take_on(self, shards: Sequence[int]) -> None:
-        """From now on these, starting with a new step."""
+    def take_on(self, shards: Sequence[int], *, alone: bool = False) -> None:
+        """From now on these, starting with a new step. alone: they are all, and there is no other member."""
         self._shards = tuple(shards)
+        self._alone = alone
         self._fault: tuple[int, OrchestratorError] | None = None
         self._kept: tuple[Gradients, float, Ballot] | None = None
 
     def contribute(self, step: int, attempt: int, grid: Grid) -> Ballot:
         if attempt > 0 and self._kept is not None and self._repeated:
-            return self._contribute_kept(grid)
+            return self._contribute_kept(step, grid)
         # The first repetition is computed in full by everybody, for that exposes a pipeline that keeps state (rule B4).
         self._repeated = self._repeated or attempt > 0
         self._kept = None
@@ -114,13 +117,13 @@ class Learner:
         self._work.optimize(step, self._optimizer, self._memory.results[step % 2])
         self._replica.adopt(agreed[len(self._replica.parameters) :], agreement.counters)
 
-    def _contribute_kept(self, grid: Grid) -> Ballot:
+    def _contribute_kept(self, step: int, grid: Grid) -> Ballot:
         """A worker with one shard need not compute it again: only the grid has changed (rule A4)."""
         assert self._kept is not None
         gradients, weight, ballot = self._kept
         self._accumulator.clear()
         self._accumulator.add(gradients, weight, grid)
-        self._accumulator.settle()
+        self._complete(step, weight)
         return replace(ballot, wishes=self._wishes())
 
     def _compute(self, step: int, shard: int, nth: int) -> tuple[float, float, Gradients] | None:
@@ -146,13 +149,20 @@ class Learner:
 
     def _settle(self, step: int, tally: _Tally) -> tuple[int, OrchestratorError] | None:
         """Complete the sum and hand the magnitudes to the tally; returns the first shard with one that is not finite."""
-        magnitudes = self._accumulator.settle()
+        magnitudes = self._complete(step, tally.total_weight)
         for nth, i in numpy.argwhere(magnitudes >= INFINITE):
             shard, name = tally.shards[nth], self._replica.layout.slots[i].name
             what = f"gradient of {name}" if i < len(self._replica.parameters) else f"statistic {name}"
             return shard, NonFinite(f"the {what} is not finite at step {step}, shard {shard}", NON_FINITE_REMEDY)
         tally.magnitudes = magnitudes.max(0, initial=ABSENT).tolist()
         return None
+
+    def _complete(self, step: int, total_weight: float) -> NDArray[numpy.int64]:
+        """The sum of the hosted shards, and all of it where nobody else has any; returns what `settle` does."""
+        alone = (total_weight, self._memory.results[step % 2]) if self._alone else None
+        magnitudes = self._accumulator.settle(alone)
+        self._memory.finished = self._accumulator.finished
+        return magnitudes
 
 
 class _Tally:
@@ -170,6 +180,10 @@ class _Tally:
     def shards(self) -> list[int]:
         """Those added, in order."""
         return list(self._weights)
+
+    @property
+    def total_weight(self) -> float:
+        return math.fsum(self._weights.values())
 
     def add(self, shard: int, loss: float, weight: float, present: Sequence[bool]) -> None:
         self._present.append(present)

@@ -172,7 +172,7 @@ class Worker:
         try:
             term.arrive(transport)
             self._keeps_time = rank == 0
-            self._learner.take_on(shards)
+            self._learner.take_on(shards, alone=generation.schedule.members == 1)
             if not kept.loop.ended:
                 self._fetch_ahead(shards, facts["steps"])
             exchange = exchange_of(self._settings, generation, rank, transport, self._memory)

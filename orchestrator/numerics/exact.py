@@ -40,6 +40,7 @@ _PIECE: Final = 128  # elements; longer ones wait longer for the memory, shorter
 _MAGNITUDE: Final = numpy.int32(0x7FFF_FFFF)  # the bits of a float32 without its sign
 _BLOCK: Final = 4096  # a constant of this module, which numba looks at to see whether to compile again
 assert _BLOCK == BLOCK
+assert BLOCK % _PIECE == 0
 _WAITING_BYTES = 32 << 20  # float32 contributions that may wait: what a last-level cache holds
 
 
@@ -47,6 +48,7 @@ class Accumulator:
     """The running total of one worker's contributions: `clear`, then `add` for each shard, then `settle`.
 
     total: float64 (exact) or float32 (fast), of the layout's size; the caller owns it, and may read it after `settle`.
+    finished: the fingerprint of what `settle` has written in place of the total, or None.
     most_waiting: with so many since `clear`, and again with so many more, all that wait are added up, and may change then.
     """
 
@@ -62,6 +64,7 @@ class Accumulator:
         self._waiting: list[tuple[Tensors, list[int], float]] = []
         self._magnitudes = numpy.empty((0, len(self._slots)), numpy.int64)
         self._fresh = True  # the total still holds an earlier sum
+        self.finished: int | None = None
 
     def add(self, tensors: Tensors, weight: float, grid: Grid) -> None:
         """Take weight * tensors in; None contributes nothing. The tensors must stay as they are until `settle`; the grid is
@@ -77,23 +80,29 @@ class Accumulator:
         if len(self._waiting) == self.most_waiting:
             self._add_waiting()
 
-    def settle(self) -> NDArray[numpy.int64]:
-        """Complete the total. For each shard added since `clear`, T integers: the bits of the largest |weight * element| of
+    def settle(self, alone: tuple[float, torch.Tensor] | None = None) -> NDArray[numpy.int64]:
+        """Complete the total. alone: (divisor, result), where nobody else has anything to add; then, if all can be added up
+        at once, the result of `finish` is written instead and the total is not, which would be long out of the cache.
+
+        For each shard added since `clear`, T integers: the bits of the largest |weight * element| of
         each tensor as a float64, ABSENT where there is none. The bits of infinity and NaN lie above those of every number;
         where a magnitude is of those, or does not fit the grid, the total is worth nothing."""
         if self._waiting:
-            self._add_waiting()
+            self._add_waiting(alone if self._fresh else None)
         elif self._fresh:
             self._total.fill(0)
         return self._magnitudes
 
-    def _add_waiting(self) -> None:
+    def _add_waiting(self, alone: tuple[float, torch.Tensor] | None = None) -> None:
         addresses = numpy.array([addresses for _, addresses, _ in self._waiting], numpy.int64)
         weights = numpy.array([weight for _, _, weight in self._waiting])
         exponents = self._grid.exponents if self._exact else [None] * len(self._slots)
         anchors = numpy.array([0.0 if e is None else _ANCHOR * 2.0**e for e in exponents], numpy.float64)
         largest = numpy.full(addresses.shape, ABSENT, numpy.int32)
-        _add(addresses, weights, anchors, self._places, self._total, self._fresh, largest)
+        divisor, result = alone or (1.0, torch.empty(0))
+        given = addresses, weights, anchors, self._places
+        found = _add(*given, self._total, self._fresh, largest, divisor, result.numpy())
+        self.finished = None if alone is None else found
         with numpy.errstate(all="ignore"):
             bits = (largest.view(numpy.float32).astype(numpy.float64) * weights[:, None]).view(numpy.int64)
         self._magnitudes = numpy.concatenate([self._magnitudes, numpy.where(largest == ABSENT, ABSENT, bits)])
@@ -178,23 +187,50 @@ def _add_four(addresses: Four, weights: Four, anchor: float, part: Array) -> Fou
     return most_a, most_b, most_c, most_d
 
 
+@compiled()
+def _quotients(total: Array, last: Array, divisor: float, result: Array) -> Any:
+    """result = total / divisor, or (total + last) / divisor; returns the sum of its bits."""
+    bits = result.view(numpy.int32)
+    inverse = 1 / divisor
+    inverts = math.frexp(divisor)[0] == 0.5  # a power of two: the product is the quotient, to the bit, and much faster
+    for i in range(total.size):
+        value = total[i] + last[i] if last.size else total[i]
+        result[i] = value * inverse if inverts else value / divisor
+    summed = numpy.int64(0)
+    for i in range(bits.size):
+        summed += bits[i]
+    return summed
+
+
 _KINDS: Final = ("float64", "float32")  # of the total: exact, fast
 
 
 @compiled(
     *(
-        f"(int64[:, ::1], float64[::1], float64[::1], int64[:, ::1], {kind}[::1], boolean, int32[:, ::1])"
+        f"(int64[:, ::1], float64[::1], float64[::1], int64[:, ::1], {kind}[::1], boolean, int32[:, ::1], "
+        f"{kind}, float32[::1])"
         for kind in _KINDS
     )
 )
 def _add(
-    addresses: Array, weights: Array, anchors: Array, places: Array, total: Array, fresh: bool, largest: Array
-) -> None:
+    addresses: Array,
+    weights: Array,
+    anchors: Array,
+    places: Array,
+    total: Array,
+    fresh: bool,
+    largest: Array,
+    divisor: float,
+    result: Array,
+) -> int:
     """Add up piece by piece: while all shards of a piece come, its total stays in the first-level cache.
 
     addresses: S x T, 0 where a shard does not have a tensor; places: T x 2, offset and number of elements; fresh: what the
-    total holds does not count; largest: S x T magnitudes, the result, which stays as it is where there is none.
+    total holds does not count; largest: S x T magnitudes, which stay as they are where there is none. result: empty, or where
+    total / divisor goes instead of the total; its fingerprint is returned.
     """
+    found = numpy.int64(0)
+    scratch = numpy.empty(_PIECE, total.dtype)
     present = numpy.empty(weights.size, numpy.int64)
     for i in range(anchors.size):
         offset, elements = places[i]
@@ -203,11 +239,14 @@ def _add(
             if addresses[s, i] != 0:
                 present[count] = s
                 count += 1
-        for start in range(0, elements, _PIECE):
-            part = total[offset + start : offset + min(start + _PIECE, elements)]
+        end = offset
+        while end < offset + elements:
+            start = end
+            end = min(start - start % _PIECE + _PIECE, offset + elements)  # within a block
+            part = scratch[: end - start] if result.size else total[start:end]
             if fresh:
                 part[:] = 0
-            at = 4 * start
+            at = 4 * (start - offset)
             for n in range(0, count // 4 * 4, 4):
                 s, t, u, v = present[n], present[n + 1], present[n + 2], present[n + 3]
                 most = _add_four(
@@ -221,6 +260,9 @@ def _add(
             for n in range(count // 4 * 4, count):
                 s = present[n]
                 largest[s, i] = max(largest[s, i], _add_one(addresses[s, i] + at, weights[s], anchors[i], part))
+            if result.size:
+                found += _quotients(part, part[:0], divisor, result[start:end]) * (start // _BLOCK + 1)
+    return int(found)
 
 
 # --- compiled: whole blocks
@@ -240,14 +282,9 @@ def _fingerprint(bits: Array, first_block: int) -> int:
 @compiled(*(f"({kind}[::1], {kind}[::1], {kind}, float32[::1], int64)" for kind in _KINDS))
 def _divide(total: Array, last: Array, divisor: float, result: Array, first_block: int) -> int:
     """Block by block, so that the fingerprint reads what is still in the cache. last: as long as the total, or empty."""
-    bits = result.view(numpy.int32)
     found = numpy.int64(0)
-    inverse = 1 / divisor
-    inverts = math.frexp(divisor)[0] == 0.5  # a power of two: the product is the quotient, to the bit, and much faster
     for start in range(0, total.size, _BLOCK):
         end = start + _BLOCK
-        for i in range(start, end):
-            value = total[i] + last[i] if last.size else total[i]
-            result[i] = value * inverse if inverts else value / divisor
-        found += _fingerprint(bits[start:end], first_block + start // _BLOCK)
+        more = last[start:end] if last.size else last
+        found += _quotients(total[start:end], more, divisor, result[start:end]) * (first_block + start // _BLOCK + 1)
     return int(found)

@@ -17,7 +17,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.numerics.exact import Accumulator, finish
+from orchestrator.numerics.exact import Accumulator, finish, wrap
 from orchestrator.numerics.grid import ABSENT, HEADROOM, INFINITE, SLACK, Grid, needed_exponent
 from orchestrator.numerics.layout import BLOCK, Layout
 
@@ -399,3 +399,38 @@ def test_a_fast_quotient_by_a_power_of_two_is_rounded_once_too(exponent: int, se
     result = torch.empty(BLOCK)
     finish(torch.from_numpy(values), 2.0**exponent, result, 0)
     assert numpy.array_equal(result.numpy(), values / numpy.float32(2.0**exponent))
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("divisor", [4.0, 29.8])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_worker_that_is_alone_finishes_the_same_sum(
+    exact: bool, divisor: float, at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where not all shards can wait, it is left to `finish`."""
+    sizes = [5000, 3, 0, 4096, 9000, 17]
+    layout = Layout.of([(str(i), torch.empty(size)) for i, size in enumerate(sizes)])
+    monkeypatch.setattr("orchestrator.numerics.exact._WAITING_BYTES", (8 if at_once else 2) * 4 * layout.size)
+    generator = torch.Generator().manual_seed(0)
+    shards: list[list[torch.Tensor | None]] = [
+        [None if i == 3 else torch.randn(size, generator=generator) for i, size in enumerate(sizes)] for _ in range(6)
+    ]
+    found = []
+    for alone in (False, True):
+        total = torch.zeros(layout.size, dtype=torch.float64 if exact else torch.float32)
+        result = torch.zeros(layout.size)
+        accumulator = Accumulator(layout, total, exact=exact)
+        for _ in range(2):
+            accumulator.clear()
+            for weight, shard in enumerate(shards, 2):
+                accumulator.add(shard, float(weight), Grid((-40,) * len(sizes), len(shards)))
+            magnitudes = accumulator.settle((divisor, result) if alone else None)
+        assert (accumulator.finished is not None) is (alone and at_once)
+        if accumulator.finished is None:
+            fingerprint = finish(total, divisor, result, 0)
+        else:
+            fingerprint = accumulator.finished
+            assert not total.any()
+        found.append((magnitudes.tolist(), bits(result), wrap(fingerprint)))
+    assert found[0] == found[1]
+    assert any(float.fromhex(value) for value in found[0][1])
