@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -100,24 +99,21 @@ class MemberActor:
         """A short description of the training data, between generations: its items are fetched in the compute thread."""
         return self._answer(self._profile)
 
-    def save_weights(self, path: str | None) -> str:
-        """Write the model's parameters and persistent buffers as a safetensors file on this node; None: to a file of its
-        own, for `read_file`. Returns the path."""
-        from safetensors.torch import save_file
+    def save_weights(self, path: str | None) -> None:
+        """Write the model's parameters and persistent buffers as a safetensors file on this node; None: keep what would be in
+        it for `read_weights`, in memory, since a file of a process that is killed would stay."""
+        from safetensors.torch import save, save_file
 
         if path is None:
-            handle, path = tempfile.mkstemp(prefix="orchestrator-", suffix=".safetensors")
-            os.close(handle)
-        save_file(self._member.state(), path)
-        return path
+            self._weights = save(self._member.state())
+        else:
+            save_file(self._member.state(), path)
 
-    def read_file(self, path: str, offset: int, limit: int) -> bytes:
-        """A piece of a file of this node; the file goes with the piece at its end, which is empty."""
-        with open(path, "rb") as file:
-            file.seek(offset)
-            piece = file.read(limit)
+    def read_weights(self, offset: int, limit: int) -> bytes:
+        """A piece of what is kept; it is let go with the piece at its end, which is empty."""
+        piece = self._weights[offset : offset + limit]
         if not piece:
-            Path(path).unlink()
+            self._weights = b""
         return piece
 
     def _prepare(self) -> Answer:

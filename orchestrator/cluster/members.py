@@ -147,7 +147,8 @@ class Members:
             if known.node == this_node():
                 self._await(known, known.actor.save_weights.remote(path))
             else:
-                self._fetch(known, self._await(known, known.actor.save_weights.remote(None)), path)
+                self._await(known, known.actor.save_weights.remote(None))
+                self._fetch(known, path)
         except RayError as error:  # before OSError, which the one of a time that is up is, too
             if isinstance(error, RayTaskError):
                 raise _unwritten(path, error.cause) from error
@@ -196,10 +197,10 @@ class Members:
                     known.black_box = FoundBox(answer["pid"], answer["black_box"])
         return Heard(member, kind, answer)
 
-    def _fetch(self, known: _Member, source: str, path: str) -> None:
-        """In pieces through Ray, so that a big file needs no more memory than a piece."""
+    def _fetch(self, known: _Member, path: str) -> None:
+        """In pieces through Ray, so that big weights need no more memory here than a piece."""
         with open(path, "wb") as file:
-            while piece := self._await(known, known.actor.read_file.remote(source, file.tell(), _PIECE_BYTES)):
+            while piece := self._await(known, known.actor.read_weights.remote(file.tell(), _PIECE_BYTES)):
                 file.write(piece)
 
     def _await(self, known: _Member, reference: Any) -> Any:
