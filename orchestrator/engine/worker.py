@@ -9,7 +9,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -33,6 +33,7 @@ from orchestrator.pipeline import defines, find, naming
 from orchestrator.settings import Settings
 from orchestrator.transports.base import Regions
 from orchestrator.updates import optimizers, schedules
+from orchestrator.updates.rates import rates_of
 
 __all__ = ["Ended", "Generation", "Host", "Server", "Worker"]
 
@@ -72,7 +73,7 @@ class Worker:
         self._work.model.train()
         self._replica = Replica(self._work.model, self._staging)
         self._optimizer = self._build_optimizer()
-        self._rates = schedules.rates_of(self._optimizer)  # now: later they are those of a step
+        self._rates = rates_of(self._optimizer)  # now: later they are those of a step
         self._memory = Memory(self._replica.layout, self._regions, dtype=sum_dtype(settings))
         compute = self._prepare_thread()  # once more: scripts set threads, precision and cudnn.benchmark as they begin
         if settings.watches_a_metric and not self._work.evaluation_batches:
@@ -160,10 +161,16 @@ class Worker:
             exact=settings.reduction == "exact",
             clip_norm=settings.gradient.clip,
             rates=self._rates,
-            rate=lambda step: schedules.factor(settings.schedule, step, facts["steps"], loop.course.reductions),
+            rate=self._rate(facts["steps"], loop),
             wishes=lambda: loop.wishes(keeps_time=self._keeps_time, busy=self._host.writer.busy),
             host=self._host,
         )
+
+    def _rate(self, steps: int, loop: Loop) -> Callable[[int], float]:
+        """The factor on the learning rates at a step."""
+        schedule = self._settings.schedule
+        factor = schedules.build(schedule.name, schedule.options)
+        return lambda step: factor(schedules.Moment(step, steps, schedule.warmup, loop.course.reductions))
 
     def _walk(self, generation: Generation, rank: int, transport: Watched, facts: Mapping[str, Any]) -> Ended:
         kept, shards = self._kept, generation.shards[rank]

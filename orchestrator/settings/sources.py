@@ -18,7 +18,7 @@ import yaml
 from omegaconf._yaml import get_yaml_loader
 
 from orchestrator.settings import schema
-from orchestrator.settings.values import Given, is_text, show
+from orchestrator.values import Given, is_text, show
 
 COMMAND_LINE = "command line"
 Loader = get_yaml_loader(max_yaml_expanded_nodes=100_000)
@@ -96,10 +96,9 @@ def _from_override(override: str) -> Source:
     path = tuple(name.split("."))
     if not equals or not all(path):
         return Source(problems=[f"{COMMAND_LINE}: {show(override)}: expected key=value"])
-    located = schema.locate(path)
     if typed in _NULLS:
         return Source([Leaf(path, Given(None, typed, COMMAND_LINE))])
-    if located is not None and is_text(located[0].kind):
+    if is_text(schema.kind_at(path)):
         return Source([Leaf(path, Given(typed, typed, COMMAND_LINE))])
     try:
         loader, node = _compose(typed, lambda _: f"{COMMAND_LINE}: {name}")

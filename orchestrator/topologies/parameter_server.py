@@ -10,10 +10,16 @@ What it does not do: let a fast worker go on before the others; that is the sync
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from orchestrator.topologies.schedule import Move, Schedule, require_positive
 
 
-def parameter_server(workers: int, servers: int) -> Schedule:
+def parameter_server(
+    workers: int, *, servers: Annotated[int, Field(ge=1, description="How many parameter servers hold slices.")] = 1
+) -> Schedule:
     """One chunk per server; server s has rank workers + s and owns chunk s."""
     require_positive(workers=workers, servers=servers)
     # Worker w begins with server w and goes around, so that they do not all queue at the first one.

@@ -12,6 +12,9 @@ What it does not do: place neighbours of the tree on neighbouring hosts.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field
 
 from orchestrator.topologies.schedule import Move, Schedule, require_positive
 
@@ -21,7 +24,9 @@ from orchestrator.topologies.schedule import Move, Schedule, require_positive
 CHUNKS = 4
 
 
-def tree(workers: int, arity: int) -> Schedule:
+def tree(
+    workers: int, *, arity: Annotated[int, Field(ge=1, description="Children of a node of the tree.")] = 2
+) -> Schedule:
     """CHUNKS chunks, all owned by the root, worker 0."""
     require_positive(workers=workers, arity=arity)
     depths = _depths(workers, arity)
