@@ -20,8 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
-import annotated_types
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
@@ -144,15 +143,15 @@ def matching(pattern: str, form: str) -> Must:
     return Must(f"of the form {form}", lambda text: re.fullmatch(pattern, text) is not None)
 
 
-POSITIVE = annotated_types.Gt(0)
-NOT_NEGATIVE = annotated_types.Ge(0)
-NOT_EMPTY = annotated_types.MinLen(1)
+POSITIVE = Field(gt=0)
+NOT_NEGATIVE = Field(ge=0)
+NOT_EMPTY = Field(min_length=1)
 A_LINE = Must("not empty, on one line", lambda text: text.splitlines() == [text])
 NONE_EMPTY = Must("a list without empty texts", lambda texts: all(texts))
 
 
-def at_least(least: int) -> annotated_types.Ge:
-    return annotated_types.Ge(least)
+def at_least(least: int) -> Any:
+    return Field(ge=least)
 
 
 def read(kind: Any, given: Given) -> Any:
@@ -243,20 +242,11 @@ def _adapter(required: Any, bounds: tuple[Any, ...]) -> TypeAdapter[Any]:
 
 
 def _bound_text(bound: Any) -> str:
-    match bound:
-        case Must(text, _):
-            return text
-        case annotated_types.MinLen(1):
-            return "not empty"
-        case annotated_types.Ge(least):
-            return f"at least {least}"
-        case annotated_types.Gt(least):
-            return f"greater than {least}"
-        case annotated_types.Le(most):
-            return f"at most {most}"
-        case annotated_types.Lt(most):
-            return f"less than {most}"
-    return ""
+    if isinstance(bound, Must):
+        return bound.text
+    if getattr(bound, "min_length", None) == 1:
+        return "not empty"
+    return next((f"{words} {getattr(bound, name)}" for name, words in _BOUND_WORDS.items() if hasattr(bound, name)), "")
 
 
 def _as_typed(required: Any, given: Given) -> Any:
@@ -304,6 +294,7 @@ _BOUNDS = {
     "string_too_short",
     "too_short",
 }
+_BOUND_WORDS = {"ge": "at least", "gt": "greater than", "le": "at most", "lt": "less than"}
 _DESCRIPTIONS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",

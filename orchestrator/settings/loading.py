@@ -14,9 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings import sources
 from orchestrator.settings.schema import (
@@ -219,6 +216,9 @@ def _interpolate(merged: Merged) -> dict[Key, list[str]]:
     }
     if not pending:
         return {}
+    from omegaconf import OmegaConf  # see `sources`
+    from omegaconf.errors import OmegaConfBaseException
+
     problems: dict[Key, list[str]] = {}
     tree: dict[str, Any] = {}
     for key in KEYS:
@@ -263,6 +263,8 @@ def _interpolable(key: Key, given: Given) -> Any:
 def _resolved(config: Any, path: KeyPath) -> Any:
     for part in path:
         config = config[part]
+    from omegaconf import OmegaConf
+
     return OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
 
 

@@ -57,8 +57,8 @@ def broken(schedule: Schedule) -> str | None:
         early, late = found[0].early, found[0].late
         return (
             f"has a race: in the memory of member {found[0].owner}, nothing orders member {early.member}'s {early.kind} of the "
-            f"{early.region} of chunk {early.chunk} and member {late.member}'s {late.kind} of its {late.region}; every worker must "
-            "await every result, and every result every contribution"
+            f"{early.region} of chunk {early.chunk} and member {late.member}'s {late.kind} of its {late.region}; every worker "
+            "must await every result, and every result every contribution"
         )
     return None
 
