@@ -60,6 +60,7 @@ class Worker:
             cuda.start()
         self._prepare_thread()
         target = find(settings.pipeline.target, settings.pipeline.args)
+        self._host.pulse.beat("prepare")
         self._work = Work(
             target,
             dict(settings.pipeline.args),
@@ -69,11 +70,13 @@ class Worker:
             precision=settings.run.precision,
             staging=self._staging,
         )
+        self._host.pulse.beat("prepare")
         self._work.model.train()
         self._replica = Replica(self._work.model, self._staging)
         self._optimizer = self._build_optimizer()
         self._rates = schedules.rates_of(self._optimizer)  # now: later they are those of a step
         self._memory = Memory(self._replica.layout, self._regions, dtype=sum_dtype(settings))
+        self._host.pulse.beat("prepare")
         compute = self._prepare_thread()  # once more: scripts set threads, precision and cudnn.benchmark as they begin
         if settings.watches_a_metric and not self._work.evaluation_batches:
             raise ConfigurationError(

@@ -143,7 +143,10 @@ class ClusterSettings:
         default=0.0, metadata=execution("GPUs that Ray sets aside for a worker.", NOT_NEGATIVE)
     )
     start_timeout_s: float = field(
-        default=120.0, metadata=execution("Seconds within which all workers must have started.", POSITIVE)
+        default=120.0,
+        metadata=execution(
+            "Seconds without progress after which the start of Ray or of a worker is given up.", POSITIVE
+        ),
     )
     step_timeout_s: float = field(
         default=600.0,

@@ -81,6 +81,7 @@ def test_after_sigkill_the_members_end_and_the_next_start_tidies_up(faulty: Proj
     started = (json.loads(line) for line in (faulty.folder(run_id) / "journal.jsonl").read_text().splitlines())
     workers = [event["pid"] for event in started if event["event"] == "worker_started"]
     assert len(workers) == 2
+    assert {os.getpriority(os.PRIO_PROCESS, worker) for worker in workers} == {os.getpriority(os.PRIO_PROCESS, 0)}
     process.kill()
     process.communicate()
     deadline = time.monotonic() + 30
