@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +21,8 @@ from orchestrator.errors import ClusterUnavailable, Interrupted
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on by a second each time it is asked."""
     seconds = itertools.count()
-    monkeypatch.setattr(local.time, "monotonic", lambda: float(next(seconds)))
-    monkeypatch.setattr(local.time, "sleep", lambda _seconds: None)
+    clock = SimpleNamespace(monotonic=lambda: float(next(seconds)), sleep=lambda _seconds: None)
+    monkeypatch.setattr(local, "time", clock)
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(local, "_new_folder", make)
     monkeypatch.setattr(local, "_remove_abandoned", lambda: None)
     monkeypatch.setattr(local, "prepare_environment", lambda _address: None)
-    monkeypatch.setattr(local.os, "getloadavg", lambda: (1e6, 1.0, 1.0))
+    monkeypatch.setattr(os, "getloadavg", lambda: (1e6, 1.0, 1.0))
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     return tmp_path
 
@@ -105,9 +106,7 @@ def test_a_machine_that_is_not_busy_is_not_called_so() -> None:
 
 
 def ray_node(*dead: str) -> Any:
-    return SimpleNamespace(
-        gcs_address="here:1", _node_id="n", dead_processes=lambda: [(kind, None) for kind in dead], start=lambda: None
-    )
+    return SimpleNamespace(gcs_address="here:1", _node_id="n", dead_processes=lambda: [(kind, None) for kind in dead])
 
 
 def registers(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +123,7 @@ def registers(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("clock")
 def test_a_slow_raylet_is_waited_for_within_the_start_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     registers(80, monkeypatch)
-    started = []
+    started: list[Any] = []
     monkeypatch.setattr(node.Node, "start_ray_processes", started.append)
     ours = ray_node()
     with local._awaited_raylet(90.0, lambda: None):
