@@ -88,10 +88,20 @@ class Pipeline:
         class that steps without a closure and keeps what it remembers in `state` and `param_groups`, not in attributes."""
         return None
 
+    def rate(self, step: int) -> float:  # noqa: ARG002
+        """The factor on the learning rates at a step, counted from 0: a schedule of one's own, instead of the configuration's
+        `schedule`. It depends on the step alone."""
+        return 1.0
+
 
 def defines(pipeline: type[Pipeline], method: str) -> bool:
     """Whether the class has a method of its own rather than the default."""
     return getattr(pipeline, method) is not getattr(Pipeline, method)
+
+
+def has_rate(pipeline: type[Pipeline]) -> bool:
+    """Whether it has a schedule of its own; a number that happens to have the name is none."""
+    return defines(pipeline, "rate") and callable(pipeline.rate)
 
 
 def takes_step(pipeline: Pipeline) -> bool:
