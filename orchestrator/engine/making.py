@@ -89,7 +89,10 @@ def _rehearse(settings: Settings) -> tuple[weakref.ref[torch.nn.Module], list[st
     pipeline = make_pipeline(kind, settings.pipeline.args, settings.run.seed)
     model = make_model(pipeline, settings.run.seed)
     refuse_unsupported(model)
-    make_optimizer(pipeline, model, settings)
+    if defines(
+        kind, "optimizer"
+    ):  # the options of others are checked, and to build one takes torch a second the first time
+        make_optimizer(pipeline, model, settings)
     return weakref.ref(model), _notes(model, settings)
 
 
@@ -98,8 +101,8 @@ def _notes(model: torch.nn.Module, settings: Settings) -> list[str]:
     if rows >= _FEW_ROWS or not any(isinstance(each, _BatchNorm) and each.training for each in model.modules()):
         return []
     return [
-        f"batch normalisation takes its means over the rows of one shard, data.batch_size / data.shards = {rows:g}; fewer "
-        f"than {_FEW_ROWS} make them noisy: lower data.shards, raise data.batch_size, or normalise by group or layer"
+        f"batch normalisation sees data.batch_size / data.shards = {rows:g} rows at a time, and fewer than {_FEW_ROWS} make its "
+        "means noisy: lower data.shards, raise data.batch_size, or normalise by group or layer"
     ]
 
 

@@ -68,7 +68,7 @@ def left_as_it_was() -> Iterator[None]:
     generators = torch.get_rng_state(), numpy.random.get_state(), random.getstate()
     on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     threads, dtype, device = torch.get_num_threads(), torch.get_default_dtype(), torch.get_default_device()
-    algorithms = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    algorithms = torch.get_deterministic_debug_mode()
     gradients, precision = torch.is_grad_enabled(), torch.get_float32_matmul_precision()
     cudnn = torch.backends.cudnn
     kernels = cudnn.enabled, cudnn.benchmark, cudnn.deterministic
@@ -85,7 +85,10 @@ def left_as_it_was() -> Iterator[None]:
         torch.set_default_dtype(dtype)
         if torch.get_default_device() != device:
             torch.set_default_device(device)
-        torch.use_deterministic_algorithms(algorithms[0], warn_only=algorithms[1])
+        if (
+            torch.get_deterministic_debug_mode() != algorithms
+        ):  # to set it imports torch's compiler, which takes a second
+            torch.set_deterministic_debug_mode(algorithms)
         torch.set_grad_enabled(gradients)
         if torch.get_float32_matmul_precision() != precision:
             torch.set_float32_matmul_precision(precision)

@@ -106,4 +106,4 @@ def test_what_fails_leaves_nothing_either() -> None:
 )
 def test_few_rows_for_batch_normalisation_are_pointed_out(pipeline: type[p.Small], rows: int, said: int) -> None:
     notes = making.rehearse(settings_for(pipeline, shards=4, batch_size=4 * rows))
-    assert [f"data.batch_size / data.shards = {rows};" in note for note in notes] == [True] * said
+    assert [f"data.batch_size / data.shards = {rows} rows" in note for note in notes] == [True] * said
