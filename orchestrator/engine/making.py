@@ -101,8 +101,8 @@ def _notes(model: torch.nn.Module, settings: Settings) -> list[str]:
     if rows >= _FEW_ROWS or not any(isinstance(each, _BatchNorm) and each.training for each in model.modules()):
         return []
     return [
-        f"batch normalisation sees data.batch_size / data.shards = {rows:g} rows at a time, and fewer than {_FEW_ROWS} make its "
-        "means noisy: lower data.shards, raise data.batch_size, or normalise by group or layer"
+        f"batch normalisation sees data.batch_size / data.shards = {rows:g} rows at a time, and fewer than {_FEW_ROWS} make "
+        "its means noisy: lower data.shards, raise data.batch_size, or normalise by group or layer"
     ]
 
 
