@@ -160,12 +160,13 @@ def _import(name: str) -> Any:
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Turns an exception of the user's code inside the block into a PipelineRaised that says what was being done."""
+    """Turns an exception of the user's code inside the block into a PipelineRaised that says what was being done; sys.exit()
+    too, which would end a worker without a word."""
     try:
         yield
     except OrchestratorError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PipelineRaised(
             f"{what} raised {type(error).__name__}: {error}{_frames(error)}",
             f"{_advice(error)}the full traceback is in the run's folder, in error.txt",
@@ -173,7 +174,7 @@ def naming(what: str) -> Iterator[None]:
         ) from None
 
 
-def _advice(error: Exception) -> str:
+def _advice(error: BaseException) -> str:
     """What to do about errors of torch that come from how a run computes rather than from a slip in the code."""
     text = str(error)
     return next((f"{advice};\n  " for sign, advice in _ADVICE.items() if sign in text), "")

@@ -76,8 +76,6 @@ def rehearse(settings: Settings) -> list[str]:
         if model() is not None:  # it refers to itself
             gc.collect()
         return notes
-    except SystemExit:
-        return []
     except PipelineRaised as error:
         if error.details:  # a traceback: raised by the pipeline
             return []

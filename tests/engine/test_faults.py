@@ -118,6 +118,7 @@ COMPUTING = [
         ("loss()", "step 1, shard 3", "UserError: cannot read row 3", "faulty.py"),
         UNSEEN,
     ),
+    Fault(f.ExitsInLoss, PipelineRaised, ("loss()", "step 0, shard 0", "SystemExit: no licence", "faulty.py"), UNSEEN),
     Fault(f.StopsIteration, PipelineRaised, ("loss()", "step 0, shard 0", "StopIteration")),
     Fault(f.RaisesInCollate, PipelineRaised, ("reading samples", "step 0, shard 0", "different lengths")),
     Fault(f.RaisesInDataset, PipelineRaised, ("reading samples", "step 0, shard", "cannot read row 3")),

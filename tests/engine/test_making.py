@@ -45,7 +45,14 @@ def test_what_every_worker_would_refuse_is_refused(pipeline: type[p.Small], word
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("pipeline", [f.RaisesInInit, f.RaisesInModel, f.RaisesInTrain, f.RaisesInDatasets])
+class ExitsInModel(p.Small):
+    def model(self) -> nn.Module:
+        sys.exit(3)
+
+
+@pytest.mark.parametrize(
+    "pipeline", [f.RaisesInInit, f.RaisesInModel, f.RaisesInTrain, f.RaisesInDatasets, ExitsInModel]
+)
 def test_what_the_pipeline_raises_is_left_to_the_workers(pipeline: type[p.Small]) -> None:
     """Its model may want what datasets() finds, and that is not called."""
     assert making.rehearse(settings_for(pipeline)) == []
