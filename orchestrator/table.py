@@ -70,7 +70,7 @@ class Table(dict[str, Entry]):
         found: Entry = find(self.key, name, self.key, callable)
         if not callable(found):
             raise ConfigurationError(
-                [f"{self.key}: {name} is a {type(found).__name__}; it must be a function or a class"]
+                [f"{self.key}: {name} is of type {type(found).__name__}; it must be a function or a class"]
             )
         return found
 
@@ -103,6 +103,8 @@ class Table(dict[str, Entry]):
             if option is None:
                 if each.value is not None or key not in self.known_options():
                     problems.append((key, self._no_such_option(name, key)))
+                continue
+            if each.value is None and option.default is None:
                 continue
             try:
                 values[key] = each.value if option.kind is Any else read(option.kind, each)

@@ -1,9 +1,9 @@
 """One value: what each type of setting accepts, what else it must be, and the sentence when it is not.
 
 A value arrives twice, as YAML understands it and as it was typed, so that text stays what was typed: `1e3`, `012` and
-`true` are good names of a run. The types are int, float, bool, str, a Literal, tuple[str, ...], dict[str, Any], Every and
-Workers, each also `| None`, and `Annotated` with bounds: a `Must`, or those of pydantic's `Field` (`ge`, `gt`, `le`, `lt`,
-`min_length`). Pydantic checks, strictly; the sentences are ours.
+`true` are good names of a run. The types are int, float, bool, str, a Literal, tuple[str, ...], dict[str, Any], Every, Span
+and Workers, each also `| None`, and `Annotated` with bounds: a `Must`, or those of pydantic's `Field` (`ge`, `gt`, `le`,
+`lt`, `min_length`). Pydantic checks, strictly; the sentences are ours.
 
 What it does not do: know keys, sources or defaults.
 """
@@ -25,6 +25,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 _STEPS = re.compile(r"[0-9]+")
+_EPOCHS = re.compile(r"([0-9]+)epochs?")
 _SECONDS = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)s")
 _SHOWN_CHARACTERS = 80
 
@@ -84,6 +85,38 @@ class Every(Notation):
     def plain(self) -> int | str:
         """What `parse` reads as this value: 20 or "30s"."""
         return self.steps if self.steps is not None else f"{self.seconds!r}".removesuffix(".0") + "s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span(Notation):
+    """A stretch of a run: so many steps, or so many epochs; exactly one is set. Unlike seconds, both are known beforehand."""
+
+    steps: int | None = None
+    epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        given = [number for number in (self.steps, self.epochs) if number is not None]
+        if len(given) != 1 or given[0] < 1:
+            raise ValueError(f"expected steps or epochs, at least 1, got steps={self.steps}, epochs={self.epochs}")
+
+    @classmethod
+    def parse(cls, value: object) -> Span:
+        """From `20` or `"20"` (steps), `"1epoch"` or `"5epochs"`. Raises ValueError."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            return cls(steps=value)
+        if isinstance(value, str) and _STEPS.fullmatch(value):
+            return cls(steps=int(value))
+        if isinstance(value, str) and (epochs := _EPOCHS.fullmatch(value)):
+            return cls(epochs=int(epochs[1]))
+        raise ValueError(f"not a number of steps or epochs: {value!r}")
+
+    def in_steps(self, epoch: int) -> int:
+        """epoch: the steps of one."""
+        return self.steps if self.steps is not None else (self.epochs or 0) * epoch
+
+    def plain(self) -> int | str:
+        """What `parse` reads as this value: 20, "1epoch" or "5epochs"."""
+        return self.steps if self.steps is not None else f"{self.epochs}epoch{'s' * (self.epochs != 1)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,5 +336,6 @@ _DESCRIPTIONS: dict[Any, str] = {
     tuple: "a list of texts such as [a, b]",
     dict: "a mapping such as {key: value}",
     Every: "a number of steps such as 20 or of seconds such as 30s",
+    Span: "a number of steps such as 20 or of epochs such as 5epochs, at least 1",
     Workers: "a number of workers such as 4, at least 1, or a range such as {min: 2, max: 4}",
 }

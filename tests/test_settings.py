@@ -28,6 +28,7 @@ from orchestrator.settings import (
     RunSettings,
     ScheduleSettings,
     Settings,
+    Span,
     TopologySettings,
     TraceSettings,
     TrackingSettings,
@@ -207,6 +208,29 @@ def test_every_is_exactly_one_positive_number(arguments: dict[str, Any]) -> None
         Every(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("typed", "span", "back"),
+    [
+        ("20", Span(steps=20), 20),
+        ("'20'", Span(steps=20), 20),
+        ("1epoch", Span(epochs=1), "1epoch"),
+        ("1epochs", Span(epochs=1), "1epoch"),
+        ("5epochs", Span(epochs=5), "5epochs"),
+    ],
+)
+def test_a_span_is_steps_or_epochs(typed: str, span: Span, back: int | str) -> None:
+    settings = given_on_command_line("schedule=steps", f"schedule.every={typed}")
+    assert settings.schedule.options == {"every": span}
+    assert to_dict(settings)["schedule"]["every"] == back
+    assert (str(span), from_yaml(to_yaml(settings))) == (str(back), settings)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"steps": 1, "epochs": 1}, {"steps": 0}, {"epochs": 0}])
+def test_a_span_is_exactly_one_positive_number(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="steps or epochs, at least 1"):
+        Span(**arguments)
+
+
 def test_interpolations_see_the_merged_configuration_and_its_defaults(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,7 +369,7 @@ WRONG = {
     "topology=rign": "topology.name: 'rign' is not on offer; did you mean ring? "
     "(there are ring, tree, parameter_server, peer_to_peer, or your own as package.module:name)",
     "topology={name: tree, aritty: 3}": "topology.aritty: tree has no aritty; did you mean arity?",
-    "schedule={name: linear, gama: 3}": "schedule.gama: linear has no gama; it has final",
+    "schedule={name: linear, gama: 3}": "schedule.gama: linear has no gama; it has final, end",
     "schedule=steps": "schedule.every: required by schedule=steps",
     "topology=": "topology: has no value; give it keys (name, arity, servers) or leave it out",
     "topology.arity=2": "topology.arity: ring has no arity; tree has",

@@ -39,7 +39,7 @@ from orchestrator.settings.schema import (
     TrackingSettings,
 )
 from orchestrator.settings.views import determining, document, flat, to_dict, to_yaml
-from orchestrator.values import Every, Workers
+from orchestrator.values import Every, Span, Workers
 
 __all__ = [
     "CheckpointSettings",
@@ -54,6 +54,7 @@ __all__ = [
     "RunSettings",
     "ScheduleSettings",
     "Settings",
+    "Span",
     "SyncSettings",
     "TopologySettings",
     "TraceSettings",

@@ -307,8 +307,9 @@ def _where(merged: Merged, key: Key) -> str:
 
 
 def _blame(merged: Merged, rule: Rule) -> str:
-    places = [_where(merged, BY_PATH[tuple(name.split("."))]) for name in rule.keys]
-    return next((place for place in places if place), "")
+    located = [found for name in rule.keys if (found := locate(tuple(name.split("."))))]
+    places = [merged.get(key, {}).get(rest) for key, rest in located]
+    return next((given.where for given in places if given), "")
 
 
 def _problem(*parts: str) -> str:

@@ -35,6 +35,7 @@ from orchestrator.values import (
     Given,
     MismatchError,
     Must,
+    Span,
     Workers,
     at_least,
     matching,
@@ -148,7 +149,10 @@ class ClusterSettings:
         default=0.0, metadata=execution("GPUs that Ray sets aside for a worker.", NOT_NEGATIVE)
     )
     start_timeout_s: float = field(
-        default=120.0, metadata=execution("Seconds within which all workers must have started.", POSITIVE)
+        default=120.0,
+        metadata=execution(
+            "Seconds without progress after which the start of Ray or of a worker is given up.", POSITIVE
+        ),
     )
     step_timeout_s: float = field(
         default=600.0,
@@ -420,6 +424,13 @@ def _tf32_needs_cuda(tf32: object, device: str) -> str | None:
     return "run.tf32: only GPUs have TF32; set run.device=cuda, or leave run.tf32 out"
 
 
+def _end_is_behind_warmup(end: Span | None, warmup: int) -> str | None:
+    """Of epochs nobody knows the steps yet."""
+    if end is None or end.steps is None or end.steps > warmup:
+        return None
+    return f"schedule.end: {end} is not behind the warm-up, whose last step is {warmup - 1}; raise it above schedule.warmup"
+
+
 def _watching_needs_steps(watching: str | None, every: Every | None) -> str | None:
     """What depends on evaluations has to know their steps beforehand, or the result would depend on the clock."""
     if watching is None or (every is not None and every.steps is not None):
@@ -444,6 +455,7 @@ RULES = (
     Rule(("data.batch_size", "data.shards"), _shards_have_rows),
     Rule(("run.device", "cluster.gpus_per_worker"), _cuda_needs_gpus),
     Rule(("run.tf32", "run.device"), _tf32_needs_cuda),
+    Rule(("schedule.end", "schedule.warmup"), _end_is_behind_warmup),
     Rule(("early_stopping.patience", "evaluation.every"), _stopping_needs_steps),
     Rule(("schedule.name", "evaluation.every"), _plateau_needs_steps),
 )
@@ -452,12 +464,16 @@ RULES = (
 def broken_rules(values: Mapping[Key, Any]) -> list[tuple[Rule, str]]:
     """The rules that the values break, each with its sentence; rules over keys without a value are left out."""
     named = {key.name: value for key, value in values.items() if not key.is_open}
-    known = [rule for rule in RULES if all(name in named for name in rule.keys)]
-    found = [(rule, rule.broken(*(named[name] for name in rule.keys))) for rule in known]
+    for key, options in values.items():
+        known = key.table.known_options() if key.table else {}
+        named.update({f"{key.name}.{option}": options.get(option) for option in known})
+    rules = [rule for rule in RULES if all(name in named for name in rule.keys)]
+    found = [(rule, rule.broken(*(named[name] for name in rule.keys))) for rule in rules]
     return [(rule, sentence) for rule, sentence in found if sentence is not None]
 
 
 def _unfit(key: Key, value: Any) -> str | None:
+    value = plain(value) if key.table else value
     try:
         kept = read(key.kind, Given(value))
     except MismatchError as mismatch:

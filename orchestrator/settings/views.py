@@ -16,7 +16,7 @@ import yaml
 from orchestrator.settings.schema import KEYS, TABLES, Key, Settings
 from orchestrator.settings.sources import Loader
 from orchestrator.table import Option
-from orchestrator.values import Every, Workers, must, plain, show, unwrap, without_none
+from orchestrator.values import Every, Span, Workers, must, plain, show, unwrap, without_none
 
 _INTRODUCTION = """\
 # Settings
@@ -40,6 +40,7 @@ _TYPES = {
     tuple: "list of texts",
     dict: "mapping",
     Every: "steps (`20`) or seconds (`30s`)",
+    Span: "steps (`20`) or epochs (`5epochs`)",
     Workers: "`4`, or a range `{min: 2, max: 4}`",
 }
 
@@ -139,7 +140,13 @@ def _rows(key: Key) -> Iterator[tuple[str, ...]]:
     known = key.table.known_options() if key.table else {}
     for option, entries in known.items():
         kind = next(iter(entries.values())).kind
-        yield f"`{key.name}.{option}`", f"{_type(kind)}; or null", "`null`", _sentences(entries), determines
+        yield (
+            f"`{key.name}.{option}`",
+            f"{_type(kind).removesuffix('; or null')}; or null",
+            "`null`",
+            _sentences(entries),
+            determines,
+        )
     if key.is_open:
         yield f"`{key.name}.*`", "mapping", _default(key), key.about.doc, determines
     else:
@@ -161,7 +168,7 @@ def _sentences(entries: Mapping[str, Option]) -> str:
     for name, option in entries.items():
         value = plain(option.default)
         shown = f"{value:g}" if isinstance(value, float) else value if isinstance(value, str) else show(value)
-        default = "" if option.is_required else f"; {shown} if not given"
+        default = "" if option.is_required or value is None else f"; {shown} if not given"
         found.setdefault(f"{option.doc[:1].lower()}{option.doc[1:].rstrip('.')}{default}.", []).append(name)
     return " ".join(f"{', '.join(names)}: {sentence}" for sentence, names in found.items())
 

@@ -65,7 +65,7 @@ def broken(schedule: Schedule) -> str | None:
 
 def _broken(schedule: object, workers: int, servers: int) -> str | None:
     if not isinstance(schedule, Schedule):
-        return f"returns a {type(schedule).__name__}; it must be an orchestrator.topologies.Schedule"
+        return f"returns {type(schedule).__name__}; it must be an orchestrator.topologies.Schedule"
     if (schedule.workers, schedule.servers) != (workers, servers):
         return (
             f"is a schedule of {schedule.workers} workers and {schedule.servers} servers; members besides the workers are "

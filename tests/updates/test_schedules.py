@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from orchestrator.updates.rates import rates_of, set_rates
 from orchestrator.updates.schedules import SCHEDULES, Moment, build
 from orchestrator.updates.schedules.laws import broken
+from orchestrator.values import Span
 
 
 def values(steps: int, name: str = "constant", warmup: int = 0, **options: object) -> list[float]:
@@ -28,7 +29,7 @@ def test_each_schedule_has_the_values_of_its_definition() -> None:
     assert values(3, "linear", final=0.5) == [1, 0.75, 0.5]
     assert values(3, "cosine") == pytest.approx([1, 0.5, 0])
     assert values(4, "exponential", gamma=0.5) == [1, 0.5, 0.25, 0.125]
-    assert values(5, "steps", every=2, gamma=0.5) == [1, 1, 0.5, 0.5, 0.25]
+    assert values(5, "steps", every=Span(steps=2), gamma=0.5) == [1, 1, 0.5, 0.5, 0.25]
     assert values(4, "inverse_sqrt", warmup=1) == pytest.approx([1, math.sqrt(1 / 2), math.sqrt(1 / 3), 0.5])
     assert build("plateau", {"gamma": 0.5})(Moment(9, 10, reductions=3)) == 0.125
 
@@ -37,7 +38,22 @@ def test_the_warm_up_rises_to_one_and_the_schedule_starts_behind_it() -> None:
     assert values(8, "linear", warmup=4) == pytest.approx([0.25, 0.5, 0.75, 1, 1, 2 / 3, 1 / 3, 0])
 
 
-NEEDED = {"steps": {"every": 3}}
+@pytest.mark.parametrize(("name", "half"), [("linear", 0.75), ("cosine", 0.75)])
+def test_a_schedule_may_end_before_the_run(name: str, half: float) -> None:
+    """At the step `end` it has its final factor, and keeps it."""
+    assert values(5, name, end=Span(steps=2), final=0.5) == pytest.approx([1, half, 0.5, 0.5, 0.5])
+    assert values(3, name, end=Span(steps=2)) == values(3, name)
+    assert values(3, name, end=Span(steps=4), warmup=2)[2] == 1
+    ending = build(name, {"end": Span(epochs=2), "final": 0.5})
+    assert [ending(Moment(step, 9, epoch=3)) for step in (0, 6, 7)] == [1, 0.5, 0.5]
+
+
+def test_a_reduction_every_few_epochs_counts_their_steps() -> None:
+    factor = build("steps", {"every": Span(epochs=2), "gamma": 0.5})
+    assert [factor(Moment(step, 12, epoch=3)) for step in (0, 5, 6, 11)] == [1, 1, 0.5, 0.5]
+
+
+NEEDED = {"steps": {"every": Span(steps=3)}}
 
 
 @given(st.sampled_from(sorted(SCHEDULES)), st.integers(0, 20), st.integers(1, 50))

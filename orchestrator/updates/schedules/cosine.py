@@ -1,4 +1,4 @@
-"""From 1 to `final` at the last step, along half a cosine.
+"""From 1 to `final` at the step `end`, or the last one, along half a cosine, and `final` after it.
 
 Source: Loshchilov and Hutter, "SGDR" (2017), equation 5.
 """
@@ -11,9 +11,15 @@ from typing import Annotated
 from pydantic import Field
 
 from orchestrator.updates.schedules.moment import Moment
+from orchestrator.values import Span
 
 
 def cosine(
-    at: Moment, *, final: Annotated[float, Field(ge=0, description="The factor at the last step.")] = 0.0
+    at: Moment,
+    *,
+    final: Annotated[float, Field(ge=0, description="The factor at the end.")] = 0.0,
+    end: Annotated[
+        Span | None, Field(description="The step at which the factor is `final`, and stays so; null: the last one.")
+    ] = None,
 ) -> float:
-    return final + (1 - final) * (1 + math.cos(math.pi * at.part())) / 2
+    return final + (1 - final) * (1 + math.cos(math.pi * at.part(end))) / 2
