@@ -1,9 +1,9 @@
 """A short description of a data set: how many items, of what shapes, between which values, in which classes.
 
-It is for people who compare two runs: the hash says that data differ, this says how. Evenly spaced items are read, and of each of
-their parts evenly spaced elements, so it does not see everything. Which ones depends on the data alone and never on time: equal
-data have equal profiles. Sums are numpy's, whose order does not depend on threads. An item that cannot be read, or is of no
-known kind, is named and left out. Whoever calls it keeps the random streams as they were.
+It is for people who compare two runs: the hash says that data differ, this says how. Evenly spaced items are read, and of each
+of their parts evenly spaced elements, so it does not see everything. Which ones depends on the data alone and never on time:
+equal data have equal profiles. Sums are numpy's, whose order does not depend on threads. An item that cannot be read, or is of
+no known kind, is named and left out. Whoever calls it keeps the random streams as they were.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def _array(value: Any, most: int) -> tuple[str, tuple[int, ...], np.ndarray[Any,
         if value.is_complex():
             return kind, (), None
         dense = value.detach().to_dense()
-        chosen = dense if dense.numel() <= most else torch.take(dense, torch.tensor(list(_spaced(dense.numel(), most))))
-        return kind, tuple(value.shape), chosen.cpu().to(torch.float64).numpy()
+        few = dense if dense.numel() <= most else torch.take(dense, torch.tensor(list(_spaced(dense.numel(), most))))
+        return kind, tuple(value.shape), few.cpu().to(torch.float64).numpy()
     if isinstance(value, (str, bytes)) or value is None:
         return type(value).__name__, (), None
     array = np.asarray(value)
