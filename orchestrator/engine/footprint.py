@@ -35,9 +35,9 @@ def partial_places(layout: Layout, schedule: Schedule, rank: int) -> dict[int, s
 
 def region_bytes(layout: Layout, schedule: Schedule, rank: int, dtype: torch.dtype) -> int:
     """What the regions of this member hold in a generation, if it is its first."""
-    kept = sum(place.stop - place.start for place in partial_places(layout, schedule, rank).values())
+    kept: int = sum(place.stop - place.start for place in partial_places(layout, schedule, rank).values())
     contributed = layout.size if rank < schedule.workers else 0
-    return (contributed + kept) * int(dtype.itemsize) + layout.size * _FLOAT32
+    return (contributed + kept) * dtype.itemsize + layout.size * _FLOAT32
 
 
 def worker_bytes(
@@ -61,7 +61,7 @@ def sentence(facts: Mapping[str, Any], settings: Settings) -> str | None:
     options = settings.topology.options()
     schedule = build_schedule(settings.topology.name, settings.cluster.workers.start, **options)
     section = settings.optimizer
-    state = None if section is None or section.name is None else optimizers.remembered(section.name, section.options)
+    state = None if section.name is None else optimizers.remembered(section.name, section.options)
     layout, parameters = Layout.from_dict(facts["layout"]), facts["parameters"]
     size = worker_bytes(layout, schedule, settings, parameters=parameters, state=state)
     without = ", without what the optimizer of the pipeline remembers" if state is None else ""
