@@ -68,7 +68,7 @@ REFUSED = {
     "conf=good pipeline.target=unimportable:X": (2, "no module named 'not_installed'"),
     "conf=good pipeline.target=exploding:X": (2, "importing exploding raised ZeroDivisionError"),
     "runs cluster.workers=2": (2, "runs takes only output=json"),
-    "ui output=json": (2, "ui takes only port=N and tracking.uri=URI, not output=json"),
+    "ui run.steps=2": (2, "ui takes only port=N and tracking.uri=URI, not run.steps=2"),
     "ui port=http": (2, "port=http: expected a number from 1 to 65535"),
     "ui tracking.uri=http://127.0.0.1:1": (2, "http://127.0.0.1:1 is an MLflow server, which shows its runs itself"),
     "conf=good data.inputs=[ignored.bin] strict=true": (4, "ignored.bin is not under DVC"),
