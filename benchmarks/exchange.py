@@ -70,6 +70,7 @@ def _compare(
             for topology in TOPOLOGIES:
                 regions = SharedRegions()
                 memory = Memory(Layout.of([("gradient", gradient)]), regions, dtype=dtype)
+                memory.suit(build_schedule(topology, members), rank)
                 memory.contribution[:elements] = gradient
                 peers = {peer: addresses[peer][medium] for peer in range(members) if peer != rank}
                 shared = regions if medium == "unix" else None

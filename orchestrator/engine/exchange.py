@@ -4,8 +4,9 @@ Two kinds of walk. `maximum` combines small int64 vectors by their elementwise m
 `total` sums the flat float64 contributions chunk by chunk; the owner of a chunk divides, casts to float32 and fingerprints it
 once, and only float32 travels back. Both are free of order, so any schedule gives the same bits.
 
-Memory, per member (rule C1): `contribution` is written by the compute phase, `partial` only by this module, and `result`
-exists twice, by parity of the step, because a peer that is one step behind may still need the last one.
+Memory, per member (rule C1): `contribution` is written by the compute phase, `partial` only by this module and only by members
+that add before they hand on, and `result` once: whoever writes the next one has heard from everybody that the last one was read
+(`tests/topologies/test_happens_before.py`).
 """
 
 from __future__ import annotations
@@ -14,27 +15,38 @@ from dataclasses import dataclass
 
 import torch
 
+from orchestrator.engine.footprint import completes, filled, partial_places
 from orchestrator.numerics import exact
 from orchestrator.numerics.layout import BLOCK, Layout
-from orchestrator.topologies.schedule import Action, Add, Copy, Finish, Schedule, Send, program
+from orchestrator.topologies.schedule import Add, Base, Copy, Finish, Region, Schedule, Send, program
 from orchestrator.transports.base import Regions, Tag, Transport
 
 VOTE, SUM, EVALUATION_VOTE, EVALUATION, END, HANDOVER = range(6)  # phases, part of every message's tag
 
 
 class Memory:
-    """The regions of one member; allocated once per layout, they outlive generations.
+    """The regions of one member; they outlive generations.
 
-    contribution, partial: `dtype`, of the layout's size; results: two float32 tensors of the layout's size.
+    contribution: `dtype`, of the layout's size, of a server none; result: float32, of the layout's size; partial: `dtype`, as
+    much as the generations so far have needed.
     finished: the fingerprint of the present step's result where a worker that is alone has written it already; else None.
     """
 
-    def __init__(self, layout: Layout, regions: Regions, *, dtype: torch.dtype) -> None:
+    def __init__(self, layout: Layout, regions: Regions, *, dtype: torch.dtype, contributes: bool = True) -> None:
         self.layout = layout
-        self.contribution = regions.allocate(layout.size, dtype)
-        self.partial = regions.allocate(layout.size, dtype)
+        self.contribution = regions.allocate(layout.size if contributes else 0, dtype)
+        self.result = regions.allocate(layout.size, torch.float32)
+        self.partial = torch.empty(0, dtype=dtype)
         self.finished: int | None = None
-        self.results = (regions.allocate(layout.size, torch.float32), regions.allocate(layout.size, torch.float32))
+        self._regions = regions
+
+    def suit(self, schedule: Schedule, rank: int) -> None:
+        """Have what this member needs in a generation. Before its peers connect, for those map the regions that are there then;
+        those of the last generation are not connected any more."""
+        needed = sum(place.stop - place.start for place in partial_places(self.layout, schedule, rank).values())
+        if needed > self.partial.numel():
+            self._regions.free(self.partial)
+            self.partial = self._regions.allocate(needed, self.partial.dtype)
 
 
 @dataclass(frozen=True)
@@ -63,7 +75,8 @@ class Exchange:
         self._memory = memory
         self._timeout_s = timeout_s
         self._borders = memory.layout.borders(schedule.chunks)
-        self._sum_program = program(schedule, rank, only=_filled(self._borders))
+        self._sum_program = program(schedule, rank, only=filled(self._borders))
+        self._partial_places = partial_places(memory.layout, schedule, rank)
         # A vote is short, so it travels whole, as one chunk. A server sees only the chunks that it owns and has to know the
         # vote too, so with servers it travels as every chunk: a maximum may be taken any number of times.
         voting = range(schedule.chunks) if schedule.servers else [0]
@@ -83,57 +96,52 @@ class Exchange:
         return current
 
     def total(self, step: int, attempt: int, divisor: float) -> int:
-        """Sum all contributions into `memory.results[step % 2]`, divided by `divisor`; returns the result's fingerprint."""
+        """Sum all contributions into `memory.result`, divided by `divisor`; returns the result's fingerprint."""
         if self._memory.finished is not None:
             return exact.wrap(self._memory.finished)
         moment = Moment(self._generation, step, attempt, SUM)
-        result = self._memory.results[step % 2]
-        regions = {"contribution": self._memory.contribution, "partial": self._memory.partial, "result": result}
         prints: dict[int, int] = {}
         last: tuple[Add, torch.Tensor] | None = None  # what is still to be added to the chunk that is finished next
         for action, following in zip(self._sum_program, [*self._sum_program[1:], None], strict=False):
-            chunk = slice(self._borders[action.chunk], self._borders[action.chunk + 1])
+            chunk = action.chunk
             if isinstance(action, Send):
-                payload = regions[action.region][chunk]
-                self._transport.send(action.peer, moment.tag(action.chunk), payload, prints.get(action.chunk, 0))
+                self._transport.send(
+                    action.peer, moment.tag(chunk), self._place(action.region, chunk), prints.get(chunk, 0)
+                )
             elif isinstance(action, Finish):
-                base = regions[last[0].base if last else action.base][chunk]
+                base = self._place(last[0].base if last else action.base, chunk)
                 more = last[1] if last else None
-                prints[action.chunk] = exact.finish(base, divisor, result[chunk], chunk.start // BLOCK, more)
+                result = self._place("result", chunk)
+                prints[chunk] = exact.finish(base, divisor, result, self._borders[chunk] // BLOCK, more)
                 last = None
             else:
-                received = self._transport.receive(action.peer, moment.tag(action.chunk), self._timeout_s)
+                received = self._transport.receive(action.peer, moment.tag(chunk), self._timeout_s)
                 if isinstance(action, Copy):
-                    result[chunk].copy_(received.payload)
-                    prints[action.chunk] = received.note
-                elif _completes(action, following):
+                    self._place("result", chunk).copy_(received.payload)
+                    prints[chunk] = received.note
+                elif completes(action, following):
                     last = (action, received.payload)
                 else:
-                    _add(regions, action, chunk, received.payload)
+                    self._add(action, received.payload)
         self._transport.flush(self._timeout_s)
         return exact.wrap(sum(prints.values()))
+
+    def _add(self, action: Add, payload: torch.Tensor) -> None:
+        partial = self._place("partial", action.chunk)
+        if action.base == "nothing":
+            partial.copy_(payload)
+        else:
+            torch.add(self._place(action.base, action.chunk), payload, out=partial)
+
+    def _place(self, region: Region | Base, chunk: int) -> torch.Tensor:
+        """Where this chunk lies."""
+        if region == "partial":
+            return self._memory.partial[self._partial_places[chunk]]
+        whole = self._memory.contribution if region == "contribution" else self._memory.result
+        return whole[self._borders[chunk] : self._borders[chunk + 1]]
 
     def close(self) -> None:
         self._transport.close()
 
     def abort(self) -> None:
         self._transport.abort()
-
-
-def _completes(action: Add, following: Action | None) -> bool:
-    """Whether this is the last addition to a chunk that is finished at once, so that both can be done in one go."""
-    finishes = isinstance(following, Finish) and (following.chunk, following.base) == (action.chunk, "partial")
-    return finishes and action.base != "nothing"
-
-
-def _add(regions: dict[str, torch.Tensor], action: Add, chunk: slice, payload: torch.Tensor) -> None:
-    partial = regions["partial"][chunk]
-    if action.base == "nothing":
-        partial.copy_(payload)
-    else:
-        torch.add(regions[action.base][chunk], payload, out=partial)
-
-
-def _filled(borders: tuple[int, ...]) -> frozenset[int]:
-    """The chunks that hold anything; a small model leaves some empty."""
-    return frozenset(chunk for chunk in range(len(borders) - 1) if borders[chunk] < borders[chunk + 1])

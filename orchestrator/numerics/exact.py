@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from orchestrator.numerics.compiled import compiled, floats_at
 from orchestrator.numerics.grid import ABSENT, Grid
-from orchestrator.numerics.layout import BLOCK, Layout, Slot
+from orchestrator.numerics.layout import BLOCK, Layout, Slot, most_waiting
 
 Tensors = Sequence[torch.Tensor | None]  # float32, in the order and the shapes of the layout
 Array = NDArray[Any]
@@ -41,7 +41,6 @@ _MAGNITUDE: Final = numpy.int32(0x7FFF_FFFF)  # the bits of a float32 without it
 _BLOCK: Final = 4096  # a constant of this module, which numba looks at to see whether to compile again
 assert _BLOCK == BLOCK
 assert BLOCK % _PIECE == 0
-_WAITING_BYTES = 32 << 20  # float32 contributions that may wait: what a last-level cache holds
 
 
 class Accumulator:
@@ -57,7 +56,7 @@ class Accumulator:
         self._slots = layout.slots
         self._places = numpy.array([(slot.offset, slot.elements) for slot in layout.slots], numpy.int64).reshape(-1, 2)
         self._total = total.numpy()
-        self.most_waiting = max(1, _WAITING_BYTES // (4 * max(1, layout.size)))
+        self.most_waiting = most_waiting(layout.size)
         self.clear()
 
     def clear(self) -> None:
