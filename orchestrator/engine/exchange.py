@@ -1,8 +1,10 @@
 """Walking a schedule over a transport: every member runs its program (`topologies.schedule.program`) and so all get one result.
 
-Two kinds of walk. `maximum` combines small int64 vectors by their elementwise maximum: votes, magnitudes, scalars in slots.
+Three kinds of walk. `maximum` combines small int64 vectors by their elementwise maximum: votes, magnitudes, scalars in slots.
 `total` sums the flat float64 contributions chunk by chunk; the owner of a chunk divides, casts to float32 and fingerprints it
-once, and only float32 travels back. Both are free of order, so any schedule gives the same bits.
+once, and only float32 travels back. `add_up` does that for any memory, also for one of integers, whose sums stay what they
+are. `gather` brings every worker's payload, of any length, to every worker. All are free of order, so any schedule gives the
+same bits.
 
 Memory, per member (rule C1): `contribution` is written by the compute phase, `partial` only by this module, and `result`
 exists twice, by parity of the step, because a peer that is one step behind may still need the last one.
@@ -11,11 +13,14 @@ exists twice, by parity of the step, because a peer that is one step behind may 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
 from orchestrator.numerics import exact
 from orchestrator.numerics.layout import BLOCK, Layout
+from orchestrator.topologies.gathering import gathering
 from orchestrator.topologies.schedule import Action, Add, Copy, Finish, Schedule, Send, program
 from orchestrator.transports.base import Regions, Tag, Transport
 
@@ -25,16 +30,18 @@ VOTE, SUM, EVALUATION_VOTE, EVALUATION, END, HANDOVER = range(6)  # phases, part
 class Memory:
     """The regions of one member; allocated once per layout, they outlive generations.
 
-    contribution, partial: `dtype`, of the layout's size; results: two float32 tensors of the layout's size.
+    sums: of what kind they are. contribution, partial: of the dtype of the sums, of the layout's size; results: two tensors
+    of the dtype of their results, of the layout's size.
     finished: the fingerprint of the present step's result where a worker that is alone has written it already; else None.
     """
 
-    def __init__(self, layout: Layout, regions: Regions, *, dtype: torch.dtype) -> None:
+    def __init__(self, layout: Layout, regions: Regions, *, sums: exact.Sums) -> None:
         self.layout = layout
-        self.contribution = regions.allocate(layout.size, dtype)
-        self.partial = regions.allocate(layout.size, dtype)
+        self.sums = sums
+        self.contribution = regions.allocate(layout.size, sums.dtype)
+        self.partial = regions.allocate(layout.size, sums.dtype)
         self.finished: int | None = None
-        self.results = (regions.allocate(layout.size, torch.float32), regions.allocate(layout.size, torch.float32))
+        self.results = (regions.allocate(layout.size, sums.result), regions.allocate(layout.size, sums.result))
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,13 @@ class Moment:
         return Tag(self.generation, self.step, self.attempt, self.phase, chunk)
 
 
+class Way(NamedTuple):
+    """What one member does to add up vectors of one size, and where their chunks lie."""
+
+    borders: tuple[int, ...]
+    actions: tuple[Action, ...]
+
+
 class Exchange:
     """One member's part in one generation. Raises what the transport raises: PeerLost, DeadlineExceeded."""
 
@@ -62,8 +76,8 @@ class Exchange:
         self._transport = transport
         self._memory = memory
         self._timeout_s = timeout_s
-        self._borders = memory.layout.borders(schedule.chunks)
-        self._sum_program = program(schedule, rank, only=_filled(self._borders))
+        self._ways: dict[int, Way] = {}
+        self._way(memory.layout)
         # A vote is short, so it travels whole, as one chunk. A server sees only the chunks that it owns and has to know the
         # vote too, so with servers it travels as every chunk: a maximum may be taken any number of times.
         voting = range(schedule.chunks) if schedule.servers else [0]
@@ -83,23 +97,29 @@ class Exchange:
         return current
 
     def total(self, step: int, attempt: int, divisor: float) -> int:
-        """Sum all contributions into `memory.results[step % 2]`, divided by `divisor`; returns the result's fingerprint."""
-        if self._memory.finished is not None:
-            return exact.wrap(self._memory.finished)
-        moment = Moment(self._generation, step, attempt, SUM)
-        result = self._memory.results[step % 2]
-        regions = {"contribution": self._memory.contribution, "partial": self._memory.partial, "result": result}
+        """`add_up` of the memory that this exchange was made with."""
+        return self.add_up(self._memory, step, attempt, SUM, divisor)
+
+    def add_up(self, memory: Memory, step: int, attempt: int, phase: int, divisor: float = 1.0) -> int:
+        """Sum all contributions into `memory.results[step % 2]`, divided by `divisor`; returns the result's fingerprint. All
+        members bring memories of one size and one kind of sums."""
+        if memory.finished is not None:
+            return exact.wrap(memory.finished)
+        moment = Moment(self._generation, step, attempt, phase)
+        way, finish = self._way(memory.layout), memory.sums.finish
+        result = memory.results[step % 2]
+        regions = {"contribution": memory.contribution, "partial": memory.partial, "result": result}
         prints: dict[int, int] = {}
         last: tuple[Add, torch.Tensor] | None = None  # what is still to be added to the chunk that is finished next
-        for action, following in zip(self._sum_program, [*self._sum_program[1:], None], strict=False):
-            chunk = slice(self._borders[action.chunk], self._borders[action.chunk + 1])
+        for action, following in zip(way.actions, [*way.actions[1:], None], strict=False):
+            chunk = slice(way.borders[action.chunk], way.borders[action.chunk + 1])
             if isinstance(action, Send):
                 payload = regions[action.region][chunk]
                 self._transport.send(action.peer, moment.tag(action.chunk), payload, prints.get(action.chunk, 0))
             elif isinstance(action, Finish):
                 base = regions[last[0].base if last else action.base][chunk]
                 more = last[1] if last else None
-                prints[action.chunk] = exact.finish(base, divisor, result[chunk], chunk.start // BLOCK, more)
+                prints[action.chunk] = finish(base, divisor, result[chunk], chunk.start // BLOCK, more)
                 last = None
             else:
                 received = self._transport.receive(action.peer, moment.tag(action.chunk), self._timeout_s)
@@ -112,6 +132,37 @@ class Exchange:
                     _add(regions, action, chunk, received.payload)
         self._transport.flush(self._timeout_s)
         return exact.wrap(sum(prints.values()))
+
+    def gather(self, step: int, attempt: int, phase: int, payload: torch.Tensor) -> list[torch.Tensor]:
+        """Every worker's payload, by rank; nothing for a server, which only forwards and whose own payload is not sent.
+
+        payload: uint8, 1-D, contiguous, as long as each worker likes; not in a region, for nothing tells when peers have read
+        it there. Who may write: nobody, into the own payload and what comes back, until all of it was used.
+        """
+        moment = Moment(self._generation, step, attempt, phase)
+        held: dict[int, torch.Tensor] = {}
+        for action in self._gather_program:
+            if isinstance(action, Send):
+                self._transport.send(action.peer, moment.tag(action.chunk), held[action.chunk])
+            elif isinstance(action, Finish):
+                held[action.chunk] = payload
+            else:
+                tag = moment.tag(action.chunk)
+                held[action.chunk] = self._transport.receive(action.peer, tag, self._timeout_s).payload
+        self._transport.flush(self._timeout_s)
+        workers = self._schedule.workers
+        return [held[worker] for worker in range(workers)] if self._rank < workers else []
+
+    @cached_property
+    def _gather_program(self) -> tuple[Action, ...]:
+        return program(gathering(self._schedule), self._rank)
+
+    def _way(self, layout: Layout) -> Way:
+        if layout.size not in self._ways:
+            borders = layout.borders(self._schedule.chunks)
+            actions = program(self._schedule, self._rank, only=_filled(borders))
+            self._ways[layout.size] = Way(borders, actions)
+        return self._ways[layout.size]
 
     def close(self) -> None:
         self._transport.close()

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from orchestrator.engine import evaluation, handover
 from orchestrator.engine.adder import Adder
 from orchestrator.engine.ballots import Shape
@@ -20,7 +18,7 @@ from orchestrator.engine.generation import Connect, Ended, Generation, Host, Pos
 from orchestrator.engine.lockstep import Lockstep, Member
 from orchestrator.engine.loop import Loop
 from orchestrator.engine.watched import Watched, live
-from orchestrator.numerics import determinism
+from orchestrator.numerics import determinism, exact
 from orchestrator.numerics.layout import Layout
 from orchestrator.records import trace
 from orchestrator.settings import Settings
@@ -54,7 +52,7 @@ class Server:
         settings, pulse = self._settings, self._host.pulse
         determinism.prepare_thread(settings.run.threads)
         if self._memory is None:
-            self._memory = Memory(Layout.from_dict(facts["layout"]), self._regions, dtype=sum_dtype(settings))
+            self._memory = Memory(Layout.from_dict(facts["layout"]), self._regions, sums=sums_of(settings))
         memory, loop = self._memory, Loop(settings, facts, pulse)
         self._loop = None
 
@@ -108,8 +106,8 @@ def lockstep_of(
     return Lockstep(member, exchange, shape, names, exact=settings.reduction == "exact", grid=course.grid)
 
 
-def sum_dtype(settings: Settings) -> torch.dtype:
-    return torch.float64 if settings.reduction == "exact" else torch.float32
+def sums_of(settings: Settings) -> exact.Sums:
+    return exact.MEANS if settings.reduction == "exact" else exact.FAST_MEANS
 
 
 def deadline_s(settings: Settings) -> float:

@@ -21,7 +21,7 @@ from orchestrator.engine.generation import Connect, Ended, Generation, Host, Pos
 from orchestrator.engine.learner import Learner
 from orchestrator.engine.loop import Loop
 from orchestrator.engine.replica import Replica
-from orchestrator.engine.server import Server, exchange_of, lockstep_of, sum_dtype
+from orchestrator.engine.server import Server, exchange_of, lockstep_of, sums_of
 from orchestrator.engine.term import Kept, Term
 from orchestrator.engine.watched import Watched, live
 from orchestrator.engine.work import Work
@@ -73,7 +73,7 @@ class Worker:
         self._replica = Replica(self._work.model, self._staging)
         self._optimizer = self._build_optimizer()
         self._rates = schedules.rates_of(self._optimizer)  # now: later they are those of a step
-        self._memory = Memory(self._replica.layout, self._regions, dtype=sum_dtype(settings))
+        self._memory = Memory(self._replica.layout, self._regions, sums=sums_of(settings))
         compute = self._prepare_thread()  # once more: scripts set threads, precision and cudnn.benchmark as they begin
         if settings.watches_a_metric and not self._work.evaluation_batches:
             raise ConfigurationError(
