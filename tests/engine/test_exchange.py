@@ -25,14 +25,12 @@ PHASE = 7
 T = TypeVar("T")
 
 
-def exchanged(
-    schedule: Schedule, act: Callable[[Exchange, Member, int], T], elements: int = 5, world: World | None = None
-) -> list[T]:
+def exchanged(schedule: Schedule, act: Callable[[Exchange, Member, int], T], world: World | None = None) -> list[T]:
     """What `act` returns for each member, called in a thread of its own with the member's exchange and rank."""
     world = world or WORLDS["memory"]()
     try:
         members = world.members(schedule.members)
-        layout = Layout.of([("w", torch.empty(elements))])
+        layout = Layout.of([("w", torch.empty(5))])
 
         def live(rank: int) -> T:
             member = members[rank]
