@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import torch
 
+from orchestrator.numerics import exact
 from orchestrator.numerics.layout import Layout, most_waiting
 from orchestrator.settings import Settings
 from orchestrator.topologies import build_schedule
@@ -33,11 +34,11 @@ def partial_places(layout: Layout, schedule: Schedule, rank: int) -> dict[int, s
     return places
 
 
-def region_bytes(layout: Layout, schedule: Schedule, rank: int, dtype: torch.dtype) -> int:
+def region_bytes(layout: Layout, schedule: Schedule, rank: int, sums: exact.Sums) -> int:
     """What the regions of this member hold in a generation, if it is its first."""
     kept: int = sum(place.stop - place.start for place in partial_places(layout, schedule, rank).values())
     contributed = layout.size if rank < schedule.workers else 0
-    return (contributed + kept) * dtype.itemsize + layout.size * _FLOAT32
+    return (contributed + kept) * sums.dtype.itemsize + layout.size * sums.result.itemsize
 
 
 def worker_bytes(
@@ -49,8 +50,8 @@ def worker_bytes(
     hosted = -(-settings.data.shards // schedule.workers)
     gradients = min(hosted, max(2, most_waiting(layout.size)))  # the last one is looked at once more after the next
     gradients += settings.gradient.clip is not None
-    dtype = sum_dtype(settings)
-    regions = max(region_bytes(layout, schedule, rank, dtype) for rank in range(schedule.workers))
+    sums = sums_of(settings)
+    regions = max(region_bytes(layout, schedule, rank, sums) for rank in range(schedule.workers))
     return regions + round((parameters + trained * (gradients + (state or 0))) * _FLOAT32)
 
 
@@ -68,8 +69,8 @@ def sentence(facts: Mapping[str, Any], settings: Settings) -> str | None:
     return f"each worker holds {parameters:,} parameters and needs about {_megabytes(size)} for them{without}"
 
 
-def sum_dtype(settings: Settings) -> torch.dtype:
-    return torch.float64 if settings.reduction == "exact" else torch.float32
+def sums_of(settings: Settings) -> exact.Sums:
+    return exact.MEANS if settings.reduction == "exact" else exact.FAST_MEANS
 
 
 def _megabytes(size: int) -> str:

@@ -14,7 +14,7 @@ from orchestrator.engine.adder import Adder
 from orchestrator.engine.ballots import Shape
 from orchestrator.engine.course import Course
 from orchestrator.engine.exchange import Exchange, Memory
-from orchestrator.engine.footprint import sum_dtype
+from orchestrator.engine.footprint import sums_of
 from orchestrator.engine.generation import Connect, Ended, Generation, Host, Position
 from orchestrator.engine.lockstep import Lockstep, Member
 from orchestrator.engine.loop import Loop
@@ -54,7 +54,7 @@ class Server:
         determinism.prepare_thread(settings.run.threads)
         if self._memory is None:
             layout = Layout.from_dict(facts["layout"])
-            self._memory = Memory(layout, self._regions, dtype=sum_dtype(settings), contributes=False)
+            self._memory = Memory(layout, self._regions, sums=sums_of(settings), contributes=False)
         self._memory.suit(generation.schedule, rank)
         memory, loop = self._memory, Loop(settings, facts, pulse)
         self._loop = None

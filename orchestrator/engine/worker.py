@@ -17,7 +17,7 @@ import torch
 from orchestrator.data.loaders import Loaders, Recipe
 from orchestrator.engine import heap, making, proof
 from orchestrator.engine.exchange import Memory
-from orchestrator.engine.footprint import sum_dtype
+from orchestrator.engine.footprint import sums_of
 from orchestrator.engine.generation import Connect, Ended, Generation, Host, Position
 from orchestrator.engine.learner import Learner
 from orchestrator.engine.loop import Loop
@@ -74,7 +74,7 @@ class Worker:
         self._replica = Replica(self._work.model, self._staging)
         self._optimizer = making.make_optimizer(self._work.pipeline, self._work.model, settings)
         self._rates = schedules.rates_of(self._optimizer)  # now: later they are those of a step
-        self._memory = Memory(self._replica.layout, self._regions, dtype=sum_dtype(settings))
+        self._memory = Memory(self._replica.layout, self._regions, sums=sums_of(settings))
         self._host.pulse.beat("prepare")
         compute = self._prepare_thread()  # once more: scripts set threads, precision and cudnn.benchmark as they begin
         if settings.watches_a_metric and not self._work.evaluation_batches:

@@ -10,6 +10,7 @@ import torch
 from orchestrator.engine import footprint
 from orchestrator.engine.exchange import Memory
 from orchestrator.engine.footprint import partial_places, region_bytes, sentence
+from orchestrator.numerics.exact import FAST_MEANS, INTEGERS, MEANS, Sums
 from orchestrator.numerics.layout import BLOCK, Layout
 from orchestrator.topologies import build_schedule
 from orchestrator.transports.memory import Hub, LocalRegions
@@ -47,15 +48,15 @@ class Counting(LocalRegions):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_the_regions_are_those_that_are_foretold(name: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("sums", [MEANS, FAST_MEANS, INTEGERS])
+def test_the_regions_are_those_that_are_foretold(name: str, sums: Sums) -> None:
     for workers in range(1, 9):
         for schedule in variants(name, workers):
             for rank in range(schedule.members):
                 regions = Counting()
-                memory = Memory(LAYOUT, regions, dtype=dtype, contributes=rank < workers)
+                memory = Memory(LAYOUT, regions, sums=sums, contributes=rank < workers)
                 memory.suit(schedule, rank)
-                assert regions.now == regions.most == region_bytes(LAYOUT, schedule, rank, dtype)
+                assert regions.now == regions.most == region_bytes(LAYOUT, schedule, rank, sums)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_sums_are_kept_only_where_they_are_handed_on_or_grow(name: str, workers:
 
 def test_a_generation_that_needs_more_gives_back_what_there_was() -> None:
     regions = Counting()
-    memory = Memory(LAYOUT, regions, dtype=torch.float64)
+    memory = Memory(LAYOUT, regions, sums=MEANS)
     alone = regions.now
     assert alone == LAYOUT.size * (8 + 4)
     for workers, blocks in ((1, 0), (4, 6), (2, 6), (6, 8)):

@@ -15,7 +15,7 @@ from itertools import chain
 import pytest
 from hypothesis import given, settings
 
-from orchestrator.topologies import Move, Schedule, build_schedule
+from orchestrator.topologies import Move, build_schedule
 from tests.topologies.cases import NAMES, Case, cases, variants
 from tests.topologies.happens_before import (
     Access,
@@ -28,6 +28,7 @@ from tests.topologies.happens_before import (
     separate,
     two_results,
 )
+from tests.topologies.listed import listed
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -71,5 +72,5 @@ def test_sums_that_grow_in_the_only_copy_of_the_result_race(name: str, fewest: i
 
 
 def test_a_worker_that_does_not_wait_for_its_result_races() -> None:
-    push_only = Schedule("push only", 2, 1, (2,), ((Move(0, 2, 0, "add"), Move(1, 2, 0, "add")),))
+    push_only = listed("push only", 2, 1, (2,), ((Move(0, 2, 0, "add"), Move(1, 2, 0, "add")),))
     assert {race.late.region for race in races(push_only)} == {"contribution"}
