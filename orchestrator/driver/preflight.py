@@ -21,7 +21,7 @@ from orchestrator.updates.schedules import SCHEDULES
 from orchestrator.updates.schedules import laws as schedule_laws
 
 ORCHESTRATOR = ("orchestrator",)  # this package is part of the environment, by the hash of its source
-_FEW_WORKERS, _MANY_WORKERS = 5, 8
+_FEW_WORKERS, _SOME_WORKERS, _MANY_WORKERS = 5, 8, 64  # to look at all moves of more takes seconds
 _SOME_STEPS = 1000  # of a run whose length in steps is known only when its data are
 
 
@@ -124,7 +124,8 @@ def _variant_problems(settings: Settings) -> list[str]:
 def _numbers_of_workers(workers: Workers) -> list[int]:
     """Those that the run may come to; where it may shrink to one also a few more, so that a slip shows in a small run."""
     most = max(workers.most, _FEW_WORKERS) if workers.least == 1 else workers.most
-    return sorted({*range(workers.least, min(most, workers.least + _MANY_WORKERS) + 1), workers.start, workers.most})
+    numbers = {*range(workers.least, min(most, workers.least + _SOME_WORKERS) + 1), workers.start, workers.most}
+    return sorted(number for number in numbers if number <= _MANY_WORKERS) or [_MANY_WORKERS]
 
 
 def _checkpoint_problems(settings: Settings) -> list[str]:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.table import Table
+from orchestrator.topologies.listed import listed
 from orchestrator.topologies.parameter_server import parameter_server
 from orchestrator.topologies.peer_to_peer import peer_to_peer
 from orchestrator.topologies.ring import ring
@@ -29,6 +30,7 @@ __all__ = [
     "Schedule",
     "Send",
     "build_schedule",
+    "listed",
     "matrix",
     "program",
 ]

@@ -1,5 +1,6 @@
 """What every topology has to keep to: the tests hold those of the table to it, and a launch a user's own.
 
+    agreement    both ends of a move tell of it, in the same order, and nobody else does
     exact        each worker, and whoever finishes a chunk, ends with each worker's contribution to it exactly once
     no deadlock  every member comes to the end of its program, with every message received
     no race      nothing is overwritten while a peer may still read it (see `happens_before`)
@@ -10,6 +11,7 @@ What it does not do: look at any other number of members than those that it is a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 from orchestrator.references import raised
@@ -37,7 +39,9 @@ def problems(name: str, options: Mapping[str, Any], numbers: Iterable[int]) -> l
 
 
 def broken(schedule: Schedule) -> str | None:
-    """The law that a schedule breaks, as a predicate; None where it keeps to all."""
+    """The law that a schedule breaks, as a predicate; None where it keeps to all. Raises ValueError for an impossible move."""
+    if (problem := disagreement(schedule)) is not None:
+        return problem
     ones = (1,) * schedule.workers
     try:
         ends = matrix(schedule)
@@ -60,6 +64,22 @@ def broken(schedule: Schedule) -> str | None:
             f"{early.region} of chunk {early.chunk} and member {late.member}'s {late.kind} of its {late.region}; every worker "
             "must await every result, and every result every contribution"
         )
+    return None
+
+
+def disagreement(schedule: Schedule) -> str | None:
+    told = {rank: list(schedule.moves_of(rank)) for rank in range(schedule.members)}
+    for rank, moves in told.items():
+        if strange := [move for _, move in moves if rank not in (move.source, move.target)]:
+            return f"is no agreement: member {rank} tells of {strange[0]}, in which it has no part"
+        if any(before > after for (before, _), (after, _) in pairwise(moves)):
+            return f"is no agreement: member {rank} does not tell of its moves in the order of rounds"
+        if schedule.peers_of(rank) != {end for _, move in moves for end in (move.source, move.target)} - {rank}:
+            return f"is no agreement: the peers of member {rank} are not those that its moves name"
+        for peer in schedule.peers_of(rank):
+            sent = [(number, move) for number, move in moves if move.target == peer]
+            if sent != [(number, move) for number, move in told[peer] if move.source == rank]:
+                return f"is no agreement: members {rank} and {peer} tell differently of what the first one sends to the second"
     return None
 
 

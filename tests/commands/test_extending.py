@@ -19,23 +19,23 @@ OWN = (REPOSITORY / "docs" / "own-project.md").read_text()
 
 WRONG = '''
 import itertools
-from orchestrator.topologies import Move, Schedule
+from orchestrator.topologies import Move, listed
 
 count = itertools.count()
 not_callable = 3
 
 def forgetful(workers):
     others = range(1, workers - 1)
-    return Schedule("forgetful", workers, 0, (0,), (tuple(Move(w, 0, 0, "add") for w in others),))
+    return listed("forgetful", workers, 0, (0,), (tuple(Move(w, 0, 0, "add") for w in others),))
 
 def push_only(workers, servers: int = 1):
     rounds = (tuple(Move(w, workers, 0, "add") for w in range(workers)),)
-    return Schedule("push only", workers, 1, (workers,), rounds)
+    return listed("push only", workers, 1, (workers,), rounds)
 
 def hasty(workers):
     """The owner ends the step before the last worker has its result from another one's hands."""
     moves = [Move(w, 0, 0, "add") for w in range(1, workers)], [Move(0, w, 0, "copy") for w in range(1, workers - 1)]
-    return Schedule("hasty", workers, 0, (0,), tuple(map(tuple, moves)))
+    return listed("hasty", workers, 0, (0,), tuple(map(tuple, moves)))
 
 def crooked(workers):
     raise RuntimeError("no plan")
@@ -132,10 +132,11 @@ def test_the_variants_of_the_page_keep_to_the_laws(project: Path) -> None:
 
 
 @pytest.mark.ray
-def test_the_page_is_launched_from_the_command_line(tmp_path: Path) -> None:
+def test_the_page_is_launched_and_had_again_from_what_was_recorded(tmp_path: Path) -> None:
     project = Project(make(tmp_path))
+    project.commit()
     (command,) = re.findall(r"^```bash\n(.*?)\n```", PAGE, re.DOTALL | re.MULTILINE)
-    done = project.shell(f"{command} output=json")
+    done = project.shell(f"{command} data.inputs=[] output=json")  # points.csv is recorded with the code
     assert done.code == 0, done.err
     assert "topology variants.star:star" in done.err
     (run,) = project.runs()
@@ -145,4 +146,8 @@ def test_the_page_is_launched_from_the_command_line(tmp_path: Path) -> None:
     wrong = project.shell(f"{command} topology.centre=2")
     assert (wrong.code, "Traceback" in wrong.err) == (2, False)
     assert "topology.centre: variants.star:star has no centre; did you mean center?" in wrong.err
+    for name in ("star", "knee", "signs"):
+        (project.path / "variants" / f"{name}.py").unlink()
+    again = project.run(f"rerun={run}", "output=json")
+    assert (again.code, again.report["verdict"]) == (0, "exact"), again.err
     assert project.leftovers() == []
