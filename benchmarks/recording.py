@@ -35,7 +35,9 @@ from orchestrator.engine import term
 from orchestrator.numerics import exact
 from orchestrator.numerics.layout import Layout
 from orchestrator.pipeline import find
-from orchestrator.provenance import data, environment, imported, snapshot, worktree
+from orchestrator.provenance.code import imported, snapshot, worktree
+from orchestrator.provenance.data import versions
+from orchestrator.provenance.environment import node
 from orchestrator.records import trace
 from orchestrator.settings import Settings, load
 
@@ -84,12 +86,12 @@ def at_launch(project: Path) -> list[tuple[str, str, float]]:
             kept = snapshot.keep(work, REF)
             pieces: list[tuple[str, str, Callable[[], object]]] = [
                 ("reading the work tree", "before", lambda: worktree.examine(project)),
-                ("hashing the data", "before", lambda: data.capture(project, inputs)),
+                ("hashing the data", "before", lambda: versions.capture(project, inputs)),
                 ("the whole preflight", "before", lambda: preflight.check(settings, project)),
                 ("snapshot commit", "Ray's start", lambda: snapshot.keep(work, REF)),
                 ("bundle", "Ray's start", lambda: snapshot.bundle(kept, bundle)),
                 ("patch", "Ray's start", lambda: snapshot.patch(kept, patch)),
-                ("environment", "the first steps", environment.capture),
+                ("environment", "the first steps", node.capture),
                 ("imported modules", "the first steps", lambda: _modules(project)),
             ]
             return [(name, where, statistics.median(map(_seconds, [piece] * REPEATS))) for name, where, piece in pieces]

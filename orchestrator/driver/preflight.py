@@ -10,7 +10,8 @@ from orchestrator import pipeline
 from orchestrator.checkpoints.storage import try_out
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.numerics import cuda
-from orchestrator.provenance import data, git, imported, secrets, worktree
+from orchestrator.provenance.code import git, imported, secrets, worktree
+from orchestrator.provenance.data import dvc_files, versions
 from orchestrator.settings import Settings
 from orchestrator.tracking.store import absolute, database_of
 from orchestrator.updates import optimizers
@@ -24,7 +25,7 @@ class Provenance:
     with its remedy, and notes on what a person should know before it is recorded."""
 
     work: worktree.WorkTree | None
-    inputs: list[data.Input]
+    inputs: list[versions.Input]
     obstacles: list[str]
     notes: list[str]
 
@@ -46,7 +47,7 @@ def check(settings: Settings, project: Path) -> Provenance:
         obstacles += work.obstacles
     except worktree.Unrecorded as error:
         obstacles.append(str(error))
-    inputs = data.capture(project, list(settings.data.inputs))
+    inputs = versions.capture(project, list(settings.data.inputs))
     obstacles += [item.obstacle for item in inputs if item.obstacle is not None]
     if settings.strict and work is not None:
         obstacles += _imported_obstacles(work, project)
@@ -122,7 +123,7 @@ def _input_problems(settings: Settings, project: Path) -> list[str]:
     problems = []
     for path in settings.data.inputs:
         if not (project / path).exists():
-            stage = data.stage_of(project, path)
+            stage = dvc_files.stage_of(project, path)
             remedy = f"; make it with: dvc repro {stage}" if stage else ""
             problems.append(f"data.inputs: there is no {path} in {project}{remedy}")
     return problems

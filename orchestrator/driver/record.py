@@ -22,7 +22,7 @@ from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.outcome import Outcome, Status
 from orchestrator.driver.preflight import ORCHESTRATOR, Provenance
 from orchestrator.errors import ConfigurationError, RunFailed
-from orchestrator.provenance import code_restore, git, imported, snapshot, worktree
+from orchestrator.provenance.code import checkout, git, imported, snapshot, worktree
 from orchestrator.records import identity
 from orchestrator.records.lines import LineFile
 from orchestrator.settings import Settings, determining, flat, to_yaml
@@ -212,7 +212,7 @@ class Record:
 def open_record(settings: Settings, folder: Path, provenance: Provenance, origins: Mapping[str, str]) -> Record:
     """Create the MLflow run and its folder, and keep the code; remove what a rerun that was killed has left. origins: where
     the settings were given, by key. Raises ConfigurationError when the store cannot be opened."""
-    code_restore.sweep(folder / "worktrees")
+    checkout.sweep(folder / "worktrees")
     store = Store(settings.tracking.uri, folder)
     with store.usable():
         experiment_id = store.experiment(settings.run.experiment)

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.driver import preflight
 from orchestrator.errors import NotRerunnable
 from orchestrator.settings import load
-from tests.provenance.repositories import create, write
+from tests.provenance.code.repositories import create, write
 
 PIPELINE = """
 import of_nobody

@@ -17,12 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from orchestrator.errors import NotRerunnable
-from orchestrator.provenance import data, dvc_files
-from orchestrator.provenance.data import Input
-from orchestrator.provenance.dvc_files import MD5, Out, Storage
+from orchestrator.provenance.data import dvc_files, hashing
+from orchestrator.provenance.data.dvc_files import MD5, Out, Storage
+from orchestrator.provenance.data.versions import Input
 
 
 @dataclass(frozen=True)
@@ -134,7 +133,7 @@ class _Job:
     def from_folder(self) -> None:
         """The bytes that lie where the command was typed, if they are still those; data that DVC never had come back so."""
         place = self.origin / self.item.path
-        found = data.scan_input(self.origin, self.item.path) if place.exists() else None
+        found = hashing.scan_input(self.origin, self.item.path) if place.exists() else None
         if found is None or found.md5 != self.item.md5:
             self.reasons.append(f"{place} {'is not there' if found is None else 'has other bytes now'}")
             return
@@ -151,7 +150,7 @@ class _Job:
 
     def _arrived(self, source: str) -> bool:
         place = self.target / self.item.path
-        if place.exists() and data.scan_input(self.target, self.item.path).md5 == self.item.md5:
+        if place.exists() and hashing.scan_input(self.target, self.item.path).md5 == self.item.md5:
             self.source = source
         return self.source is not None
 
@@ -239,7 +238,7 @@ class _Objects:
         for storage in self._storages():
             place = storage.place(md5, kind)
             if place.is_file():
-                if data.scan(place, kind=kind).md5 == md5.removesuffix(".dir"):
+                if hashing.scan(place, kind=kind).md5 == md5.removesuffix(".dir"):
                     return place
                 self._note_damage(place)
         return None
@@ -250,7 +249,7 @@ class _Objects:
             place = storage.place(md5, out.hash)
             if place.is_file():
                 plain = _copy(place, destination)
-                if md5 == (plain if out.hash == MD5 else data.scan(destination, kind=out.hash).md5):
+                if md5 == (plain if out.hash == MD5 else hashing.scan(destination, kind=out.hash).md5):
                     return storage
                 destination.unlink()
                 self._note_damage(place)
@@ -286,7 +285,7 @@ class _Objects:
 def _part_of(listed: Mapping[str, str], part: str) -> dict[str, str]:
     if not part:
         return dict(listed)
-    return {"": listed[part]} if part in listed else data.below(listed, part)
+    return {"": listed[part]} if part in listed else hashing.below(listed, part)
 
 
 def _pull(project: Path, scratch: Path, md5s: Iterable[str], out: Out) -> None:
@@ -353,7 +352,3 @@ def _copy(source: Path, target: Path) -> str:
             total.update(piece)
             writer.write(piece)
     return total.hexdigest()
-
-
-def as_dicts(restored: Iterable[Restored]) -> list[dict[str, Any]]:
-    return [{"path": item.path, "source": item.source, "notes": list(item.notes)} for item in restored]

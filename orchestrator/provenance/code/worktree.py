@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.provenance import git, objects
-from orchestrator.provenance.objects import Entries, Entry
+from orchestrator.provenance.code import git, objects
+from orchestrator.provenance.code.objects import Entries, Entry
 
 LARGE_FILE_BYTES = 50 * 10**6
 LARGE_TREE_BYTES = 500 * 10**6
@@ -84,11 +84,6 @@ class WorkTree:
     @property
     def dirty(self) -> bool:
         return bool(self.changed) or self.head is None
-
-
-def tree_id(project: Path) -> str:
-    """The code's part of a run's identity: equal for equal bytes, committed or not, wherever they lie."""
-    return examine(project).tree
 
 
 def examine(project: Path) -> WorkTree:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import NotRerunnable
-from orchestrator.provenance import code_restore, git, objects, snapshot
-from orchestrator.provenance.objects import Entry
-from orchestrator.provenance.worktree import WorkTree
+from orchestrator.provenance.code import checkout, git, objects, snapshot
+from orchestrator.provenance.code.objects import Entry
+from orchestrator.provenance.code.worktree import WorkTree
 
 FILES_SHOWN = 100
 LINES_SHOWN = 400
@@ -63,17 +63,17 @@ def since(bundle: Path, work: WorkTree) -> list[str]:
 
 def _open(repository: Path, *bundles: Path) -> list[str]:
     """Put the bundles into a new repository; their commits."""
-    headers = [code_restore.read_header(bundle) for bundle in bundles]
+    headers = [checkout.read_header(bundle) for bundle in bundles]
     if len({header.algorithm for header in headers}) > 1:
         raise NotRerunnable(
             "the two snapshots have ids of different kinds (sha1, sha256)", "compare the restored trees"
         )
-    code_restore.new_repository(repository, headers[0].algorithm, "--bare")
+    checkout.new_repository(repository, headers[0].algorithm, "--bare")
     for bundle in bundles:
         try:
-            code_restore.unpack(bundle, repository)
+            checkout.unpack(bundle, repository)
         except git.GitError as error:
-            raise NotRerunnable(f"{bundle} is damaged: {error}", code_restore.REMEDY) from None
+            raise NotRerunnable(f"{bundle} is damaged: {error}", checkout.REMEDY) from None
     return [header.commit for header in headers]
 
 
