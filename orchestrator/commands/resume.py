@@ -18,7 +18,7 @@ from orchestrator.driver import preflight, signals
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.job import Job, storage_of, terms
 from orchestrator.driver.outcome import Outcome
-from orchestrator.driver.progress import Progress, for_stream, say_obstacles
+from orchestrator.driver.progress import Progress, for_stream
 from orchestrator.driver.record import reopen_record
 from orchestrator.driver.recorded import Recorded
 from orchestrator.driver.session import Beginning
@@ -52,8 +52,7 @@ def resume(name: str, overrides: Sequence[str], uri: str | None) -> tuple[str, O
     _check_filed(recorded.settings(), settings)
     display = for_stream()
     with recorded_project(recorded, project, folder, display) as place:
-        provenance = preflight.check(settings, place)
-        say_obstacles(display, provenance.obstacles)  # its other notes are on what a launch is about to record
+        provenance = preflight.check(settings, place)  # its notes are on what a launch is about to record
         beginning = beginning_of(settings, recorded.files, display.say)
         with signals.posted() as mailbox, ThreadPoolExecutor(1) as pool:
             opening = pool.submit(reopen_record, settings, store, recorded.files, provenance)

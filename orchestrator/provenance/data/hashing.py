@@ -44,9 +44,10 @@ class Scan:
 
 
 def scan(path: Path, ignore: dvc_files.Ignore | None = None, *, kind: str = MD5) -> Scan:
-    """Hash everything at `path`."""
-    if path.is_file():
-        return Scan({"": _md5_of_file(path, kind)}, path.stat().st_size, True)
+    """Hash everything at `path`. Raises FileNotFoundError."""
+    status = path.stat()
+    if stat.S_ISREG(status.st_mode):
+        return Scan({"": _md5_of_file(path, kind)}, status.st_size, True)
     entries, size, seen = {}, 0, 0
     for file, size_bytes in _walk(path, ignore):
         entries[file.relative_to(path).as_posix()] = _md5_of_file(file, kind)

@@ -9,12 +9,10 @@ into a cache of their own, which is thrown away; DVC's state, locks and index li
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -302,7 +300,7 @@ def _pull(project: Path, scratch: Path, md5s: Iterable[str], out: Out) -> None:
     if theirs["core"].get("remote"):
         core["remote"] = theirs["core"]["remote"]
     settings = {"cache": {"dir": str(scratch / "cache")}, "remote": theirs["remote"], "core": core}
-    with _quiet(), Repo(str(own), config=settings) as repository:
+    with dvc_files.quiet(), Repo(str(own), config=settings) as repository:
         repository.cloud.pull([HashInfo(out.hash, md5) for md5 in md5s], remote=out.remote)
 
 
@@ -316,23 +314,11 @@ def _import(out: Out, part: str, destination: Path, origin: Path) -> None:
     _remove(destination)
     destination.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with _quiet():
+        with dvc_files.quiet():
             system = DVCFileSystem(url, rev=out.imported["rev"])
             system.get("/".join(filter(None, (out.imported["path"], part))), str(destination), recursive=True)
     except Exception as error:  # git, DVC and the libraries below them raise whatever they like
         raise _Missing(f"it cannot be imported again from {url}: {type(error).__name__}: {error}") from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without DVC's progress bars and warnings, which go by the level of its logger."""
-    logger = logging.getLogger("dvc")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _remove(place: Path) -> None:

@@ -83,20 +83,16 @@ def from_dict(record: Mapping[str, Any]) -> Input:
     return Input(**{**told, "outs": outs, "loose": tuple(record.get("loose", ()))})
 
 
-def capture(project: Path, paths: Sequence[str]) -> list[Input]:
-    """One Input per path. Raises FileNotFoundError for a path that is not there."""
-    missing = next((path for path in paths if not (project / path).exists()), None)
-    if missing is not None:
-        raise FileNotFoundError(missing)
-    if not paths:
+def look_up(project: Path, scans: Mapping[str, Scan]) -> list[Input]:
+    """One Input per path, told what lies there. Raises ConfigurationError when DVC's configuration cannot be read."""
+    if not scans:
         return []
     known, storage = dvc_files.outs(project), dvc_files.storage(project)
-    return [_capture(project, path, known, storage) for path in paths]
+    return [_look_up(project, path, found, known, storage) for path, found in scans.items()]
 
 
-def _capture(project: Path, path: str, known: list[Out], storage: Storage | None) -> Input:
+def _look_up(project: Path, path: str, found: Scan, known: list[Out], storage: Storage | None) -> Input:
     place, outs = _holders(project, path, known)
-    found = scan_input(project, path)
     kept = [out for out in outs if out.cached]
     others = [name for name in found.entries if not any(is_in(_join(place, name), out.path) for out in kept)]
     loose = _not_in_code(project, [_join(place, name) for name in others])
