@@ -13,8 +13,7 @@ from pathlib import Path
 
 from orchestrator.errors import NotRerunnable
 from orchestrator.provenance.code import checkout, git, objects, snapshot
-from orchestrator.provenance.code.objects import Entry
-from orchestrator.provenance.code.worktree import WorkTree
+from orchestrator.provenance.code.worktree import WorkTree, entries_of
 
 FILES_SHOWN = 100
 LINES_SHOWN = 400
@@ -52,12 +51,7 @@ def since(bundle: Path, work: WorkTree) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="orchestrator-") as folder:
         repository = Path(folder) / "one"
         (commit,) = _open(repository, bundle)
-        listed = git.records(git.run(repository, "ls-tree", "-r", "-z", commit))
-    then = {}
-    for record in listed:
-        facts, path = record.split(b"\t", 1)
-        mode, _, id_ = facts.decode().split(" ")
-        then[path] = Entry(mode, id_)
+        then = entries_of(git.run(repository, "ls-tree", "-r", "-z", commit))
     return sorted(objects.shown(path) for path in {*then, *work.entries} if then.get(path) != work.entries.get(path))
 
 

@@ -141,6 +141,16 @@ def _why_no_repository(project: Path, said: str) -> str:
     return f"git cannot read the repository of the project ({said}), so the code is not recorded; mend it"
 
 
+def entries_of(answer: bytes) -> dict[bytes, Entry]:
+    """What `git ls-tree -r -z` has answered."""
+    found = {}
+    for record in git.records(answer):
+        facts, path = record.split(b"\t", 1)
+        mode, _, id_ = facts.decode().split(" ")
+        found[path] = Entry(mode, id_)
+    return found
+
+
 class _Tracked(NamedTuple):
     """An entry of the index. flagged: git was told not to look at the file; sparse: and that it need not be there."""
 
@@ -184,14 +194,7 @@ class _Repository:
         return [path for path in listed if not (environments and path.startswith(environments))]
 
     def committed(self, head: str | None) -> dict[bytes, Entry]:
-        if head is None:
-            return {}
-        found = {}
-        for record in git.records(self.run("ls-tree", "-r", "-z", head)):
-            facts, path = record.split(b"\t", 1)
-            mode, _, id_ = facts.decode().split(" ")
-            found[path] = Entry(mode, id_)
-        return found
+        return {} if head is None else entries_of(self.run("ls-tree", "-r", "-z", head))
 
     def modified(self) -> set[bytes] | None:
         """The tracked files that git itself finds changed, its filters applied; None where they fail."""

@@ -140,7 +140,7 @@ def ignore(project: Path, path: Path) -> Ignore | None:
     if top is None or not path.is_relative_to(top):
         return None
     above = [parent for parent in path.parents if parent.is_relative_to(top)]
-    if not any(map(_has_rules, above)) and not any(map(_has_rules, _folders(path))):
+    if not any(map(_has_rules, above)) and not any(_has_rules(Path(folder)) for folder, _, _ in os.walk(path)):
         return None
     from dvc.fs import LocalFileSystem
     from dvc.ignore import DvcIgnoreFilter
@@ -159,10 +159,6 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-def _folders(path: Path) -> Iterator[Path]:
-    return (Path(folder) for folder, _, _ in os.walk(path))
 
 
 def _has_rules(folder: Path) -> bool:
