@@ -10,7 +10,7 @@ from orchestrator.driver import preflight, signals
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.job import Job, terms
 from orchestrator.driver.outcome import Outcome
-from orchestrator.driver.progress import for_stream, say_obstacles
+from orchestrator.driver.progress import for_stream
 from orchestrator.driver.record import open_record
 from orchestrator.driver.session import Beginning
 from orchestrator.engine import making
@@ -29,8 +29,7 @@ def launch(settings: Settings, origins: Mapping[str, str]) -> tuple[str, Outcome
     display = for_stream()
     for note in notes:
         display.say(f"note: {note}")
-    say_obstacles(display, provenance.obstacles)
     with signals.posted() as mailbox, ThreadPoolExecutor(1) as pool:
-        # MLflow takes as long to import as Ray to start, so they do it side by side.
+        # MLflow and DVC take as long to import as Ray to start, so they do it side by side.
         opening = pool.submit(open_record, settings, folder, provenance, origins)
         return Job(settings, project, display, mailbox).complete(opening, Beginning(terms(settings)))

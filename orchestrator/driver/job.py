@@ -25,7 +25,7 @@ from orchestrator.driver.chronicle import Chronicle
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.generations import Directory
 from orchestrator.driver.outcome import Outcome
-from orchestrator.driver.progress import Progress
+from orchestrator.driver.progress import Progress, say_obstacles
 from orchestrator.driver.record import Record
 from orchestrator.driver.saving import Saving
 from orchestrator.driver.session import Beginning, Session, Vetting
@@ -101,6 +101,7 @@ class Job:
             niceness = None if cluster.address is None else os.getpriority(os.PRIO_PROCESS, 0)
             session = Session(beginning, members, seating, vetting, niceness)
             record = opening.result()
+            say_obstacles(self.display, record.obstacles)
             for run_id in record.orphans:
                 self.display.say(
                     f"note: run {run_id} was left RUNNING by a driver that is gone; it is marked KILLED now"
