@@ -33,6 +33,7 @@ from orchestrator.pipeline import defines, find, naming
 from orchestrator.settings import Settings
 from orchestrator.transports.base import Regions
 from orchestrator.updates import optimizers, schedules
+from orchestrator.updates.eager import leave_the_compiler_out
 
 __all__ = ["Ended", "Generation", "Host", "Server", "Worker"]
 
@@ -136,6 +137,7 @@ class Worker:
         return determinism.prepare_thread(run.threads, run.device, tf32=run.tf32)
 
     def _build_optimizer(self) -> torch.optim.Optimizer:
+        leave_the_compiler_out(optimizers.OPTIMIZERS.values())
         if not defines(type(self._work.pipeline), "optimizer"):
             section = self._settings.optimizer
             if section.name is None:

@@ -9,17 +9,16 @@ multiples of lsb are free of order, grouping, topology and number of workers. Tw
 digest agrees with itself: a total that starts at M (ties then round by the parity of the total), and adding float32 to M with
 a float64 output (torch adds in float32 and casts afterwards).
 
-What costs here is memory traffic and, for small tensors, calls. So numba compiles loops in which one pass does all that is to
-be done with an element, and one call adds up a whole model. Shards wait until several can be added: a total that is touched
+What costs here is memory traffic and, for small tensors, calls. So compiled loops (`loops`) do in one pass all that is to be
+done with an element, and one call adds up a whole model. Shards wait until several can be added: a total that is touched
 after each of them pushes the model out of the processor's cache.
 
 Source: pre-rounding, Demmel and Nguyen, "Fast Reproducible Floating-Point Summation" (2013), section 3.
-Legend: T = tensors of the layout, S = shards that are added up together, N = elements of a tensor.
+Legend: T = tensors of the layout, S = shards that are added up together.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -27,20 +26,16 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from orchestrator.numerics.compiled import compiled, floats_at
+from orchestrator.numerics.compiled import inverts, load
 from orchestrator.numerics.grid import ABSENT, Grid
-from orchestrator.numerics.layout import BLOCK, Layout, Slot
+from orchestrator.numerics.layout import Layout, Slot
 
 Tensors = Sequence[torch.Tensor | None]  # float32, in the order and the shapes of the layout
 Array = NDArray[Any]
-Four = tuple[Any, Any, Any, Any]
 
 _ANCHOR: Final = 1.5 * 2.0**52  # multiples of lsb
-_PIECE: Final = 128  # elements; longer ones wait longer for the memory, shorter ones for the calls
-_MAGNITUDE: Final = numpy.int32(0x7FFF_FFFF)  # the bits of a float32 without its sign
-_BLOCK: Final = 4096  # a constant of this module, which numba looks at to see whether to compile again
-assert _BLOCK == BLOCK
-assert BLOCK % _PIECE == 0
+_PIECE: Final = 128  # elements, as in `loops`
+_LOOPS: Final = load()
 _WAITING_BYTES = 32 << 20  # float32 contributions that may wait: what a last-level cache holds
 
 
@@ -57,6 +52,8 @@ class Accumulator:
         self._slots = layout.slots
         self._places = numpy.array([(slot.offset, slot.elements) for slot in layout.slots], numpy.int64).reshape(-1, 2)
         self._total = total.numpy()
+        self._kind = str(self._total.dtype)
+        self._scratch = numpy.empty(_PIECE, self._total.dtype)
         self.most_waiting = max(1, _WAITING_BYTES // (4 * max(1, layout.size)))
         self.clear()
 
@@ -100,8 +97,25 @@ class Accumulator:
         anchors = numpy.array([0.0 if e is None else _ANCHOR * 2.0**e for e in exponents], numpy.float64)
         largest = numpy.full(addresses.shape, ABSENT, numpy.int32)
         divisor, result = alone or (1.0, torch.empty(0))
-        given = addresses, weights, anchors, self._places
-        found = _add(*given, self._total, self._fresh, largest, divisor, result.numpy())
+        present = numpy.empty(len(weights), numpy.int64)
+        found = _LOOPS.add(
+            self._kind,
+            *addresses.shape,
+            _at(addresses, numpy.int64),
+            _at(weights, numpy.float64),
+            _at(anchors, numpy.float64),
+            _at(self._places, numpy.int64),
+            _at(self._total, self._kind),
+            self._total.size,
+            self._fresh,
+            _at(largest, numpy.int32),
+            alone is not None,
+            divisor,
+            inverts(self._kind, divisor),
+            _at(result.numpy(), numpy.float32),
+            _at(self._scratch, self._kind),
+            _at(present, numpy.int64),
+        )
         self.finished = None if alone is None else found
         with numpy.errstate(all="ignore"):
             bits = (largest.view(numpy.float32).astype(numpy.float64) * weights[:, None]).view(numpy.int64)
@@ -118,14 +132,28 @@ def finish(
     All are chunks of the flat buffer, whole blocks, starting at block `first_block` of the layout. To add the last partial sum
     here saves writing and reading a total.
     """
-    summands = total.numpy(), (total[:0] if last is None else last).numpy()
-    return _divide(*summands, divisor, result.numpy(), first_block)
+    summands = total.numpy()
+    kind = str(summands.dtype)
+    more = summands[:0] if last is None else last.numpy()
+    assert more.size in (0, summands.size)
+    assert result.numel() == summands.size
+    return _LOOPS.divide(
+        kind,
+        _at(summands, kind),
+        _at(more, kind),
+        last is not None,
+        summands.size,
+        divisor,
+        inverts(kind, divisor),
+        _at(result.numpy(), numpy.float32),
+        first_block,
+    )
 
 
 def fingerprint_of(values: torch.Tensor, first_block: int) -> int:
     """Fingerprint of float32 values that fill whole blocks: sums of the bits per block, weighted by the block's position,
     modulo 2**64 (rule A10). Fingerprints of disjoint chunks add up to the fingerprint of the whole."""
-    return _fingerprint(values.numpy().view(numpy.int32), first_block)
+    return _LOOPS.fingerprint(_at(values.numpy(), numpy.float32), values.numel(), first_block)
 
 
 def wrap(value: int) -> int:
@@ -141,150 +169,8 @@ def _in_order(tensor: torch.Tensor, slot: Slot) -> torch.Tensor:
     return torch.empty_strided(slot.shape, slot.stride, dtype=torch.float32).copy_(tensor)
 
 
-# --- compiled: adding up. Magnitudes are bits of a float32; those of a NaN lie above those of infinity.
-
-
-@compiled()
-def _add_one(address: int, weight: float, anchor: float, part: Array) -> Any:
-    """Returns the largest magnitude."""
-    values = floats_at(address, part.size)
-    bits = values.view(numpy.int32)
-    largest = numpy.int32(0)
-    for i in range(part.size):
-        part[i] += (values[i] * weight + anchor) - anchor
-        largest = max(largest, bits[i] & _MAGNITUDE)
-    return largest
-
-
-@compiled()
-def _add_four(addresses: Four, weights: Four, anchor: float, part: Array) -> Four:
-    """The same for four shards, which come from memory together, while the total is read and written once."""
-    a, b, c, d = (
-        floats_at(addresses[0], part.size),
-        floats_at(addresses[1], part.size),
-        floats_at(addresses[2], part.size),
-        floats_at(addresses[3], part.size),
-    )
-    bits_a, bits_b, bits_c, bits_d = (
-        a.view(numpy.int32),
-        b.view(numpy.int32),
-        c.view(numpy.int32),
-        d.view(numpy.int32),
-    )
-    u, v, w, x = weights
-    most_a = most_b = most_c = most_d = numpy.int32(0)
-    for i in range(part.size):
-        part[i] += (
-            ((a[i] * u + anchor) - anchor)
-            + ((b[i] * v + anchor) - anchor)
-            + ((c[i] * w + anchor) - anchor)
-            + ((d[i] * x + anchor) - anchor)
-        )
-        most_a = max(most_a, bits_a[i] & _MAGNITUDE)
-        most_b = max(most_b, bits_b[i] & _MAGNITUDE)
-        most_c = max(most_c, bits_c[i] & _MAGNITUDE)
-        most_d = max(most_d, bits_d[i] & _MAGNITUDE)
-    return most_a, most_b, most_c, most_d
-
-
-@compiled()
-def _quotients(total: Array, last: Array, divisor: float, result: Array) -> Any:
-    """result = total / divisor, or (total + last) / divisor; returns the sum of its bits."""
-    bits = result.view(numpy.int32)
-    inverse = 1 / divisor
-    inverts = math.frexp(divisor)[0] == 0.5  # a power of two: the product is the quotient, to the bit, and much faster
-    for i in range(total.size):
-        value = total[i] + last[i] if last.size else total[i]
-        result[i] = value * inverse if inverts else value / divisor
-    summed = numpy.int64(0)
-    for i in range(bits.size):
-        summed += bits[i]
-    return summed
-
-
-_KINDS: Final = ("float64", "float32")  # of the total: exact, fast
-
-
-@compiled(
-    *(
-        f"(int64[:, ::1], float64[::1], float64[::1], int64[:, ::1], {kind}[::1], boolean, int32[:, ::1], "
-        f"{kind}, float32[::1])"
-        for kind in _KINDS
-    )
-)
-def _add(
-    addresses: Array,
-    weights: Array,
-    anchors: Array,
-    places: Array,
-    total: Array,
-    fresh: bool,
-    largest: Array,
-    divisor: float,
-    result: Array,
-) -> int:
-    """Add up piece by piece: while all shards of a piece come, its total stays in the first-level cache.
-
-    addresses: S x T, 0 where a shard does not have a tensor; places: T x 2, offset and number of elements; fresh: what the
-    total holds does not count; largest: S x T magnitudes, which stay as they are where there is none. result: empty, or where
-    total / divisor goes instead of the total; its fingerprint is returned.
-    """
-    found = numpy.int64(0)
-    scratch = numpy.empty(_PIECE, total.dtype)
-    present = numpy.empty(weights.size, numpy.int64)
-    for i in range(anchors.size):
-        offset, elements = places[i]
-        count = 0
-        for s in range(weights.size):
-            if addresses[s, i] != 0:
-                present[count] = s
-                count += 1
-        end = offset
-        while end < offset + elements:
-            start = end
-            end = min(start - start % _PIECE + _PIECE, offset + elements)  # within a block
-            part = scratch[: end - start] if result.size else total[start:end]
-            if fresh:
-                part[:] = 0
-            at = 4 * (start - offset)
-            for n in range(0, count // 4 * 4, 4):
-                s, t, u, v = present[n], present[n + 1], present[n + 2], present[n + 3]
-                most = _add_four(
-                    (addresses[s, i] + at, addresses[t, i] + at, addresses[u, i] + at, addresses[v, i] + at),
-                    (weights[s], weights[t], weights[u], weights[v]),
-                    anchors[i],
-                    part,
-                )
-                largest[s, i], largest[t, i] = max(largest[s, i], most[0]), max(largest[t, i], most[1])
-                largest[u, i], largest[v, i] = max(largest[u, i], most[2]), max(largest[v, i], most[3])
-            for n in range(count // 4 * 4, count):
-                s = present[n]
-                largest[s, i] = max(largest[s, i], _add_one(addresses[s, i] + at, weights[s], anchors[i], part))
-            if result.size:
-                found += _quotients(part, part[:0], divisor, result[start:end]) * (start // _BLOCK + 1)
-    return int(found)
-
-
-# --- compiled: whole blocks
-
-
-@compiled("(int32[::1], int64)")
-def _fingerprint(bits: Array, first_block: int) -> int:
-    found = numpy.int64(0)
-    for block in range(bits.size // _BLOCK):
-        summed = numpy.int64(0)
-        for i in range(block * _BLOCK, (block + 1) * _BLOCK):
-            summed += bits[i]
-        found += summed * (first_block + block + 1)
-    return int(found)
-
-
-@compiled(*(f"({kind}[::1], {kind}[::1], {kind}, float32[::1], int64)" for kind in _KINDS))
-def _divide(total: Array, last: Array, divisor: float, result: Array, first_block: int) -> int:
-    """Block by block, so that the fingerprint reads what is still in the cache. last: as long as the total, or empty."""
-    found = numpy.int64(0)
-    for start in range(0, total.size, _BLOCK):
-        end = start + _BLOCK
-        more = last[start:end] if last.size else last
-        found += _quotients(total[start:end], more, divisor, result[start:end]) * (first_block + start // _BLOCK + 1)
-    return int(found)
+def _at(array: Array, kind: Any) -> int:
+    """Where the elements lie, for compiled code, which takes them to be of this kind and one after the other."""
+    assert array.dtype == kind
+    assert array.flags.c_contiguous
+    return int(array.__array_interface__["data"][0])
