@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import llvmlite.binding as llvm
-import numpy
 
 _LONG, _BOOL, _AT = ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p
 _KINDS: Final[Mapping[str, Any]] = {"float64": ctypes.c_double, "float32": ctypes.c_float}  # of the total: exact, fast
@@ -82,9 +81,9 @@ class Loops:
         return call
 
 
-def inverts(kind: str, divisor: float) -> bool:
+def inverts(divisor: float) -> bool:
     """Whether a divisor is a power of two, so that to multiply by its inverse is to divide."""
-    return math.frexp(float(numpy.dtype(kind).type(divisor)))[0] == 0.5
+    return math.frexp(divisor)[0] == 0.5
 
 
 def load() -> Loops:

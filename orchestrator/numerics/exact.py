@@ -36,6 +36,8 @@ Array = NDArray[Any]
 _ANCHOR: Final = 1.5 * 2.0**52  # multiples of lsb
 _PIECE: Final = 128  # elements, as in `loops`
 _LOOPS: Final = load()
+_LONG, _DOUBLE = numpy.dtype(numpy.int64), numpy.dtype(numpy.float64)
+_KINDS: Final = {torch.float64: "float64", torch.float32: "float32"}  # of the total: exact, fast
 _WAITING_BYTES = 32 << 20  # float32 contributions that may wait: what a last-level cache holds
 
 
@@ -51,9 +53,8 @@ class Accumulator:
         self._exact = exact
         self._slots = layout.slots
         self._places = numpy.array([(slot.offset, slot.elements) for slot in layout.slots], numpy.int64).reshape(-1, 2)
-        self._total = total.numpy()
-        self._kind = str(self._total.dtype)
-        self._scratch = numpy.empty(_PIECE, self._total.dtype)
+        self._total = total
+        self._scratch = torch.empty(_PIECE, dtype=total.dtype)
         self.most_waiting = max(1, _WAITING_BYTES // (4 * max(1, layout.size)))
         self.clear()
 
@@ -87,38 +88,42 @@ class Accumulator:
         if self._waiting:
             self._add_waiting(alone if self._fresh else None)
         elif self._fresh:
-            self._total.fill(0)
+            self._total.zero_()
         return self._magnitudes
 
     def _add_waiting(self, alone: tuple[float, torch.Tensor] | None = None) -> None:
-        addresses = numpy.array([addresses for _, addresses, _ in self._waiting], numpy.int64)
-        weights = numpy.array([weight for _, _, weight in self._waiting])
-        exponents = self._grid.exponents if self._exact else [None] * len(self._slots)
-        anchors = numpy.array([0.0 if e is None else _ANCHOR * 2.0**e for e in exponents], numpy.float64)
-        largest = numpy.full(addresses.shape, ABSENT, numpy.int32)
-        divisor, result = alone or (1.0, torch.empty(0))
-        present = numpy.empty(len(weights), numpy.int64)
+        shards, tensors = len(self._waiting), len(self._slots)
+        integers = numpy.array(
+            [*(addresses for _, found, _ in self._waiting for addresses in found), *range(shards)], _LONG
+        )
+        weights = [weight for _, _, weight in self._waiting]
+        exponents = self._grid.exponents if self._exact else [None] * tensors
+        numbers = numpy.array([*weights, *(0.0 if e is None else _ANCHOR * 2.0**e for e in exponents)], _DOUBLE)
+        largest = numpy.full((shards, tensors), ABSENT, numpy.int32)
+        divisor, result = alone or (1.0, self._scratch[:0])
+        at, number_at = _at(integers), _at(numbers)
         found = _LOOPS.add(
-            self._kind,
-            *addresses.shape,
-            _at(addresses, numpy.int64),
-            _at(weights, numpy.float64),
-            _at(anchors, numpy.float64),
-            _at(self._places, numpy.int64),
-            _at(self._total, self._kind),
-            self._total.size,
+            _KINDS[self._total.dtype],
+            shards,
+            tensors,
+            at,
+            number_at,
+            number_at + 8 * shards,
+            _at(self._places),
+            _start(self._total),
+            self._total.numel(),
             self._fresh,
-            _at(largest, numpy.int32),
+            _at(largest),
             alone is not None,
             divisor,
-            inverts(self._kind, divisor),
-            _at(result.numpy(), numpy.float32),
-            _at(self._scratch, self._kind),
-            _at(present, numpy.int64),
+            inverts(divisor),
+            _start(result, torch.float32) if alone is not None else 0,
+            _start(self._scratch),
+            at + 8 * shards * tensors,
         )
         self.finished = None if alone is None else found
         with numpy.errstate(all="ignore"):
-            bits = (largest.view(numpy.float32).astype(numpy.float64) * weights[:, None]).view(numpy.int64)
+            bits = (largest.view(numpy.float32).astype(_DOUBLE) * numbers[:shards, None]).view(_LONG)
         self._magnitudes = numpy.concatenate([self._magnitudes, numpy.where(largest == ABSENT, ABSENT, bits)])
         self._waiting = []
         self._fresh = False
@@ -132,20 +137,16 @@ def finish(
     All are chunks of the flat buffer, whole blocks, starting at block `first_block` of the layout. To add the last partial sum
     here saves writing and reading a total.
     """
-    summands = total.numpy()
-    kind = str(summands.dtype)
-    more = summands[:0] if last is None else last.numpy()
-    assert more.size in (0, summands.size)
-    assert result.numel() == summands.size
+    assert result.numel() == total.numel() == (total if last is None else last).numel()
     return _LOOPS.divide(
-        kind,
-        _at(summands, kind),
-        _at(more, kind),
+        _KINDS[total.dtype],
+        _start(total),
+        0 if last is None else _start(last, total.dtype),
         last is not None,
-        summands.size,
+        total.numel(),
         divisor,
-        inverts(kind, divisor),
-        _at(result.numpy(), numpy.float32),
+        inverts(divisor),
+        _start(result, torch.float32),
         first_block,
     )
 
@@ -153,7 +154,7 @@ def finish(
 def fingerprint_of(values: torch.Tensor, first_block: int) -> int:
     """Fingerprint of float32 values that fill whole blocks: sums of the bits per block, weighted by the block's position,
     modulo 2**64 (rule A10). Fingerprints of disjoint chunks add up to the fingerprint of the whole."""
-    return _LOOPS.fingerprint(_at(values.numpy(), numpy.float32), values.numel(), first_block)
+    return _LOOPS.fingerprint(_start(values, torch.float32), values.numel(), first_block)
 
 
 def wrap(value: int) -> int:
@@ -169,8 +170,13 @@ def _in_order(tensor: torch.Tensor, slot: Slot) -> torch.Tensor:
     return torch.empty_strided(slot.shape, slot.stride, dtype=torch.float32).copy_(tensor)
 
 
-def _at(array: Array, kind: Any) -> int:
-    """Where the elements lie, for compiled code, which takes them to be of this kind and one after the other."""
-    assert array.dtype == kind
-    assert array.flags.c_contiguous
+def _at(array: Array) -> int:
+    """Where the elements lie for compiled code, which takes them to lie one after the other."""
     return int(array.__array_interface__["data"][0])
+
+
+def _start(tensor: torch.Tensor, kind: torch.dtype | None = None) -> int:
+    """The same; kind: what compiled code takes them for."""
+    assert tensor.is_contiguous()
+    assert kind in (None, tensor.dtype)
+    return tensor.data_ptr()

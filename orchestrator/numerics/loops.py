@@ -47,13 +47,13 @@ _to_floats, _to_bits = _pointer_to(types.float32), _pointer_to(types.int32)
 @_inlined
 def _floats(address: int, elements: int) -> Any:
     """The float32 array of so many elements that lies there. Whoever owns it has to keep it alive."""
-    return carray(_to_floats(address), elements)  # type: ignore[call-arg]
+    return carray(_to_floats(address), elements)
 
 
 @_inlined
 def _bits(address: int, elements: int) -> Any:
     """The same as int32."""
-    return carray(_to_bits(address), elements)  # type: ignore[call-arg]
+    return carray(_to_bits(address), elements)
 
 
 # --- adding up. Magnitudes are bits of a float32; those of a NaN lie above those of infinity.
