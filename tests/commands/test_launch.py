@@ -18,7 +18,7 @@ SHORT = ("conf=digits", "run.steps=25", "evaluation.every=10", "output=json")
 LAYOUTS = {
     ("ring", 1): (),
     ("parameter_server", 2): (),
-    ("peer_to_peer", 3): ("transport=tcp", "data.loaders=1"),
+    ("peer_to_peer", 2): ("transport=tcp", "data.loaders=1"),
 }
 OTHERS = {("ring", 4): (), ("tree", 3): (), ("peer_to_peer", 5): ()}
 Layout = tuple[str, int]
@@ -66,9 +66,9 @@ def test_other_layouts_give_it_too(digits: Project, launched: dict[Layout, Done]
 
 
 def test_the_report_has_the_fields_of_the_contract(launched: dict[Layout, Done]) -> None:
-    report = launched["peer_to_peer", 3].report
+    report = launched["peer_to_peer", 2].report
     assert set(report) == FIELDS
-    assert (report["status"], report["steps"], report["workers"], report["generations"]) == ("finished", 25, 3, 1)
+    assert (report["status"], report["steps"], report["workers"], report["generations"]) == ("finished", 25, 2, 1)
     assert report["recoveries"] == []
     assert 0 < report["launch_s"] < 120
     assert report["steps_per_s"] > 0
@@ -76,7 +76,7 @@ def test_the_report_has_the_fields_of_the_contract(launched: dict[Layout, Done])
 
 
 def test_the_output_is_calm(launched: dict[Layout, Done]) -> None:
-    done = launched["peer_to_peer", 3]
+    done = launched["peer_to_peer", 2]
     assert len(done.out.splitlines()) == 1
     expected = ("note: ", "starting ", "after step ", "step ", "digits: finished ", "  ")
     assert [line for line in done.err.splitlines() if not line.startswith(expected)] == []
