@@ -13,6 +13,7 @@ from orchestrator.driver.outcome import Outcome
 from orchestrator.driver.progress import for_stream, say_obstacles
 from orchestrator.driver.record import open_record
 from orchestrator.driver.session import Beginning
+from orchestrator.engine import making
 from orchestrator.settings import Settings
 
 
@@ -23,9 +24,10 @@ def launch(settings: Settings, origins: Mapping[str, str]) -> tuple[str, Outcome
     """
     project = Path.cwd()
     provenance = preflight.check(settings, project)
+    notes = [*provenance.notes, *making.rehearse(settings)]
     folder = project_folder(project)
     display = for_stream()
-    for note in provenance.notes:
+    for note in notes:
         display.say(f"note: {note}")
     say_obstacles(display, provenance.obstacles)
     with signals.posted() as mailbox, ThreadPoolExecutor(1) as pool:

@@ -48,6 +48,7 @@ from orchestrator.control.membership import (
     disagreement,
     living,
     present,
+    progressed,
     room,
     waiting,
 )
@@ -367,15 +368,22 @@ def _forgive_own_pause(turn: Turn) -> None:
 
 def _watch_start(turn: Turn) -> None:
     state = turn.state
-    if state.phase != "preparing" or turn.now - state.started <= state.terms.start_timeout_s:
+    limit = state.terms.start_timeout_s
+    last = max((progressed(member) for member in state.members.values()), default=state.started)
+    if state.phase != "preparing" or turn.now - last <= limit:
         return
-    late = [member.name for member in state.members.values() if member.ready is None]
+    late = [f"{member.name} ({_how_far(member)})" for member in state.members.values() if member.ready is None]
     plan = compose(state)
     what = f"{', '.join(late)} not ready" if late else str(plan)
     error = ClusterUnavailable(
-        f"{what} after {state.terms.start_timeout_s:g} s", "raise cluster.start_timeout_s, or ask for less"
+        f"{what}, and nothing has progressed for {limit:g} s",
+        "if the machine is busy (uptime), end what else runs there; raise cluster.start_timeout_s, or ask for less",
     )
-    turn.end(error, "the start took too long")
+    turn.end(error, "the start came to a standstill")
+
+
+def _how_far(member: Member) -> str:
+    return "its process has not started" if member.pulse is None else "it is preparing"
 
 
 def _watch_joiners(turn: Turn) -> None:
@@ -383,9 +391,9 @@ def _watch_joiners(turn: Turn) -> None:
         return
     limit = turn.state.terms.start_timeout_s
     for member in list(turn.state.members.values()):
-        if member.ready is None and turn.now - member.asked > limit:
-            turn.kill(member, f"it was not ready after {limit:g} s")
-            came_to_nothing(turn, f"{member.name} was not ready after {limit:g} s")
+        if member.ready is None and turn.now - progressed(member) > limit:
+            turn.kill(member, f"its start has not progressed for {limit:g} s: {_how_far(member)}")
+            came_to_nothing(turn, f"the start of {member.name} has not progressed for {limit:g} s")
 
 
 def _watch_members(turn: Turn) -> None:

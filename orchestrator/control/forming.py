@@ -40,7 +40,9 @@ def worth_saving(state: State) -> bool:
 
 def _give_up_if_nobody_comes(turn: Turn, why: str) -> None:
     state = turn.state
-    late = turn.now - state.since > state.terms.start_timeout_s
+    # An order alone is no progress: those who never come would be ordered again and again.
+    moving = [each.moved for each in state.members.values() if each.ready is None and each.pulse is not None]
+    late = turn.now - max([state.since, *moving]) > state.terms.start_timeout_s
     hopeless = state.failures >= FAILURES and all(member.ready is not None for member in state.members.values())
     if late or hopeless:
         error = WorkerLost(

@@ -69,11 +69,18 @@ class Session:
     _chronicle: Chronicle
 
     def __init__(
-        self, beginning: Beginning, members: Members, seating: Seating, vetting: Vetting = lambda _node: None
+        self,
+        beginning: Beginning,
+        members: Members,
+        seating: Seating,
+        vetting: Vetting = lambda _node: None,
+        niceness: int | None = None,
     ) -> None:
+        """niceness: this process's, where members that give way to it are worth a note."""
         self._members = members
         self._vetting = vetting
         self._seating = seating
+        self._niceness = niceness
         self._beginning = beginning
         self._merger = Merger(beginning.written)
         self._merger.expect(beginning.cut)
@@ -172,6 +179,9 @@ class Session:
             return
         self._directory.add(member, answer["addresses"], answer["node"])
         self._ready[member] = {"pid": answer["pid"], "node": answer["node"]}
+        if self._niceness is not None and answer["niceness"] > self._niceness:
+            self._chronicle.gives_way(answer["node"], answer["niceness"], self._niceness)
+            self._niceness = None  # one note is enough
         if self._state.generation is not None:
             self._member_started(member, None, [])
         can_restore = self._roles[member] == "worker" and self._directory.reaches_checkpoints(member)

@@ -21,6 +21,7 @@ from orchestrator.engine.lockstep import Withdrawn
 from orchestrator.engine.replica import Replica
 from orchestrator.engine.work import Work
 from orchestrator.errors import OrchestratorError, PipelineRaised
+from orchestrator.pipeline import naming
 
 Beat = Callable[[], None]
 
@@ -76,12 +77,14 @@ def _restoring(replica: Replica) -> Iterator[None]:
 @contextmanager
 def _in_eval_mode(model: torch.nn.Module) -> Iterator[None]:
     """Afterwards every module is in the mode it was in: a pipeline may keep some of them frozen."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    with naming("eval() of the model"):
+        modes = [(module, module.training) for module in model.modules()]
+        model.eval()
     try:
         yield
     finally:
-        model.train()
+        with naming("train() of the model"):
+            model.train()
         for module, training in modes:
             module.training = training
 

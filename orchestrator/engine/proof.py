@@ -19,6 +19,7 @@ from orchestrator.engine.replica import Replica
 from orchestrator.engine.work import Work
 from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised
 from orchestrator.numerics.digests import update
+from orchestrator.pipeline import naming
 
 
 def reference(work: Work, replica: Replica) -> str:
@@ -30,6 +31,8 @@ def reference(work: Work, replica: Replica) -> str:
     if first is not None:  # else the words of the step come first
         batches = range(min(2, len(work.evaluation_batches)))
         _prove(work, "validation batch 0", batches, lambda batch: _evaluated(work, replica, batch))
+    if work.has_rate:
+        _prove(work, "rate(0)", range(1), lambda step: work.rate(step).hex())
     if _compiled() != compiled:
         raise PipelineRaised(
             "a part of the pipeline was compiled while a batch was computed",
@@ -43,13 +46,13 @@ def _prove(work: Work, what: str, batches: range, compute: Callable[[int], str |
     if not batches:
         return None
     results = [compute(batches[0])]
-    before = keeping.look(work.held(), work.model)
+    before = _look(work)
     results += [compute(batch) for batch in (*batches[1:], batches[0])]
-    after = keeping.look(work.held(), work.model)
+    after = _look(work)
     grown: dict[str, bool] = {}
     if after != before:
         compute(batches[0])
-        grown = keeping.grown(before, after, keeping.look(work.held(), work.model))
+        grown = keeping.grown(before, after, _look(work))
     found = ", ".join(sorted(grown, key=lambda place: not grown[place])[:3])
     remedy = (
         "a pipeline must keep no state between batches and draw randomness only from torch, numpy or random; metrics are means "
@@ -64,6 +67,11 @@ def _prove(work: Work, what: str, batches: range, compute: Callable[[int], str |
             f"{remedy}; a number that nothing follows from may have a name that begins with _",
         )
     return None if None in results else results[0]
+
+
+def _look(work: Work) -> keeping.Kept:
+    with naming("looking at what the pipeline, its model and its data sets keep"):  # it meets objects of any class
+        return keeping.look(work.held(), work.model)
 
 
 def _fingerprint(work: Work, replica: Replica, shard: int) -> str | None:

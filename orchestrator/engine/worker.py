@@ -9,13 +9,13 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from orchestrator.data.loaders import Loaders, Recipe
-from orchestrator.engine import heap, proof
+from orchestrator.engine import heap, making, proof
 from orchestrator.engine.exchange import Memory
 from orchestrator.engine.generation import Connect, Ended, Generation, Host, Position
 from orchestrator.engine.learner import Learner
@@ -28,12 +28,10 @@ from orchestrator.engine.work import Work
 from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import cuda, determinism, staging
 from orchestrator.numerics.digests import distinct_state, model_digest
-from orchestrator.numerics.streams import seeded
-from orchestrator.pipeline import defines, find, naming
+from orchestrator.pipeline import find
 from orchestrator.settings import Settings
 from orchestrator.transports.base import Regions
-from orchestrator.updates import optimizers, schedules
-from orchestrator.updates.eager import leave_the_compiler_out
+from orchestrator.updates import schedules
 
 __all__ = ["Ended", "Generation", "Host", "Server", "Worker"]
 
@@ -61,6 +59,7 @@ class Worker:
             cuda.start()
         self._prepare_thread()
         target = find(settings.pipeline.target, settings.pipeline.args)
+        self._host.pulse.beat("prepare")
         self._work = Work(
             target,
             dict(settings.pipeline.args),
@@ -70,11 +69,12 @@ class Worker:
             precision=settings.run.precision,
             staging=self._staging,
         )
-        self._work.model.train()
+        self._host.pulse.beat("prepare")
         self._replica = Replica(self._work.model, self._staging)
-        self._optimizer = self._build_optimizer()
+        self._optimizer = making.make_optimizer(self._work.pipeline, self._work.model, settings)
         self._rates = schedules.rates_of(self._optimizer)  # now: later they are those of a step
         self._memory = Memory(self._replica.layout, self._regions, dtype=sum_dtype(settings))
+        self._host.pulse.beat("prepare")
         compute = self._prepare_thread()  # once more: scripts set threads, precision and cudnn.benchmark as they begin
         if settings.watches_a_metric and not self._work.evaluation_batches:
             raise ConfigurationError(
@@ -136,19 +136,6 @@ class Worker:
         run = self._settings.run
         return determinism.prepare_thread(run.threads, run.device, tf32=run.tf32)
 
-    def _build_optimizer(self) -> torch.optim.Optimizer:
-        leave_the_compiler_out(optimizers.OPTIMIZERS.values())
-        if not defines(type(self._work.pipeline), "optimizer"):
-            section = self._settings.optimizer
-            if section.name is None:
-                raise ConfigurationError(["optimizer: required, because the pipeline has no optimizer()"])
-            return optimizers.build(section.name, section.options, self._work.model)
-        with naming("optimizer()"), seeded(self._settings.run.seed, "optimizer"):
-            optimizer = self._work.pipeline.optimizer(self._work.model)
-        optimizers.check(optimizer, self._work.model)
-        assert optimizer is not None
-        return optimizer
-
     def _begin(self, facts: Mapping[str, Any]) -> None:
         settings, pulse = self._settings, self._host.pulse
         loop = Loop(settings, facts, pulse)
@@ -162,10 +149,17 @@ class Worker:
             exact=settings.reduction == "exact",
             clip_norm=settings.gradient.clip,
             rates=self._rates,
-            rate=lambda step: schedules.factor(settings.schedule, step, facts["steps"], loop.course.reductions),
+            rate=self._rate(facts["steps"], loop),
             wishes=lambda: loop.wishes(keeps_time=self._keeps_time, busy=self._host.writer.busy),
             host=self._host,
         )
+
+    def _rate(self, steps: int, loop: Loop) -> Callable[[int], float]:
+        """The factor on the learning rates at a step: the pipeline's own, or the schedule's."""
+        if self._work.has_rate:
+            return self._work.rate
+        schedule, epoch = self._settings.schedule, self._work.order.steps_per_epoch
+        return lambda step: schedules.factor(schedule, step, steps, loop.course.reductions, epoch=epoch)
 
     def _walk(self, generation: Generation, rank: int, transport: Watched, facts: Mapping[str, Any]) -> Ended:
         kept, shards = self._kept, generation.shards[rank]

@@ -484,6 +484,8 @@ def simulated(cluster: Cluster) -> Iterator[None]:
     )
     ray_inside = SimpleNamespace(get_runtime_context=within(lambda: cluster.here().node))
     conditions = SimpleNamespace(Condition=lambda: Condition(schedule))
+    system = SimpleNamespace(**{name: getattr(os, name) for name in ("close", "getpriority", "PRIO_PROCESS")})
+    system.getpid, system.environ = lambda: cluster.here().pid, {}
     doubles: list[tuple[Any, str, Any]] = [
         *((module, "time", schedule) for module in _TIMED),
         (outbox, "threading", conditions),
@@ -492,7 +494,7 @@ def simulated(cluster: Cluster) -> Iterator[None]:
         (members, "ray", ray),
         (members, "FoundBox", lambda pid, _: Found(cluster, pid)),
         (actors, "ray", ray_inside),
-        (actors, "os", SimpleNamespace(getpid=lambda: cluster.here().pid, close=os.close, environ={})),
+        (actors, "os", system),
         (actors, "sys", SimpleNamespace(path=[], modules={})),
         (actors, "Lease", lambda _: SimpleNamespace(renew=lambda: None)),
         (actors, "capture_prints", lambda _: None),
