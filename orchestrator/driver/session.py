@@ -18,6 +18,7 @@ from orchestrator.driver.chronicle import Chronicle
 from orchestrator.driver.generations import Directory
 from orchestrator.driver.saving import Saving
 from orchestrator.driver.signals import Mailbox
+from orchestrator.engine.generation import Generation
 from orchestrator.errors import (
     CheckpointDamaged,
     ClusterUnavailable,
@@ -270,8 +271,9 @@ class Session:
             shards = begin.shards[rank] if rank is not None and rank < begin.workers else ()
             self._member_started(member, rank, shards)
         self._chronicle.begins(spec, list(begin.members), begin.facts["steps"], reason)
+        generation = Generation.from_spec(spec)
         for rank, member in enumerate(begin.members):
-            self._members.run(member, spec, rank, self._directory.peers(begin, spec, rank), begin.facts)
+            self._members.run(member, spec, rank, self._directory.peers(begin, generation, rank), begin.facts)
         self._chronicle.agreed(begin.facts)
         self._ask_for_descriptions(begin.members)
         if self._saving.given_up:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from orchestrator.engine import evaluation, handover
 from orchestrator.engine.adder import Adder
 from orchestrator.engine.ballots import Shape
 from orchestrator.engine.course import Course
 from orchestrator.engine.exchange import Exchange, Memory
+from orchestrator.engine.footprint import sums_of
 from orchestrator.engine.generation import Connect, Ended, Generation, Host, Position
 from orchestrator.engine.lockstep import Lockstep, Member
 from orchestrator.engine.loop import Loop
@@ -54,7 +53,9 @@ class Server:
         settings, pulse = self._settings, self._host.pulse
         determinism.prepare_thread(settings.run.threads)
         if self._memory is None:
-            self._memory = Memory(Layout.from_dict(facts["layout"]), self._regions, dtype=sum_dtype(settings))
+            layout = Layout.from_dict(facts["layout"])
+            self._memory = Memory(layout, self._regions, sums=sums_of(settings), contributes=False)
+        self._memory.suit(generation.schedule, rank)
         memory, loop = self._memory, Loop(settings, facts, pulse)
         self._loop = None
 
@@ -106,10 +107,6 @@ def lockstep_of(
     shape = Shape(settings.data.shards, len(tensors), len(facts["counters"]))
     names = [*tensors, *facts["counters"]]
     return Lockstep(member, exchange, shape, names, exact=settings.reduction == "exact", grid=course.grid)
-
-
-def sum_dtype(settings: Settings) -> torch.dtype:
-    return torch.float64 if settings.reduction == "exact" else torch.float32
 
 
 def deadline_s(settings: Settings) -> float:

@@ -17,11 +17,12 @@ import torch
 from orchestrator.data.loaders import Loaders, Recipe
 from orchestrator.engine import heap, making, proof
 from orchestrator.engine.exchange import Memory
+from orchestrator.engine.footprint import sums_of
 from orchestrator.engine.generation import Connect, Ended, Generation, Host, Position
 from orchestrator.engine.learner import Learner
 from orchestrator.engine.loop import Loop
 from orchestrator.engine.replica import Replica
-from orchestrator.engine.server import Server, exchange_of, lockstep_of, sum_dtype
+from orchestrator.engine.server import Server, exchange_of, lockstep_of
 from orchestrator.engine.term import Kept, Term
 from orchestrator.engine.watched import Watched, live
 from orchestrator.engine.work import Work
@@ -73,7 +74,7 @@ class Worker:
         self._replica = Replica(self._work.model, self._staging)
         self._optimizer = making.make_optimizer(self._work.pipeline, self._work.model, settings)
         self._rates = schedules.rates_of(self._optimizer)  # now: later they are those of a step
-        self._memory = Memory(self._replica.layout, self._regions, dtype=sum_dtype(settings))
+        self._memory = Memory(self._replica.layout, self._regions, sums=sums_of(settings))
         self._host.pulse.beat("prepare")
         compute = self._prepare_thread()  # once more: scripts set threads, precision and cudnn.benchmark as they begin
         if settings.watches_a_metric and not self._work.evaluation_batches:
@@ -88,6 +89,7 @@ class Worker:
             "samples": self._work.order.samples,
             "evaluation_batches": len(self._work.evaluation_batches),
             "layout": self._replica.layout.as_dict(),
+            "parameters": sum(parameter.numel() for parameter in self._work.model.parameters()),
             "counters": self._replica.counter_names(),
             "initial_parameters": model_digest(self._work.model),
             "compute": compute,
@@ -109,6 +111,7 @@ class Worker:
         self._prepare_thread()
         if self._kept is None:
             self._begin(facts)
+        self._memory.suit(generation.schedule, rank)
         return live(
             generation,
             self._host.pulse,
@@ -145,7 +148,7 @@ class Worker:
             self._replica,
             self._optimizer,
             self._memory,
-            self._staging.ferry(self._memory.layout, self._memory.results),
+            self._staging.ferry(self._memory.layout, self._memory.result),
             exact=settings.reduction == "exact",
             clip_norm=settings.gradient.clip,
             rates=self._rates,

@@ -29,6 +29,10 @@ def _entries() -> dict[str, tuple[str, list[Any]]]:
     """name -> its arguments as numba and as C call them. What comes first in the name is the function in `loops`."""
     found: dict[str, tuple[str, list[Any]]] = {
         "fingerprint": ("CPointer(int32), int64, int64", [_AT, _LONG, _LONG]),
+        "keep": (
+            "CPointer(int64), CPointer(int64), boolean, int64, CPointer(int64), int64",
+            [_AT, _AT, _BOOL, _LONG, _AT, _LONG],
+        ),
     }
     for kind, number in _KINDS.items():
         found[f"add {kind}"] = (
@@ -66,6 +70,10 @@ class Loops:
     def fingerprint(self, *arguments: Any) -> int:
         """`loops._fingerprint`."""
         return self._loops["fingerprint"](*arguments)
+
+    def keep(self, *arguments: Any) -> int:
+        """`loops._keep`."""
+        return self._loops["keep"](*arguments)
 
     def _loop(self, name: str, types: list[Any]) -> Callable[..., int]:
         """As numba calls it: behind two pointers, for the result and for an exception, and with its state as the answer."""

@@ -19,7 +19,8 @@ Legend: T = tensors of the layout, S = shards that are added up together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 
 from orchestrator.numerics.compiled import inverts, load
 from orchestrator.numerics.grid import ABSENT, Grid
-from orchestrator.numerics.layout import Layout, Slot
+from orchestrator.numerics.layout import Layout, Slot, most_waiting
 
 Tensors = Sequence[torch.Tensor | None]  # float32, in the order and the shapes of the layout
 Array = NDArray[Any]
@@ -38,7 +39,6 @@ _PIECE: Final = 128  # elements, as in `loops`
 _LOOPS: Final = load()
 _LONG, _DOUBLE = numpy.dtype(numpy.int64), numpy.dtype(numpy.float64)
 _KINDS: Final = {torch.float64: "float64", torch.float32: "float32"}  # of the total: exact, fast
-_WAITING_BYTES = 32 << 20  # float32 contributions that may wait: what a last-level cache holds
 
 
 class Accumulator:
@@ -55,7 +55,7 @@ class Accumulator:
         self._places = numpy.array([(slot.offset, slot.elements) for slot in layout.slots], numpy.int64).reshape(-1, 2)
         self._total = total
         self._scratch = torch.empty(_PIECE, dtype=total.dtype)
-        self.most_waiting = max(1, _WAITING_BYTES // (4 * max(1, layout.size)))
+        self.most_waiting = most_waiting(layout.size)
         self.clear()
 
     def clear(self) -> None:
@@ -149,6 +149,39 @@ def finish(
         _start(result, torch.float32),
         first_block,
     )
+
+
+def keep(
+    total: torch.Tensor, divisor: float, result: torch.Tensor, first_block: int, last: torch.Tensor | None = None
+) -> int:
+    """result (int64) = total, or total + last, modulo 2**64; otherwise as `finish`. Integers are not divided."""
+    assert divisor == 1.0, f"a sum of integers is asked for as it is, not divided by {divisor}"
+    assert result.numel() == total.numel() == (total if last is None else last).numel()
+    return _LOOPS.keep(
+        _start(total, torch.int64),
+        0 if last is None else _start(last, torch.int64),
+        last is not None,
+        total.numel(),
+        _start(result, torch.int64),
+        first_block,
+    )
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What is added up, and what the owner of a chunk makes of its sum.
+
+    dtype: of contributions and partial sums. result: of what everyone gets. finish: `finish`, or another with its arguments.
+    """
+
+    dtype: torch.dtype
+    result: torch.dtype
+    finish: Callable[[torch.Tensor, float, torch.Tensor, int, torch.Tensor | None], int]
+
+
+MEANS: Final = Sums(torch.float64, torch.float32, finish)
+FAST_MEANS: Final = Sums(torch.float32, torch.float32, finish)
+INTEGERS: Final = Sums(torch.int64, torch.int64, keep)
 
 
 def fingerprint_of(values: torch.Tensor, first_block: int) -> int:

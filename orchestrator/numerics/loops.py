@@ -203,3 +203,17 @@ def _divide(
         summed = _quotients(total[start:end], rest, divisor, inverts, result_at + 4 * start)
         found += summed * (first_block + start // BLOCK + 1)
     return int(found)
+
+
+def _keep(total_at: Pointer, last_at: Pointer, more: bool, elements: int, result_at: Pointer, first_block: int) -> int:
+    """Block by block as `_divide`; the fingerprint is that of `_fingerprint`, over whole elements."""
+    total, last = carray(total_at, elements), carray(last_at, elements if more else 0)
+    result = carray(result_at, elements)
+    found = numpy.int64(0)
+    for start in range(0, elements, BLOCK):
+        summed = numpy.int64(0)
+        for i in range(start, start + BLOCK):
+            result[i] = total[i] + last[i] if more else total[i]
+            summed += result[i]
+        found += summed * (first_block + start // BLOCK + 1)
+    return int(found)

@@ -81,9 +81,9 @@ class WatchedCopying(staging.Copying):
         self._there.add(moved)
         return moved
 
-    def ferry(self, layout: Layout, results: tuple[torch.Tensor, torch.Tensor]) -> staging.Ferry:
-        ferry = super().ferry(layout, results)
-        self._there.add(ferry.results)
+    def ferry(self, layout: Layout, result: torch.Tensor) -> staging.Ferry:
+        ferry = super().ferry(layout, result)
+        self._there.add(ferry.result)
         return ferry
 
 
