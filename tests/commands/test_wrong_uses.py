@@ -156,7 +156,7 @@ FAILING = {
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    "pipeline", [pytest.param(name, marks=pytest.mark.long if name == "NoFile" else ()) for name in FAILING]
+    "pipeline", [pytest.param(name, marks=() if name == "Raises" else pytest.mark.long) for name in FAILING]
 )
 def test_a_failing_run_says_why_and_is_recorded_as_failed(faulty: Project, pipeline: str) -> None:
     kind, message = FAILING[pipeline]
