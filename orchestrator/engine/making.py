@@ -51,7 +51,7 @@ def make_model(pipeline: Pipeline, seed: int) -> torch.nn.Module:
 
 def make_optimizer(pipeline: Pipeline, model: torch.nn.Module, settings: Settings) -> torch.optim.Optimizer:
     """Raises PipelineRaised, ConfigurationError."""
-    leave_the_compiler_out(optimizers.OPTIMIZERS.values())
+    leave_the_compiler_out(optimizers.CLASSES)
     if not defines(type(pipeline), "optimizer"):
         section = settings.optimizer
         if section.name is None:

@@ -35,7 +35,7 @@ OPTIMIZERS: Table[Callable[..., torch.optim.Optimizer]] = Table(
     {name.lower(): getattr(torch.optim, name) for name in _ON_OFFER},
     hidden=("differentiable", "capturable"),
 )
-_CLASSES = tuple(getattr(torch.optim, name) for name in _ON_OFFER)
+CLASSES = tuple(getattr(torch.optim, name) for name in _ON_OFFER)
 # Attributes that torch's own classes have only with some options, or with a schedule of torch.
 _AT_TIMES = {"step", "_opt_called", "_step_supports_amp_scaling", "_need_device_dtype_check_for_fused"}
 _TRIED = 64  # a tensor of so many rows and columns, large enough that what counts rows does not
@@ -225,9 +225,9 @@ def check_unchanged(optimizer: torch.optim.Optimizer, before: Sequence[dict[str,
 def kept_aside(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, bytes]:
     """What a class that is not torch's keeps in attributes of its own, where no checkpoint finds it: name -> bytes that change
     when it does. Left out is what cannot be pickled, and the model, which is saved as a whole."""
-    if type(optimizer) in _CLASSES:
+    if type(optimizer) in CLASSES:
         return {}
-    base: Any = next((kind for kind in _CLASSES if isinstance(optimizer, kind)), None)
+    base: Any = next((kind for kind in CLASSES if isinstance(optimizer, kind)), None)
     torchs = _attributes_of(base)
     own = {name: value for name, value in vars(optimizer).items() if name not in torchs}
     groups = optimizer.param_groups

@@ -46,13 +46,13 @@ def trained(name: str) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
 def test_no_optimizer_imports_the_compiler(name: str, without_the_compiler: None) -> None:  # noqa: ARG001
-    leave_the_compiler_out(optimizers.OPTIMIZERS.values())
+    leave_the_compiler_out(optimizers.CLASSES)
     assert all(torch.isfinite(tensor).all() for tensor in trained(name))
 
 
 @pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
 def test_the_bits_are_those_of_torchs_own_functions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    leave_the_compiler_out(optimizers.OPTIMIZERS.values())
+    leave_the_compiler_out(optimizers.CLASSES)
     with monkeypatch.context() as patched:
         patched.delitem(sys.modules, SEEN, raising=False)
         patched.setattr(sys, "meta_path", [Refusal(), *sys.meta_path])
@@ -63,7 +63,7 @@ def test_the_bits_are_those_of_torchs_own_functions(name: str, monkeypatch: pyte
 
 
 def test_hooks_of_a_step_are_called(without_the_compiler: None) -> None:  # noqa: ARG001
-    leave_the_compiler_out(optimizers.OPTIMIZERS.values())
+    leave_the_compiler_out(optimizers.CLASSES)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
     called: list[Any] = []
     optimizer.register_step_post_hook(lambda *_: called.append("after"))
