@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from orchestrator.engine.exchange import Exchange, Memory
+from orchestrator.engine.exchange.collectives import Exchange, Memory
 from orchestrator.numerics.layout import Layout
 from orchestrator.topologies import build_schedule
 from orchestrator.transports.shared_memory import SharedRegions

@@ -121,28 +121,28 @@ def test_modules_form_no_circle() -> None:
 SCENE = """
 import ray.util
 def late():
-    from orchestrator.engine import worker
+    from orchestrator.engine.member import worker
     import importlib
     importlib.import_module("mlflow")
 if TYPE_CHECKING:
     from . import session
-    from ..cluster.local import LocalRay
+    from ...cluster.sessions.local import LocalRay
 """
 
 
 def test_no_way_of_importing_is_overlooked() -> None:
     """The tests above are only as good as this reading."""
-    found = {name for _, name in imports(SCENE, PACKAGE / "driver" / "scene.py")}
+    found = {name for _, name in imports(SCENE, PACKAGE / "driver" / "run" / "scene.py")}
     assert found == {
         "ray.util",
         "importlib",
         "mlflow",
-        "orchestrator.engine",
-        "orchestrator.engine.worker",
-        "orchestrator.driver",
-        "orchestrator.driver.session",
-        "orchestrator.cluster.local",
-        "orchestrator.cluster.local.LocalRay",
+        "orchestrator.engine.member",
+        "orchestrator.engine.member.worker",
+        "orchestrator.driver.run",
+        "orchestrator.driver.run.session",
+        "orchestrator.cluster.sessions.local",
+        "orchestrator.cluster.sessions.local.LocalRay",
     }
     assert len(set(FLOORS)) == len(FLOORS)
     assert all(a != b for a, b in itertools.pairwise(FLOORS))

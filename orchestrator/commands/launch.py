@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from orchestrator.driver import preflight, signals
-from orchestrator.driver.folders import project_folder
-from orchestrator.driver.job import Job, terms
-from orchestrator.driver.outcome import Outcome
-from orchestrator.driver.progress import for_stream, say_obstacles
-from orchestrator.driver.record import open_record
-from orchestrator.driver.session import Beginning
+from orchestrator.driver.record import preflight
+from orchestrator.driver.record.folders import project_folder
+from orchestrator.driver.record.record import open_record
+from orchestrator.driver.run.job import Job, requirements
+from orchestrator.driver.run.outcome import Outcome
+from orchestrator.driver.run.session import RunStart
+from orchestrator.driver.terminal import signals
+from orchestrator.driver.terminal.progress import for_stream, say_obstacles
 from orchestrator.settings import Settings
 
 
@@ -28,7 +29,7 @@ def launch(settings: Settings, origins: Mapping[str, str]) -> tuple[str, Outcome
     for note in provenance.notes:
         display.say(f"note: {note}")
     say_obstacles(display, provenance.obstacles)
-    with signals.posted() as mailbox, ThreadPoolExecutor(1) as pool:
+    with signals.posted() as pending_signal, ThreadPoolExecutor(1) as pool:
         # MLflow takes as long to import as Ray to start, so they do it side by side.
         opening = pool.submit(open_record, settings, folder, provenance, origins)
-        return Job(settings, project, display, mailbox).complete(opening, Beginning(terms(settings)))
+        return Job(settings, project, display, pending_signal).complete(opening, RunStart(requirements(settings)))

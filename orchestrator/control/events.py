@@ -17,7 +17,7 @@ from orchestrator.errors import OrchestratorError
 
 Position = tuple[int, int]
 Role = Literal["worker", "server"]
-Place = Literal["prepare", "compute", "exchange", "update", "evaluate", "checkpoint", "handover", "idle"]
+Activity = Literal["prepare", "compute", "exchange", "update", "evaluate", "checkpoint", "state_transfer", "idle"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Ready:
     """
 
     member: int
-    facts: Mapping[str, Any]
+    run_manifest: Mapping[str, Any]
     can_restore: bool = False
 
 
@@ -69,14 +69,14 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Pulse:
+class Heartbeat:
     """A member's control thread answered just now.
 
     beats: how often its compute thread has moved since it was started.
     """
 
     member: int
-    place: Place
+    place: Activity
     step: int | None
     shard: int | None
     beats: int
@@ -89,7 +89,7 @@ class Died:
     member: int
     why: str
     details: str = ""
-    last: Pulse | None = None
+    last: Heartbeat | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Stepped:
 
 
 @dataclass(frozen=True)
-class Saved:
+class CheckpointSaved:
     """The newest good checkpoint holds this many updates: it was committed now, or a later one was found damaged."""
 
     step: int
@@ -135,7 +135,20 @@ class Tick:
     """Time has passed, and everything that was heard has been told."""
 
 
-Event = Ready | Left | Finished | Failed | Died | Pulse | Stepped | Saved | NoRoom | StartFailed | Interrupt | Tick
+Event = (
+    Ready
+    | Left
+    | Finished
+    | Failed
+    | Died
+    | Heartbeat
+    | Stepped
+    | CheckpointSaved
+    | NoRoom
+    | StartFailed
+    | Interrupt
+    | Tick
+)
 
 
 @dataclass(frozen=True)
@@ -150,7 +163,7 @@ class Start:
 class Begin:
     """Begin a generation: its members by rank, workers (oldest first) before servers, all of them idle.
 
-    shards: by worker rank. handovers: (donor rank, recipient rank). restore: the rank that first loads the newest
+    shards: by worker rank. state_transfers: (donor rank, recipient rank). restore: the rank that first loads the newest
     checkpoint; it is the donor then. without_servers: the topology wants servers and none lives, so the workers use
     another exact topology.
     """
@@ -160,10 +173,10 @@ class Begin:
     workers: int
     servers: int
     shards: tuple[tuple[int, ...], ...]
-    handovers: tuple[tuple[int, int], ...]
+    state_transfers: tuple[tuple[int, int], ...]
     restore: int | None
     without_servers: bool
-    facts: Mapping[str, Any]
+    run_manifest: Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,8 @@ def since(bundle: Path, work: WorkTree) -> list[str]:
         listed = git.records(git.run(repository, "ls-tree", "-r", "-z", commit))
     then = {}
     for record in listed:
-        facts, path = record.split(b"\t", 1)
-        mode, _, id_ = facts.decode().split(" ")
+        run_manifest, path = record.split(b"\t", 1)
+        mode, _, id_ = run_manifest.decode().split(" ")
         then[path] = Entry(mode, id_)
     return sorted(objects.shown(path) for path in {*then, *work.entries} if then.get(path) != work.entries.get(path))
 
@@ -80,7 +80,10 @@ def _open(repository: Path, *bundles: Path) -> list[str]:
 def _differing(repository: Path, before: str, after: str) -> list[tuple[str, bytes]]:
     """(letter of the kind, path) in git's order."""
     fields = git.records(_diff(repository, "--raw", "-z", before, after))
-    return [(facts.decode().split(" ")[4], path) for facts, path in zip(fields[::2], fields[1::2], strict=True)]
+    return [
+        (run_manifest.decode().split(" ")[4], path)
+        for run_manifest, path in zip(fields[::2], fields[1::2], strict=True)
+    ]
 
 
 def _counts(repository: Path, before: str, after: str) -> dict[bytes, tuple[int | None, int | None]]:

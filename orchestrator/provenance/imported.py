@@ -281,9 +281,11 @@ def _editable_packages() -> dict[str, str]:
     for distribution in importlib.metadata.distributions():
         text = distribution.read_text("direct_url.json")
         if text:
-            facts = json.loads(text)
-            if facts.get("dir_info", {}).get("editable"):
-                found[os.path.realpath(unquote(urlsplit(facts["url"]).path))] = str(distribution.metadata["Name"])
+            run_manifest = json.loads(text)
+            if run_manifest.get("dir_info", {}).get("editable"):
+                found[os.path.realpath(unquote(urlsplit(run_manifest["url"]).path))] = str(
+                    distribution.metadata["Name"]
+                )
     return found
 
 

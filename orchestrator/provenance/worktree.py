@@ -175,8 +175,8 @@ class _Repository:
     def tracked(self) -> dict[bytes, _Tracked]:
         found = {}
         for record in git.records(self.run("ls-files", "-z", "-v", "--stage")):
-            facts, path = record.split(b"\t", 1)
-            tag, mode, id_, stage = facts.decode().split(" ")
+            run_manifest, path = record.split(b"\t", 1)
+            tag, mode, id_, stage = run_manifest.decode().split(" ")
             entry = Entry(mode, id_ if stage == "0" else "")  # in a conflict the index says nothing
             found[path] = _Tracked(entry, flagged=tag.islower() or tag in "Ss", sparse=tag in "Ss")
         return found
@@ -193,8 +193,8 @@ class _Repository:
             return {}
         found = {}
         for record in git.records(self.run("ls-tree", "-r", "-z", head)):
-            facts, path = record.split(b"\t", 1)
-            mode, _, id_ = facts.decode().split(" ")
+            run_manifest, path = record.split(b"\t", 1)
+            mode, _, id_ = run_manifest.decode().split(" ")
             found[path] = Entry(mode, id_)
         return found
 

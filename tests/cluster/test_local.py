@@ -6,7 +6,7 @@ from typing import Any
 
 from ray._private import node, services
 
-from orchestrator.cluster import local
+from orchestrator.cluster.sessions import local
 
 
 def test_this_ray_can_do_without_its_helpers_and_others_have_them() -> None:

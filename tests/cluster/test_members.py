@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from ray.exceptions import GetTimeoutError
 
-from orchestrator.cluster import members
-from orchestrator.cluster.members import Members, Place
+from orchestrator.cluster.actors import members
+from orchestrator.cluster.actors.members import ActorPlacement, Members
 from orchestrator.errors import WorkerLost
 
 
@@ -44,7 +44,7 @@ def members_on(ray: Any, monkeypatch: pytest.MonkeyPatch) -> Members:
     monkeypatch.setattr(members, "ray", ray)
     monkeypatch.setattr(members, "this_node", lambda: None)
     found = Members("settings", b"secret", 30.0)
-    found.start(0, "worker", Place(None, {}))
+    found.start(0, "worker", ActorPlacement(None, {}))
     return found
 
 

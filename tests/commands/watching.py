@@ -17,7 +17,7 @@ PATIENCE_S = 120.0
 T = TypeVar("T")
 
 
-class Watched:
+class CancellableTransport:
     """A launch or a resume of `project`. Its run is the new one, or `run_id`."""
 
     def __init__(self, project: Project, *arguments: str, run_id: str | None = None) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.driver.folders import RunFolder
-from orchestrator.driver.outcome import Outcome
-from orchestrator.driver.record import Record
+from orchestrator.driver.record.folders import RunFolder
+from orchestrator.driver.record.record import Record
+from orchestrator.driver.run.outcome import Outcome
 from orchestrator.settings import load
 
 ENVIRONMENT = {"packages": {}, "bits": {"packages_sha256": "p"}}
@@ -39,7 +39,7 @@ def record_of(folder: Path, run_id: str) -> tuple[Record, list[str]]:
     store: Any = SimpleNamespace(of_identity=lambda _: [])
     provenance: Any = SimpleNamespace(inputs=[], obstacles=[])
     record = Record(settings, store, tracker, files, [], provenance, None)
-    record.facts = {"initial_parameters": "i"}
+    record.run_manifest = {"initial_parameters": "i"}
     return record, ended
 
 

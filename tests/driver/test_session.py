@@ -11,15 +11,15 @@ from unittest.mock import Mock
 
 import pytest
 
-from orchestrator.cluster.members import Heard, Place
-from orchestrator.cluster.seating import Seating
-from orchestrator.driver.chronicle import Chronicle
-from orchestrator.driver.generations import Directory
-from orchestrator.driver.job import terms
-from orchestrator.driver.outcome import Outcome
-from orchestrator.driver.saving import Saving
-from orchestrator.driver.session import Beginning, Session
-from orchestrator.driver.signals import Mailbox
+from orchestrator.cluster.actors.members import ActorPlacement, Heard
+from orchestrator.cluster.placement.actor_slots import ActorSlots
+from orchestrator.driver.run.checkpointing import Saving
+from orchestrator.driver.run.event_sink import EventSink
+from orchestrator.driver.run.job import requirements
+from orchestrator.driver.run.member_directory import MemberDirectory
+from orchestrator.driver.run.outcome import Outcome
+from orchestrator.driver.run.session import RunStart, Session
+from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import (
     CheckpointDamaged,
     ClusterUnavailable,
@@ -49,10 +49,10 @@ class Script:
     def hear(self, timeout_s: float) -> Iterator[Heard]:  # noqa: ARG002
         yield next(self.said)
 
-    def start(self, member: int, role: str, place: Place) -> None:  # noqa: ARG002
+    def start(self, member: int, role: str, place: ActorPlacement) -> None:  # noqa: ARG002
         self.done.append(("start", member, role))
 
-    def run(self, member: int, spec: Any, rank: int, peers: Any, facts: Any) -> None:  # noqa: ARG002
+    def run(self, member: int, spec: Any, rank: int, peers: Any, run_manifest: Any) -> None:  # noqa: ARG002
         self.done.append(("run", member, spec["number"], rank, sorted(peers)))
 
     def ask(self, member: int, what: str) -> None:
@@ -87,7 +87,7 @@ class Script:
 
 def prepared(member: int) -> Heard:
     addresses = {"unix": ["unix", f"m{member}"]}
-    return Heard(member, "prepared", {"facts": FACTS, "addresses": addresses, "pid": 100 + member, "node": "n"})
+    return Heard(member, "prepared", {"run_manifest": FACTS, "addresses": addresses, "pid": 100 + member, "node": "n"})
 
 
 def finished(member: int, generation: int = 0) -> Heard:
@@ -101,7 +101,7 @@ def left(member: int, why: str, steps: int, generation: int = 0, accuses: int | 
 
 
 def entries(member: int, *said: dict[str, Any]) -> Heard:
-    return Heard(member, "entries", entries=list(said), pulse=PULSE)
+    return Heard(member, "entries", entries=list(said), heartbeat=PULSE)
 
 
 @dataclass
@@ -139,18 +139,18 @@ def play(
     )
     script = Script(iter(said), last_words or {}, gone=gone or set(), last_places=last_places or {})
     members: Any = script
-    mailbox = Mailbox()
-    mailbox.signal = signal
-    place = Place("p", {})
-    beginning = Beginning(terms(settings, checkpoint=checkpoint), **before)
-    session = Session(beginning, members, Seating([place, place], place))
-    chronicle = Chronicle(record, progress)
-    directory = Directory(settings, "n", None if catalog is None else "a folder", everywhere=False)
-    session.run(mailbox, directory, Saving(catalog), chronicle, lambda: trouble)
+    pending_signal = PendingSignal()
+    pending_signal.signal = signal
+    place = ActorPlacement("p", {})
+    run_start = RunStart(requirements(settings, checkpoint=checkpoint), **before)
+    session = Session(run_start, members, ActorSlots([place, place], place))
+    event_sink = EventSink(record, progress)
+    directory = MemberDirectory(settings, "n", None if catalog is None else "a folder", everywhere=False)
+    session.run(pending_signal, directory, Saving(catalog), event_sink, lambda: trouble)
     journal.close()
     trace.close()
     files = [list(read(tmp_path / name)) for name in ("journal", "trace")]
-    return Played(chronicle.outcome, files[0], files[1], shown, script.done, session)
+    return Played(event_sink.outcome, files[0], files[1], shown, script.done, session)
 
 
 BEGIN = [prepared(0), prepared(1)]
@@ -272,7 +272,7 @@ def test_replicas_that_disagree_in_their_last_words_are_an_error(tmp_path: Path)
 def test_a_layout_that_determines_the_result_has_to_be_whole() -> None:
     for reduction, whole in (("exact", False), ("fast", True)):
         assert (
-            terms(load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], [f"reduction={reduction}"])).whole
+            requirements(load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], [f"reduction={reduction}"])).whole
             is whole
         )
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.driver import summary
-from orchestrator.driver.outcome import Outcome
+from orchestrator.driver.report import summary
+from orchestrator.driver.run.outcome import Outcome
 
 
 def shown(uri: str) -> str:

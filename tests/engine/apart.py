@@ -20,8 +20,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from orchestrator.engine import worker
-from orchestrator.engine.replica import Replica
+from orchestrator.engine.compute.replica import Replica
+from orchestrator.engine.member import worker
 from orchestrator.numerics import exact, staging
 from orchestrator.numerics.layout import Layout
 
@@ -81,10 +81,10 @@ class WatchedCopying(staging.Copying):
         self._there.add(moved)
         return moved
 
-    def ferry(self, layout: Layout, results: tuple[torch.Tensor, torch.Tensor]) -> staging.Ferry:
-        ferry = super().ferry(layout, results)
-        self._there.add(ferry.results)
-        return ferry
+    def host_transfer(self, layout: Layout, results: tuple[torch.Tensor, torch.Tensor]) -> staging.HostTransfer:
+        host_transfer = super().host_transfer(layout, results)
+        self._there.add(host_transfer.results)
+        return host_transfer
 
 
 def compute_apart(monkeypatch: pytest.MonkeyPatch) -> There:

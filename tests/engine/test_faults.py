@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.engine.replica import Replica
-from orchestrator.engine.worker import Ended
+from orchestrator.engine.compute.replica import Replica
+from orchestrator.engine.member.worker import Ended
 from orchestrator.errors import ConfigurationError, Inconsistent, NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.pipeline import Pipeline
 from orchestrator.topologies import TOPOLOGIES

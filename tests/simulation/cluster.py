@@ -1,5 +1,5 @@
 """A cluster inside one process: Ray's verbs, the network, the storage and the clock are doubles that keep Ray's promises and no
-others; `cluster.members`, `cluster.actors`, the engine, the checkpoints and the driver above them are the real ones.
+others; `cluster.members`, `cluster.member_actor`, the engine, the checkpoints and the driver above them are the real ones.
 
 What Ray promises: calls of one group of an actor are carried out in their order, one after the other; an answer may come as
 late as it likes, and answers of one actor in another order than the one in which they were ready, but before the news of its
@@ -26,10 +26,11 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from orchestrator import settings as settings_module
 from orchestrator.checkpoints import catalog, writer
 from orchestrator.checkpoints.storage import Buffer
-from orchestrator.cluster import actors, depot, members, outbox
-from orchestrator.driver import chronicle, session
-from orchestrator.engine import black_box, loop, pulse, term, watched
-from orchestrator.engine.generation import Generation
+from orchestrator.cluster.actors import checkpoint_client, event_queue, member_actor, members
+from orchestrator.driver.run import event_sink, session
+from orchestrator.engine.execution import loop
+from orchestrator.engine.member import cancellation, crash_record, heartbeat, worker_hooks
+from orchestrator.engine.member.generation import Generation
 from orchestrator.settings import Settings
 from orchestrator.transports import memory, shared_memory, sockets
 from orchestrator.transports.base import PeerLost, Received, Tag
@@ -39,7 +40,7 @@ from tests.simulation.scheduling import Condition, Process, Schedule
 
 HERE, THERE = "here", "there"  # nodes; the driver lives on the first
 _FIRST_PID = 10_000_000  # above any pid of Linux
-_TIMED = (session, chronicle, catalog, writer, watched, loop, term, memory)
+_TIMED = (session, event_sink, catalog, writer, cancellation, loop, worker_hooks, memory)
 
 
 class Misfortune:
@@ -171,7 +172,7 @@ class Cluster:
         def begin() -> None:
             self.schedule.sleep(self._late(2.0))
             self.misfortune.starts(member)
-            member.actor = actors.MemberActor(*arguments)
+            member.actor = member_actor.MemberActor(*arguments)
             self.schedule.spawn(lambda: self._serve(member, "control"), member, f"{member.name} control")
             self._serve(member, "compute")
 
@@ -254,7 +255,9 @@ class Cluster:
         if spec["number"] not in self.generations:
             plan = Generation.from_spec(spec)
             self.generations[spec["number"]] = Hub(plan.schedule.members, plan.pairs()), {}
-            self.tell(f"generation {spec['number']}: hand-overs {spec['handovers']}, restore {spec['restore']}")
+            self.tell(
+                f"generation {spec['number']}: state transfers {spec['state_transfers']}, restore {spec['restore']}"
+            )
         self.lives_on = True
         hub, present = self.generations[spec["number"]]
         assert rank not in present, "a generation's number was given again"
@@ -366,7 +369,7 @@ class Handle:
 
 
 class Found:
-    """In place of `black_box.FoundBox`."""
+    """In place of `crash_record.CrashRecordReader`."""
 
     def __init__(self, cluster: Cluster, pid: int) -> None:
         self._member = next(member for member in cluster.everybody if member.pid == pid)
@@ -377,18 +380,18 @@ class Found:
         return self._member.place
 
 
-class Beating(pulse.Pulse):
+class Beating(heartbeat.Heartbeat):
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._member = cluster.here()
         super().__init__(self._remember)
 
-    def beat(self, place: pulse.Place, step: int | None = None, shard: int | None = None) -> None:
+    def beat(self, place: heartbeat.Activity, step: int | None = None, shard: int | None = None) -> None:
         self._cluster.meet(self._member)
         super().beat(place, step, shard)
         self._cluster.misfortune.beats(self._member)
 
-    def _remember(self, place: pulse.Place, step: int | None, shard: int | None) -> None:
+    def _remember(self, place: heartbeat.Activity, step: int | None, shard: int | None) -> None:
         if self._member.alive:  # and not while its thread unwinds
             self._member.place = {"place": place, "step": step, "shard": shard, "beats": self._beats}
 
@@ -454,13 +457,13 @@ class Members(members.Members):
         super().__init__("settings", b"secret", 30.0, poll_s)
         self._cluster = cluster
 
-    def start(self, member: int, role: actors.Role, place: members.Place) -> None:
+    def start(self, member: int, role: member_actor.Role, place: members.ActorPlacement) -> None:
         self._cluster.next_member = member
         super().start(member, role, place)
 
-    def run(self, member: int, spec: dict[str, Any], rank: int, peers: dict[int, Any], facts: Any) -> None:
+    def run(self, member: int, spec: dict[str, Any], rank: int, peers: dict[int, Any], run_manifest: Any) -> None:
         self._cluster.announce(spec, rank, self._members[member].actor.member)
-        super().run(member, spec, rank, peers, facts)
+        super().run(member, spec, rank, peers, run_manifest)
 
     def is_gone(self, member: int) -> bool:
         known = self._members[member]
@@ -486,24 +489,24 @@ def simulated(cluster: Cluster) -> Iterator[None]:
     conditions = SimpleNamespace(Condition=lambda: Condition(schedule))
     doubles: list[tuple[Any, str, Any]] = [
         *((module, "time", schedule) for module in _TIMED),
-        (outbox, "threading", conditions),
+        (event_queue, "threading", conditions),
         (memory, "threading", conditions),
         (writer, "_Background", lambda name, **_: Background(cluster, name)),
         (members, "ray", ray),
-        (members, "FoundBox", lambda pid, _: Found(cluster, pid)),
-        (actors, "ray", ray_inside),
-        (actors, "os", SimpleNamespace(getpid=lambda: cluster.here().pid, close=os.close, environ={})),
-        (actors, "sys", SimpleNamespace(path=[], modules={})),
-        (actors, "Lease", lambda _: SimpleNamespace(renew=lambda: None)),
-        (actors, "capture_prints", lambda _: None),
-        (actors.MemberActor, "_describe", lambda *_: {"environment": {}, "modules": []}),
-        (black_box, "BlackBox", lambda: SimpleNamespace(fd=0, note=None)),
-        (pulse, "Pulse", lambda _: Beating(cluster)),
+        (members, "CrashRecordReader", lambda pid, _: Found(cluster, pid)),
+        (member_actor, "ray", ray_inside),
+        (member_actor, "os", SimpleNamespace(getpid=lambda: cluster.here().pid, close=os.close, environ={})),
+        (member_actor, "sys", SimpleNamespace(path=[], modules={})),
+        (member_actor, "Lease", lambda _: SimpleNamespace(renew=lambda: None)),
+        (member_actor, "capture_prints", lambda _: None),
+        (member_actor.MemberActor, "_describe", lambda *_: {"environment": {}, "modules": []}),
+        (crash_record, "CrashRecord", lambda: SimpleNamespace(fd=0, note=None)),
+        (heartbeat, "Heartbeat", lambda _: Beating(cluster)),
         (settings_module, "from_yaml", lambda _: cluster.settings),
         (sockets, "Listener", Listener),
         (sockets, "connect", cluster.connect),
         (shared_memory, "SharedRegions", cluster.regions),
-        (depot, "open_storage", lambda _: Store(cluster, cluster.here())),
+        (checkpoint_client, "open_storage", lambda _: Store(cluster, cluster.here())),
     ]
     with ExitStack() as stack:
         for module, name, double in doubles:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from orchestrator.driver.signals import Mailbox
+from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.settings import CheckpointSettings, ClusterSettings, Every, Settings, Workers
 from tests.engine import pipelines
 from tests.engine.elastic import EVERYTHING
@@ -129,7 +129,7 @@ class Chance(Misfortune):
         self._refusals = 0
         self._out_of_reach = False
         self._total_losses = 0
-        self.mailbox = Mailbox()
+        self.pending_signal = PendingSignal()
         self.damaged = False
         self.storage_failed = False
         self.trouble: str | None = None
@@ -141,7 +141,7 @@ class Chance(Misfortune):
         return self.damaged or self.storage_failed
 
     def new_life(self, *, quiet: bool) -> None:
-        self.mailbox = Mailbox()
+        self.pending_signal = PendingSignal()
         self.trouble = None
         self._early = 0
         self._window = self._window_stalls = 0
@@ -283,8 +283,8 @@ class Chance(Misfortune):
     def _signal(self, member: Member | None) -> None:  # noqa: ARG002
         if self._dice.random() < 0.5:
             self._left -= 1
-            self.mailbox.signal = self._dice.choice(["SIGTERM", "SIGINT"])
-            self.cluster.tell(f"{self.mailbox.signal}")
+            self.pending_signal.signal = self._dice.choice(["SIGTERM", "SIGINT"])
+            self.cluster.tell(f"{self.pending_signal.signal}")
 
     def _crash(self, member: Member | None) -> None:
         if member is None:

@@ -24,15 +24,15 @@ from typing import Any
 from unittest.mock import patch
 
 from orchestrator.checkpoints.catalog import Catalog
-from orchestrator.cluster.members import Place
-from orchestrator.cluster.seating import Seating
+from orchestrator.cluster.actors.members import ActorPlacement
+from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.commands import resume
-from orchestrator.driver.chronicle import Chronicle
-from orchestrator.driver.generations import Directory
-from orchestrator.driver.job import terms
-from orchestrator.driver.outcome import Outcome
-from orchestrator.driver.saving import Saving
-from orchestrator.driver.session import Beginning, Session
+from orchestrator.driver.run.checkpointing import Saving
+from orchestrator.driver.run.event_sink import EventSink
+from orchestrator.driver.run.job import requirements
+from orchestrator.driver.run.member_directory import MemberDirectory
+from orchestrator.driver.run.outcome import Outcome
+from orchestrator.driver.run.session import RunStart, Session
 from orchestrator.errors import CheckpointDamaged, ClusterUnavailable, Interrupted, Stalled, WorkerLost
 from orchestrator.records.lines import LineFile, read
 from orchestrator.settings import Settings
@@ -129,9 +129,9 @@ class Run:
     def _drive(self, settings: Settings) -> Outcome:
         """What `driver.job` does."""
         cluster = self._cluster
-        beginning = self._resumed(settings) if self._files.journal.exists() else Beginning(terms(settings))
+        run_start = self._resumed(settings) if self._files.journal.exists() else RunStart(requirements(settings))
         members = Members(cluster, settings.cluster.step_timeout_s * _POLL_SHARE)
-        session = Session(beginning, members, self._seating(settings), self._chance.vet)
+        session = Session(run_start, members, self._actor_slots(settings), self._chance.vet)
         with contextlib.ExitStack() as stack:
             journal, trace = (
                 stack.enter_context(contextlib.closing(Meeting(path, cluster)))
@@ -141,17 +141,17 @@ class Run:
             record: Any = SimpleNamespace(tracker=tracker, journal=journal, trace=trace, origin=None)
             record.files, record.describe = SimpleNamespace(artifacts=list), lambda *_: []
             progress: Any = SimpleNamespace(start=_nothing, step=_nothing, say=self._say)
-            chronicle = Chronicle(record, progress)
+            event_sink = EventSink(record, progress)
             saving = Saving(Catalog(Store(cluster, None), settings.checkpoint.keep))
-            directory = Directory(settings, HERE, "storage", everywhere=self._plan.everywhere)
-            session.run(self._chance.mailbox, directory, saving, chronicle, self._look_for_trouble)
-            outcome = chronicle.outcome
+            directory = MemberDirectory(settings, HERE, "storage", everywhere=self._plan.everywhere)
+            session.run(self._chance.pending_signal, directory, saving, event_sink, self._look_for_trouble)
+            outcome = event_sink.outcome
             if outcome.error is None:
                 self._save_weights(session, outcome)
             self._check_life(outcome)
             return outcome
 
-    def _resumed(self, settings: Settings) -> Beginning:
+    def _resumed(self, settings: Settings) -> RunStart:
         while True:
             try:
                 return resume.beginning_of(settings, self._files, self._say)
@@ -171,15 +171,15 @@ class Run:
         self._cluster.meet()
         return self._chance.trouble
 
-    def _seating(self, settings: Settings) -> Seating:
+    def _actor_slots(self, settings: Settings) -> ActorSlots:
         """One worker at least reaches the checkpoints."""
 
-        def place() -> Place:
+        def place() -> ActorPlacement:
             node = THERE if self._plan.apart and self._cluster.dice.random() < 0.5 else HERE
-            return Place(None, {"node": node})
+            return ActorPlacement(None, {"node": node})
 
-        first = Place(None, {"node": HERE})
-        return Seating([first, *(place() for _ in range(1, settings.cluster.workers.most))], place())
+        first = ActorPlacement(None, {"node": HERE})
+        return ActorSlots([first, *(place() for _ in range(1, settings.cluster.workers.most))], place())
 
     def _leave_traces(self) -> None:
         """Members outlive their driver until their lease ends; and it may have died in the midst of a line."""
@@ -215,7 +215,7 @@ class Run:
     def _is_right(self, error: Exception) -> bool:
         text, chance = str(error), self._chance
         if isinstance(error, Interrupted):
-            return chance.mailbox.signal is not None
+            return chance.pending_signal.signal is not None
         if isinstance(error, CheckpointDamaged):
             return chance.spoils_checkpoints and ("could not be restored" in text or "cannot be listed" in text)
         if chance.trouble is not None and chance.trouble in text:

@@ -1,0 +1,200 @@
+"""The Ray actor in which a worker or a server lives, and a handle by which the driver speaks to it.
+
+A plain class, wrapped by `ray.remote` only when a member is started. `prepare` and `run` block the compute thread; `take`
+answers beside them. Failures are answers (`{"failed": ...}`), not exceptions, so that nothing needs pickle and Ray adds no
+traceback of its own; only the death of the process is an exception, and means just that.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import ray
+
+from orchestrator import errors
+from orchestrator.cluster.actors.event_queue import Entry, EventQueue, capture_prints
+from orchestrator.cluster.actors.lease import Lease
+
+if TYPE_CHECKING:
+    from orchestrator.transports.base import Transport
+
+Role = Literal["worker", "server"]
+Answer = dict[str, Any]
+
+# What to do about errors of torch, which is not imported here.
+_OF_A_GPU = {
+    "OutOfMemoryError": "raise data.shards or lower data.batch_size, let fewer workers share a GPU, or use a smaller model",
+    "AcceleratorError": "a GPU tells late and not whose work failed; run once with CUDA_LAUNCH_BLOCKING=1, or run.device=cpu",
+}
+_URGENT = "generation_running"  # what tells that a recovery is over does not wait for more to say
+
+
+def _hide_gpus() -> None:
+    """Those that are not set aside for this member, which Ray does for some only: what a pipeline computes on a GPU that nobody
+    records cannot be repeated. To be called before torch is imported."""
+    if not ray.get_runtime_context().get_accelerator_ids()["GPU"]:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+class MemberActor:
+    """One member's process. project: the folder from which the pipeline is imported; None for the copy that Ray has made
+    the working directory already."""
+
+    def __init__(self, role: Role, settings: str, secret: bytes, project: str | None, lease_s: float) -> None:
+        _hide_gpus()
+        from orchestrator.engine.member.crash_record import CrashRecord
+        from orchestrator.engine.member.heartbeat import Heartbeat
+
+        self._lease = Lease(lease_s)
+        self._event_queue = EventQueue()
+        self._event_queue.put({"pid": os.getpid()})  # at once: it may die while it prepares
+        capture_prints(self._event_queue)
+        if project is not None:
+            os.chdir(project)
+        # Before the driver's own folders, which Ray adds and this node may have too.
+        sys.path.insert(0, str(Path.cwd()))
+        self._role = role
+        self._settings_text = settings
+        self._secret = secret
+        self._crash_record = CrashRecord()
+        self._heartbeat = Heartbeat(self._crash_record.note)
+
+    def prepare(self) -> Answer:
+        """`{"run_manifest", "addresses", "pid", "node", "crash_record"}`: ready to join a generation."""
+        return self._answer(self._prepare)
+
+    def run(self, spec: dict[str, Any], rank: int, peers: dict[int, Any], run_manifest: dict[str, Any]) -> Answer:
+        """Live a generation (`driver/generations.py` has the form of `spec`): how it ended (`engine.generation.Ended`)."""
+        answer = self._answer(lambda: self._run(spec, rank, peers, run_manifest))
+        return {**answer, "generation": spec["number"]}
+
+    @ray.method(concurrency_group="control")
+    def take(self, after: int, wait_s: float, gather_s: float) -> dict[str, Any]:
+        """Long poll for entries of the event queue (see there), and the member's heartbeat."""
+        self._lease.renew()
+        return {"entries": self._event_queue.take(after, wait_s, gather_s), "heartbeat": self._heartbeat.snapshot()}
+
+    @ray.method(concurrency_group="control")
+    def ask(self, what: Literal["regroup", "stop", "save"]) -> None:
+        """Have this put to the vote at the next step boundary."""
+        self._heartbeat.ask(what)
+
+    @ray.method(concurrency_group="control")
+    def call_off(self, generation: int) -> None:
+        """Leave this generation, wherever in it this member is."""
+        self._heartbeat.call_off(generation)
+        self._listener.cancel(generation)
+
+    @ray.method(concurrency_group="control")
+    def describe(self, origin: str | None) -> Answer:
+        """`{"environment", "modules"}` of this process. origin: the commit that the code was made from."""
+        return self._answer(lambda: self._describe(origin))
+
+    def profile(self) -> Answer:
+        """A short description of the training data, between generations: its items are fetched in the compute thread."""
+        return self._answer(self._profile)
+
+    def save_weights(self, path: str | None) -> None:
+        """Write the model's parameters and persistent buffers as a safetensors file on this node; None: keep what would be in
+        it for `read_weights`, in memory, since a file of a process that is killed would stay."""
+        from safetensors.torch import save, save_file
+
+        if path is None:
+            self._weights = save(self._member.state())
+        else:
+            save_file(self._member.state(), path)
+
+    def read_weights(self, offset: int, limit: int) -> bytes:
+        """A piece of what is kept; it is let go with the piece at its end, which is empty."""
+        piece = self._weights[offset : offset + limit]
+        if not piece:
+            self._weights = b""
+        return piece
+
+    def _prepare(self) -> Answer:
+        from orchestrator.cluster.actors.checkpoint_client import CheckpointClient
+        from orchestrator.engine.member.worker import ProcessServices, Server, Worker
+        from orchestrator.settings import from_yaml
+        from orchestrator.transports.shared_memory import SharedRegions
+        from orchestrator.transports.sockets import Listener
+
+        settings = from_yaml(self._settings_text)
+        self._timeout_s = settings.cluster.step_timeout_s
+        self._device = settings.run.device
+        # Only who may need it is reachable by TCP: a private Ray opens no port.
+        between_nodes = settings.cluster.address is not None and settings.transport == "auto"
+        by_tcp = between_nodes or settings.transport == "tcp"
+        address = str(ray.util.get_node_ip_address()) if by_tcp else None  # type: ignore[no-untyped-call]
+        self._listener = Listener(self._secret, address)
+        self._regions = SharedRegions()
+        self._checkpoint_client = CheckpointClient(self._emit)
+        host = ProcessServices(
+            self._heartbeat, self._emit, self._event_queue.kept, self._checkpoint_client.load, self._checkpoint_client
+        )
+        self._member: Any = (Worker if self._role == "worker" else Server)(settings, self._regions, host)
+        run_manifest = self._member.prepare()
+        self._heartbeat.rest()
+        return {
+            "run_manifest": run_manifest,
+            "addresses": self._listener.addresses,
+            "pid": os.getpid(),
+            "node": ray.get_runtime_context().get_node_id(),
+            "crash_record": self._crash_record.fd,
+        }
+
+    def _profile(self) -> Answer:
+        from orchestrator.numerics.streams import seeded
+        from orchestrator.provenance.profile import profile
+
+        with seeded(0, "profile"):
+            return profile(self._member.training_data())
+
+    def _describe(self, origin: str | None) -> Answer:
+        from orchestrator.provenance import environment, imported
+
+        modules = imported.gather(imported.files_of(sys.modules), Path.cwd(), origin)
+        return {
+            "environment": environment.capture(self._device).as_dict(),
+            "modules": [module.as_dict() for module in modules],
+        }
+
+    def _run(self, spec: dict[str, Any], rank: int, peers: dict[int, Any], run_manifest: dict[str, Any]) -> Answer:
+        from orchestrator.engine.member.generation import Generation
+        from orchestrator.transports.sockets import connect
+
+        if spec["storage"] is not None:
+            self._checkpoint_client.open(spec["storage"])
+        plan = Generation.from_spec(spec)
+
+        def join() -> Transport:
+            return connect(self._listener, rank, plan.number, peers, self._regions, self._timeout_s)
+
+        try:
+            ended = self._member.run(plan, rank, join, run_manifest)
+        finally:
+            self._heartbeat.rest()
+        return dict(ended.as_answer())
+
+    def _emit(self, entry: Entry) -> None:
+        self._event_queue.put(entry, urgent=entry.get("event") == _URGENT)
+
+    def _answer(self, action: Callable[[], Answer]) -> Answer:
+        try:
+            return action()
+        except errors.OrchestratorError as error:
+            return {"failed": error.as_dict()}
+        except MemoryError as error:
+            text = str(error) or "no memory left"
+            return {"failed": errors.RunFailed(text, "use a smaller model, fewer workers, or more memory").as_dict()}
+        except Exception as error:
+            remedy = _OF_A_GPU.get(type(error).__name__)
+            if remedy is not None:
+                return {"failed": errors.RunFailed(str(error).strip(), remedy, traceback.format_exc()).as_dict()}
+            remedy = "this is a fault of orchestrator; the run's folder has the traceback, in error.txt"
+            fault = errors.RunFailed(f"{type(error).__name__}: {error}", remedy, traceback.format_exc())
+            return {"failed": fault.as_dict()}

@@ -1,0 +1,1 @@
+"""Where members live: resources, nodes, the project's files there."""

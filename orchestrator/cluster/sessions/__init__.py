@@ -1,0 +1,1 @@
+"""Ray itself: a private one, or one that is joined."""

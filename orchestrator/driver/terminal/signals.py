@@ -1,0 +1,64 @@
+"""SIGINT, SIGTERM and SIGHUP (a terminal that was closed) only post an event (rule D8); a second one of the same kind ends the
+process at once. Before there is a run that could hear of it, they interrupt what a command prepares."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+WATCHED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class PendingSignal:
+    """Holds the name of the signal that came, or None."""
+
+    def __init__(self) -> None:
+        self.signal: str | None = None
+
+    def watch(self) -> None:
+        """Post the signals from now on. Ray takes SIGTERM for itself when it starts, so this is called again after that."""
+        if self.signal is None and threading.current_thread() is threading.main_thread():  # others get no signals
+            _handle(self._post)
+
+    def _post(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self.signal = signal.Signals(number).name
+        _leave(number)
+
+
+def interrupt() -> None:
+    """From now on they raise KeyboardInterrupt, with the signal's name: while nothing runs yet that could end in order."""
+    if threading.current_thread() is threading.main_thread():
+        _handle(_interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    _leave(number)
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def _handle(handler: Callable[[int, FrameType | None], None]) -> None:
+    for number in WATCHED:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # `nohup` means it
+            signal.signal(number, handler)
+
+
+def _leave(number: int) -> None:
+    """To the second one. A terminal hangs up more than once, the shell for its jobs and the system for the group."""
+    signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else signal.SIG_DFL)
+
+
+@contextmanager
+def posted() -> Iterator[PendingSignal]:
+    """Inside the block the signals are posted; behind it they are handled as before."""
+    before = {number: signal.getsignal(number) for number in WATCHED}
+    pending_signal = PendingSignal()
+    pending_signal.watch()
+    try:
+        yield pending_signal
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)

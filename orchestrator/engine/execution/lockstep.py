@@ -1,0 +1,125 @@
+"""One lockstep (BSP) step, the same for workers and servers: contribute, agree, sum, apply.
+
+    attempt 0   every worker computes its shards on the present grid      contribute
+                all agree on magnitudes, weights, losses, failures        vote
+                the grid does not fit: refit it, attempt 1                (the first step always takes this way)
+                the grid fits: sum exactly, apply                         exchange, apply
+
+A step either happens for all members or for none: whatever goes wrong in a shard is part of the vote, so nobody waits for data
+that will not come.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from orchestrator.engine.exchange.collectives import VOTE, Exchange
+from orchestrator.engine.exchange.step_report import Consensus, Requests, Shape, StepReport
+from orchestrator.errors import Inconsistent, PipelineRaised
+from orchestrator.numerics.grid import Grid
+
+ATTEMPTS = 2
+
+
+class Withdrawn(Exception):
+    """This member stops because another member's shard failed; that member tells the story."""
+
+
+class Member(Protocol):
+    """What differs between a worker, which learns, and a server, which only adds."""
+
+    def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:
+        """Put this member's exact contribution into its region and say what the others must know. Never raises for a fault
+        of the pipeline: the fault goes into the step report, and `fault` hands it out after the vote."""
+
+    def fault(self, shard: int) -> Exception | None:
+        """The fault of `shard`, if this member hosts it."""
+
+    def apply(self, step: int, consensus: Consensus) -> None:
+        """Take the summed gradient over."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A committed step. gradient: the fingerprint of the summed gradient, signed 64 bits; requests: of all members together."""
+
+    step: int
+    loss: float
+    gradient: int
+    requests: Requests
+
+
+class Lockstep:
+    """Runs steps; its state between steps is the grid, which changes only when a step commits.
+
+    Nothing can interrupt a step between its sum and its end, so a step that raises has changed nothing here (rule D1).
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        exchange: Exchange,
+        shape: Shape,
+        names: list[str],
+        *,
+        exact: bool,
+        grid: Grid | None = None,
+    ) -> None:
+        self._member = member
+        self._exchange = exchange
+        self._shape = shape
+        self._names = names  # of the layout's tensors, then of the counters
+        self._exact = exact
+        self.grid = grid or Grid.unset(shape.tensors, shape.shards)
+
+    def step(self, step: int) -> Outcome:
+        """Raises PipelineRaised, NonFinite, Inconsistent, Withdrawn, and what the transport raises."""
+        attempt, consensus, grid = self._settle(step)
+        fingerprint = self._exchange.total(step, attempt, consensus.total_weight)
+        self._member.apply(step, consensus)
+        if self._exact:
+            self.grid = grid.committed(consensus.magnitudes)
+        return Outcome(step, consensus.loss, fingerprint, consensus.requests)
+
+    def _settle(self, step: int) -> tuple[int, Consensus, Grid]:
+        """Attempts until the grid fits; the number, the consensus and the grid of the last one."""
+        earlier: Consensus | None = None
+        grid = self.grid
+        for attempt in range(ATTEMPTS):
+            consensus = self._vote(step, attempt, grid)
+            if earlier is not None:
+                self._check_repeated(step, earlier, consensus)
+            misfits = grid.misfits(consensus.magnitudes) if self._exact else []
+            if not misfits:
+                return attempt, consensus, grid
+            grid = grid.refit(consensus.magnitudes)
+            earlier = consensus
+        raise AssertionError("a grid that was fitted to equal magnitudes fits")
+
+    def _vote(self, step: int, attempt: int, grid: Grid) -> Consensus:
+        step_report = self._member.contribute(step, attempt, grid)
+        vector = self._exchange.maximum(step, attempt, VOTE, step_report.encode(self._shape))
+        consensus = Consensus.decode(vector, self._shape)
+        if consensus.failing_shard is not None:
+            raise self._member.fault(consensus.failing_shard) or Withdrawn(f"shard {consensus.failing_shard} failed")
+        if consensus.total_weight == 0:
+            raise PipelineRaised(
+                f"step {step}: the weights of all shards are zero", "a step needs something to learn from"
+            )
+        for i in consensus.disagreeing_counters:
+            name = self._names[self._shape.tensors + i]
+            raise PipelineRaised(f"step {step}: the shards left different values in the integer buffer {name!r}")
+        return consensus
+
+    def _check_repeated(self, step: int, first: Consensus, second: Consensus) -> None:
+        """Computing a micro-batch again gives the same bits, or nothing here can be exact."""
+        computed = sorted(first.losses.keys() | second.losses.keys())
+        shards = [s for s in computed if first.computed(s) != second.computed(s)]
+        tensors = [self._names[i] for i, m in enumerate(first.magnitudes) if m != second.magnitudes[i]]
+        if shards or tensors:
+            what = f"loss or weight of shard {shards[0]}" if shards else f"gradient of {tensors[0]}"
+            raise Inconsistent(
+                f"step {step}: the {what} came out differently when the same micro-batch was computed again",
+                "a pipeline must keep no state between batches and draw randomness only from torch, numpy or random",
+            )

@@ -1,0 +1,152 @@
+"""What a member is told at the start of a generation, what its process gives it, and how it leaves again.
+
+Generation     who does what, the same for every member; JSON-able, for the driver makes it
+Host           the member's process as seen from the engine: where words, checkpoints and requests come and go
+Ended          how a generation ended for one member; its own faults are exceptions instead
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Protocol
+
+from orchestrator.checkpoints.state import TrainingState
+from orchestrator.engine.member.heartbeat import Heartbeat
+from orchestrator.topologies import build_schedule
+from orchestrator.topologies.schedule import Schedule
+from orchestrator.transports.base import Transport
+
+Entry = dict[str, Any]
+Emit = Callable[[Entry], None]
+Connect = Callable[[], Transport]  # called once the memory that peers will read is allocated
+Position = tuple[int, int]  # committed steps; 1 if no evaluation is due after the last of them, else 0
+
+_LOOK_S: Final = 0.1  # between two looks at whether the generation still stands, while a checkpoint is awaited
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One membership. Ranks 0..workers-1 are workers, then come the servers.
+
+    shards: by worker's rank. state_transfers: (donor, recipient) pairs of ranks, done before the first step. restore: (rank, where):
+    that rank loads a checkpoint before anything else. writers: the ranks that write the parts of checkpoints, in order.
+    """
+
+    number: int
+    schedule: Schedule
+    shards: tuple[tuple[int, ...], ...]
+    state_transfers: tuple[tuple[int, int], ...] = ()
+    restore: tuple[int, str] | None = None
+    writers: tuple[int, ...] = ()
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any]) -> Generation:
+        """From the dictionary that the driver sends."""
+        restore = spec.get("restore")
+        return cls(
+            spec["number"],
+            build_schedule(spec["topology"], spec["workers"], **spec["options"]),
+            tuple(map(tuple, spec["shards"])),
+            tuple((donor, recipient) for donor, recipient in spec.get("state_transfers", ())),
+            None if restore is None else (restore[0], restore[1]),
+            tuple(spec.get("writers", ())),
+        )
+
+    def donors_of(self, rank: int) -> list[int]:
+        return [donor for donor, recipient in self.state_transfers if recipient == rank]
+
+    def recipients_of(self, rank: int) -> list[int]:
+        return [recipient for donor, recipient in self.state_transfers if donor == rank]
+
+    def pairs(self) -> frozenset[tuple[int, int]]:
+        """The pairs of ranks that talk, the smaller first: these have to be connected."""
+        handed = ((min(pair), max(pair)) for pair in self.state_transfers)
+        return self.schedule.links() | frozenset(handed)
+
+
+class Writer(Protocol):
+    """Writes one member's parts of checkpoints in the background, one at a time."""
+
+    @property
+    def busy(self) -> bool: ...
+
+    def begin(self, state: TrainingState, *, step: int, generation: int, part: int, parts: int, since: float) -> None:
+        """Copy part `part` of `parts` of this state and write the copy. What is steady in it may not change before `copied`,
+        the rest may as soon as this returns. since: `time.monotonic()` when training stopped for this."""
+
+    def copied(self, timeout_s: float | None = None) -> bool:
+        """Until what was begun is copied, and from then on it is written; whether that came in time."""
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Until what was begun is written, or has failed; whether that came in time."""
+
+
+class NoWriter:
+    """For members that never write."""
+
+    busy = False
+
+    def begin(self, state: TrainingState, *, step: int, generation: int, part: int, parts: int, since: float) -> None:  # noqa: ARG002
+        raise AssertionError(
+            f"this member cannot write part {part} of {parts} of checkpoint {step} (generation {generation})"
+        )
+
+    def copied(self, timeout_s: float | None = None) -> bool:  # noqa: ARG002
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> bool:  # noqa: ARG002
+        return True
+
+
+def _nothing_to_load(where: str) -> TrainingState:
+    raise AssertionError(f"this member cannot load {where}")
+
+
+def _ignore(entry: Entry) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class ProcessServices:
+    """emit: takes `{"trace": line}` and events for the driver. unacknowledged: the entries of those that the driver may not
+    have yet; they go along when this member hands its state over. load: the state in a checkpoint."""
+
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    emit: Emit = _ignore
+    unacknowledged: Callable[[], list[Entry]] = list
+    load: Callable[[str], TrainingState] = _nothing_to_load
+    writer: Writer = field(default_factory=NoWriter)
+
+    def await_copied(self) -> None:
+        """Until no checkpoint is being copied: before that nobody may change the state. Raises CalledOff."""
+        while not self.writer.copied(_LOOK_S):
+            self.heartbeat.check()
+
+    def await_written(self) -> None:
+        """Until no checkpoint is being written. Raises CalledOff."""
+        while not self.writer.wait(_LOOK_S):
+            self.heartbeat.check()  # no beat: a storage that hangs is no progress
+
+
+@dataclass(frozen=True)
+class Ended:
+    """kind: finished, or why it left: a peer was lost; the controller called the generation off; a halt that all voted for;
+    another member's shard failed, and that member tells the story.
+
+    position: None for one that has no state of the run yet. digest: of a worker that finished. accuses: the rank of a peer
+    that this member itself found dead or silent.
+    """
+
+    kind: Literal["finished", "peer", "called off", "regroup", "stop", "withdrew"]
+    position: Position | None
+    digest: str | None = None
+    accuses: int | None = None
+    why: str = ""
+
+    def as_answer(self) -> dict[str, Any]:
+        """JSON-able, for the driver."""
+        position = None if self.position is None else list(self.position)
+        if self.kind == "finished":
+            return {"finished": self.digest, "position": position}
+        return {"left": self.kind, "position": position, "accuses": self.accuses, "why": self.why}
