@@ -29,9 +29,10 @@ prepare_environment()
 from orchestrator.control.shard_assignment import place  # noqa: E402
 from orchestrator.data.loading import fetch  # noqa: E402
 from orchestrator.data.order import Order, Sampler  # noqa: E402
-from orchestrator.engine.member.worker import Generation, ProcessServices, Worker  # noqa: E402
+from orchestrator.engine.worker import Generation, ProcessServices, Worker  # noqa: E402
 from orchestrator.numerics.streams import seeded  # noqa: E402
 from orchestrator.pipeline import find  # noqa: E402
+from orchestrator.plan.resolve import resolve
 from orchestrator.settings import Settings, load  # noqa: E402
 from orchestrator.topologies import build_schedule  # noqa: E402
 from orchestrator.transports.memory import Hub, LocalRegions  # noqa: E402
@@ -98,7 +99,7 @@ def run_engine(settings: Settings, emit: Callable[[dict[str, Any]], None]) -> No
     """All steps of a run of one worker; `emit` gets each line of the trace."""
     regions = LocalRegions()
     hub = Hub(1)
-    worker = Worker(settings, regions, ProcessServices(emit=emit))
+    worker = Worker(resolve(settings), regions, ProcessServices(emit=emit))
     run_manifest = {**worker.prepare(), "evaluation_batches": 0}
     schedule = build_schedule(settings.topology.name, 1)
     generation = Generation(0, schedule, place(settings.data.shards, 1))

@@ -28,6 +28,7 @@ FLOORS = [
     "data",
     "numerics",
     "control",
+    "plan",
     "pipeline",
     "settings",
     "topologies",
@@ -121,7 +122,7 @@ def test_modules_form_no_circle() -> None:
 SCENE = """
 import ray.util
 def late():
-    from orchestrator.engine.member import worker
+    from orchestrator.engine import worker
     import importlib
     importlib.import_module("mlflow")
 if TYPE_CHECKING:
@@ -137,8 +138,8 @@ def test_no_way_of_importing_is_overlooked() -> None:
         "ray.util",
         "importlib",
         "mlflow",
-        "orchestrator.engine.member",
-        "orchestrator.engine.member.worker",
+        "orchestrator.engine",
+        "orchestrator.engine.worker",
         "orchestrator.driver.run",
         "orchestrator.driver.run.session",
         "orchestrator.cluster.sessions.local",

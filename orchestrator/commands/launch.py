@@ -32,4 +32,5 @@ def launch(settings: Settings, origins: Mapping[str, str]) -> tuple[str, Outcome
     with signals.posted() as pending_signal, ThreadPoolExecutor(1) as pool:
         # MLflow takes as long to import as Ray to start, so they do it side by side.
         opening = pool.submit(open_record, settings, folder, provenance, origins)
-        return Job(settings, project, display, pending_signal).complete(opening, RunStart(requirements(settings)))
+        job = Job(settings, project, display, pending_signal)
+        return job.complete(opening, RunStart(requirements(job.plan)))

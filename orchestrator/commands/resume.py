@@ -24,6 +24,8 @@ from orchestrator.driver.run.session import RunStart
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import Progress, for_stream, say_obstacles
 from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable, UsageError
+from orchestrator.plan import Plan
+from orchestrator.plan.resolve import resolve
 from orchestrator.provenance import changes, code_restore, data, data_restore, worktree
 from orchestrator.records import lines
 from orchestrator.settings import Settings
@@ -54,7 +56,7 @@ def resume(name: str, overrides: Sequence[str], uri: str | None) -> tuple[str, O
     with recorded_project(recorded, project, folder, display) as place:
         provenance = preflight.check(settings, place)
         say_obstacles(display, provenance.obstacles)  # its other notes are on what a launch is about to record
-        run_start = beginning_of(settings, recorded.files, display.say)
+        run_start = beginning_of(resolve(settings), recorded.files, display.say)
         with signals.posted() as pending_signal, ThreadPoolExecutor(1) as pool:
             opening = pool.submit(reopen_record, settings, store, recorded.files, provenance)
             return Job(settings, place, display, pending_signal).complete(opening, run_start)
@@ -107,9 +109,9 @@ def _changed(recorded: Recorded, project: Path) -> list[str]:
     return [*(changes.since(recorded.files.bundle, work) if recorded.files.bundle.exists() else ["the code"]), *found]
 
 
-def beginning_of(settings: Settings, files: RunFolder, say: Callable[[str], None]) -> RunStart:
+def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> RunStart:
     """Where the run goes on, by what it has left; its trace is cut there. Raises CheckpointDamaged."""
-    found = Catalog(open_storage(storage_of(settings, files)), settings.checkpoint.keep).latest()
+    found = Catalog(open_storage(storage_of(plan, files)), plan.checkpoints.keep).latest()
     for reason in found.reasons:
         say(f"warning: {reason}")
     step = None if found.manifest is None else found.manifest.step
@@ -132,7 +134,7 @@ def beginning_of(settings: Settings, files: RunFolder, say: Callable[[str], None
     members = [event[role] for event in journal for role in ("worker", "server") if role in event]
     return RunStart(
         requirements(
-            settings, checkpoint=step, generation=max(generations, default=-1) + 1, member=max(members, default=-1) + 1
+            plan, checkpoint=step, generation=max(generations, default=-1) + 1, member=max(members, default=-1) + 1
         ),
         len(written),
         float.fromhex(written[-1]["loss"]) if written else None,

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.control.events import Command, End, Kill, Role, Start
-from orchestrator.control.membership import ControllerState, Generation, Member, Phase
+from orchestrator.control.membership import ControllerState, GenerationStatus, Member, Phase
 from orchestrator.errors import OrchestratorError
 
 
@@ -36,7 +36,7 @@ class Decision:
         changed = replace(self.state.members[member], **changes)
         self.set(members={**self.state.members, member: changed})
 
-    def generation(self) -> Generation:
+    def generation(self) -> GenerationStatus:
         assert self.state.generation is not None
         return self.state.generation
 

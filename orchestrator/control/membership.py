@@ -89,7 +89,7 @@ class LostMember:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generation:
+class GenerationStatus:
     """The present (or last) generation.
 
     steps: how many were committed when it began; before: the position that each member then had; asked: what its
@@ -145,7 +145,7 @@ class ControllerState:
     members: Mapping[int, Member] = field(default_factory=dict)
     next_member: int = 0
     run_manifest: Mapping[str, Any] | None = None
-    generation: Generation | None = None
+    generation: GenerationStatus | None = None
     checkpoint: int | None = None
     seen: int = 0
     best: int = 0

@@ -4,20 +4,15 @@ alike."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+
+from orchestrator.plan import Watching
 
 
 @dataclass(frozen=True)
 class Patience:
-    """patience: evaluations in a row without improvement until it is exhausted. min_change: what counts as one.
+    """best: the best value so far; waited: evaluations since then; exhausted: how often the patience has run out."""
 
-    best: the best value so far; waited: evaluations since then; exhausted: how often the patience has run out.
-    """
-
-    metric: str
-    patience: int
-    mode: Literal["min", "max"]
-    min_change: float
+    watching: Watching
     best: float | None = None
     waited: int = 0
     exhausted: int = 0
@@ -26,12 +21,12 @@ class Patience:
         """The state after an evaluation. A value that is not a number is no improvement."""
         if self._improves(value):
             return replace(self, best=value, waited=0)
-        if self.waited + 1 < self.patience:
+        if self.waited + 1 < self.watching.patience:
             return replace(self, waited=self.waited + 1)
         return replace(self, waited=0, exhausted=self.exhausted + 1)
 
     def _improves(self, value: float) -> bool:
         if self.best is None:
             return value == value
-        gain = self.best - value if self.mode == "min" else value - self.best
-        return gain > self.min_change
+        gain = self.best - value if self.watching.mode == "min" else value - self.best
+        return gain > self.watching.min_change

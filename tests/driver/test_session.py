@@ -18,7 +18,7 @@ from orchestrator.driver.run.event_sink import EventSink
 from orchestrator.driver.run.job import requirements
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.outcome import Outcome
-from orchestrator.driver.run.session import RunStart, Session
+from orchestrator.driver.run.session import RunStart, Session, Startup
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import (
     CheckpointDamaged,
@@ -28,6 +28,7 @@ from orchestrator.errors import (
     NonFinite,
     WorkerLost,
 )
+from orchestrator.plan.resolve import resolve
 from orchestrator.records.lines import LineFile, read
 from orchestrator.settings import load
 
@@ -52,8 +53,8 @@ class Script:
     def start(self, member: int, role: str, place: ActorPlacement) -> None:  # noqa: ARG002
         self.done.append(("start", member, role))
 
-    def run(self, member: int, spec: Any, rank: int, peers: Any, run_manifest: Any) -> None:  # noqa: ARG002
-        self.done.append(("run", member, spec["number"], rank, sorted(peers)))
+    def run(self, member: int, generation: Any, rank: int, peers: Any, run_manifest: Any) -> None:  # noqa: ARG002
+        self.done.append(("run", member, generation.number, rank, sorted(peers)))
 
     def ask(self, member: int, what: str) -> None:
         self.done.append(("ask", member, what))
@@ -142,11 +143,13 @@ def play(
     pending_signal = PendingSignal()
     pending_signal.signal = signal
     place = ActorPlacement("p", {})
-    run_start = RunStart(requirements(settings, checkpoint=checkpoint), **before)
-    session = Session(run_start, members, ActorSlots([place, place], place))
+    plan = resolve(settings)
+    run_start = RunStart(requirements(plan, checkpoint=checkpoint), **before)
+    startup = Startup.begin(run_start, members, ActorSlots([place, place], place))
     event_sink = EventSink(record, progress)
-    directory = MemberDirectory(settings, "n", None if catalog is None else "a folder", everywhere=False)
-    session.run(pending_signal, directory, Saving(catalog), event_sink, lambda: trouble)
+    directory = MemberDirectory(plan.exchange, "n", None if catalog is None else "a folder", everywhere=False)
+    session = Session(startup, directory, Saving(catalog), event_sink)
+    session.run(pending_signal, lambda: trouble)
     journal.close()
     trace.close()
     files = [list(read(tmp_path / name)) for name in ("journal", "trace")]
@@ -272,7 +275,9 @@ def test_replicas_that_disagree_in_their_last_words_are_an_error(tmp_path: Path)
 def test_a_layout_that_determines_the_result_has_to_be_whole() -> None:
     for reduction, whole in (("exact", False), ("fast", True)):
         assert (
-            requirements(load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], [f"reduction={reduction}"])).whole
+            requirements(
+                resolve(load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], [f"reduction={reduction}"]))
+            ).whole
             is whole
         )
 

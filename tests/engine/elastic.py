@@ -25,8 +25,9 @@ from orchestrator.checkpoints.state import TrainingState
 from orchestrator.control.shard_assignment import place
 from orchestrator.engine.member.generation import Position
 from orchestrator.engine.member.heartbeat import Activity, Heartbeat
-from orchestrator.engine.member.worker import Ended, Generation, ProcessServices, Server, Worker
+from orchestrator.engine.worker import Ended, Generation, ProcessServices, Server, Worker
 from orchestrator.pipeline import Pipeline
+from orchestrator.plan.resolve import resolve
 from orchestrator.records.trace import Line
 from orchestrator.settings import CheckpointSettings, Every, Settings
 from orchestrator.topologies import build_schedule
@@ -187,7 +188,7 @@ class Member:
         host = ProcessServices(
             self.heartbeat, self.said.append, lambda: list(self.said), run.load, Writes(run.saved, run.busy_for)
         )
-        self.member = role(run.settings, self.regions, host)
+        self.member = role(resolve(run.settings), self.regions, host)
         self._counting = False
         self.run_manifest = self.member.prepare()
         self._counting = True

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from orchestrator.control.shard_assignment import place
-from orchestrator.engine.member.worker import Ended, Generation, ProcessServices, Server, Worker
+from orchestrator.engine.worker import Ended, Generation, ProcessServices, Server, Worker
 from orchestrator.pipeline import Pipeline
+from orchestrator.plan.resolve import resolve
 from orchestrator.records.trace import Line
 from orchestrator.settings import (
     ClusterSettings,
@@ -183,7 +184,8 @@ class _Members:
         self.said: list[list[dict[str, Any]]] = [[] for _ in kinds]
         hosts = [ProcessServices(emit=said.append) for said in self.said]
         self.members = [
-            kind(settings, regions, host) for kind, regions, host in zip(kinds, self._regions, hosts, strict=True)
+            kind(resolve(settings), regions, host)
+            for kind, regions, host in zip(kinds, self._regions, hosts, strict=True)
         ]
         run_manifest = [member.prepare() for member in self.members]
         assert all(other == run_manifest[0] for other in run_manifest[: self._schedule.workers])

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.engine.member.worker import Worker
+from orchestrator.engine.worker import Worker
 from orchestrator.numerics import cuda, exact, staging
 from orchestrator.pipeline import Pipeline
+from orchestrator.plan.resolve import resolve
 from orchestrator.settings import Every
 from orchestrator.transports.memory import LocalRegions
 from tests.engine import faulty as f
@@ -91,11 +92,11 @@ def test_the_facts_say_what_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "start", lambda: prepared.append(True))
     monkeypatch.setattr(cuda, "prepare", lambda *, tf32: {"device": "cuda", "tf32": tf32})
     monkeypatch.setattr(cuda, "describe", lambda: {"models": ["X"]})
-    run_manifest = Worker(settings, LocalRegions()).prepare()
+    run_manifest = Worker(resolve(settings), LocalRegions()).prepare()
     assert prepared == [True]
     assert {"device": "cuda", "tf32": True}.items() <= run_manifest["compute"].items()
     assert run_manifest["machine"]["GPU: models"] == "['X']"
-    assert run_manifest["reference"] == Worker(plain, LocalRegions()).prepare()["reference"]
+    assert run_manifest["reference"] == Worker(resolve(plain), LocalRegions()).prepare()["reference"]
 
 
 @pytest.mark.parametrize("waiting", [1, 2, 3])

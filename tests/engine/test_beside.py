@@ -19,10 +19,11 @@ from orchestrator.checkpoints.state import TrainingState
 from orchestrator.checkpoints.writer import Writer
 from orchestrator.control.shard_assignment import place
 from orchestrator.engine.member.heartbeat import Heartbeat
-from orchestrator.engine.member.worker import Ended, Generation, ProcessServices, Worker
+from orchestrator.engine.worker import Ended, Generation, ProcessServices, Worker
 from orchestrator.errors import PipelineRaised
 from orchestrator.numerics.digests import model_digest
 from orchestrator.pipeline import Pipeline
+from orchestrator.plan.resolve import resolve
 from orchestrator.records.trace import Line
 from orchestrator.topologies import build_schedule
 from orchestrator.transports.memory import Hub, LocalRegions
@@ -70,7 +71,7 @@ class Scene:
         self._settings = elastic_settings(pipeline, Layout(1), SAVED, steps=5, optimizer=adam)
         self._restored = load
         host = ProcessServices(self.heartbeat, self.said.append, load=self._load, writer=self.writer)
-        self.worker = Worker(self._settings, self._regions, host)
+        self.worker = Worker(resolve(self._settings), self._regions, host)
         self._run_manifest = self.worker.prepare()
 
     def run(self, number: int = 0) -> Ended:

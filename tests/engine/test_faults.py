@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.member.worker import Ended
+from orchestrator.engine.worker import Ended
 from orchestrator.errors import ConfigurationError, Inconsistent, NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.pipeline import Pipeline
 from orchestrator.topologies import TOPOLOGIES

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from orchestrator.engine.exchange.collectives import Exchange, Memory
-from orchestrator.engine.exchange.step_report import Consensus, Shape, StepReport
-from orchestrator.engine.execution.lockstep import Lockstep, Withdrawn
+from orchestrator.engine.exchange.step_report import Consensus, Shape, StepReport, Withdrawn
+from orchestrator.engine.execution.executor import Outcome
+from orchestrator.engine.execution.lockstep import Lockstep, Sums
+from orchestrator.engine.execution.run_state import RunState
 from orchestrator.engine.member.heartbeat import CalledOff
 from orchestrator.errors import Inconsistent, PipelineRaised
 from orchestrator.numerics.grid import ABSENT, HEADROOM, Grid, magnitude_bits, needed_exponent
@@ -43,16 +45,29 @@ class Scripted:
     def fault(self, shard: int) -> Exception | None:  # noqa: ARG002
         return self.own_fault
 
-    def apply(self, step: int, consensus: Consensus) -> None:
-        self.applied.append((step, consensus))
+    def apply(self, state: RunState, consensus: Consensus) -> None:
+        self.applied.append((state.steps, consensus))
 
 
-def _lockstep(member: Scripted, *, exact: bool = True) -> Lockstep:
+class Stepping:
+    """A Lockstep with the grid from one step to the next."""
+
+    def __init__(self, lockstep: Lockstep) -> None:
+        self._lockstep = lockstep
+        self.grid = Grid.unset(2, SHARDS)
+
+    def step(self, step: int) -> Outcome:
+        outcome = self._lockstep.advance(RunState(self.grid, step))
+        self.grid = outcome.grid
+        return outcome
+
+
+def _lockstep(member: Scripted, *, exact: bool = True) -> Stepping:
     layout = Layout.of([("w", torch.empty(3)), ("b", torch.empty(1))])
     regions = LocalRegions()
-    memory = Memory(layout, regions, dtype=torch.float64 if exact else torch.float32)
+    memory = Memory(layout, regions, exact=exact)
     exchange = Exchange(build_schedule("ring", 1), 0, 0, Hub(1).transport(0, regions), memory, 1.0)
-    return Lockstep(member, exchange, Shape(SHARDS, 2, 1), ["w", "b", "count"], exact=exact)
+    return Stepping(Lockstep(member, exchange, Sums(Shape(SHARDS, 2, 1), ("w", "b", "count"), exact)))
 
 
 def _fresh(value: float) -> int:
@@ -67,7 +82,7 @@ def test_the_first_step_is_measured_and_then_repeated() -> None:
     outcome = lockstep.step(0)
     fitted = Grid((_fresh(1.0), _fresh(3.0)), SHARDS)
     assert member.asked == [(0, 0, Grid.unset(2, SHARDS)), (0, 1, fitted)]
-    assert outcome.loss == 3.5
+    assert float.fromhex(outcome.lines[0]["loss"]) == 3.5
     assert [step for step, _ in member.applied] == [0]
     assert lockstep.grid == fitted.committed(list(PLAIN.magnitudes))
 

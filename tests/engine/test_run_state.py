@@ -10,26 +10,28 @@ import pytest
 
 from orchestrator.engine.execution.run_state import RunState
 from orchestrator.numerics.grid import Grid
+from orchestrator.plan import Watching
+from orchestrator.plan.resolve import resolve
 from orchestrator.records import trace
 from orchestrator.settings import Every
 from orchestrator.updates.patience import Patience
 from tests.engine import pipelines as p
 from tests.engine.runs import settings_for
 
-SETTINGS = settings_for(
-    p.Mlp, evaluate_every=Every(steps=2), schedule={"name": "plateau"}, early_stopping={"patience": 2}
+PLAN = resolve(
+    settings_for(p.Mlp, evaluate_every=Every(steps=2), schedule={"name": "plateau"}, early_stopping={"patience": 2})
 )
-START = RunState.start(SETTINGS, 3)
+START = RunState.start(PLAN, 3)
 
 
 def test_the_position_tells_committed_steps_and_whether_the_last_is_evaluated() -> None:
     assert START.position == (0, 1)
     grid = Grid((1, None, -60), 5)
-    run_state = START.committed(grid, trace.line(0, 1.5, -3), evaluation_due=True, save_due=True)
+    run_state = START.committed(grid, (trace.line(0, 1.5, -3),), evaluation_due=True, save_due=True)
     assert (run_state.position, run_state.grid, run_state.save_due) == ((1, 0), grid, True)
     run_state = run_state.evaluated({"validation/loss": 2.0})
     assert run_state.position == (1, 1)
-    run_state = run_state.told().committed(grid, trace.line(1, 1.5, -3), evaluation_due=False, save_due=False)
+    run_state = run_state.published().committed(grid, (trace.line(1, 1.5, -3),), evaluation_due=False, save_due=False)
     assert (run_state.position, run_state.save_due) == ((2, 1), True)  # a checkpoint that was postponed stays due
     assert not run_state.saved().save_due
 
@@ -46,15 +48,15 @@ def test_patience_runs_out_by_what_was_seen() -> None:
 
 @pytest.mark.parametrize("best", [None, 0.1, math.inf, -0.0])
 def test_it_travels_whole(best: float | None) -> None:
-    patience = Patience("validation/loss", 2, "min", 0.0, best, waited=1, exhausted=1)
+    patience = Patience(Watching("validation/loss", 2, "min"), best, waited=1, exhausted=1)
     run_state = replace(
         START,
         grid=Grid((4, None, -1074), 5),
         steps=9,
         evaluation_due=True,
         save_due=True,
-        pending_line=trace.line(8, 0.1, 7),
+        unpublished=(trace.line(8, 0.1, 7),),
         stopping=patience,
-        plateau=replace(patience, patience=3),
+        plateau=replace(patience, waited=0),
     )
     assert START.resumed(json.loads(json.dumps(run_state.as_dict(), allow_nan=False))) == run_state

@@ -36,7 +36,7 @@ def test_a_product_is_rounded_before_it_is_added(shards: int) -> None:
     accumulator = Accumulator(layout, total, exact=True)
     for _ in range(shards):
         accumulator.add([torch.full((67,), value)], weight, Grid((0,), shards))
-    accumulator.settle()
+    accumulator.complete()
     assert layout.views(total)[0].tolist() == [2.0 * shards] * 67
 
 

@@ -23,14 +23,15 @@ from unittest.mock import patch
 import torch
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from orchestrator import settings as settings_module
 from orchestrator.checkpoints import catalog, writer
 from orchestrator.checkpoints.storage import Buffer
 from orchestrator.cluster.actors import checkpoint_client, event_queue, member_actor, members
 from orchestrator.driver.run import event_sink, session
-from orchestrator.engine.execution import loop
-from orchestrator.engine.member import cancellation, crash_record, heartbeat, worker_hooks
+from orchestrator.engine import worker_hooks
+from orchestrator.engine.execution import timing
+from orchestrator.engine.member import cancellation, crash_record, heartbeat
 from orchestrator.engine.member.generation import Generation
+from orchestrator.plan.resolve import resolve
 from orchestrator.settings import Settings
 from orchestrator.transports import memory, shared_memory, sockets
 from orchestrator.transports.base import PeerLost, Received, Tag
@@ -40,7 +41,7 @@ from tests.simulation.scheduling import Condition, Process, Schedule
 
 HERE, THERE = "here", "there"  # nodes; the driver lives on the first
 _FIRST_PID = 10_000_000  # above any pid of Linux
-_TIMED = (session, event_sink, catalog, writer, cancellation, loop, worker_hooks, memory)
+_TIMED = (session, event_sink, catalog, writer, cancellation, timing, worker_hooks, memory)
 
 
 class Misfortune:
@@ -250,16 +251,16 @@ class Cluster:
 
     # ---- the network
 
-    def announce(self, spec: dict[str, Any], rank: int, member: Member) -> None:
+    def announce(self, generation: Generation, rank: int, member: Member) -> None:
         """A member of a generation, before it is told of it."""
-        if spec["number"] not in self.generations:
-            plan = Generation.from_spec(spec)
-            self.generations[spec["number"]] = Hub(plan.schedule.members, plan.pairs()), {}
+        number = generation.number
+        if number not in self.generations:
+            self.generations[number] = Hub(generation.schedule.members, generation.pairs()), {}
             self.tell(
-                f"generation {spec['number']}: state transfers {spec['state_transfers']}, restore {spec['restore']}"
+                f"generation {number}: state transfers {generation.state_transfers}, restore {generation.restore}"
             )
         self.lives_on = True
-        hub, present = self.generations[spec["number"]]
+        hub, present = self.generations[number]
         assert rank not in present, "a generation's number was given again"
         present[rank] = member
         member.hubs.append((hub, rank))
@@ -453,17 +454,17 @@ class Background:
 class Members(members.Members):
     """The real ones, who learn from the cluster what the kernel would tell."""
 
-    def __init__(self, cluster: Cluster, poll_s: float) -> None:
-        super().__init__("settings", b"secret", 30.0, poll_s)
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(resolve(cluster.settings), b"secret")
         self._cluster = cluster
 
     def start(self, member: int, role: member_actor.Role, place: members.ActorPlacement) -> None:
         self._cluster.next_member = member
         super().start(member, role, place)
 
-    def run(self, member: int, spec: dict[str, Any], rank: int, peers: dict[int, Any], run_manifest: Any) -> None:
-        self._cluster.announce(spec, rank, self._members[member].actor.member)
-        super().run(member, spec, rank, peers, run_manifest)
+    def run(self, member: int, generation: Generation, rank: int, peers: dict[int, Any], run_manifest: Any) -> None:
+        self._cluster.announce(generation, rank, self._members[member].actor.member)
+        super().run(member, generation, rank, peers, run_manifest)
 
     def is_gone(self, member: int) -> bool:
         known = self._members[member]
@@ -502,7 +503,6 @@ def simulated(cluster: Cluster) -> Iterator[None]:
         (member_actor.MemberActor, "_describe", lambda *_: {"environment": {}, "modules": []}),
         (crash_record, "CrashRecord", lambda: SimpleNamespace(fd=0, note=None)),
         (heartbeat, "Heartbeat", lambda _: Beating(cluster)),
-        (settings_module, "from_yaml", lambda _: cluster.settings),
         (sockets, "Listener", Listener),
         (sockets, "connect", cluster.connect),
         (shared_memory, "SharedRegions", cluster.regions),

@@ -32,8 +32,10 @@ from orchestrator.driver.run.event_sink import EventSink
 from orchestrator.driver.run.job import requirements
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.outcome import Outcome
-from orchestrator.driver.run.session import RunStart, Session
+from orchestrator.driver.run.session import RunStart, Session, Startup
 from orchestrator.errors import CheckpointDamaged, ClusterUnavailable, Interrupted, Stalled, WorkerLost
+from orchestrator.plan import Plan as ResolvedPlan
+from orchestrator.plan.resolve import resolve
 from orchestrator.records.lines import LineFile, read
 from orchestrator.settings import Settings
 from tests.commands.chaos import check_journal
@@ -43,7 +45,6 @@ from tests.simulation.plans import MOST_LIVES, Chance, Crash, Plan, calm, plan
 from tests.simulation.scheduling import Schedule
 
 _RIGHTLY = (WorkerLost, Stalled, ClusterUnavailable)  # how a wild run may end
-_POLL_SHARE = 0.25  # of the time after which a member counts as stuck, as in `driver.job`
 _TORN = b'{"step": 3, "lo'
 
 
@@ -129,9 +130,9 @@ class Run:
     def _drive(self, settings: Settings) -> Outcome:
         """What `driver.job` does."""
         cluster = self._cluster
-        run_start = self._resumed(settings) if self._files.journal.exists() else RunStart(requirements(settings))
-        members = Members(cluster, settings.cluster.step_timeout_s * _POLL_SHARE)
-        session = Session(run_start, members, self._actor_slots(settings), self._chance.vet)
+        plan = resolve(settings)
+        run_start = self._resumed(plan) if self._files.journal.exists() else RunStart(requirements(plan))
+        startup = Startup.begin(run_start, Members(cluster), self._actor_slots(settings), self._chance.vet)
         with contextlib.ExitStack() as stack:
             journal, trace = (
                 stack.enter_context(contextlib.closing(Meeting(path, cluster)))
@@ -142,19 +143,20 @@ class Run:
             record.files, record.describe = SimpleNamespace(artifacts=list), lambda *_: []
             progress: Any = SimpleNamespace(start=_nothing, step=_nothing, say=self._say)
             event_sink = EventSink(record, progress)
-            saving = Saving(Catalog(Store(cluster, None), settings.checkpoint.keep))
-            directory = MemberDirectory(settings, HERE, "storage", everywhere=self._plan.everywhere)
-            session.run(self._chance.pending_signal, directory, saving, event_sink, self._look_for_trouble)
+            saving = Saving(Catalog(Store(cluster, None), plan.checkpoints.keep))
+            directory = MemberDirectory(plan.exchange, HERE, "storage", everywhere=self._plan.everywhere)
+            session = Session(startup, directory, saving, event_sink)
+            session.run(self._chance.pending_signal, self._look_for_trouble)
             outcome = event_sink.outcome
             if outcome.error is None:
                 self._save_weights(session, outcome)
             self._check_life(outcome)
             return outcome
 
-    def _resumed(self, settings: Settings) -> RunStart:
+    def _resumed(self, plan: ResolvedPlan) -> RunStart:
         while True:
             try:
-                return resume.beginning_of(settings, self._files, self._say)
+                return resume.beginning_of(plan, self._files, self._say)
             except CheckpointDamaged as error:
                 if not self._chance.storage_failed:
                     raise

@@ -21,6 +21,8 @@ from orchestrator.cluster.actors.event_queue import Entry, EventQueue, capture_p
 from orchestrator.cluster.actors.lease import Lease
 
 if TYPE_CHECKING:
+    from orchestrator.engine.member.generation import Generation
+    from orchestrator.plan import Plan
     from orchestrator.transports.base import Transport
 
 Role = Literal["worker", "server"]
@@ -45,12 +47,12 @@ class MemberActor:
     """One member's process. project: the folder from which the pipeline is imported; None for the copy that Ray has made
     the working directory already."""
 
-    def __init__(self, role: Role, settings: str, secret: bytes, project: str | None, lease_s: float) -> None:
+    def __init__(self, role: Role, plan: Plan, secret: bytes, project: str | None) -> None:
         _hide_gpus()
         from orchestrator.engine.member.crash_record import CrashRecord
         from orchestrator.engine.member.heartbeat import Heartbeat
 
-        self._lease = Lease(lease_s)
+        self._lease = Lease(plan.cluster.timeouts.lease_s)
         self._event_queue = EventQueue()
         self._event_queue.put({"pid": os.getpid()})  # at once: it may die while it prepares
         capture_prints(self._event_queue)
@@ -59,7 +61,7 @@ class MemberActor:
         # Before the driver's own folders, which Ray adds and this node may have too.
         sys.path.insert(0, str(Path.cwd()))
         self._role = role
-        self._settings_text = settings
+        self._plan = plan
         self._secret = secret
         self._crash_record = CrashRecord()
         self._heartbeat = Heartbeat(self._crash_record.note)
@@ -68,10 +70,10 @@ class MemberActor:
         """`{"run_manifest", "addresses", "pid", "node", "crash_record"}`: ready to join a generation."""
         return self._answer(self._prepare)
 
-    def run(self, spec: dict[str, Any], rank: int, peers: dict[int, Any], run_manifest: dict[str, Any]) -> Answer:
-        """Live a generation (`driver/generations.py` has the form of `spec`): how it ended (`engine.generation.Ended`)."""
-        answer = self._answer(lambda: self._run(spec, rank, peers, run_manifest))
-        return {**answer, "generation": spec["number"]}
+    def run(self, generation: Generation, rank: int, peers: dict[int, Any], run_manifest: dict[str, Any]) -> Answer:
+        """Live a generation: how it ended (`engine.member.generation.Ended`)."""
+        answer = self._answer(lambda: self._run(generation, rank, peers, run_manifest))
+        return {**answer, "generation": generation.number}
 
     @ray.method(concurrency_group="control")
     def take(self, after: int, wait_s: float, gather_s: float) -> dict[str, Any]:
@@ -118,25 +120,20 @@ class MemberActor:
 
     def _prepare(self) -> Answer:
         from orchestrator.cluster.actors.checkpoint_client import CheckpointClient
-        from orchestrator.engine.member.worker import ProcessServices, Server, Worker
-        from orchestrator.settings import from_yaml
+        from orchestrator.engine.worker import ProcessServices, Server, Worker
         from orchestrator.transports.shared_memory import SharedRegions
         from orchestrator.transports.sockets import Listener
 
-        settings = from_yaml(self._settings_text)
-        self._timeout_s = settings.cluster.step_timeout_s
-        self._device = settings.run.device
         # Only who may need it is reachable by TCP: a private Ray opens no port.
-        between_nodes = settings.cluster.address is not None and settings.transport == "auto"
-        by_tcp = between_nodes or settings.transport == "tcp"
+        by_tcp = self._plan.exchange.between_nodes
         address = str(ray.util.get_node_ip_address()) if by_tcp else None  # type: ignore[no-untyped-call]
         self._listener = Listener(self._secret, address)
         self._regions = SharedRegions()
         self._checkpoint_client = CheckpointClient(self._emit)
-        host = ProcessServices(
+        services = ProcessServices(
             self._heartbeat, self._emit, self._event_queue.kept, self._checkpoint_client.load, self._checkpoint_client
         )
-        self._member: Any = (Worker if self._role == "worker" else Server)(settings, self._regions, host)
+        self._member: Any = (Worker if self._role == "worker" else Server)(self._plan, self._regions, services)
         run_manifest = self._member.prepare()
         self._heartbeat.rest()
         return {
@@ -159,23 +156,22 @@ class MemberActor:
 
         modules = imported.gather(imported.files_of(sys.modules), Path.cwd(), origin)
         return {
-            "environment": environment.capture(self._device).as_dict(),
+            "environment": environment.capture(self._plan.run.compute.device).as_dict(),
             "modules": [module.as_dict() for module in modules],
         }
 
-    def _run(self, spec: dict[str, Any], rank: int, peers: dict[int, Any], run_manifest: dict[str, Any]) -> Answer:
-        from orchestrator.engine.member.generation import Generation
+    def _run(self, generation: Generation, rank: int, peers: dict[int, Any], run_manifest: dict[str, Any]) -> Answer:
         from orchestrator.transports.sockets import connect
 
-        if spec["storage"] is not None:
-            self._checkpoint_client.open(spec["storage"])
-        plan = Generation.from_spec(spec)
+        if generation.storage is not None:
+            self._checkpoint_client.open(generation.storage)
+        timeout_s = self._plan.cluster.timeouts.step_s
 
         def join() -> Transport:
-            return connect(self._listener, rank, plan.number, peers, self._regions, self._timeout_s)
+            return connect(self._listener, rank, generation.number, peers, self._regions, timeout_s)
 
         try:
-            ended = self._member.run(plan, rank, join, run_manifest)
+            ended = self._member.run(generation, rank, join, run_manifest)
         finally:
             self._heartbeat.rest()
         return dict(ended.as_answer())

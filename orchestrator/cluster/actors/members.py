@@ -8,16 +8,20 @@ import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from types import TracebackType
+from typing import Any, Literal, Self
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from orchestrator.cluster.actors.member_actor import Answer, MemberActor, Role
 from orchestrator.engine.member.crash_record import CrashRecordReader
+from orchestrator.engine.member.generation import Generation
 from orchestrator.errors import RunFailed, WorkerLost
+from orchestrator.plan import Plan
 
 _POLL_S = 2.0  # how long an idle actor holds a poll, at most
+_HEARTBEAT_SHARE = 0.25  # of the time after which a member counts as stuck
 _DRAIN_S = 5.0  # how long a member may take for its last words; one that is stopped never answers
 _PROFILE_S = 30.0
 _SILENT_S = 30.0  # who has not answered for so long is stopped, or its host is gone
@@ -60,36 +64,44 @@ class _Member:
 class Members:
     """The members of a run, by id.
 
-    settings: as YAML; secret: what they prove to each other; lease_s: how long they live without hearing from here; poll_s: how
-    long an actor that has nothing to say may hold a poll, and so how old its heartbeat may be.
+    secret: what they prove to each other.
     """
 
-    def __init__(self, settings: str, secret: bytes, lease_s: float, poll_s: float = _POLL_S) -> None:
+    def __init__(self, plan: Plan, secret: bytes) -> None:
         options: dict[str, Any] = {"max_restarts": 0, "concurrency_groups": {"control": 3}}
         self._kind: Any = ray.remote(**options)(MemberActor)
-        self._settings = settings
+        self._plan = plan
         self._secret = secret
-        self._lease_s = lease_s
-        self._poll_s = min(_POLL_S, poll_s)
+        # How long an actor that has nothing to say may hold a poll, and so how old its heartbeat may be.
+        self._poll_s = min(_POLL_S, plan.cluster.timeouts.step_s * _HEARTBEAT_SHARE)
         self._members: dict[int, _Member] = {}
         self._waiting: dict[Any, tuple[int, Kind]] = {}
         self._eager: int | None = None
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End all of them; a Ray that outlives the run must not keep them."""
+        for member in self._members.values():
+            with contextlib.suppress(Exception):  # of a Ray that is gone
+                ray.kill(member.actor, no_restart=True)
+
     def start(self, member: int, role: Role, place: ActorPlacement) -> None:
         """Start its process and have it prepare; "prepared" is heard when it is ready."""
-        actor = self._kind.options(**place.options).remote(
-            role, self._settings, self._secret, place.project, self._lease_s
-        )
+        actor = self._kind.options(**place.options).remote(role, self._plan, self._secret, place.project)
         self._members[member] = _Member(actor)
         self._ask(member, "prepared", actor.prepare.remote())
         self._poll(member)
 
-    def run(self, member: int, spec: dict[str, Any], rank: int, peers: dict[int, Any], run_manifest: Any) -> None:
+    def run(self, member: int, generation: Generation, rank: int, peers: dict[int, Any], run_manifest: Any) -> None:
         """Have it live a generation; "ran" is heard when it has ended for this member. The entries of rank 0 are wanted at
         once; the others' may wait."""
         if rank == 0:
             self._eager = member
-        self._ask(member, "ran", self._members[member].actor.run.remote(spec, rank, peers, run_manifest))
+        self._ask(member, "ran", self._members[member].actor.run.remote(generation, rank, peers, run_manifest))
 
     def pid(self, member: int) -> int | None:
         """Of its process; None before it has said so."""

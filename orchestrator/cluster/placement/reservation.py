@@ -8,7 +8,8 @@ no longer than `cluster.start_timeout_s`. Nodes that an autoscaler would add are
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,25 +76,37 @@ def lack(need: Need, nodes: Sequence[Node]) -> str | None:
     return f"the run needs {need}, more than this Ray has: {_listed(nodes)}"
 
 
-def reserve(need: Need, timeout_s: float, check: Callable[[], None]) -> list[ActorSlot]:
-    """One seat per member. check: called now and then, may raise. Raises ClusterUnavailable."""
+@contextmanager
+def reserved(need: Need, timeout_s: float, check: Callable[[], None]) -> Iterator[list[ActorSlot]]:
+    """One slot per member, within the block. check: called now and then, may raise. Raises ClusterUnavailable."""
     nodes = living_nodes()
     why_not = lack(need, nodes)
     if why_not is not None:
         remedy = "ask for less with cluster.workers, cluster.cpus_per_worker or cluster.gpus_per_worker, or add nodes"
         raise ClusterUnavailable(why_not, f"{remedy}; or transport=auto" if need.together else remedy)
-    group = placement_group([need.bundle] * need.members, strategy="STRICT_PACK" if need.together else "PACK")
+    group: Any = placement_group([need.bundle] * need.members, strategy="STRICT_PACK" if need.together else "PACK")
+    try:
+        _await(group, need, timeout_s, check)
+        yield _slots(group, need, nodes)
+    finally:
+        with suppress(Exception):  # of a Ray that is gone
+            remove_placement_group(group)
+
+
+def _await(group: Any, need: Need, timeout_s: float, check: Callable[[], None]) -> None:
     deadline = time.monotonic() + timeout_s
     while not group.wait(_LOOK_S):
         check()
         if time.monotonic() > deadline:
             free = _free(living_nodes())
-            remove_placement_group(group)
             raise ClusterUnavailable(
                 f"the run needs {need}, which did not become free within {timeout_s:g} s; free now: {free}",
                 "end what else runs there, ask for less, or raise cluster.start_timeout_s",
             )
-    by_id = {node.id: node for node in nodes + living_nodes()}
+
+
+def _slots(group: Any, need: Need, nodes: Sequence[Node]) -> list[ActorSlot]:
+    by_id = {node.id: node for node in [*nodes, *living_nodes()]}
     chosen: Mapping[int, str] = placement_group_table(group)["bundles_to_node_id"]
     return [ActorSlot(by_id[chosen[member]], _options(need, group, member)) for member in range(need.members)]
 

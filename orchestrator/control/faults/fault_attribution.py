@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from orchestrator.control.events import Heartbeat, Left
-from orchestrator.control.membership import ControllerState, Generation, LostMember, Member, present, waiting
+from orchestrator.control.membership import ControllerState, GenerationStatus, LostMember, Member, present, waiting
 from orchestrator.errors import RunFailed, Stalled, WorkerLost
 
 LOSSES = 3
@@ -142,7 +142,7 @@ def computing(fallen: LostMember) -> tuple[int, int] | None:
     return heartbeat.step, heartbeat.shard
 
 
-def _suspects(generation: Generation, fallen: LostMember, step: int) -> tuple[list[tuple[int, int]], bool]:
+def _suspects(generation: GenerationStatus, fallen: LostMember, step: int) -> tuple[list[tuple[int, int]], bool]:
     """The micro-batches that may have cost this member, and whether it was seen computing one."""
     rank, heartbeat = generation.rank(fallen.member.id), fallen.member.heartbeat
     if fallen.member.role == "server":

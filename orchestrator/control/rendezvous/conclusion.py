@@ -10,7 +10,7 @@ from __future__ import annotations
 from orchestrator.control.decision import Decision
 from orchestrator.control.events import Finished, Left, Recovered
 from orchestrator.control.faults import fault_attribution
-from orchestrator.control.membership import ControllerState, Generation, Member, present, skew, top, waiting
+from orchestrator.control.membership import ControllerState, GenerationStatus, Member, present, skew, top, waiting
 from orchestrator.control.rendezvous.formation import end_interrupted, form, worth_saving
 from orchestrator.errors import Inconsistent, RunFailed, WorkerLost
 
@@ -76,7 +76,7 @@ def _regroup(decision: Decision) -> None:
         form(decision)
 
 
-def _learn_of_older_checkpoint(decision: Decision, generation: Generation) -> None:
+def _learn_of_older_checkpoint(decision: Decision, generation: GenerationStatus) -> None:
     """A damaged checkpoint is replaced by the one before it; then the members stand at less than was promised.
 
     One that was saved since is good, even when all who got so far are lost.
@@ -92,7 +92,7 @@ def _learn_of_older_checkpoint(decision: Decision, generation: Generation) -> No
         decision.set(checkpoint=moved[0], seen=min(state.seen, moved[0]))
 
 
-def _standing(state: ControllerState, generation: Generation) -> int:
+def _standing(state: ControllerState, generation: GenerationStatus) -> int:
     """The step that the generation was in: the one that its living members have to do next, or where its dead were."""
     highest = top(present(state))
     reached = state.seen if highest is None else highest[0]

@@ -11,7 +11,16 @@ from typing import Any
 
 from orchestrator.control.decision import Decision
 from orchestrator.control.events import Ask, Begin
-from orchestrator.control.membership import ControllerState, Generation, Member, Recovery, compose, living, top, waiting
+from orchestrator.control.membership import (
+    ControllerState,
+    GenerationStatus,
+    Member,
+    Recovery,
+    compose,
+    living,
+    top,
+    waiting,
+)
 from orchestrator.control.rendezvous.scaling import FAILURES, start_missing
 from orchestrator.errors import Interrupted, WorkerLost
 
@@ -63,7 +72,7 @@ def begin(decision: Decision, plan: Begin) -> None:
             return
     decision.set(
         run_manifest=plan.run_manifest,
-        generation=Generation(
+        generation=GenerationStatus(
             begin=plan, steps=steps, before={id_: state.members[id_].position for id_ in plan.members}
         ),
     )

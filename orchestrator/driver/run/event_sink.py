@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.control import events
@@ -16,6 +16,7 @@ from orchestrator.driver.record.record import Record
 from orchestrator.driver.run.checkpointing import SavedCheckpoint
 from orchestrator.driver.run.outcome import Outcome
 from orchestrator.driver.terminal.progress import Progress, say_obstacles
+from orchestrator.engine.member.generation import Generation
 from orchestrator.records.trace import Line
 
 _REMEMBERED_LINES = 10_000
@@ -77,18 +78,18 @@ class EventSink:
     def decided(self, before: str, after: str, reason: str) -> None:
         self.event("decided", **{"from": before, "to": after, "reason": reason})
 
-    def begins(self, spec: dict[str, Any], members: list[int], steps: int, reason: str) -> None:
+    def begins(self, generation: Generation, members: Sequence[int], steps: int, reason: str) -> None:
         """A generation."""
-        self.event("generation_started", **spec, members=members, steps=steps)
+        self.event("generation_started", **generation.as_event(), members=members, steps=steps)
         self.outcome.generations += 1
-        self.outcome.workers = spec["workers"]
-        self._tracker.metrics(self.outcome.steps, {"cluster/workers": spec["workers"]})
+        self.outcome.workers = generation.workers
+        self._tracker.metrics(self.outcome.steps, {"cluster/workers": generation.workers})
         if self.outcome.generations == 1:
             self._progress.start(steps)
-            if spec["storage"] is not None and not spec["writers"]:
+            if generation.storage is not None and not generation.writers:
                 self._progress.say(_NO_CHECKPOINTS)
         else:
-            self._progress.say(f"generation {spec['number']}, {spec['workers']} workers: {reason}")
+            self._progress.say(f"generation {generation.number}, {generation.workers} workers: {reason}")
 
     def lines(self, new: list[Line]) -> None:
         """Lines of the trace that are new, in order."""

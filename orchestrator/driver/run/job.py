@@ -5,11 +5,15 @@ Launching and resuming differ in how a run begins (`session.RunStart`) and are t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from orchestrator.checkpoints.catalog import Catalog
@@ -17,7 +21,8 @@ from orchestrator.checkpoints.storage import open_storage
 from orchestrator.cluster.actors.members import ActorPlacement, Members, this_node
 from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.cluster.placement.project_transfer import Project, prepare_workspaces, unlike
-from orchestrator.cluster.placement.reservation import Need, reserve
+from orchestrator.cluster.placement.reservation import Need, reserved
+from orchestrator.cluster.sessions import RaySession
 from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.cluster.sessions.local import LocalRay
 from orchestrator.control.membership import Requirements
@@ -28,35 +33,41 @@ from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import EventSink
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.outcome import Outcome
-from orchestrator.driver.run.session import NodeCheck, RunStart, Session
+from orchestrator.driver.run.session import NodeCheck, RunStart, Session, Startup
 from orchestrator.driver.terminal.progress import Progress
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import Interrupted, OrchestratorError, RunFailed
-from orchestrator.settings import Settings, to_yaml
+from orchestrator.plan import Plan
+from orchestrator.plan.resolve import resolve
+from orchestrator.settings import Settings
 from orchestrator.topologies import Schedule, build_schedule
 from orchestrator.tracking import is_server
-
-_PULSE_SHARE = 0.25  # of the time after which a member counts as stuck: how old its last heartbeat may be
 
 
 @dataclass(frozen=True)
 class Job:
-    """project: the folder from which the pipeline is imported; settings: of the run."""
+    """project: the folder from which the pipeline is imported; settings: of the run; ray: the Ray to run on, entered for the time
+    of the job: one of its own, or one that outlives it and other jobs share."""
 
     settings: Settings
     project: Path
     display: Progress
     pending_signal: PendingSignal
+    ray: Callable[[Plan], AbstractContextManager[RaySession]] | None = None
+
+    @cached_property
+    def plan(self) -> Plan:
+        return resolve(self.settings)
 
     def complete(self, opening: Future[Record], run_start: RunStart) -> tuple[str, Outcome]:
         """Run, and bring the record to its end, whatever happens; the run's id and what it came to."""
-        settings, display = self.settings, self.display
+        plan, display = self.plan, self.display
         try:
-            if is_server(settings.tracking.uri):
+            if is_server(self.settings.tracking.uri):
                 opening.result()  # it may be out of reach: known before anything is started
             outcome = self._run(opening, run_start)
         except OrchestratorError as error:
-            outcome = Outcome(workers=settings.cluster.workers.start, error=error)
+            outcome = Outcome(workers=plan.cluster.members.start, error=error)
         except BaseException as error:
             opening.result().close(Outcome(error=RunFailed(f"{type(error).__name__}: {error}")))
             raise
@@ -64,7 +75,7 @@ class Job:
             display.close()
         record = opening.result()
         files, tracker = record.files, record.tracker
-        trouble = pictures.draw(files.pictures, files.trace, files.journal, tracker.name, _schedule(settings))
+        trouble = pictures.draw(files.pictures, files.trace, files.journal, tracker.name, _schedule(plan))
         if trouble is not None:
             display.say(f"note: {trouble}")
         for sentence in record.compare_with_like(outcome.digest):
@@ -77,79 +88,74 @@ class Job:
             )
         if outcome.error is None:
             uri = record.store.uri
-            display.say(
-                summary.text(outcome, tracker.name, layout(settings), tracker.run_id, tracker.experiment_id, uri)
-            )
+            display.say(summary.text(outcome, tracker.name, layout(plan), tracker.run_id, tracker.experiment_id, uri))
         return tracker.run_id, outcome
 
     def _run(self, opening: Future[Record], run_start: RunStart) -> Outcome:
-        """Start or join Ray, place the members, run them to the end, fetch the trained weights. Raises OrchestratorError for
-        what goes wrong before the first member is started; later troubles are in the outcome."""
-        settings = self.settings
-        cluster = settings.cluster
-        ray = LocalRay(self._cpus()) if cluster.address is None else JoinedRay(cluster.address)
-        self.display.say(f"starting {layout(settings)}")
-        with ray:
+        """Place the members, run them to the end, fetch the trained weights. Raises OrchestratorError for what goes wrong before
+        the first member is started; later troubles are in the outcome."""
+        plan = self.plan
+        self.display.say(f"starting {layout(plan)}")
+        with (self.ray or self._own_ray)(plan) as ray:
             self.pending_signal.watch()
-            actor_slots, node_check = self._actor_slots()
-            heartbeat_s = cluster.step_timeout_s * _PULSE_SHARE
-            members = Members(to_yaml(settings), secrets.token_bytes(32), cluster.lease_s, heartbeat_s)
-            session = Session(run_start, members, actor_slots, node_check)
-            record = opening.result()
-            for run_id in record.orphans:
-                self.display.say(
-                    f"note: run {run_id} was left RUNNING by a driver that is gone; it is marked KILLED now"
-                )
-            event_sink = EventSink(record, self.display)
-            storage = storage_of(settings, record.files)
-            saving = Saving(Catalog(open_storage(storage), settings.checkpoint.keep))
-            directory = MemberDirectory(settings, this_node(), storage, everywhere=settings.checkpoint.uri is not None)
-            session.run(self.pending_signal, directory, saving, event_sink, ray.trouble)
-            outcome = event_sink.outcome
-            if outcome.error is None:
-                weights = record.files.weights
-                unfinished = weights.with_suffix(".unfinished")
-                try:
-                    holder = session.save_weights(str(unfinished))
-                    unfinished.rename(weights)
-                    record.profile = members.profile(holder)
-                except RunFailed as error:  # what was trained up to here stays in the report
-                    outcome.error = error
-                    unfinished.unlink(missing_ok=True)
+            with contextlib.ExitStack() as held:
+                actor_slots, node_check = self._actor_slots(held)
+                members = held.enter_context(Members(plan, secrets.token_bytes(32)))
+                startup = Startup.begin(run_start, members, actor_slots, node_check)
+                return self._drive(startup, opening.result(), ray)
+
+    def _drive(self, startup: Startup, record: Record, ray: RaySession) -> Outcome:
+        plan = self.plan
+        for run_id in record.orphans:
+            self.display.say(f"note: run {run_id} was left RUNNING by a driver that is gone; it is marked KILLED now")
+        event_sink = EventSink(record, self.display)
+        storage = storage_of(plan, record.files)
+        saving = Saving(Catalog(open_storage(storage), plan.checkpoints.keep))
+        everywhere = plan.checkpoints.uri is not None
+        directory = MemberDirectory(plan.exchange, this_node(), storage, everywhere=everywhere)
+        session = Session(startup, directory, saving, event_sink)
+        session.run(self.pending_signal, ray.trouble)
+        outcome = event_sink.outcome
+        if outcome.error is None:
+            weights = record.files.weights
+            unfinished = weights.with_suffix(".unfinished")
+            try:
+                holder = session.save_weights(str(unfinished))
+                unfinished.rename(weights)
+                record.profile = startup.members.profile(holder)
+            except RunFailed as error:  # what was trained up to here stays in the report
+                outcome.error = error
+                unfinished.unlink(missing_ok=True)
         return outcome
 
-    def _actor_slots(self) -> tuple[ActorSlots, NodeCheck]:
+    def _actor_slots(self, held: contextlib.ExitStack) -> tuple[ActorSlots, NodeCheck]:
         """Room for every member that the run starts with, on nodes that have this project, and what is asked of a node that
-        comes later. A private Ray is this machine."""
-        cluster = self.settings.cluster
-        deadline_s = time.monotonic() + cluster.start_timeout_s
-        together = self.settings.transport == "shared_memory"
-        wanted = _members(self.settings, cluster.workers.most if cluster.address is None else cluster.workers.start)
-        need = Need(wanted, cluster.cpus_per_worker, cluster.gpus_per_worker, together)
-        actor_slots = reserve(need, cluster.start_timeout_s, self._check)
+        comes later. A private Ray is this machine. held: lets go of the room at the end."""
+        cluster, timeout_s = self.plan.cluster, self.plan.cluster.timeouts.start_s
+        deadline_s = time.monotonic() + timeout_s
+        wanted = cluster.members.total(cluster.members.most if cluster.address is None else cluster.members.start)
+        need = Need(wanted, cluster.cpus, cluster.gpus, cluster.together)
+        slots = held.enter_context(reserved(need, timeout_s, self._check))
         anywhere = {"num_cpus": need.cpus, "num_gpus": need.gpus}
         if cluster.address is None:
             here = str(self.project)
-            return ActorSlots(
-                [ActorPlacement(here, slot.options) for slot in actor_slots], ActorPlacement(here, anywhere)
-            ), lambda _node: None
+            slots_here = [ActorPlacement(here, slot.options) for slot in slots]
+            return ActorSlots(slots_here, ActorPlacement(here, anywhere)), lambda _node: None
         project = Project(self.project, self.settings.data.inputs, deadline_s, self._check)
-        workspaces = prepare_workspaces(
-            project, {slot.node.id: slot.node for slot in actor_slots}.values(), self.display.say
-        )
+        workspaces = prepare_workspaces(project, {slot.node.id: slot.node for slot in slots}.values(), self.display.say)
         places = [
             ActorPlacement(workspace.project, {**slot.options, "runtime_env": dict(workspace.runtime_env)})
-            for slot, workspace in ((slot, workspaces[slot.node.id]) for slot in actor_slots)
+            for slot, workspace in ((slot, workspaces[slot.node.id]) for slot in slots)
         ]
         # A node that is not known yet is more likely to lack the project than to have it.
         carried = next((place for place in places if place.project is None), places[0])
         elsewhere = ActorPlacement(carried.project, {**anywhere, "runtime_env": carried.options["runtime_env"]})
         known = set(workspaces)
 
-        def vet(node: str) -> str | None:
+        def check_node(node: str) -> str | None:
             if node in known or carried.project is None:
                 return None
-            later = Project(self.project, project.inputs, time.monotonic() + cluster.start_timeout_s, self._check)
+            later = Project(self.project, project.inputs, time.monotonic() + timeout_s, self._check)
             try:
                 problem = unlike(later, node)
             except OrchestratorError as error:
@@ -157,66 +163,57 @@ class Job:
             known.update([node] if problem is None else [])
             return problem
 
-        return ActorSlots(places, elsewhere), vet
+        return ActorSlots(places, elsewhere), check_node
 
     def _check(self) -> None:
         if self.pending_signal.signal is not None:
             raise Interrupted(f"interrupted by {self.pending_signal.signal}")
 
-    def _cpus(self) -> float:
-        """What the local Ray is started with: as many as the run may need (rule D4)."""
-        members = _members(self.settings, self.settings.cluster.workers.most)
-        cpus, cores = self.settings.cluster.cpus_per_worker * members, len(os.sched_getaffinity(0))
+    def _own_ray(self, plan: Plan) -> RaySession:
+        """Joined, or started for this job with as many CPUs as it may need (rule D4)."""
+        cluster = plan.cluster
+        if cluster.address is not None:
+            return JoinedRay(cluster.address)
+        members = cluster.members.total(cluster.members.most)
+        cpus, cores = cluster.cpus * members, len(os.sched_getaffinity(0))
         if cpus > cores:
             self.display.say(f"note: {members} processes that want {cpus:g} CPUs share {cores} cores")
-        return cpus
+        return LocalRay(cpus)
 
 
-def requirements(
-    settings: Settings, *, checkpoint: int | None = None, generation: int = 0, member: int = 0
-) -> Requirements:
-    """What the settings ask of the controller. checkpoint: to begin with; generation, member: the first numbers to give."""
-    cluster = settings.cluster
-    # Under `fast` the sums follow the layout, so a smaller one would change bits: it waits until it is complete again.
-    whole = settings.reduction == "fast"
+def requirements(plan: Plan, *, checkpoint: int | None = None, generation: int = 0, member: int = 0) -> Requirements:
+    """What the plan asks of the controller. checkpoint: to begin with; generation, member: the first numbers to give."""
+    members, timeouts = plan.cluster.members, plan.cluster.timeouts
     return Requirements(
-        shards=settings.data.shards,
-        start=cluster.workers.start,
-        least=cluster.workers.start if whole else cluster.workers.least,
-        most=cluster.workers.most,
-        spares=cluster.spares,
-        servers=_servers(settings),
-        start_timeout_s=cluster.start_timeout_s,
-        step_timeout_s=cluster.step_timeout_s,
-        whole=whole,
+        shards=plan.data.shards,
+        start=members.start,
+        least=members.least,
+        most=members.most,
+        spares=members.spares,
+        servers=members.servers,
+        start_timeout_s=timeouts.start_s,
+        step_timeout_s=timeouts.step_s,
+        whole=not plan.exchange.exact,
         checkpoint=checkpoint,
         generation=generation,
         member=member,
     )
 
 
-def storage_of(settings: Settings, files: RunFolder) -> str:
-    """Where the run's checkpoints lie: a path, or a URL under `checkpoint.uri`, which runs may share."""
-    uri = settings.checkpoint.uri
+def storage_of(plan: Plan, files: RunFolder) -> str:
+    """Where the run's checkpoints lie: a path, or a URL under which runs may share a place."""
+    uri = plan.checkpoints.uri
     return str(files.checkpoints) if uri is None else f"{uri.rstrip('/')}/{files.path.name}"
 
 
-def layout(settings: Settings) -> str:
+def layout(plan: Plan) -> str:
     """What a run runs on, such as "3 workers and 1 server, topology parameter_server"."""
-    workers = settings.cluster.workers
-    number = str(workers.most) if workers.start == workers.most else f"{workers.start} to {workers.most}"
-    counts = [(number, "worker"), (str(settings.cluster.spares), "spare"), (str(_servers(settings)), "server")]
+    of = plan.cluster.members
+    number = str(of.most) if of.start == of.most else f"{of.start} to {of.most}"
+    counts = [(number, "worker"), (str(of.spares), "spare"), (str(of.servers), "server")]
     members = [f"{count} {role}{'s' * (count != '1')}" for count, role in counts if count != "0"]
-    return f"{' and '.join(members)}, topology {settings.topology.name}"
+    return f"{' and '.join(members)}, topology {plan.exchange.topology.name}"
 
 
-def _schedule(settings: Settings) -> Schedule:
-    return build_schedule(settings.topology.name, settings.cluster.workers.most, **settings.topology.options())
-
-
-def _servers(settings: Settings) -> int:
-    return settings.topology.options().get("servers", 0)
-
-
-def _members(settings: Settings, workers: int) -> int:
-    return workers + settings.cluster.spares + _servers(settings)
+def _schedule(plan: Plan) -> Schedule:
+    return build_schedule(plan.exchange.topology.name, plan.cluster.members.most, **plan.exchange.topology.options)

@@ -1,9 +1,5 @@
-"""A generation as its members are told of it: who is who, who is connected with whom and how, who writes checkpoints.
-
-The specification is plain data, the same for every member:
-
-    {"number", "topology", "options", "workers", "shards", "state transfers", "restore", "writers", "storage"}
-"""
+"""Where the members can be reached, and so a generation as they are told of it: who is connected with whom, who writes
+checkpoints."""
 
 from __future__ import annotations
 
@@ -11,17 +7,18 @@ from typing import Any
 
 from orchestrator.control.events import Begin
 from orchestrator.engine.member.generation import Generation
-from orchestrator.settings import Settings
+from orchestrator.plan import Exchange, Variant
+from orchestrator.topologies import build_schedule
 
-_STAND_IN = "peer_to_peer"  # while no server lives: any exact topology gives the same bits
+_STAND_IN = Variant("peer_to_peer", {})  # while no server lives: any exact topology gives the same bits
 
 
 class MemberDirectory:
     """Where the members can be reached. here: the driver's node; storage: where checkpoints lie, None where none are kept;
     everywhere: every node reaches it."""
 
-    def __init__(self, settings: Settings, here: str, storage: str | None, *, everywhere: bool) -> None:
-        self._settings = settings
+    def __init__(self, exchange: Exchange, here: str, storage: str | None, *, everywhere: bool) -> None:
+        self._exchange = exchange
         self._here = here
         self._storage = storage
         self._everywhere = everywhere
@@ -35,29 +32,26 @@ class MemberDirectory:
     def reaches_checkpoints(self, member: int) -> bool:
         return self._storage is not None and (self._everywhere or self._nodes[member] == self._here)
 
-    def spec(self, begin: Begin, checkpoint: int | None) -> dict[str, Any]:
+    def generation(self, begin: Begin, checkpoint: int | None) -> Generation:
         """checkpoint: the one that is restored, if any is."""
-        topology = self._settings.topology
-        writers = [rank for rank in range(begin.workers) if self.reaches_checkpoints(begin.members[rank])]
-        options = {**topology.options(), **({"servers": begin.servers} if begin.servers else {})}
-        return {
-            "number": begin.generation,
-            "topology": _STAND_IN if begin.without_servers else topology.name,
-            "options": {} if begin.without_servers else options,
-            "workers": begin.workers,
-            "shards": [list(shards) for shards in begin.shards],
-            "state_transfers": [list(pair) for pair in begin.state_transfers],
-            "restore": None if checkpoint is None else [begin.restore, str(checkpoint)],
-            "writers": writers,
-            "storage": self._storage,
-        }
+        topology = _STAND_IN if begin.without_servers else self._exchange.topology
+        servers = {"servers": begin.servers} if begin.servers else {}
+        return Generation(
+            begin.generation,
+            build_schedule(topology.name, begin.workers, **{**topology.options, **servers}),
+            begin.shards,
+            begin.state_transfers,
+            None if checkpoint is None or begin.restore is None else (begin.restore, str(checkpoint)),
+            tuple(rank for rank in range(begin.workers) if self.reaches_checkpoints(begin.members[rank])),
+            self._storage,
+        )
 
-    def peers(self, begin: Begin, spec: dict[str, Any], rank: int) -> dict[int, Any]:
+    def peers(self, members: tuple[int, ...], generation: Generation, rank: int) -> dict[int, Any]:
         """The addresses of all ranks that `rank` is connected with: its links of the schedule and its state transfers."""
-        linked = {a if b == rank else b for a, b in Generation.from_spec(spec).pairs() if rank in (a, b)}
-        return {peer: self._address(begin.members[rank], begin.members[peer]) for peer in sorted(linked)}
+        linked = {a if b == rank else b for a, b in generation.pairs() if rank in (a, b)}
+        return {peer: self._address(members[rank], members[peer]) for peer in sorted(linked)}
 
     def _address(self, member: int, peer: int) -> Any:
         """A pair is connected by a Unix socket, and so by shared memory, on one node; by TCP between nodes."""
-        by_tcp = self._settings.transport == "tcp" or self._nodes[member] != self._nodes[peer]
+        by_tcp = self._exchange.by_tcp or self._nodes[member] != self._nodes[peer]
         return self._addresses[peer]["tcp" if by_tcp else "unix"]

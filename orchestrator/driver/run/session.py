@@ -9,12 +9,12 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from orchestrator.cluster.actors.members import ActorPlacement, Heard, Members
 from orchestrator.control import controller, events
 from orchestrator.control.faults import fault_attribution
-from orchestrator.control.membership import Requirements, waiting
+from orchestrator.control.membership import ControllerState, Requirements, waiting
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import EventSink
 from orchestrator.driver.run.member_directory import MemberDirectory
@@ -61,48 +61,57 @@ class RunStart:
     cut: Sequence[Line] = ()
 
 
-class Session:
-    """One run, from the first start of a member to the end of the last step. Built as early as possible, for it has the first
-    members started: they prepare while the driver opens the record."""
+@dataclass(frozen=True)
+class Startup:
+    """The first members of a run, started already: they prepare while the driver opens the record."""
 
-    _member_directory: MemberDirectory
-    _saving: Saving
-    _event_sink: EventSink
+    run_start: RunStart
+    members: Members
+    actor_slots: ActorSlots
+    node_check: NodeCheck
+    state: ControllerState
+    roles: Mapping[int, events.Role]
+
+    @classmethod
+    def begin(
+        cls, run_start: RunStart, members: Members, actor_slots: ActorSlots, node_check: NodeCheck = lambda _node: None
+    ) -> Self:
+        state, commands = controller.initial(run_start.requirements, time.monotonic())
+        roles = {command.member: command.role for command in commands if isinstance(command, events.Start)}
+        for member, role in roles.items():
+            members.start(member, role, actor_slots.take(member))
+        return cls(run_start, members, actor_slots, node_check, state, roles)
+
+
+class Session:
+    """One run, from its first members to the end of the last step."""
 
     def __init__(
-        self, run_start: RunStart, members: Members, actor_slots: ActorSlots, node_check: NodeCheck = lambda _node: None
+        self, startup: Startup, member_directory: MemberDirectory, saving: Saving, event_sink: EventSink
     ) -> None:
-        self._members = members
-        self._node_check = node_check
-        self._actor_slots = actor_slots
-        self._run_start = run_start
+        run_start = startup.run_start
+        self._members = startup.members
+        self._node_check = startup.node_check
+        self._actor_slots = startup.actor_slots
+        self._member_directory = member_directory
+        self._saving = saving
+        self._event_sink = event_sink
         self._merger = Merger(run_start.written)
         self._merger.expect(run_start.cut)
-        self._roles: dict[int, events.Role] = {}
+        self._roles = dict(startup.roles)
         self._ready: dict[int, dict[str, Any]] = {}  # where each member's process is
         self._generation = -1
         self._running = False  # whether the present generation has completed a step
         self._over: set[int] = set()  # dead, or killed here
         self._asked: dict[int, str] = {}  # who was asked what its process is made of, and the node it lives on
         self._described: set[str] = set()  # nodes
-        self._state, commands = controller.initial(run_start.requirements, time.monotonic())
-        self._carry_out(commands, "")
+        self._state = startup.state
+        event_sink.goes_on(run_start.written, run_start.loss, run_start.metrics, self._state.checkpoint)
 
-    def run(
-        self,
-        pending_signal: PendingSignal,
-        member_directory: MemberDirectory,
-        saving: Saving,
-        event_sink: EventSink,
-        trouble: Callable[[], str | None] = lambda: None,
-    ) -> None:
+    def run(self, pending_signal: PendingSignal, trouble: Callable[[], str | None] = lambda: None) -> None:
         """Until the controller says the end. Never raises for what a member or the user did: see the outcome's error.
 
         trouble: what is wrong with the Ray under all members, if anything is."""
-        self._member_directory, self._saving, self._event_sink = member_directory, saving, event_sink
-        event_sink.goes_on(
-            self._run_start.written, self._run_start.loss, self._run_start.metrics, self._state.checkpoint
-        )
         posted: str | None = None
         while self._state.phase != "ended":
             if pending_signal.signal is not None and pending_signal.signal != posted:
@@ -254,15 +263,16 @@ class Session:
         except CheckpointDamaged as error:
             self._decide(events.Failed(None, error))
             return
-        spec = self._member_directory.spec(begin, checkpoint)
+        generation = self._member_directory.generation(begin, checkpoint)
         ranks: dict[int, int | None] = {member: rank for rank, member in enumerate(begin.members)}
         for member in self._ready if self._event_sink.outcome.generations == 0 else ():
             rank = ranks.get(member)
             shards = begin.shards[rank] if rank is not None and rank < begin.workers else ()
             self._member_started(member, rank, shards)
-        self._event_sink.begins(spec, list(begin.members), begin.run_manifest["steps"], reason)
+        self._event_sink.begins(generation, begin.members, begin.run_manifest["steps"], reason)
         for rank, member in enumerate(begin.members):
-            self._members.run(member, spec, rank, self._member_directory.peers(begin, spec, rank), begin.run_manifest)
+            peers = self._member_directory.peers(begin.members, generation, rank)
+            self._members.run(member, generation, rank, peers, begin.run_manifest)
         self._event_sink.agreed(begin.run_manifest)
         self._ask_for_descriptions(begin.members)
         if self._saving.given_up:

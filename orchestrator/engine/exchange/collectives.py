@@ -25,11 +25,12 @@ VOTE, SUM, EVALUATION_VOTE, EVALUATION, END, STATE_TRANSFER = range(6)  # phases
 class Memory:
     """The regions of one member; allocated once per layout, they outlive generations.
 
-    contribution, partial: `dtype`, of the layout's size; results: two float32 tensors of the layout's size.
+    contribution, partial: float64, or float32 where sums are not exact, of the layout's size; results: two float32 tensors of the layout's size.
     finished: the fingerprint of the present step's result where a worker that is alone has written it already; else None.
     """
 
-    def __init__(self, layout: Layout, regions: Regions, *, dtype: torch.dtype) -> None:
+    def __init__(self, layout: Layout, regions: Regions, *, exact: bool) -> None:
+        dtype = torch.float64 if exact else torch.float32
         self.layout = layout
         self.contribution = regions.allocate(layout.size, dtype)
         self.partial = regions.allocate(layout.size, dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.engine.exchange.step_report import Consensus, StepReport
+from orchestrator.engine.execution.run_state import RunState
 from orchestrator.numerics.grid import Grid
 
 
@@ -13,5 +14,5 @@ class Adder:
     def fault(self, shard: int) -> Exception | None:  # noqa: ARG002
         return None
 
-    def apply(self, step: int, consensus: Consensus) -> None:
+    def apply(self, state: RunState, consensus: Consensus) -> None:
         pass

@@ -11,19 +11,20 @@ that will not come.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
 
 from orchestrator.engine.exchange.collectives import VOTE, Exchange
-from orchestrator.engine.exchange.step_report import Consensus, Requests, Shape, StepReport
+from orchestrator.engine.exchange.step_report import Consensus, Requests, Shape, StepReport, Withdrawn
+from orchestrator.engine.execution.executor import Outcome
+from orchestrator.engine.execution.run_state import RunState
 from orchestrator.errors import Inconsistent, PipelineRaised
 from orchestrator.numerics.grid import Grid
+from orchestrator.plan import Plan
+from orchestrator.records import trace
 
 ATTEMPTS = 2
-
-
-class Withdrawn(Exception):
-    """This member stops because another member's shard failed; that member tells the story."""
 
 
 class Member(Protocol):
@@ -36,61 +37,56 @@ class Member(Protocol):
     def fault(self, shard: int) -> Exception | None:
         """The fault of `shard`, if this member hosts it."""
 
-    def apply(self, step: int, consensus: Consensus) -> None:
-        """Take the summed gradient over."""
+    def apply(self, state: RunState, consensus: Consensus) -> None:
+        """Take the summed gradient over. state: before this step."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A committed step. gradient: the fingerprint of the summed gradient, signed 64 bits; requests: of all members together."""
+class Sums:
+    """What is added up in a step. names: of the layout's tensors, then of the counters; exact: on a grid."""
 
-    step: int
-    loss: float
-    gradient: int
-    requests: Requests
+    shape: Shape
+    names: tuple[str, ...]
+    exact: bool
+
+    @classmethod
+    def of(cls, plan: Plan, run_manifest: Mapping[str, Any]) -> Self:
+        tensors = [slot["name"] for slot in run_manifest["layout"]["slots"]]
+        counters = run_manifest["counters"]
+        shape = Shape(plan.data.shards, len(tensors), len(counters))
+        return cls(shape, (*tensors, *counters), plan.exchange.exact)
 
 
 class Lockstep:
-    """Runs steps; its state between steps is the grid, which changes only when a step commits.
-
-    Nothing can interrupt a step between its sum and its end, so a step that raises has changed nothing here (rule D1).
-    """
+    """An Executor (loop.py): one advance is one step. It has no state of its own, and nothing can interrupt a step between its
+    sum and its end, so a step that raises has changed nothing (rule D1)."""
 
     def __init__(
-        self,
-        member: Member,
-        exchange: Exchange,
-        shape: Shape,
-        names: list[str],
-        *,
-        exact: bool,
-        grid: Grid | None = None,
+        self, member: Member, exchange: Exchange, sums: Sums, requests: Callable[[], Requests] = Requests
     ) -> None:
         self._member = member
         self._exchange = exchange
-        self._shape = shape
-        self._names = names  # of the layout's tensors, then of the counters
-        self._exact = exact
-        self.grid = grid or Grid.unset(shape.tensors, shape.shards)
+        self._sums = sums
+        self._requests = requests
 
-    def step(self, step: int) -> Outcome:
+    def advance(self, state: RunState) -> Outcome:
         """Raises PipelineRaised, NonFinite, Inconsistent, Withdrawn, and what the transport raises."""
-        attempt, consensus, grid = self._settle(step)
+        step = state.steps
+        attempt, consensus, grid = self._agree(step, state.grid)
         fingerprint = self._exchange.total(step, attempt, consensus.total_weight)
-        self._member.apply(step, consensus)
-        if self._exact:
-            self.grid = grid.committed(consensus.magnitudes)
-        return Outcome(step, consensus.loss, fingerprint, consensus.requests)
+        self._member.apply(state, consensus)
+        if self._sums.exact:
+            grid = grid.committed(consensus.magnitudes)
+        return Outcome((trace.line(step, consensus.loss, fingerprint),), grid, consensus.requests)
 
-    def _settle(self, step: int) -> tuple[int, Consensus, Grid]:
+    def _agree(self, step: int, grid: Grid) -> tuple[int, Consensus, Grid]:
         """Attempts until the grid fits; the number, the consensus and the grid of the last one."""
         earlier: Consensus | None = None
-        grid = self.grid
         for attempt in range(ATTEMPTS):
             consensus = self._vote(step, attempt, grid)
             if earlier is not None:
                 self._check_repeated(step, earlier, consensus)
-            misfits = grid.misfits(consensus.magnitudes) if self._exact else []
+            misfits = grid.misfits(consensus.magnitudes) if self._sums.exact else []
             if not misfits:
                 return attempt, consensus, grid
             grid = grid.refit(consensus.magnitudes)
@@ -98,9 +94,9 @@ class Lockstep:
         raise AssertionError("a grid that was fitted to equal magnitudes fits")
 
     def _vote(self, step: int, attempt: int, grid: Grid) -> Consensus:
-        step_report = self._member.contribute(step, attempt, grid)
-        vector = self._exchange.maximum(step, attempt, VOTE, step_report.encode(self._shape))
-        consensus = Consensus.decode(vector, self._shape)
+        step_report = replace(self._member.contribute(step, attempt, grid), requests=self._requests())
+        vector = self._exchange.maximum(step, attempt, VOTE, step_report.encode(self._sums.shape))
+        consensus = Consensus.decode(vector, self._sums.shape)
         if consensus.failing_shard is not None:
             raise self._member.fault(consensus.failing_shard) or Withdrawn(f"shard {consensus.failing_shard} failed")
         if consensus.total_weight == 0:
@@ -108,7 +104,7 @@ class Lockstep:
                 f"step {step}: the weights of all shards are zero", "a step needs something to learn from"
             )
         for i in consensus.disagreeing_counters:
-            name = self._names[self._shape.tensors + i]
+            name = self._sums.names[self._sums.shape.tensors + i]
             raise PipelineRaised(f"step {step}: the shards left different values in the integer buffer {name!r}")
         return consensus
 
@@ -116,7 +112,7 @@ class Lockstep:
         """Computing a micro-batch again gives the same bits, or nothing here can be exact."""
         computed = sorted(first.losses.keys() | second.losses.keys())
         shards = [s for s in computed if first.computed(s) != second.computed(s)]
-        tensors = [self._names[i] for i, m in enumerate(first.magnitudes) if m != second.magnitudes[i]]
+        tensors = [self._sums.names[i] for i, m in enumerate(first.magnitudes) if m != second.magnitudes[i]]
         if shards or tensors:
             what = f"loss or weight of shard {shards[0]}" if shards else f"gradient of {tensors[0]}"
             raise Inconsistent(

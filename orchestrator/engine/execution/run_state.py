@@ -15,30 +15,30 @@ from typing import Any
 
 from orchestrator.engine.member.generation import Position
 from orchestrator.numerics.grid import Grid
+from orchestrator.plan import Plan, Watching
 from orchestrator.records.trace import Line
-from orchestrator.settings import Settings
 from orchestrator.updates.patience import Patience
 
 
 @dataclass(frozen=True)
 class RunState:
     """grid: for the next step. steps: committed ones. evaluation_due: after the last of them. save_due: a checkpoint, at the
-    next boundary where it can be taken. pending_line: the trace line of the last step, without digest, until the step's evaluation
+    next boundary where it can be taken. unpublished: the trace lines since the last boundary, without digest, until its evaluation
     is done. stopping, plateau: what early stopping and the plateau schedule have seen."""
 
     grid: Grid
     steps: int = 0
     evaluation_due: bool = False
     save_due: bool = False
-    pending_line: Line | None = None
+    unpublished: tuple[Line, ...] = ()
     stopping: Patience | None = None
     plateau: Patience | None = None
 
     @classmethod
-    def start(cls, settings: Settings, tensors: int) -> RunState:
+    def start(cls, plan: Plan, tensors: int) -> RunState:
         """Of a run that begins, with so many tensors in its layout."""
-        grid = Grid.unset(tensors, settings.data.shards)
-        return cls(grid, stopping=_early_stopping(settings), plateau=_plateau(settings))
+        grid = Grid.unset(tensors, plan.data.shards)
+        return cls(grid, stopping=_patience(plan.update.stopping), plateau=_patience(plan.update.plateau))
 
     @property
     def position(self) -> Position:
@@ -55,14 +55,14 @@ class RunState:
 
     def watched(self) -> list[str]:
         """The metrics that decide something."""
-        return [patience.metric for patience in (self.stopping, self.plateau) if patience is not None]
+        return [patience.watching.metric for patience in (self.stopping, self.plateau) if patience is not None]
 
-    def committed(self, grid: Grid, line: Line, *, evaluation_due: bool, save_due: bool) -> RunState:
+    def committed(self, grid: Grid, lines: tuple[Line, ...], *, evaluation_due: bool, save_due: bool) -> RunState:
         return replace(
             self,
             grid=grid,
-            steps=self.steps + 1,
-            pending_line=line,
+            steps=self.steps + len(lines),
+            unpublished=lines,
             evaluation_due=evaluation_due,
             save_due=self.save_due or save_due,
         )
@@ -75,8 +75,8 @@ class RunState:
             plateau=_after(self.plateau, metrics),
         )
 
-    def told(self) -> RunState:
-        return replace(self, pending_line=None)
+    def published(self) -> RunState:
+        return replace(self, unpublished=())
 
     def saved(self) -> RunState:
         return replace(self, save_due=False)
@@ -88,27 +88,27 @@ class RunState:
             "steps": self.steps,
             "evaluation_due": self.evaluation_due,
             "save_due": self.save_due,
-            "pending_line": self.pending_line,
+            "unpublished": list(self.unpublished),
             "stopping": _patience_as_dict(self.stopping),
             "plateau": _patience_as_dict(self.plateau),
         }
 
     def resumed(self, values: Mapping[str, Any]) -> RunState:
-        """The run state that `as_dict` described, in a run of these settings."""
+        """The run state that `as_dict` described, in a run of this plan."""
         return replace(
             self,
             grid=Grid(tuple(values["grid"]), self.grid.shards),
             steps=values["steps"],
             evaluation_due=values["evaluation_due"],
             save_due=values["save_due"],
-            pending_line=values["pending_line"],
+            unpublished=tuple(values["unpublished"]),
             stopping=_resumed(self.stopping, values["stopping"]),
             plateau=_resumed(self.plateau, values["plateau"]),
         )
 
 
 def _after(patience: Patience | None, metrics: Mapping[str, float]) -> Patience | None:
-    return None if patience is None else patience.after(metrics[patience.metric])
+    return None if patience is None else patience.after(metrics[patience.watching.metric])
 
 
 def _patience_as_dict(patience: Patience | None) -> dict[str, Any] | None:
@@ -125,15 +125,5 @@ def _resumed(patience: Patience | None, values: Mapping[str, Any] | None) -> Pat
     return replace(patience, best=best, waited=values["waited"], exhausted=values["exhausted"])
 
 
-def _early_stopping(settings: Settings) -> Patience | None:
-    section = settings.early_stopping
-    if section.patience is None:
-        return None
-    return Patience(section.metric, section.patience, section.mode, section.min_change)
-
-
-def _plateau(settings: Settings) -> Patience | None:
-    section = settings.schedule
-    if section.name != "plateau":
-        return None
-    return Patience(section.metric or "validation/loss", section.patience or 3, section.mode or "min", 0.0)
+def _patience(watching: Watching | None) -> Patience | None:
+    return None if watching is None else Patience(watching)

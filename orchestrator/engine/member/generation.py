@@ -1,19 +1,18 @@
 """What a member is told at the start of a generation, what its process gives it, and how it leaves again.
 
-Generation     who does what, the same for every member; JSON-able, for the driver makes it
+Generation     who does what, the same for every member
 Host           the member's process as seen from the engine: where words, checkpoints and requests come and go
 Ended          how a generation ended for one member; its own faults are exceptions instead
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
 from orchestrator.checkpoints.state import TrainingState
 from orchestrator.engine.member.heartbeat import Heartbeat
-from orchestrator.topologies import build_schedule
 from orchestrator.topologies.schedule import Schedule
 from orchestrator.transports.base import Transport
 
@@ -30,7 +29,7 @@ class Generation:
     """One membership. Ranks 0..workers-1 are workers, then come the servers.
 
     shards: by worker's rank. state_transfers: (donor, recipient) pairs of ranks, done before the first step. restore: (rank, where):
-    that rank loads a checkpoint before anything else. writers: the ranks that write the parts of checkpoints, in order.
+    that rank loads a checkpoint before anything else. writers: the ranks that write the parts of checkpoints, in order, and storage: where these lie.
     """
 
     number: int
@@ -39,19 +38,25 @@ class Generation:
     state_transfers: tuple[tuple[int, int], ...] = ()
     restore: tuple[int, str] | None = None
     writers: tuple[int, ...] = ()
+    storage: str | None = None
 
-    @classmethod
-    def from_spec(cls, spec: Mapping[str, Any]) -> Generation:
-        """From the dictionary that the driver sends."""
-        restore = spec.get("restore")
-        return cls(
-            spec["number"],
-            build_schedule(spec["topology"], spec["workers"], **spec["options"]),
-            tuple(map(tuple, spec["shards"])),
-            tuple((donor, recipient) for donor, recipient in spec.get("state_transfers", ())),
-            None if restore is None else (restore[0], restore[1]),
-            tuple(spec.get("writers", ())),
-        )
+    @property
+    def workers(self) -> int:
+        return self.schedule.workers
+
+    def as_event(self) -> dict[str, Any]:
+        """For the journal, JSON-able."""
+        return {
+            "number": self.number,
+            "topology": self.schedule.topology,
+            "workers": self.schedule.workers,
+            "servers": self.schedule.servers,
+            "shards": self.shards,
+            "state_transfers": self.state_transfers,
+            "restore": self.restore,
+            "writers": self.writers,
+            "storage": self.storage,
+        }
 
     def donors_of(self, rank: int) -> list[int]:
         return [donor for donor, recipient in self.state_transfers if recipient == rank]

@@ -3,57 +3,50 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from typing import Any
 
 import numpy
 import torch
 from numpy.typing import NDArray
 
+from orchestrator.checkpoints.state import TrainingState
+from orchestrator.engine.compute import snapshot
 from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.compute.workload import NON_FINITE_REMEDY, Workload
+from orchestrator.engine.compute.shard_gradients import Contribution, ShardGradients
+from orchestrator.engine.compute.updater import Updater
+from orchestrator.engine.compute.workload import NON_FINITE_REMEDY
 from orchestrator.engine.exchange.collectives import Memory
-from orchestrator.engine.exchange.step_report import Consensus, Requests, StepReport
+from orchestrator.engine.exchange.step_report import Consensus, StepReport
+from orchestrator.engine.execution.run_state import RunState
 from orchestrator.engine.member.generation import ProcessServices
 from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.numerics.exact import Accumulator
 from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
 from orchestrator.numerics.staging import HostTransfer
-from orchestrator.updates import optimizers, schedules
-from orchestrator.updates.clipping import clip
-
-Gradients = Sequence[torch.Tensor | None]
+from orchestrator.updates import optimizers
+from orchestrator.updates.transforms import Gradients
 
 
 class LocalTrainer:
-    """Hosts the shards that `take_on` gives it, others in each generation. rates: the base learning rates; rate: the factor on
-    them at a step; requests: what to ask of the others in the present step."""
+    """Implements `engine.lockstep.Member`. Hosts the shards that `take_on` gives it, others in each generation."""
 
     def __init__(
         self,
-        workload: Workload,
+        gradients: ShardGradients,
         replica: Replica,
-        optimizer: torch.optim.Optimizer,
+        updater: Updater,
         memory: Memory,
         host_transfer: HostTransfer,
-        *,
-        exact: bool,
-        clip_norm: float | None,
-        rates: Sequence[float],
-        rate: Callable[[int], float],
-        requests: Callable[[], Requests],
         services: ProcessServices,
     ) -> None:
-        self._workload = workload
-        self._replica = replica
-        self._optimizer = optimizer
+        self._gradients = gradients
+        self.replica = replica
+        self._updater = updater
+        exact = memory.contribution.dtype == torch.float64
         self._accumulator = Accumulator(replica.layout, memory.contribution, exact=exact)
         self._memory = memory
         self._host_transfer = host_transfer
-        self._clip_norm = clip_norm
-        self._rate = rate
-        self._rates = list(rates)
-        self._requests = requests
         self._services = services
         self._repeated = False
         self.take_on(())
@@ -62,19 +55,20 @@ class LocalTrainer:
         """From now on these, starting with a new step. alone: they are all, and there is no other member."""
         self._shards = tuple(shards)
         self._alone = alone
+        self._gradients.states.keep(self._shards)
         self._fault: tuple[int, OrchestratorError] | None = None
-        self._kept: tuple[Gradients, float, StepReport] | None = None
+        self._single: tuple[Gradients, float, StepReport] | None = None
 
     def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:
-        if attempt > 0 and self._kept is not None and self._repeated:
-            return self._contribute_kept(step, grid)
+        if attempt > 0 and self._single is not None and self._repeated:
+            return self._contribute_again(step, grid)
         # The first repetition is computed in full by everybody, for that exposes a pipeline that keeps state (rule B4).
         self._repeated = self._repeated or attempt > 0
-        self._kept = None
+        self._single = None
         self._accumulator.clear()
-        self._workload.plan(step, self._shards)
-        self._options = optimizers.options(self._optimizer)
-        tally = _Tally(self._replica)
+        self._gradients.plan(step, self._shards)
+        self._options = self._updater.options()
+        tally = _Tally(self.replica)
         fault: tuple[int, OrchestratorError] | None = None
         for shard in self._shards:
             self._services.heartbeat.beat("compute", step, shard)
@@ -85,82 +79,83 @@ class LocalTrainer:
                     continue
                 loss, weight, gradients = computed
                 self._accumulator.add(gradients, weight, grid)
-                tally.add(shard, loss, weight, self._replica.present(gradients))
+                tally.add(shard, loss, weight, self.replica.present(gradients))
             except OrchestratorError as error:
                 fault = (shard, error)
                 break
-        self._fault = self._settle(step, tally) or fault  # what was added came before what failed
+        self._fault = self._complete_sum(step, tally) or fault  # what was added came before what failed
         if self._shards and (self._fault is None or isinstance(self._fault[1], NonFinite)):
             self._fault = self._disturbance() or self._fault
         if self._fault is not None:
             return StepReport(failing_shard=self._fault[0])
         if len(self._shards) == 1 and tally.shards:
-            self._kept = (gradients, weight, tally.step_report(Requests()))
-        return tally.step_report(self._requests())
+            self._single = (gradients, weight, tally.step_report())
+        return tally.step_report()
 
     def fault(self, shard: int) -> Exception | None:
         return self._fault[1] if self._fault is not None and self._fault[0] == shard else None
 
-    def apply(self, step: int, consensus: Consensus) -> None:
+    def apply(self, state: RunState, consensus: Consensus) -> None:
         """May raise CalledOff before it changes anything, and not after."""
+        step, turn = state.steps, state.steps % 2
         self._services.heartbeat.beat("update", step)
         self._services.await_copied()
-        self._replica.forget()
-        self._host_transfer.back(step % 2)
-        results = zip(consensus.present, self._host_transfer.results[step % 2], strict=True)
+        self._host_transfer.back(turn)
+        results = zip(consensus.present, self._host_transfer.results[turn], strict=True)
         agreed = [result if present else None for present, result in results]
-        gradients = agreed[: len(self._replica.parameters)]
-        clipped = gradients if self._clip_norm is None else clip(gradients, self._clip_norm)
-        for parameter, gradient in zip(self._replica.parameters, clipped, strict=True):
-            parameter.grad = gradient
-        schedules.set_rates(self._optimizer, self._rates, self._rate(step))
-        self._workload.optimize(step, self._optimizer, self._memory.results[step % 2])
-        self._replica.adopt(agreed[len(self._replica.parameters) :], consensus.counters)
+        self._updater.apply(step, state.reductions, agreed, consensus.counters, self._memory.results[turn])
+        self._gradients.states.commit()
 
-    def _contribute_kept(self, step: int, grid: Grid) -> StepReport:
+    def capture(self, values: dict[str, Any]) -> TrainingState:
+        """The state as views of what is in use, with these values beside it."""
+        return snapshot.capture(self.replica.model, self._updater.optimizer, values)
+
+    def restore(self, state: TrainingState) -> dict[str, Any]:
+        """Be as far as whoever this state is from; returns the values beside it. Raises Inconsistent, and has changed nothing
+        then."""
+        values = snapshot.restore(state, self.replica.model, self._updater.optimizer)
+        self.replica.begin_step()
+        self.replica.begin_shard()
+        return values
+
+    def _contribute_again(self, step: int, grid: Grid) -> StepReport:
         """A worker with one shard need not compute it again: only the grid has changed (rule A4)."""
-        assert self._kept is not None
-        gradients, weight, step_report = self._kept
+        assert self._single is not None
+        gradients, weight, step_report = self._single
         self._accumulator.clear()
         self._accumulator.add(gradients, weight, grid)
         self._complete(step, weight)
-        return replace(step_report, requests=self._requests())
+        return step_report
 
-    def _compute(self, step: int, shard: int, nth: int) -> tuple[float, float, Gradients] | None:
-        """Loss, weight and contributions of one shard; None when it has nothing to contribute. nth: among those that wait to be
-        added up, which have to stay as they are."""
-        self._replica.begin_shard()
-        computed = self._workload.loss(step, shard)
-        self._replica.check_shard()
-        if computed is None:
-            return None
-        loss, weight = computed
-        return loss, weight, self._host_transfer.out(self._replica.contribution(), nth)
+    def _compute(self, step: int, shard: int, nth: int) -> Contribution | None:
+        """What one shard contributes, in host memory. nth: among those that wait to be added up, which have to stay as they are."""
+        computed = self._gradients.compute(step, shard)
+        return None if computed is None else computed._replace(tensors=self._host_transfer.out(computed.tensors, nth))
 
     def _disturbance(self) -> tuple[int, OrchestratorError] | None:
         """What the user's code changed while the shards were computed, though only the optimizer's step may change it; told of
         the last shard."""
         try:
-            self._replica.check_step()
-            optimizers.check_unchanged(self._optimizer, self._options)
+            self.replica.check_step()
+            optimizers.check_unchanged(self._updater.optimizer, self._options)
         except PipelineRaised as error:
             return self._shards[-1], error
         return None
 
-    def _settle(self, step: int, tally: _Tally) -> tuple[int, OrchestratorError] | None:
+    def _complete_sum(self, step: int, tally: _Tally) -> tuple[int, OrchestratorError] | None:
         """Complete the sum and hand the magnitudes to the tally; returns the first shard with one that is not finite."""
         magnitudes = self._complete(step, tally.total_weight)
         for nth, i in numpy.argwhere(magnitudes >= INFINITE):
-            shard, name = tally.shards[nth], self._replica.layout.slots[i].name
-            what = f"gradient of {name}" if i < len(self._replica.parameters) else f"statistic {name}"
+            shard, name = tally.shards[nth], self.replica.layout.slots[i].name
+            what = f"gradient of {name}" if i < len(self.replica.parameters) else f"statistic {name}"
             return shard, NonFinite(f"the {what} is not finite at step {step}, shard {shard}", NON_FINITE_REMEDY)
         tally.magnitudes = magnitudes.max(0, initial=ABSENT).tolist()
         return None
 
     def _complete(self, step: int, total_weight: float) -> NDArray[numpy.int64]:
-        """The sum of the hosted shards, and all of it where nobody else has any; returns what `settle` does."""
+        """The sum of the hosted shards, and all of it where nobody else has any; returns what `Accumulator.complete` does."""
         alone = (total_weight, self._memory.results[step % 2]) if self._alone else None
-        magnitudes = self._accumulator.settle(alone)
+        magnitudes = self._accumulator.complete(alone)
         self._memory.finished = self._accumulator.finished
         return magnitudes
 
@@ -197,9 +192,8 @@ class _Tally:
             raise PipelineRaised(f"the shards left different values in the integer buffer {name!r}")
         self._counters = counters
 
-    def step_report(self, requests: Requests) -> StepReport:
+    def step_report(self) -> StepReport:
         return StepReport(
-            requests=requests,
             magnitudes=self.magnitudes,
             present=[any(shards) for shards in zip(*self._present, strict=True)],
             weights=self._weights,

@@ -1,4 +1,4 @@
-"""A server's whole life in a run, and what it has in common with a worker's.
+"""A server's whole life in a run.
 
 A server hosts no shards and only adds (topology parameter_server, rule D5). It knows of the run the facts that the workers
 agreed on and the run state, which it follows by hearing every vote.
@@ -6,40 +6,38 @@ agreed on and the run state, which it follows by hearing every vote.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import torch
 
 from orchestrator.engine.compute import evaluation
 from orchestrator.engine.exchange import state_transfer
 from orchestrator.engine.exchange.collectives import Exchange, Memory
-from orchestrator.engine.exchange.step_report import Shape
 from orchestrator.engine.execution.adder import Adder
-from orchestrator.engine.execution.lockstep import Lockstep, Member
+from orchestrator.engine.execution.lockstep import Lockstep, Sums
 from orchestrator.engine.execution.loop import Loop
 from orchestrator.engine.execution.run_state import RunState
+from orchestrator.engine.execution.timing import Timing
 from orchestrator.engine.member.cancellation import CancellableTransport, live
 from orchestrator.engine.member.generation import Connect, Ended, Generation, Position, ProcessServices
 from orchestrator.numerics import determinism
 from orchestrator.numerics.layout import Layout
+from orchestrator.plan import Plan
 from orchestrator.records import trace
-from orchestrator.settings import Settings
 from orchestrator.transports.base import Regions
 
 
 class Server:
     """`prepare` and `run` are called from the compute thread, as a worker's."""
 
-    def __init__(self, settings: Settings, regions: Regions, services: ProcessServices | None = None) -> None:
-        self._settings = settings
+    def __init__(self, plan: Plan, regions: Regions, services: ProcessServices | None = None) -> None:
+        self._plan = plan
         self._regions = regions
         self._services = services or ProcessServices()
         self._memory: Memory | None = None
         self._loop: Loop | None = None
 
     def prepare(self) -> dict[str, Any]:
-        determinism.prepare_thread(self._settings.run.threads)
+        determinism.prepare_thread(self._plan.run.compute.threads)
         return {}
 
     @property
@@ -52,21 +50,23 @@ class Server:
 
         It forgets where it was in the one before: with no worker left that was there, the run begins anew.
         """
-        settings, heartbeat = self._settings, self._services.heartbeat
-        determinism.prepare_thread(settings.run.threads)
+        plan, heartbeat = self._plan, self._services.heartbeat
+        deadline_s = plan.cluster.timeouts.deadline_s
+        self.prepare()
         if self._memory is None:
-            self._memory = Memory(Layout.from_dict(run_manifest["layout"]), self._regions, dtype=sum_dtype(settings))
-        memory, loop = self._memory, Loop(settings, run_manifest, heartbeat)
+            layout = Layout.from_dict(run_manifest["layout"])
+            self._memory = Memory(layout, self._regions, exact=plan.exchange.exact)
+        memory, loop = self._memory, Loop(plan, run_manifest, Timing(plan, heartbeat), heartbeat)
         self._loop = None
 
         def through(transport: CancellableTransport) -> Ended:
             for donor in generation.donors_of(rank):
-                state, _ = state_transfer.take(transport, generation.number, donor, deadline_s(settings))
+                state, _ = state_transfer.take(transport, generation.number, donor, deadline_s)
                 loop.run_state = loop.run_state.resumed(state.values)
             self._loop = loop
             transport.place = "exchange"
-            exchange = exchange_of(settings, generation, rank, transport, memory)
-            lockstep = lockstep_of(settings, run_manifest, Adder(), exchange, loop.run_state)
+            exchange = Exchange(generation.schedule, rank, generation.number, transport, memory, deadline_s)
+            lockstep = Lockstep(Adder(), exchange, Sums.of(plan, run_manifest))
             halted = loop.run(lockstep, exchange, _Listener(), saving=bool(generation.writers))
             return Ended(halted, self.position)
 
@@ -85,7 +85,7 @@ class _Listener:
     def evaluate(self, step: int) -> evaluation.Results:  # noqa: ARG002
         return evaluation.Results()
 
-    def tell(self, line: trace.Line, metrics: Mapping[str, float] | None, *, last: bool) -> None:
+    def publish(self, lines: Sequence[trace.Line], metrics: Mapping[str, float] | None, *, last: bool) -> None:
         pass
 
     def save(self, run_state: RunState) -> None:
@@ -93,28 +93,3 @@ class _Listener:
 
     def saved(self) -> None:
         pass
-
-
-def exchange_of(
-    settings: Settings, generation: Generation, rank: int, transport: CancellableTransport, memory: Memory
-) -> Exchange:
-    return Exchange(generation.schedule, rank, generation.number, transport, memory, deadline_s(settings))
-
-
-def lockstep_of(
-    settings: Settings, run_manifest: Mapping[str, Any], member: Member, exchange: Exchange, run_state: RunState
-) -> Lockstep:
-    """Steps from where the run state is."""
-    tensors = [slot["name"] for slot in run_manifest["layout"]["slots"]]
-    shape = Shape(settings.data.shards, len(tensors), len(run_manifest["counters"]))
-    names = [*tensors, *run_manifest["counters"]]
-    return Lockstep(member, exchange, shape, names, exact=settings.reduction == "exact", grid=run_state.grid)
-
-
-def sum_dtype(settings: Settings) -> torch.dtype:
-    return torch.float64 if settings.reduction == "exact" else torch.float32
-
-
-def deadline_s(settings: Settings) -> float:
-    """Only a safety net: the controller finds who hangs, within the settings' time."""
-    return 2 * settings.cluster.step_timeout_s + 10

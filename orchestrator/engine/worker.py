@@ -16,23 +16,28 @@ import torch
 
 from orchestrator.data.loaders import Loaders, Recipe
 from orchestrator.engine.admission import proof
-from orchestrator.engine.compute.local_trainer import LocalTrainer
 from orchestrator.engine.compute.replica import Replica
+from orchestrator.engine.compute.shard_gradients import ShardGradients
+from orchestrator.engine.compute.updater import Updater
 from orchestrator.engine.compute.workload import Workload
-from orchestrator.engine.exchange.collectives import Memory
+from orchestrator.engine.exchange.collectives import Exchange, Memory
+from orchestrator.engine.execution.local_trainer import LocalTrainer
+from orchestrator.engine.execution.lockstep import Lockstep, Sums
 from orchestrator.engine.execution.loop import Loop
+from orchestrator.engine.execution.timing import Timing
 from orchestrator.engine.member.cancellation import CancellableTransport, live
 from orchestrator.engine.member.generation import Connect, Ended, Generation, Position, ProcessServices
-from orchestrator.engine.member.server import Server, exchange_of, lockstep_of, sum_dtype
-from orchestrator.engine.member.worker_hooks import WorkerHooks, WorkerState
+from orchestrator.engine.server import Server
+from orchestrator.engine.worker_hooks import WorkerHooks, WorkerState
 from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import allocator, cuda, determinism, staging
 from orchestrator.numerics.digests import distinct_state, model_digest
 from orchestrator.numerics.streams import seeded
 from orchestrator.pipeline import defines, find, naming
-from orchestrator.settings import Settings
+from orchestrator.plan import Plan
 from orchestrator.transports.base import Regions
-from orchestrator.updates import optimizers, schedules
+from orchestrator.updates import optimizers
+from orchestrator.updates.transforms import Chain
 
 __all__ = ["Ended", "Generation", "ProcessServices", "Server", "Worker"]
 
@@ -40,50 +45,46 @@ __all__ = ["Ended", "Generation", "ProcessServices", "Server", "Worker"]
 class Worker:
     """Built in the compute thread's process; `prepare` and `run` are called from the compute thread."""
 
-    def __init__(self, settings: Settings, regions: Regions, services: ProcessServices | None = None) -> None:
-        self._settings = settings
+    def __init__(self, plan: Plan, regions: Regions, services: ProcessServices | None = None) -> None:
+        self._plan = plan
         self._regions = regions
         self._services = services or ProcessServices()
-        self._staging = staging.on(settings.run.device)
-        self._kept: WorkerState | None = None
+        self._staging = staging.on(plan.run.compute.device)
+        self._state: WorkerState | None = None
         self._loaders: Loaders | None = None
-        self._keeps_time = False
 
     def prepare(self) -> dict[str, Any]:
-        """Build pipeline, model, optimizer and memory; returns the facts that all workers must agree on, JSON-able.
+        """Build pipeline, model, optimizer and memory; returns the run manifest, on which all workers must agree, JSON-able.
 
         Raises PipelineRaised, ConfigurationError.
         """
-        settings = self._settings
+        plan, device = self._plan, self._plan.run.compute.device
         allocator.keep_freed_memory()
-        if settings.run.device == "cuda":
+        if device == "cuda":
             cuda.start()
         self._prepare_thread()
-        target = find(settings.pipeline.target, settings.pipeline.args)
+        source = plan.run.pipeline
+        target = find(source.target, source.args)
         self._workload = Workload(
             target,
-            dict(settings.pipeline.args),
-            seed=settings.run.seed,
-            batch_size=settings.data.batch_size,
-            shards=settings.data.shards,
-            precision=settings.run.precision,
+            dict(source.args),
+            seed=plan.run.seed,
+            batch_size=plan.data.batch_size,
+            shards=plan.data.shards,
+            precision=plan.run.compute.precision,
             staging=self._staging,
         )
         self._workload.model.train()
         self._replica = Replica(self._workload.model, self._staging)
-        self._optimizer = self._build_optimizer()
-        self._rates = schedules.rates_of(self._optimizer)  # now: later they are those of a step
-        self._memory = Memory(self._replica.layout, self._regions, dtype=sum_dtype(settings))
+        self._updater = Updater(self._workload, self._replica, self._build_optimizer(), plan.update)
+        self._memory = Memory(self._replica.layout, self._regions, exact=plan.exchange.exact)
         compute = self._prepare_thread()  # once more: scripts set threads, precision and cudnn.benchmark as they begin
-        if settings.watches_a_metric and not self._workload.evaluation_batches:
+        if plan.update.watches_a_metric and not self._workload.evaluation_batches:
             raise ConfigurationError(
                 ["early_stopping and schedule=plateau watch a metric, but datasets() returned no validation set"]
             )
-        steps = settings.run.steps
-        if steps is None:
-            steps = (settings.run.epochs or 0) * self._workload.order.steps_per_epoch
         return {
-            "steps": steps,
+            "steps": plan.run.length(self._workload.order.steps_per_epoch),
             "samples": self._workload.order.samples,
             "evaluation_batches": len(self._workload.evaluation_batches),
             "layout": self._replica.layout.as_dict(),
@@ -91,13 +92,13 @@ class Worker:
             "initial_parameters": model_digest(self._workload.model),
             "compute": compute,
             "reference": proof.reference(self._workload, self._replica),
-            "machine": determinism.machine(settings.run.device),
+            "machine": determinism.machine(device),
         }
 
     @property
     def position(self) -> Position | None:
         """None until this member has taken part in a generation: its state is the initial one then."""
-        return None if self._kept is None else self._kept.position
+        return None if self._state is None else self._state.position
 
     def run(self, generation: Generation, rank: int, connect: Connect, run_manifest: Mapping[str, Any]) -> Ended:
         """Live one generation: connect, give or take state where the generation says so, then run steps until it ends.
@@ -106,8 +107,8 @@ class Worker:
         raises, MemoryError.
         """
         self._prepare_thread()
-        if self._kept is None:
-            self._begin(run_manifest)
+        if self._state is None:
+            self._state = self._first_state(run_manifest)
         return live(
             generation,
             self._services.heartbeat,
@@ -132,56 +133,52 @@ class Worker:
         return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in state.items()}
 
     def _prepare_thread(self) -> dict[str, Any]:
-        run = self._settings.run
-        return determinism.prepare_thread(run.threads, run.device, tf32=run.tf32)
+        compute = self._plan.run.compute
+        return determinism.prepare_thread(compute.threads, compute.device, tf32=compute.tf32)
 
     def _build_optimizer(self) -> torch.optim.Optimizer:
+        variant, model = self._plan.update.optimizer, self._workload.model
         if not defines(type(self._workload.pipeline), "optimizer"):
-            section = self._settings.optimizer
-            if section.name is None:
+            if variant is None:
                 raise ConfigurationError(["optimizer: required, because the pipeline has no optimizer()"])
-            return optimizers.build(section.name, section.options, self._workload.model)
-        with naming("optimizer()"), seeded(self._settings.run.seed, "optimizer"):
-            optimizer = self._workload.pipeline.optimizer(self._workload.model)
-        optimizers.check(optimizer, self._workload.model)
+            return optimizers.build(variant.name, variant.options, model)
+        with naming("optimizer()"), seeded(self._plan.run.seed, "optimizer"):
+            optimizer = self._workload.pipeline.optimizer(model)
+        optimizers.check(optimizer, model)
         assert optimizer is not None
         return optimizer
 
-    def _begin(self, run_manifest: Mapping[str, Any]) -> None:
-        settings, heartbeat = self._settings, self._services.heartbeat
-        loop = Loop(settings, run_manifest, heartbeat)
-        self._kept = WorkerState(settings, self._services, self._workload, self._replica, self._optimizer, loop)
-        self._local_trainer = LocalTrainer(
-            self._workload,
+    def _first_state(self, run_manifest: Mapping[str, Any]) -> WorkerState:
+        """Of a run that is about to begin for this worker."""
+        services, writer = self._services, self._services.writer
+        timing = Timing(self._plan, services.heartbeat, lambda: writer.busy)
+        self._updater.steps = run_manifest["steps"]
+        trainer = LocalTrainer(
+            ShardGradients(self._workload, self._replica, Chain()),
             self._replica,
-            self._optimizer,
+            self._updater,
             self._memory,
             self._staging.host_transfer(self._memory.layout, self._memory.results),
-            exact=settings.reduction == "exact",
-            clip_norm=settings.gradient.clip,
-            rates=self._rates,
-            rate=lambda step: schedules.factor(
-                settings.schedule, step, run_manifest["steps"], loop.run_state.reductions
-            ),
-            requests=lambda: loop.requests(keeps_time=self._keeps_time, busy=self._services.writer.busy),
-            services=self._services,
+            services,
         )
+        loop = Loop(self._plan, run_manifest, timing, services.heartbeat)
+        return WorkerState(self._plan, services, trainer, loop, timing)
 
     def _walk(
         self, generation: Generation, rank: int, transport: CancellableTransport, run_manifest: Mapping[str, Any]
     ) -> Ended:
-        kept, shards = self._kept, generation.shards[rank]
-        assert kept is not None
-        term = WorkerHooks(kept, generation, rank)
+        state, shards = self._state, generation.shards[rank]
+        assert state is not None
+        hooks = WorkerHooks(state, self._workload, generation, rank)
         try:
-            term.arrive(transport)
-            self._keeps_time = rank == 0
-            self._local_trainer.take_on(shards, alone=generation.schedule.members == 1)
-            if not kept.loop.ended:
+            hooks.arrive(transport)
+            state.timing.keeps_time = rank == 0
+            state.trainer.take_on(shards, alone=generation.schedule.members == 1)
+            if not state.loop.ended:
                 self._fetch_ahead(shards, run_manifest["steps"])
-            exchange = exchange_of(self._settings, generation, rank, transport, self._memory)
-            lockstep = lockstep_of(self._settings, run_manifest, self._local_trainer, exchange, kept.loop.run_state)
-            halted = kept.loop.run(lockstep, exchange, term, saving=bool(generation.writers))
+            exchange = Exchange(generation.schedule, rank, generation.number, transport, self._memory, hooks.deadline_s)
+            lockstep = Lockstep(state.trainer, exchange, Sums.of(self._plan, run_manifest), state.timing.requests)
+            halted = state.loop.run(lockstep, exchange, hooks, saving=bool(generation.writers))
         finally:
             self._replica.give_up_shard()  # a step that was given up leaves the buffers as its last shard made them
             self._services.writer.copied(0)  # what was begun is written also where no further update asks for it
@@ -191,14 +188,14 @@ class Worker:
         return Ended("finished", self.position, digest=model_digest(self._workload.model))
 
     def _fetch_ahead(self, shards: tuple[int, ...], steps: int) -> None:
-        """Loader processes, where the settings want them; they outlive generations."""
-        settings = self._settings
-        if settings.data.loaders == 0:
+        """Loader processes, where the plan wants them; they outlive generations."""
+        run, loaders = self._plan.run, self._plan.data.loaders
+        if loaders == 0:
             return
         if self._loaders is None:
-            recipe = Recipe(settings.pipeline.target, settings.pipeline.args, settings.run.seed, settings.run.threads)
+            recipe = Recipe(run.pipeline.target, dict(run.pipeline.args), run.seed, run.compute.threads)
             lost = lambda why: self._services.emit({"event": "loader_lost", "why": why})  # noqa: E731
-            self._loaders = Loaders(recipe, settings.data.loaders, lost)
+            self._loaders = Loaders(recipe, loaders, lost)
             self._workload.prove(self._loaders)
         self._loaders.forget()
         self._workload.fetch_ahead(self._loaders, shards, steps)
