@@ -57,6 +57,6 @@ def test_it_travels_whole(best: float | None) -> None:
         save_due=True,
         unpublished=(trace.line(8, 0.1, 7),),
         stopping=patience,
-        plateau=replace(patience, waited=0),
+        plateau=replace(patience, watching=Watching("validation/loss", 3, "min")),
     )
     assert START.resumed(json.loads(json.dumps(run_state.as_dict(), allow_nan=False))) == run_state
