@@ -29,7 +29,7 @@ prepare_environment()
 from orchestrator.control.shard_assignment import place  # noqa: E402
 from orchestrator.data.loading import fetch  # noqa: E402
 from orchestrator.data.order import Order, Sampler  # noqa: E402
-from orchestrator.engine.member.worker import Generation, ProcessServices, Worker  # noqa: E402
+from orchestrator.engine.worker import Generation, ProcessServices, Worker  # noqa: E402
 from orchestrator.numerics.streams import seeded  # noqa: E402
 from orchestrator.pipeline import find  # noqa: E402
 from orchestrator.settings import Settings, load  # noqa: E402

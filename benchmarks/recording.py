@@ -31,7 +31,7 @@ import torch
 
 from benchmarks.loop import PIPELINES, run_engine, settings_of
 from orchestrator.driver.record import preflight
-from orchestrator.engine.member import worker_hooks
+from orchestrator.engine import worker_hooks
 from orchestrator.numerics import exact
 from orchestrator.numerics.layout import Layout
 from orchestrator.pipeline import find

@@ -121,7 +121,7 @@ def test_modules_form_no_circle() -> None:
 SCENE = """
 import ray.util
 def late():
-    from orchestrator.engine.member import worker
+    from orchestrator.engine import worker
     import importlib
     importlib.import_module("mlflow")
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def test_no_way_of_importing_is_overlooked() -> None:
         "importlib",
         "mlflow",
         "orchestrator.engine.member",
-        "orchestrator.engine.member.worker",
+        "orchestrator.engine.worker",
         "orchestrator.driver.run",
         "orchestrator.driver.run.session",
         "orchestrator.cluster.sessions.local",

@@ -20,8 +20,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from orchestrator.engine import worker
 from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.member import worker
 from orchestrator.numerics import exact, staging
 from orchestrator.numerics.layout import Layout
 

@@ -25,7 +25,7 @@ from orchestrator.checkpoints.state import TrainingState
 from orchestrator.control.shard_assignment import place
 from orchestrator.engine.member.generation import Position
 from orchestrator.engine.member.heartbeat import Activity, Heartbeat
-from orchestrator.engine.member.worker import Ended, Generation, ProcessServices, Server, Worker
+from orchestrator.engine.worker import Ended, Generation, ProcessServices, Server, Worker
 from orchestrator.pipeline import Pipeline
 from orchestrator.records.trace import Line
 from orchestrator.settings import CheckpointSettings, Every, Settings

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from orchestrator.control.shard_assignment import place
-from orchestrator.engine.member.worker import Ended, Generation, ProcessServices, Server, Worker
+from orchestrator.engine.worker import Ended, Generation, ProcessServices, Server, Worker
 from orchestrator.pipeline import Pipeline
 from orchestrator.records.trace import Line
 from orchestrator.settings import (
@@ -42,7 +42,7 @@ from orchestrator.topologies import build_schedule
 from orchestrator.transports.base import Transport
 from orchestrator.transports.memory import Hub, LocalRegions
 
-PATIENCE_S = 30.0  # for what has to come; reached only when a test fails
+PATIENCE_S = 120.0  # for what has to come; reached only when a test fails
 
 Wire = Callable[[Hub, int, LocalRegions], Transport]
 End = Ended | BaseException

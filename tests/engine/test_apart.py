@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.engine.member.worker import Worker
+from orchestrator.engine.worker import Worker
 from orchestrator.numerics import cuda, exact, staging
 from orchestrator.pipeline import Pipeline
 from orchestrator.settings import Every

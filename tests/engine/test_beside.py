@@ -19,7 +19,7 @@ from orchestrator.checkpoints.state import TrainingState
 from orchestrator.checkpoints.writer import Writer
 from orchestrator.control.shard_assignment import place
 from orchestrator.engine.member.heartbeat import Heartbeat
-from orchestrator.engine.member.worker import Ended, Generation, ProcessServices, Worker
+from orchestrator.engine.worker import Ended, Generation, ProcessServices, Worker
 from orchestrator.errors import PipelineRaised
 from orchestrator.numerics.digests import model_digest
 from orchestrator.pipeline import Pipeline

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.member.worker import Ended
+from orchestrator.engine.worker import Ended
 from orchestrator.errors import ConfigurationError, Inconsistent, NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.pipeline import Pipeline
 from orchestrator.topologies import TOPOLOGIES
@@ -49,8 +49,29 @@ PREPARING = [
     Fault(f.EmptyTraining, PipelineRaised, ("training dataset is empty",)),
     Fault(f.StreamedTraining, PipelineRaised, ("training", "IterableDataset")),
     Fault(f.StreamedValidation, PipelineRaised, ("validation", "IterableDataset")),
-    Fault(f.OptimizerOfAnotherKind, PipelineRaised, ("optimizer()", "LBFGS", "adamw"), OWN),
+    Fault(f.OptimizerOfAnotherKind, PipelineRaised, ("optimizer()", "LBFGS", "calls the model again", "adamw"), OWN),
     Fault(f.SeveralOptimizers, PipelineRaised, ("optimizer()", "tuple", "one"), OWN),
+    Fault(f.BuildsASchedule, PipelineRaised, ("optimizer() builds a scheduler, LambdaLR", "rate(self, step)"), OWN),
+    Fault(f.BuildsAPlateau, PipelineRaised, ("optimizer() builds a scheduler, ReduceLROnPlateau", "alone"), OWN),
+    Fault(f.SchedulesByItself, PipelineRaised, ("a scheduler", "'initial_lr'", "rate(self, step)"), OWN),
+    Fault(f.StateOfNobody, PipelineRaised, ("optimizer() keeps state for 'all'", "param_groups"), OWN),
+    Fault(f.RateOfSeveralNumbers, PipelineRaised, ("optimizer()", "without a learning rate"), OWN),
+    Fault(f.TrainsItself, PipelineRaised, ("train(loader, optimizer) stands in the place of torch's train()", "name")),
+    Fault(f.LayerTrainsItself, PipelineRaised, ("the model's 0.train(loader, optimizer) stands in the place",)),
+    Fault(f.HoldsItsTrainingData, PipelineRaised, ("the model's train, a list, stands in the place of torch's",)),
+    Fault(f.EvaluatesItself, PipelineRaised, ("eval(loader) stands in the place of torch's eval()",)),
+    Fault(f.RaisesInTrain, PipelineRaised, ("train() of the model raised UserError: no mode", "faulty.py")),
+    Fault(f.RaisesInEval, PipelineRaised, ("eval() of the model raised UserError: no mode", "faulty.py")),
+    Fault(f.WithoutSuper, PipelineRaised, ("reading the model's layers raised AttributeError",)),
+    Fault(f.NamesNoParameters, PipelineRaised, ("reading the model's parameters", "UserError: no names")),
+    Fault(f.RaisesInExtraState, PipelineRaised, ("state_dict() of the model raised UserError: no state",)),
+    Fault(f.KeepsAnOddObject, PipelineRaised, ("looking at what the pipeline", "UserError: no attribute")),
+    Fault(f.HidesItsLength, PipelineRaised, ("len() of the training dataset raised UserError: no attribute",)),
+    Fault(f.MetricNamedByNumber, PipelineRaised, ("metrics()", "named by a int", "text")),
+    Fault(f.RaisesInRate, PipelineRaised, ("rate() (step 0) raised UserError: no factor", "faulty.py")),
+    Fault(f.RateIsNoNumber, PipelineRaised, ("rate() (step 0) returned None", "a number")),
+    Fault(f.RateIsNegative, PipelineRaised, ("rate() (step 0) returned -1", "0 or more")),
+    Fault(f.CountsItsRates, Inconsistent, ("rate(0) came out differently", "no state")),
     Fault(f.NoRate, PipelineRaised, ("optimizer()", "Sign", "learning rate", "lr"), OWN),
     Fault(f.NoOptimizer, PipelineRaised, ("optimizer()", "NoneType"), OWN),
     Fault(f.OptimizerOfStrangers, PipelineRaised, ("optimizer()", "(4, 3)", "no parameter of the model"), OWN),
@@ -97,6 +118,7 @@ COMPUTING = [
         ("loss()", "step 1, shard 3", "UserError: cannot read row 3", "faulty.py"),
         UNSEEN,
     ),
+    Fault(f.ExitsInLoss, PipelineRaised, ("loss()", "step 0, shard 0", "SystemExit: no licence", "faulty.py"), UNSEEN),
     Fault(f.StopsIteration, PipelineRaised, ("loss()", "step 0, shard 0", "StopIteration")),
     Fault(f.RaisesInCollate, PipelineRaised, ("reading samples", "step 0, shard 0", "different lengths")),
     Fault(f.RaisesInDataset, PipelineRaised, ("reading samples", "step 0, shard", "cannot read row 3")),
@@ -143,8 +165,10 @@ COMPUTING = [
     Fault(f.AveragesBeside, PipelineRaised, ("optimizer", "'average'", "step 0", "frozen parameters"), OWN),
     Fault(f.KeepsAStateForAll, PipelineRaised, ("optimizer", "'state'", "step 0"), OWN),
     Fault(f.ScalesGradientsThroughData, PipelineRaised, ("optimizer", "step 0", "in place"), OWN),
-    Fault(f.SchedulesInStep, PipelineRaised, ("scheduler", "learning rate", "step 0", "`schedule`"), OWN),
-    Fault(f.SchedulesInLoss, PipelineRaised, ("'betas'", "param_groups", "while a batch"), OWN),
+    Fault(f.SetsRatesInStep, PipelineRaised, ("changed its learning rate", "step 0", "`schedule`"), OWN),
+    Fault(f.ChangesBetasInLoss, PipelineRaised, ("'betas'", "param_groups", "while a batch"), OWN),
+    Fault(f.RaisesInALaterRate, PipelineRaised, ("rate() (step 2) raised IndexError", "faulty.py")),
+    Fault(f.ArrayInParamGroups, PipelineRaised, ("param_groups of the optimizer raised ValueError",), OWN),
     Fault(f.WantsAClosure, PipelineRaised, ("optimizer", "step 0", "closure"), OWN),
     Fault(f.NesterovForeach, PipelineRaised, ("optimizer", "step 0", "in place"), OWN),
     Fault(f.RaisesInLaterMetrics, PipelineRaised, ("evaluation", "after step 3, validation batch 2", "no metric")),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import time
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,14 +86,20 @@ class Job:
         what goes wrong before the first member is started; later troubles are in the outcome."""
         settings = self.settings
         cluster = settings.cluster
-        ray = LocalRay(self._cpus()) if cluster.address is None else JoinedRay(cluster.address)
+        ray = (
+            LocalRay(self._cpus(), cluster.start_timeout_s, self._check)
+            if cluster.address is None
+            else JoinedRay(cluster.address)
+        )
         self.display.say(f"starting {layout(settings)}")
         with ray:
             self.pending_signal.watch()
             actor_slots, node_check = self._actor_slots()
             heartbeat_s = cluster.step_timeout_s * _PULSE_SHARE
             members = Members(to_yaml(settings), secrets.token_bytes(32), cluster.lease_s, heartbeat_s)
-            session = Session(run_start, members, actor_slots, node_check)
+            # A private Ray has the priority that the user wants.
+            niceness = None if cluster.address is None else os.getpriority(os.PRIO_PROCESS, 0)
+            session = Session(run_start, members, actor_slots, node_check, niceness)
             record = opening.result()
             for run_id in record.orphans:
                 self.display.say(
@@ -122,7 +127,6 @@ class Job:
         """Room for every member that the run starts with, on nodes that have this project, and what is asked of a node that
         comes later. A private Ray is this machine."""
         cluster = self.settings.cluster
-        deadline_s = time.monotonic() + cluster.start_timeout_s
         together = self.settings.transport == "shared_memory"
         wanted = _members(self.settings, cluster.workers.most if cluster.address is None else cluster.workers.start)
         need = Need(wanted, cluster.cpus_per_worker, cluster.gpus_per_worker, together)
@@ -133,7 +137,7 @@ class Job:
             return ActorSlots(
                 [ActorPlacement(here, slot.options) for slot in actor_slots], ActorPlacement(here, anywhere)
             ), lambda _node: None
-        project = Project(self.project, self.settings.data.inputs, deadline_s, self._check)
+        project = Project(self.project, self.settings.data.inputs, cluster.start_timeout_s, self._check)
         workspaces = prepare_workspaces(
             project, {slot.node.id: slot.node for slot in actor_slots}.values(), self.display.say
         )
@@ -149,9 +153,8 @@ class Job:
         def vet(node: str) -> str | None:
             if node in known or carried.project is None:
                 return None
-            later = Project(self.project, project.inputs, time.monotonic() + cluster.start_timeout_s, self._check)
             try:
-                problem = unlike(later, node)
+                problem = unlike(project, node)
             except OrchestratorError as error:
                 return error.message
             known.update([node] if problem is None else [])

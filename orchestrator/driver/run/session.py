@@ -70,11 +70,18 @@ class Session:
     _event_sink: EventSink
 
     def __init__(
-        self, run_start: RunStart, members: Members, actor_slots: ActorSlots, node_check: NodeCheck = lambda _node: None
+        self,
+        run_start: RunStart,
+        members: Members,
+        actor_slots: ActorSlots,
+        node_check: NodeCheck = lambda _node: None,
+        niceness: int | None = None,
     ) -> None:
+        """niceness: this process's, where members that give way to it are worth a note."""
         self._members = members
         self._node_check = node_check
         self._actor_slots = actor_slots
+        self._niceness = niceness
         self._run_start = run_start
         self._merger = Merger(run_start.written)
         self._merger.expect(run_start.cut)
@@ -173,6 +180,9 @@ class Session:
             return
         self._member_directory.add(member, answer["addresses"], answer["node"])
         self._ready[member] = {"pid": answer["pid"], "node": answer["node"]}
+        if self._niceness is not None and answer["niceness"] > self._niceness:
+            self._event_sink.gives_way(answer["node"], answer["niceness"], self._niceness)
+            self._niceness = None  # one note is enough
         if self._state.generation is not None:
             self._member_started(member, None, [])
         can_restore = self._roles[member] == "worker" and self._member_directory.reaches_checkpoints(member)

@@ -21,7 +21,7 @@ from orchestrator.engine.execution.loop import Loop
 from orchestrator.engine.execution.run_state import RunState
 from orchestrator.engine.member.cancellation import CancellableTransport
 from orchestrator.engine.member.generation import Entry, Generation, Position, ProcessServices
-from orchestrator.engine.member.server import deadline_s
+from orchestrator.engine.server import deadline_s
 from orchestrator.numerics.digests import model_digest, tensor_digests
 from orchestrator.records import trace
 from orchestrator.settings import Settings

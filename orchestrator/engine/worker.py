@@ -9,13 +9,14 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from orchestrator.data.loaders import Loaders, Recipe
 from orchestrator.engine.admission import proof
+from orchestrator.engine.compute import construction
 from orchestrator.engine.compute.local_trainer import LocalTrainer
 from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.workload import Workload
@@ -23,16 +24,15 @@ from orchestrator.engine.exchange.collectives import Memory
 from orchestrator.engine.execution.loop import Loop
 from orchestrator.engine.member.cancellation import CancellableTransport, live
 from orchestrator.engine.member.generation import Connect, Ended, Generation, Position, ProcessServices
-from orchestrator.engine.member.server import Server, exchange_of, lockstep_of, sum_dtype
-from orchestrator.engine.member.worker_hooks import WorkerHooks, WorkerState
+from orchestrator.engine.server import Server, exchange_of, lockstep_of, sum_dtype
+from orchestrator.engine.worker_hooks import WorkerHooks, WorkerState
 from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import allocator, cuda, determinism, staging
 from orchestrator.numerics.digests import distinct_state, model_digest
-from orchestrator.numerics.streams import seeded
-from orchestrator.pipeline import defines, find, naming
+from orchestrator.pipeline import find
 from orchestrator.settings import Settings
 from orchestrator.transports.base import Regions
-from orchestrator.updates import optimizers, schedules
+from orchestrator.updates import schedules
 
 __all__ = ["Ended", "Generation", "ProcessServices", "Server", "Worker"]
 
@@ -60,6 +60,7 @@ class Worker:
             cuda.start()
         self._prepare_thread()
         target = find(settings.pipeline.target, settings.pipeline.args)
+        self._services.heartbeat.beat("prepare")
         self._workload = Workload(
             target,
             dict(settings.pipeline.args),
@@ -69,11 +70,12 @@ class Worker:
             precision=settings.run.precision,
             staging=self._staging,
         )
-        self._workload.model.train()
+        self._services.heartbeat.beat("prepare")
         self._replica = Replica(self._workload.model, self._staging)
-        self._optimizer = self._build_optimizer()
+        self._optimizer = construction.make_optimizer(self._workload.pipeline, self._workload.model, settings)
         self._rates = schedules.rates_of(self._optimizer)  # now: later they are those of a step
         self._memory = Memory(self._replica.layout, self._regions, dtype=sum_dtype(settings))
+        self._services.heartbeat.beat("prepare")
         compute = self._prepare_thread()  # once more: scripts set threads, precision and cudnn.benchmark as they begin
         if settings.watches_a_metric and not self._workload.evaluation_batches:
             raise ConfigurationError(
@@ -135,18 +137,6 @@ class Worker:
         run = self._settings.run
         return determinism.prepare_thread(run.threads, run.device, tf32=run.tf32)
 
-    def _build_optimizer(self) -> torch.optim.Optimizer:
-        if not defines(type(self._workload.pipeline), "optimizer"):
-            section = self._settings.optimizer
-            if section.name is None:
-                raise ConfigurationError(["optimizer: required, because the pipeline has no optimizer()"])
-            return optimizers.build(section.name, section.options, self._workload.model)
-        with naming("optimizer()"), seeded(self._settings.run.seed, "optimizer"):
-            optimizer = self._workload.pipeline.optimizer(self._workload.model)
-        optimizers.check(optimizer, self._workload.model)
-        assert optimizer is not None
-        return optimizer
-
     def _begin(self, run_manifest: Mapping[str, Any]) -> None:
         settings, heartbeat = self._settings, self._services.heartbeat
         loop = Loop(settings, run_manifest, heartbeat)
@@ -160,12 +150,17 @@ class Worker:
             exact=settings.reduction == "exact",
             clip_norm=settings.gradient.clip,
             rates=self._rates,
-            rate=lambda step: schedules.factor(
-                settings.schedule, step, run_manifest["steps"], loop.run_state.reductions
-            ),
+            rate=self._rate(run_manifest["steps"], loop),
             requests=lambda: loop.requests(keeps_time=self._keeps_time, busy=self._services.writer.busy),
             services=self._services,
         )
+
+    def _rate(self, steps: int, loop: Loop) -> Callable[[int], float]:
+        """The factor on the learning rates at a step: the pipeline's own, or the schedule's."""
+        if self._workload.has_rate:
+            return self._workload.rate
+        schedule, epoch = self._settings.schedule, self._workload.order.steps_per_epoch
+        return lambda step: schedules.factor(schedule, step, steps, loop.run_state.reductions, epoch=epoch)
 
     def _walk(
         self, generation: Generation, rank: int, transport: CancellableTransport, run_manifest: Mapping[str, Any]
