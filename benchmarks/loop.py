@@ -32,7 +32,7 @@ from orchestrator.data.order import Order, Sampler  # noqa: E402
 from orchestrator.engine.worker import Generation, ProcessServices, Worker  # noqa: E402
 from orchestrator.numerics.streams import seeded  # noqa: E402
 from orchestrator.pipeline import find  # noqa: E402
-from orchestrator.plan.resolve import resolve
+from orchestrator.plan.resolve import resolve  # noqa: E402
 from orchestrator.settings import Settings, load  # noqa: E402
 from orchestrator.topologies import build_schedule  # noqa: E402
 from orchestrator.transports.memory import Hub, LocalRegions  # noqa: E402

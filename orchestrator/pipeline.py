@@ -88,10 +88,20 @@ class Pipeline:
         class that steps without a closure and keeps what it remembers in `state` and `param_groups`, not in attributes."""
         return None
 
+    def rate(self, step: int) -> float:  # noqa: ARG002
+        """The factor on the learning rates at a step, counted from 0: a schedule of one's own, instead of the configuration's
+        `schedule`. It depends on the step alone."""
+        return 1.0
+
 
 def defines(pipeline: type[Pipeline], method: str) -> bool:
     """Whether the class has a method of its own rather than the default."""
     return getattr(pipeline, method) is not getattr(Pipeline, method)
+
+
+def has_rate(pipeline: type[Pipeline]) -> bool:
+    """Whether it has a schedule of its own; a number that happens to have the name is none."""
+    return defines(pipeline, "rate") and callable(pipeline.rate)
 
 
 def takes_step(pipeline: Pipeline) -> bool:
@@ -150,12 +160,13 @@ def _import(name: str) -> Any:
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Turns an exception of the user's code inside the block into a PipelineRaised that says what was being done."""
+    """Turns an exception of the user's code inside the block into a PipelineRaised that says what was being done; sys.exit()
+    too, which would end a worker without a word."""
     try:
         yield
     except OrchestratorError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PipelineRaised(
             f"{what} raised {type(error).__name__}: {error}{_frames(error)}",
             f"{_advice(error)}the full traceback is in the run's folder, in error.txt",
@@ -163,7 +174,7 @@ def naming(what: str) -> Iterator[None]:
         ) from None
 
 
-def _advice(error: Exception) -> str:
+def _advice(error: BaseException) -> str:
     """What to do about errors of torch that come from how a run computes rather than from a slip in the code."""
     text = str(error)
     return next((f"{advice};\n  " for sign, advice in _ADVICE.items() if sign in text), "")

@@ -12,11 +12,15 @@ from orchestrator.numerics.determinism import prepare_environment
 prepare_environment()
 hypothesis.settings.register_profile("orchestrator", deadline=None)
 hypothesis.settings.load_profile("orchestrator")
+BUSY_S = 3600.0  # several commands in a test and its fixtures, on a machine with thirty other processes
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup; what they start does not
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """pytest prints how many were deselected."""
+    """pytest prints how many were deselected. What starts processes may take long; that ends only what hangs."""
+    for item in items:
+        if item.get_closest_marker("ray") or item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(BUSY_S))
     if os.geteuid() == 0:
         return
     for_root = [item for item in items if item.get_closest_marker("root")]

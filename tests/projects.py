@@ -18,6 +18,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MARK = "ORCHESTRATOR_TEST_MARK"
+PATIENCE_S = 900.0  # for what has to come, on a machine with thirty other processes too; reached only when a test hangs
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Project:
 
     def run(self, *arguments: str) -> Done:
         process = self.start(*arguments)
-        out, err = process.communicate(timeout=240)
+        out, err = process.communicate(timeout=PATIENCE_S)
         return Done(process.returncode, out, err)
 
     def shell(self, command: str) -> Done:
@@ -85,7 +86,7 @@ class Project:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=PATIENCE_S,
             check=False,
         )
         return Done(done.returncode, done.stdout, done.stderr)

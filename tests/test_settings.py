@@ -27,6 +27,7 @@ from orchestrator.settings import (
     PipelineSettings,
     RunSettings,
     Settings,
+    Span,
     TopologySettings,
     TraceSettings,
     TrackingSettings,
@@ -203,6 +204,29 @@ def test_every_is_steps_or_seconds(typed: str, every: Every, back: int | str) ->
 def test_every_is_exactly_one_positive_number(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"steps|seconds"):
         Every(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("typed", "span", "back"),
+    [
+        ("20", Span(steps=20), 20),
+        ("'20'", Span(steps=20), 20),
+        ("1epoch", Span(epochs=1), "1epoch"),
+        ("1epochs", Span(epochs=1), "1epoch"),
+        ("5epochs", Span(epochs=5), "5epochs"),
+    ],
+)
+def test_a_span_is_steps_or_epochs(typed: str, span: Span, back: int | str) -> None:
+    settings = given_on_command_line("schedule=steps", f"schedule.every={typed}")
+    assert settings.schedule.every == span
+    assert to_dict(settings)["schedule"]["every"] == back
+    assert (str(span), from_yaml(to_yaml(settings))) == (str(back), settings)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"steps": 1, "epochs": 1}, {"steps": 0}, {"epochs": 0}])
+def test_a_span_is_exactly_one_positive_number(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="steps or epochs, at least 1"):
+        Span(**arguments)
 
 
 def test_interpolations_see_the_merged_configuration_and_its_defaults(

@@ -14,6 +14,8 @@ from orchestrator.driver.run.outcome import Outcome
 from orchestrator.driver.run.session import RunStart
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import for_stream, say_obstacles
+from orchestrator.engine.compute import construction
+from orchestrator.plan.resolve import resolve
 from orchestrator.settings import Settings
 
 
@@ -24,9 +26,10 @@ def launch(settings: Settings, origins: Mapping[str, str]) -> tuple[str, Outcome
     """
     project = Path.cwd()
     provenance = preflight.check(settings, project)
+    notes = [*provenance.notes, *construction.rehearse(resolve(settings))]
     folder = project_folder(project)
     display = for_stream()
-    for note in provenance.notes:
+    for note in notes:
         display.say(f"note: {note}")
     say_obstacles(display, provenance.obstacles)
     with signals.posted() as pending_signal, ThreadPoolExecutor(1) as pool:

@@ -48,6 +48,7 @@ from orchestrator.control.membership import (
     disagreement,
     living,
     present,
+    progressed,
     room,
     waiting,
 )
@@ -377,15 +378,22 @@ def _forgive_own_pause(decision: Decision) -> None:
 
 def _watch_start(decision: Decision) -> None:
     state = decision.state
-    if state.phase != "preparing" or decision.now - state.started <= state.requirements.start_timeout_s:
+    limit = state.requirements.start_timeout_s
+    last = max((progressed(member) for member in state.members.values()), default=state.started)
+    if state.phase != "preparing" or decision.now - last <= limit:
         return
-    late = [member.name for member in state.members.values() if member.ready is None]
+    late = [f"{member.name} ({_how_far(member)})" for member in state.members.values() if member.ready is None]
     plan = compose(state)
     what = f"{', '.join(late)} not ready" if late else str(plan)
     error = ClusterUnavailable(
-        f"{what} after {state.requirements.start_timeout_s:g} s", "raise cluster.start_timeout_s, or ask for less"
+        f"{what}, and nothing has progressed for {limit:g} s",
+        "if the machine is busy (uptime), end what else runs there; raise cluster.start_timeout_s, or ask for less",
     )
-    decision.end(error, "the start took too long")
+    decision.end(error, "the start came to a standstill")
+
+
+def _how_far(member: Member) -> str:
+    return "its process has not started" if member.heartbeat is None else "it is preparing"
 
 
 def _watch_joiners(decision: Decision) -> None:
@@ -393,9 +401,9 @@ def _watch_joiners(decision: Decision) -> None:
         return
     limit = decision.state.requirements.start_timeout_s
     for member in list(decision.state.members.values()):
-        if member.ready is None and decision.now - member.asked > limit:
-            decision.kill(member, f"it was not ready after {limit:g} s")
-            start_failed(decision, f"{member.name} was not ready after {limit:g} s")
+        if member.ready is None and decision.now - progressed(member) > limit:
+            decision.kill(member, f"its start has not progressed for {limit:g} s: {_how_far(member)}")
+            start_failed(decision, f"the start of {member.name} has not progressed for {limit:g} s")
 
 
 def _watch_members(decision: Decision) -> None:

@@ -25,7 +25,8 @@ class Requirements:
     start: workers that must be ready to begin; least: it pauses below; most: it grows to. servers: 0 where the
     topology has none. checkpoint: the newest committed one when the run begins, so None unless it is a resume.
     whole: no generation begins without all of them, because the layout determines the result. stores: checkpoints can
-    be written. generation, member: the first numbers to give, above all that an earlier part of the run has used.
+    be written. start_timeout_s: how long a start may go without progress. generation, member: the first numbers to give,
+    above all that an earlier part of the run has used.
     """
 
     shards: int
@@ -182,6 +183,11 @@ def present(state: ControllerState) -> list[Member]:
 def waiting(state: ControllerState) -> list[Member]:
     """Those of them that have not reported."""
     return [member for member in present(state) if member.report is None]
+
+
+def progressed(member: Member) -> float:
+    """When its start last got on: it was ordered, its process answered, imported a module, built a part, was ready."""
+    return member.moved if member.ready is None else member.ready
 
 
 def room(state: ControllerState) -> int:

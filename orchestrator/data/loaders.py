@@ -31,6 +31,7 @@ from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised,
 from orchestrator.numerics import determinism, digests, streams
 from orchestrator.pipeline import find, naming
 
+_PLAIN = "return tensors, numbers, texts and containers of them, or fetch in the workers: data.loaders=0"
 _DEATHS = 3  # of loaders in a row that were asked for one micro-batch, before it is to blame
 
 
@@ -89,7 +90,7 @@ class Loaders:
             loader.ask(key)
         found = [_result(loader.answer()) for loader in self._loaders]
         # The worker's own goes through pickle too, which changes how equal things lie in memory.
-        expected = _fingerprint(pickle.loads(pickle.dumps(batch, pickle.HIGHEST_PROTOCOL)))
+        expected = _fingerprint(_unpickled(_pickled(batch)))
         for read in found:
             if _fingerprint(read) != expected:
                 raise Inconsistent(
@@ -223,19 +224,25 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
                 streams.seeded(recipe.seed, "samples", key.step, key.shard),
             ):
                 batch = fetch(train, key.indices, pipeline.collate)
-            _write(answers, {"batch": batch})
+            payload = _pickled({"batch": batch})
         except OrchestratorError as error:
-            _write(answers, {"failed": error.as_dict()})
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            fault = PipelineRaised(
-                f"a batch of the pipeline cannot be handed to another process: {error}",
-                "return tensors, numbers, texts and containers of them, or fetch in the workers: data.loaders=0",
-            )
-            _write(answers, {"failed": fault.as_dict()})
+            payload = _pickled({"failed": error.as_dict()})
+        _send(answers, payload)
+
+
+def _pickled(message: object) -> bytes:
+    """Raises PipelineRaised: a batch is of the user's making, and its classes say how they are pickled."""
+    try:
+        return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:
+        raise PipelineRaised(f"a batch of the pipeline cannot be handed to another process: {error}", _PLAIN) from None
 
 
 def _write(stream: IO[bytes], message: object) -> None:
-    payload = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    _send(stream, _pickled(message))
+
+
+def _send(stream: IO[bytes], payload: bytes) -> None:
     stream.write(struct.pack("<Q", len(payload)) + payload)
     stream.flush()
 
@@ -247,7 +254,16 @@ def _read(stream: IO[bytes]) -> Any:
         return None
     (length,) = struct.unpack("<Q", header)
     payload = stream.read(length)
-    return pickle.loads(payload) if len(payload) == length else None
+    return _unpickled(payload) if len(payload) == length else None
+
+
+def _unpickled(payload: bytes) -> Any:
+    try:
+        return pickle.loads(payload)
+    except Exception as error:
+        raise PipelineRaised(
+            f"a batch of the pipeline cannot be taken over from another process: {error}", _PLAIN
+        ) from None
 
 
 def upcoming(step: int, shard: int, shards: Sequence[int], steps: int, indices: Any) -> Iterator[Key]:

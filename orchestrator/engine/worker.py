@@ -16,6 +16,7 @@ import torch
 
 from orchestrator.data.loaders import Loaders, Recipe
 from orchestrator.engine.admission import proof
+from orchestrator.engine.compute import construction
 from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.shard_gradients import ShardGradients
 from orchestrator.engine.compute.updater import Updater
@@ -32,11 +33,9 @@ from orchestrator.engine.worker_hooks import WorkerHooks, WorkerState
 from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import allocator, cuda, determinism, staging
 from orchestrator.numerics.digests import distinct_state, model_digest
-from orchestrator.numerics.streams import seeded
-from orchestrator.pipeline import defines, find, naming
+from orchestrator.pipeline import find
 from orchestrator.plan import Plan
 from orchestrator.transports.base import Regions
-from orchestrator.updates import optimizers
 from orchestrator.updates.transforms import Chain
 
 __all__ = ["Ended", "Generation", "ProcessServices", "Server", "Worker"]
@@ -65,6 +64,7 @@ class Worker:
         self._prepare_thread()
         source = plan.run.pipeline
         target = find(source.target, source.args)
+        self._services.heartbeat.beat("prepare")
         self._workload = Workload(
             target,
             dict(source.args),
@@ -74,10 +74,12 @@ class Worker:
             precision=plan.run.compute.precision,
             staging=self._staging,
         )
-        self._workload.model.train()
+        self._services.heartbeat.beat("prepare")
         self._replica = Replica(self._workload.model, self._staging)
-        self._updater = Updater(self._workload, self._replica, self._build_optimizer(), plan.update)
+        optimizer = construction.make_optimizer(self._workload.pipeline, self._workload.model, plan)
+        self._updater = Updater(self._workload, self._replica, optimizer, plan.update)
         self._memory = Memory(self._replica.layout, self._regions, exact=plan.exchange.exact)
+        self._services.heartbeat.beat("prepare")
         compute = self._prepare_thread()  # once more: scripts set threads, precision and cudnn.benchmark as they begin
         if plan.update.watches_a_metric and not self._workload.evaluation_batches:
             raise ConfigurationError(
@@ -136,23 +138,11 @@ class Worker:
         compute = self._plan.run.compute
         return determinism.prepare_thread(compute.threads, compute.device, tf32=compute.tf32)
 
-    def _build_optimizer(self) -> torch.optim.Optimizer:
-        variant, model = self._plan.update.optimizer, self._workload.model
-        if not defines(type(self._workload.pipeline), "optimizer"):
-            if variant is None:
-                raise ConfigurationError(["optimizer: required, because the pipeline has no optimizer()"])
-            return optimizers.build(variant.name, variant.options, model)
-        with naming("optimizer()"), seeded(self._plan.run.seed, "optimizer"):
-            optimizer = self._workload.pipeline.optimizer(model)
-        optimizers.check(optimizer, model)
-        assert optimizer is not None
-        return optimizer
-
     def _first_state(self, run_manifest: Mapping[str, Any]) -> WorkerState:
         """Of a run that is about to begin for this worker."""
         services, writer = self._services, self._services.writer
         timing = Timing(self._plan, services.heartbeat, lambda: writer.busy)
-        self._updater.steps = run_manifest["steps"]
+        self._updater.start(run_manifest["steps"])
         trainer = LocalTrainer(
             ShardGradients(self._workload, self._replica, Chain()),
             self._replica,

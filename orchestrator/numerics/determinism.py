@@ -10,6 +10,10 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +57,51 @@ def machine(device: str = "cpu") -> dict[str, str]:
         "libraries": hashlib.sha256(torch.__config__.show().encode()).hexdigest()[:12],
         **gpu,
     }
+
+
+@contextmanager
+def left_as_it_was() -> Iterator[None]:
+    """What the user's code sets inside the block for the whole process, or draws from its generators, is put back behind it."""
+    import numpy
+    import torch
+
+    generators = torch.get_rng_state(), numpy.random.get_state(), random.getstate()
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    threads, dtype, device = torch.get_num_threads(), torch.get_default_dtype(), torch.get_default_device()
+    algorithms = torch.get_deterministic_debug_mode()
+    gradients, precision = torch.is_grad_enabled(), torch.get_float32_matmul_precision()
+    cudnn = torch.backends.cudnn
+    kernels = cudnn.enabled, cudnn.benchmark, cudnn.deterministic
+    variables, folder, search_path = dict(os.environ), Path.cwd(), list(sys.path)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(generators[0])
+        numpy.random.set_state(generators[1])
+        random.setstate(generators[2])
+        if on_gpus:
+            torch.cuda.set_rng_state_all(on_gpus)
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        if torch.get_default_device() != device:
+            torch.set_default_device(device)
+        if (
+            torch.get_deterministic_debug_mode() != algorithms
+        ):  # to set it imports torch's compiler, which takes a second
+            torch.set_deterministic_debug_mode(algorithms)
+        torch.set_grad_enabled(gradients)
+        if torch.get_float32_matmul_precision() != precision:
+            torch.set_float32_matmul_precision(precision)
+        cudnn.enabled, cudnn.benchmark, cudnn.deterministic = kernels
+        _put_back(variables)
+        os.chdir(folder)
+        sys.path[:] = search_path
+
+
+def _put_back(variables: dict[str, str]) -> None:
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update({name: value for name, value in variables.items() if os.environ.get(name) != value})
 
 
 def prepare_thread(threads: int, device: str = "cpu", *, tf32: bool = False) -> dict[str, Any]:

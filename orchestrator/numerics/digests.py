@@ -7,6 +7,8 @@ import hashlib
 
 import torch
 
+from orchestrator.pipeline import naming
+
 
 def model_digest(model: torch.nn.Module) -> str:
     """Hexadecimal SHA-256 of the model's state."""
@@ -30,7 +32,9 @@ def distinct_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The model's state dictionary without the second and later names of a tied tensor."""
     seen: set[int] = set()
     state: dict[str, torch.Tensor] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
+    with naming("state_dict() of the model"):
+        found = model.state_dict(keep_vars=True).items()
+    for name, tensor in found:
         if isinstance(tensor, torch.Tensor) and id(tensor) not in seen:
             seen.add(id(tensor))
             state[name] = tensor.detach()

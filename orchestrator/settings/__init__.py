@@ -39,7 +39,7 @@ from orchestrator.settings.schema import (
     TraceSettings,
     TrackingSettings,
 )
-from orchestrator.settings.values import Every, Workers
+from orchestrator.settings.values import Every, Span, Workers
 from orchestrator.settings.views import determining, document, flat, to_dict, to_yaml
 
 __all__ = [
@@ -55,6 +55,7 @@ __all__ = [
     "RunSettings",
     "ScheduleSettings",
     "Settings",
+    "Span",
     "SyncSettings",
     "TopologySettings",
     "TraceSettings",

@@ -29,6 +29,7 @@ from orchestrator.settings.values import (
     Every,
     Given,
     MismatchError,
+    Span,
     Workers,
     at_least,
     matching,
@@ -143,7 +144,10 @@ class ClusterSettings:
         default=0.0, metadata=execution("GPUs that Ray sets aside for a worker.", NOT_NEGATIVE)
     )
     start_timeout_s: float = field(
-        default=120.0, metadata=execution("Seconds within which all workers must have started.", POSITIVE)
+        default=120.0,
+        metadata=execution(
+            "Seconds without progress after which the start of Ray or of a worker is given up.", POSITIVE
+        ),
     )
     step_timeout_s: float = field(
         default=600.0,
@@ -210,13 +214,19 @@ class ScheduleSettings:
     )
     warmup: int = field(default=0, metadata=result("Steps in which the learning rate rises to its value.", at_least(0)))
     final: float | None = field(
-        default=None, metadata=result("linear, cosine: the factor at the last step; 0 if not given.", NOT_NEGATIVE)
+        default=None, metadata=result("linear, cosine: the factor at the end; 0 if not given.", NOT_NEGATIVE)
+    )
+    end: Span | None = field(
+        default=None,
+        metadata=result(
+            "linear, cosine: the step at which the factor is `final`, and stays so; the last one if not given."
+        ),
     )
     gamma: float | None = field(
         default=None,
         metadata=result("exponential, steps, plateau: the factor of a reduction; 0.1 if not given.", POSITIVE),
     )
-    every: int | None = field(default=None, metadata=result("steps: the steps between two reductions.", at_least(1)))
+    every: Span | None = field(default=None, metadata=result("steps: how far it is from one reduction to the next."))
     patience: int | None = field(
         default=None,
         metadata=result("plateau: evaluations without improvement until a reduction; 3 if not given.", at_least(1)),
@@ -231,6 +241,7 @@ class ScheduleSettings:
 
 SCHEDULE_OPTIONS: dict[str, tuple[str, ...]] = {
     "final": ("linear", "cosine"),
+    "end": ("linear", "cosine"),
     "gamma": ("exponential", "steps", "plateau"),
     "every": ("steps",),
     "patience": ("plateau",),
@@ -449,8 +460,15 @@ def _schedule_has_option(option: str, value: object, schedule: str) -> str | Non
     return f"schedule.{option}: {schedule} has no {option}; {' and '.join(having)} {'have' if having[1:] else 'has'}"
 
 
-def _steps_need_every(schedule: str, every: int | None) -> str | None:
+def _steps_need_every(schedule: str, every: Span | None) -> str | None:
     return "schedule.every: required by schedule=steps" if schedule == "steps" and every is None else None
+
+
+def _end_is_behind_warmup(end: Span | None, warmup: int) -> str | None:
+    """Of epochs nobody knows the steps yet."""
+    if end is None or end.steps is None or end.steps > warmup:
+        return None
+    return f"schedule.end: {end} is not behind the warm-up, whose last step is {warmup - 1}; raise it above schedule.warmup"
 
 
 def _watching_needs_steps(watching: str | None, every: Every | None) -> str | None:
@@ -478,6 +496,7 @@ RULES = (
     Rule(("run.device", "cluster.gpus_per_worker"), _cuda_needs_gpus),
     Rule(("run.tf32", "run.device"), _tf32_needs_cuda),
     Rule(("schedule.name", "schedule.every"), _steps_need_every),
+    Rule(("schedule.end", "schedule.warmup"), _end_is_behind_warmup),
     Rule(("early_stopping.patience", "evaluation.every"), _stopping_needs_steps),
     Rule(("schedule.name", "evaluation.every"), _plateau_needs_steps),
     *(

@@ -2,7 +2,7 @@
 
 A value arrives twice, as YAML understands it and as it was typed, so that text stays what was typed: `1e3`, `012` and
 `true` are good names of a run. The types are those of the annotations in `schema.py`: int, float, bool, str, a Literal,
-tuple[str, ...], dict[str, Any], Every, Workers, each also `| None`.
+tuple[str, ...], dict[str, Any], Every, Span, Workers, each also `| None`.
 
 What it does not do: know keys, sources or defaults.
 """
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 _STEPS = re.compile(r"[0-9]+")
+_EPOCHS = re.compile(r"([0-9]+)epochs?")
 _SECONDS = re.compile(r"([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?)s")
 _SHOWN_CHARACTERS = 80
 
@@ -58,6 +59,41 @@ class Every:
     def plain(self) -> int | str:
         """What `parse` reads as this value: 20 or "30s"."""
         return self.steps if self.steps is not None else f"{self.seconds!r}".removesuffix(".0") + "s"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A stretch of a run: so many steps, or so many epochs; exactly one is set. Unlike seconds, both are known beforehand."""
+
+    steps: int | None = None
+    epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        given = [number for number in (self.steps, self.epochs) if number is not None]
+        if len(given) != 1 or given[0] < 1:
+            raise ValueError(f"expected steps or epochs, at least 1, got steps={self.steps}, epochs={self.epochs}")
+
+    @classmethod
+    def parse(cls, value: object) -> Span:
+        """From `20` or `"20"` (steps), `"1epoch"` or `"5epochs"`. Raises ValueError."""
+        if isinstance(value, int) and not isinstance(value, bool):
+            return cls(steps=value)
+        if isinstance(value, str) and _STEPS.fullmatch(value):
+            return cls(steps=int(value))
+        if isinstance(value, str) and (epochs := _EPOCHS.fullmatch(value)):
+            return cls(epochs=int(epochs[1]))
+        raise ValueError(f"not a number of steps or epochs: {value!r}")
+
+    def in_steps(self, epoch: int) -> int:
+        """epoch: the steps of one."""
+        return self.steps if self.steps is not None else (self.epochs or 0) * epoch
+
+    def __str__(self) -> str:
+        return str(self.plain())
+
+    def plain(self) -> int | str:
+        """What `parse` reads as this value: 20, "1epoch" or "5epochs"."""
+        return self.steps if self.steps is not None else f"{self.epochs}epoch{'s' * (self.epochs != 1)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +198,7 @@ def is_text(kind: Any) -> bool:
 
 def plain(value: Any) -> Any:
     """The value as YAML and JSON hold it; a copy where it could be changed."""
-    if isinstance(value, Every | Workers):
+    if isinstance(value, Every | Span | Workers):
         return value.plain()
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
@@ -260,6 +296,10 @@ def _read_every(_: Any, given: Given) -> Every:
     return given.value if isinstance(given.value, Every) else Every.parse(given.value)
 
 
+def _read_span(_: Any, given: Given) -> Span:
+    return given.value if isinstance(given.value, Span) else Span.parse(given.value)
+
+
 def _read_workers(_: Any, given: Given) -> Workers:
     return given.value if isinstance(given.value, Workers) else Workers.parse(given.value)
 
@@ -273,6 +313,7 @@ _READERS: dict[Any, Callable[[Any, Given], Any]] = {
     tuple: _read_texts,
     dict: _read_mapping,
     Every: _read_every,
+    Span: _read_span,
     Workers: _read_workers,
 }
 
@@ -284,5 +325,6 @@ _DESCRIPTIONS: dict[Any, str] = {
     tuple: "a list of texts such as [a, b]",
     dict: "a mapping such as {key: value}",
     Every: "a number of steps such as 20 or of seconds such as 30s",
+    Span: "a number of steps such as 20 or of epochs such as 5epochs, at least 1",
     Workers: "a number of workers such as 4, at least 1, or a range such as {min: 2, max: 4}",
 }

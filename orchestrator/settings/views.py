@@ -14,7 +14,7 @@ import yaml
 
 from orchestrator.settings.schema import KEYS, Key, Settings
 from orchestrator.settings.sources import Loader
-from orchestrator.settings.values import Every, Workers, plain, show, without_none
+from orchestrator.settings.values import Every, Span, Workers, plain, show, without_none
 
 _INTRODUCTION = """\
 # Settings
@@ -38,6 +38,7 @@ _TYPES = {
     tuple: "list of texts",
     dict: "mapping",
     Every: "steps (`20`) or seconds (`30s`)",
+    Span: "steps (`20`) or epochs (`5epochs`)",
     Workers: "`4`, or a range `{min: 2, max: 4}`",
 }
 

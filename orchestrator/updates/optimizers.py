@@ -13,12 +13,15 @@ import inspect
 import io
 import pickle
 import types
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from orchestrator.errors import PipelineRaised
+from orchestrator.pipeline import naming
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     name.lower(): getattr(torch.optim, name)
@@ -28,7 +31,13 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 }  # fmt: skip
 # Attributes that torch's own classes have only with some options, or with a schedule of torch.
 _AT_TIMES = {"step", "_opt_called", "_step_supports_amp_scaling", "_need_device_dtype_check_for_fused"}
-_UNFIT = (torch.optim.LBFGS, torch.optim.SparseAdam)
+_CLOSURE = "it calls the model again within its step, but workers add up one gradient for a step"
+_UNFIT: dict[type[torch.optim.Optimizer], tuple[str, str]] = {
+    torch.optim.LBFGS: (_CLOSURE, "nothing does the same; train with another one, such as adamw, or outside"),
+    torch.optim.SparseAdam: ("it wants sparse gradients", "give embeddings sparse=False and take adam"),
+}
+_SCHEDULERS = (LRScheduler, ReduceLROnPlateau)  # the second does not call the __init__ of the first, its base
+_OWN_SCHEDULE = "set `schedule` in the configuration, or write the factor as rate(self, step) in the pipeline"
 _NOT_OPTIONS = ("params", "differentiable", "capturable")
 
 
@@ -37,7 +46,8 @@ def problems(name: str, options: Mapping[str, Any]) -> list[str]:
     misses the parameters, and nothing expensive is imported up to there."""
     if name not in OPTIMIZERS:
         near = difflib.get_close_matches(name, OPTIMIZERS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        unfit = next(("; ".join(why) for kind, why in _UNFIT.items() if kind.__name__.lower() == name), None)
+        hint = f": {unfit}" if unfit else f"; did you mean {near[0]}?" if near else ""
         return [f"optimizer.name: {name!r} is not on offer{hint} (there are {', '.join(OPTIMIZERS)})"]
     known = options_of(name)
     unknown = [key for key in options if key not in known]
@@ -77,11 +87,19 @@ def build(name: str, options: Mapping[str, Any], model: torch.nn.Module) -> torc
 
 def check(optimizer: object, model: torch.nn.Module) -> None:
     """Raises PipelineRaised for what a pipeline's own `optimizer(model)` may not return."""
-    if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, _UNFIT):
+    if not isinstance(optimizer, torch.optim.Optimizer):
         raise PipelineRaised(
             f"optimizer() returned a {type(optimizer).__name__}",
-            "return one torch.optim.Optimizer that neither calls the model nor wants sparse gradients, of torch "
-            f"{', '.join(OPTIMIZERS)}; several networks are parameter groups of one",
+            "return one torch.optim.Optimizer; networks that are trained at once or in turn are parameter groups of one "
+            "(docs/porting.md shows both)",
+        )
+    for kind, (why, remedy) in _UNFIT.items():
+        if isinstance(optimizer, kind):
+            raise PipelineRaised(f"optimizer() returned a {type(optimizer).__name__}: {why}", remedy)
+    if any("initial_lr" in group for group in optimizer.param_groups):
+        raise PipelineRaised(
+            "a scheduler has been built over the optimizer that optimizer() returned: its param_groups have 'initial_lr'",
+            f"nobody would step it, and its first rate would stay: return the optimizer alone; {_OWN_SCHEDULE}",
         )
     known = {id(parameter) for parameter in model.parameters()}
     strangers = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in known]
@@ -90,11 +108,46 @@ def check(optimizer: object, model: torch.nn.Module) -> None:
             f"optimizer() updates a tensor of shape {tuple(strangers[0].shape)} that is no parameter of the model",
             "make it a parameter of what model() returns: only those are summed over the shards",
         )
-    if any(not isinstance(group.get("lr"), (int, float, torch.Tensor)) for group in optimizer.param_groups):
+    strange = [key for key in optimizer.state if id(key) not in known]
+    if strange:
+        raise PipelineRaised(
+            f"optimizer() keeps state for {_said(strange[0])}, which is no parameter of the model",
+            "a checkpoint holds what is in optimizer.state[parameter] and in param_groups: keep it there",
+        )
+    if any(not _is_rate(group.get("lr")) for group in optimizer.param_groups):
         raise PipelineRaised(
             f"optimizer() returned a {type(optimizer).__name__} without a learning rate",
             "give each of its param_groups a number as lr: `schedule` multiplies it",
         )
+
+
+def _is_rate(value: Any) -> bool:
+    return value.numel() == 1 if isinstance(value, torch.Tensor) else isinstance(value, (int, float))
+
+
+def _said(key: Any) -> str:
+    return f"a tensor of shape {tuple(key.shape)}" if isinstance(key, torch.Tensor) else repr(key)
+
+
+@contextmanager
+def without_schedulers() -> Iterator[None]:
+    """Inside the block none of torch can be built. Afterwards it is too late to name one: it may be gone, with the learning
+    rates that it has set left behind, or, for a plateau, nothing at all."""
+    usual = [(kind, kind.__init__) for kind in _SCHEDULERS]
+
+    def refuse(scheduler: object, *_: Any, **__: Any) -> None:
+        raise PipelineRaised(
+            f"optimizer() builds a scheduler, {type(scheduler).__name__}, which nobody would step",
+            f"return the optimizer alone; {_OWN_SCHEDULE}",
+        )
+
+    try:
+        for kind in _SCHEDULERS:
+            kind.__init__ = refuse  # type: ignore[assignment, method-assign]
+        yield
+    finally:
+        for kind, initialize in usual:
+            kind.__init__ = initialize  # type: ignore[method-assign]
 
 
 def options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -121,7 +174,8 @@ def differing(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]])
 
 def check_unchanged(optimizer: torch.optim.Optimizer, before: Sequence[dict[str, Any]]) -> None:
     """Raises PipelineRaised where its options are not those of before."""
-    name = differing(before, options(optimizer))
+    with naming("comparing the param_groups of the optimizer"):  # their values are of any class
+        name = differing(before, options(optimizer))
     if name is not None:
         raise PipelineRaised(
             f"{name!r} in the optimizer's param_groups was changed while a batch was computed",
@@ -173,7 +227,7 @@ def _bytes_of(value: Any, known: Set[int]) -> bytes | None:
     stream = io.BytesIO()
     try:
         _Changes(stream, known).dump(value)
-    except (pickle.PicklingError, TypeError, AttributeError):
+    except Exception:  # pickle's, or of the class that says how it is pickled
         return None
     return stream.getvalue()
 

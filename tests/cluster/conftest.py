@@ -19,10 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.projects import REPOSITORY, Done, Project, make_digits
+from tests.projects import PATIENCE_S, REPOSITORY, Done, Project, make_digits
 
 SHORT = ("conf=digits", "run.steps=12", "evaluation.every=5", "output=json")
-START_S = 90.0
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,7 @@ def ip(*arguments: str) -> None:
 
 def end_all_inside(name: str) -> None:
     """Kill what runs in a namespace, until nothing does."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         listed = subprocess.run(["ip", "netns", "pids", name], check=False, capture_output=True, text=True)
         if not listed.stdout.split():
@@ -207,6 +206,6 @@ def wait_for_line(process: subprocess.Popen[str], part: str) -> str:
         found.put("")
 
     threading.Thread(target=read, daemon=True).start()
-    line = found.get(timeout=START_S)
+    line = found.get(timeout=PATIENCE_S)
     assert line, "".join(said)
     return line

@@ -9,15 +9,22 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cluster.sessions.environment import enter, of_workers, prepare_environment
+from orchestrator.cluster.sessions.environment import enter, of_workers, patient, prepare_environment
 from orchestrator.numerics.determinism import ENVIRONMENT
 
 AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
+NICENESS = "RAY_worker_niceness"
+PATIENCE = {
+    "RAY_gcs_server_port_wait_time_s": "91",
+    "RAY_agent_register_timeout_ms": "91000",
+    "RAY_worker_register_timeout_seconds": "91",
+}
+OTHERS = ("RAY_USAGE_STATS_ENABLED", "RAY_DEDUP_LOGS_SKIP_REGEX", NICENESS, *PATIENCE)
 
 
 @pytest.fixture(autouse=True)
 def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*AUTH, "RAY_USAGE_STATS_ENABLED", "RAY_DEDUP_LOGS_SKIP_REGEX"):
+    for name in (*AUTH, *OTHERS):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
@@ -42,6 +49,29 @@ def test_the_access_to_a_joined_ray_is_the_users_own(monkeypatch: pytest.MonkeyP
     prepare_environment("head:6379")
     assert os.environ["RAY_AUTH_TOKEN"] == "mine"
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+
+
+def test_workers_of_a_private_ray_have_the_drivers_priority_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    prepare_environment("head:6379")
+    assert NICENESS not in os.environ
+    prepare_environment(None)
+    assert os.environ[NICENESS] == "0"
+    monkeypatch.setenv(NICENESS, "10")
+    prepare_environment(None)
+    assert os.environ[NICENESS] == "10"
+
+
+def test_a_ray_that_is_started_has_our_patience_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    with patient(90.5):
+        assert {name: os.environ[name] for name in PATIENCE} == PATIENCE
+    assert not set(PATIENCE) & set(os.environ)
+    name = next(iter(PATIENCE))
+    monkeypatch.setenv(name, "7")
+    with patient(90.5):
+        assert os.environ[name] == "7"
+    assert os.environ[name] == "7"
 
 
 def test_workers_get_every_variable_that_changes_bits() -> None:

@@ -2,11 +2,59 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+import ray
 from ray._private import node, services
 
 from orchestrator.cluster.sessions import local
+from orchestrator.cluster.sessions.local import LocalRay
+from orchestrator.errors import ClusterUnavailable, Interrupted
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes on by a second each time it is asked."""
+    seconds = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: float(next(seconds)), sleep=lambda _seconds: None)
+    monkeypatch.setattr(local, "time", clock)
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the folders of Rays are made; nothing else of a Ray is started or ended."""
+    numbers = itertools.count()
+
+    def make() -> Path:
+        folder = tmp_path / f"{next(numbers)}"
+        folder.mkdir()
+        return folder
+
+    monkeypatch.setattr(local, "_new_folder", make)
+    monkeypatch.setattr(local, "_remove_abandoned", lambda: None)
+    monkeypatch.setattr(local, "prepare_environment", lambda _address: None)
+    monkeypatch.setattr(os, "getloadavg", lambda: (1e6, 1.0, 1.0))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    return tmp_path
+
+
+def started(outcomes: list[Exception | None], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the starts of Ray come to, one after the other; the folders of those that were made."""
+    made: list[str] = []
+
+    def enter(_address: str, **options: Any) -> None:
+        made.append(Path(options["_temp_dir"]).name)
+        outcome = outcomes[len(made) - 1]
+        if outcome is not None:
+            raise outcome
+
+    monkeypatch.setattr(local, "enter", enter)
+    return made
 
 
 def test_this_ray_can_do_without_its_helpers_and_others_have_them() -> None:
@@ -16,3 +64,88 @@ def test_this_ray_can_do_without_its_helpers_and_others_have_them() -> None:
     with local._fewer_processes():
         assert [getattr(place, name)("anything") for place, name in helpers] == [None, None, (None, None)]
     assert [getattr(place, name) for place, name in helpers] == usual
+
+
+def test_a_start_that_failed_is_tried_again_in_a_new_folder(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = started([RuntimeError("the raylet ended"), None], monkeypatch)
+    with LocalRay(2.0, 60.0):
+        assert made == ["0", "1"]
+        assert [folder.name for folder in folders.iterdir()] == ["1"]
+    assert list(folders.iterdir()) == []
+
+
+def test_what_goes_on_failing_is_told_with_the_load(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = started([RuntimeError(f"no {number}\nmore") for number in range(9)], monkeypatch)
+    with pytest.raises(ClusterUnavailable, match=r"Ray could not be started \(3 tries in 0 s\): no 2") as caught:
+        LocalRay(2.0, 60.0).__enter__()
+    assert caught.value.remedy is not None
+    assert "this machine is busy (load 1000000 on " in caught.value.remedy
+    assert "raise cluster.start_timeout_s" in caught.value.remedy
+    assert len(made) == 3
+    assert list(folders.iterdir()) == []
+
+
+@pytest.mark.usefixtures("clock")
+def test_after_the_time_of_the_start_there_is_no_other_try(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started([TimeoutError("slow")] * 3, monkeypatch)
+    with pytest.raises(ClusterUnavailable, match="1 try in "):
+        LocalRay(2.0, 1.0).__enter__()
+    assert list(folders.iterdir()) == []
+
+
+def test_an_interrupted_start_is_not_tried_again(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = started([Interrupted("interrupted by SIGINT"), None], monkeypatch)
+    with pytest.raises(Interrupted):
+        LocalRay(2.0, 60.0).__enter__()
+    assert made == ["0"]
+    assert list(folders.iterdir()) == []
+
+
+def test_a_machine_that_is_not_busy_is_not_called_so() -> None:
+    assert local._busy(2.0, 2) == ""
+
+
+def ray_node(*dead: str) -> Any:
+    return SimpleNamespace(gcs_address="here:1", _node_id="n", dead_processes=lambda: [(kind, None) for kind in dead])
+
+
+def registers(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = itertools.count(1)
+
+    def get_node(_address: str, _node: str) -> dict[str, Any]:
+        if next(looks) < after:
+            raise RuntimeError("no such node")
+        return {}
+
+    monkeypatch.setattr(services, "get_node", get_node)
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_slow_raylet_is_waited_for_within_the_start_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    registers(80, monkeypatch)
+    started: list[Any] = []
+    monkeypatch.setattr(node.Node, "start_ray_processes", started.append)
+    ours = ray_node()
+    with local._awaited_raylet(90.0, lambda: None):
+        node.Node.start_ray_processes(ours)  # type: ignore[no-untyped-call]
+    assert started == [ours]
+    registers(80, monkeypatch)
+    with pytest.raises(TimeoutError, match=r"^the raylet of the private Ray was not up after 60 s$"):
+        local._await_raylet(ours, 60.0, lambda: None)
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_raylet_that_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    registers(80, monkeypatch)
+    with pytest.raises(RuntimeError, match=r"^the raylet of the private Ray ended while it started$"):
+        local._await_raylet(ray_node("reaper", "raylet"), 60.0, lambda: None)
+
+
+@pytest.mark.usefixtures("clock")
+def test_the_wait_for_a_raylet_can_be_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check() -> None:
+        raise Interrupted("interrupted by SIGINT")
+
+    registers(80, monkeypatch)
+    with pytest.raises(Interrupted):
+        local._await_raylet(ray_node(), 60.0, check)

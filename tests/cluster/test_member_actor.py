@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
-from orchestrator.cluster.actors.member_actor import Answer, MemberActor
+from orchestrator.cluster.actors.member_actor import Answer, MemberActor, with_imports
 from orchestrator.errors import NonFinite
 
 FAULTS = {
@@ -32,3 +34,12 @@ def test_a_fault_is_an_answer(said: str, remedy: str) -> None:
     answer = object.__new__(MemberActor)._answer(fail)["failed"]
     assert f"{answer['kind']} {answer['message']}" == said
     assert remedy in answer["remedy"]
+
+
+def test_while_a_member_prepares_each_import_is_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    heartbeat = {"place": "prepare", "beats": 3}
+    before = with_imports(heartbeat)["beats"]
+    monkeypatch.setitem(sys.modules, "imported_just_now", sys)
+    assert with_imports(heartbeat)["beats"] == before + 1
+    training = {"place": "compute", "beats": 3}
+    assert with_imports(training) == training

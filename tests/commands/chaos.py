@@ -33,7 +33,7 @@ from typing import Any, Literal
 
 from orchestrator.records.lines import read
 from tests.commands.watching import CancellableTransport
-from tests.projects import Done, Project, make_digits
+from tests.projects import PATIENCE_S, Done, Project, make_digits
 
 TOPOLOGIES = ("ring", "tree", "parameter_server", "peer_to_peer")
 COMMON = ("evaluation.every=50", "trace.digest_every=50", "output=json")
@@ -52,8 +52,7 @@ SHARDS = 8
 STEP_TIMEOUT_S = (
     12  # more than the first step of a new process takes on a busy machine: it starts loaders, imports much
 )
-PATIENCE_S = 30.0  # for the news that an echo waits for
-END_S = 200.0
+ECHO_S = 30.0  # for the news that an echo waits for, and that may never come
 
 What = Literal["kill", "stop", "crash"]
 Whom = Literal["worker", "server", "spare", "joiner", "newest", "driver"]
@@ -147,22 +146,22 @@ class Disturbed:
         return self._run.folder
 
     def take(self, blow: Blow) -> None:
-        if not self._until(lambda: self._run.steps >= blow.step, END_S):
+        if not self._until(lambda: self._run.steps >= blow.step, PATIENCE_S):
             return
         threshold = time.monotonic() + blow.late_s
-        self._until(lambda: time.monotonic() >= threshold, END_S)
+        self._until(lambda: time.monotonic() >= threshold, PATIENCE_S)
         if blow.what == "crash":
             self._crash(blow)
             return
         before = self._news(blow.echo)
         self._strike(self._victims(blow), blow)
-        if blow.echo is not None and self._until(lambda: self._news(blow.echo) > before, PATIENCE_S):
+        if blow.echo is not None and self._until(lambda: self._news(blow.echo) > before, ECHO_S):
             echo = dataclasses.replace(blow, whom="newest" if blow.echo == "started" else "worker", count=1)
             self._strike(self._victims(echo), echo)
 
     def end(self) -> Done:
         try:
-            out, err = self._run.process.communicate(timeout=END_S)
+            out, err = self._run.process.communicate(timeout=PATIENCE_S)
         except subprocess.TimeoutExpired:
             self._run.process.send_signal(signal.SIGTERM)
             self._run.process.send_signal(signal.SIGTERM)

@@ -38,6 +38,9 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Project:
         "cluster: {workers: 2}\n"
         "optimizer: {name: sgd, lr: 0.1}\n"
     )
+    (project.path / "conf" / "own.yaml").write_text(  # of a pipeline with an optimizer of its own
+        "run: {steps: 4}\npipeline: {target: 'faults:Good'}\ndata: {shards: 4, batch_size: 16}\n"
+    )
     (project.path / "conf" / "broken.yaml").write_text("run: {steps: 4}\npipeline: [\n")
     (project.path / "conf" / "empty.yaml").write_text("")
     (project.path / "unimportable.py").write_text("import not_installed\n")

@@ -53,6 +53,42 @@ class Slow(Good):
         return super().loss(model, batch)
 
 
+class Double(Good):
+    def model(self) -> torch.nn.Module:
+        return super().model().double()
+
+
+class TrainsItself(Good):
+    class Network(torch.nn.Linear):
+        def train(self, loader: Any, optimizer: Any) -> None:  # type: ignore[override]
+            pass
+
+    def model(self) -> torch.nn.Module:
+        return self.Network(4, 2)
+
+
+class Lbfgs(Good):
+    def optimizer(self, model: torch.nn.Module) -> Any:
+        return torch.optim.LBFGS(model.parameters())
+
+
+class TwoOptimizers(Good):
+    def optimizer(self, model: torch.nn.Module) -> Any:
+        return [torch.optim.Adam([parameter]) for parameter in model.parameters()]
+
+
+class Scheduled(Good):
+    def optimizer(self, model: torch.nn.Module) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (step + 1) / 11)
+        return optimizer
+
+
+class Rated(Good):
+    def rate(self, step: int) -> float:
+        return 1 / (step + 1)
+
+
 class Incomplete(Pipeline):
     def model(self) -> torch.nn.Module:
         return torch.nn.Linear(4, 2)

@@ -71,7 +71,7 @@ def test_a_server_is_killed_and_then_all_workers(digits: Project, undisturbed: D
 
 
 def test_a_stopped_worker_is_found_and_a_spare_takes_its_place(digits: Project, undisturbed: Done) -> None:
-    run = CancellableTransport(digits, *RUN, "cluster.workers=2", "cluster.spares=1", "cluster.step_timeout_s=3")
+    run = CancellableTransport(digits, *RUN, "cluster.workers=2", "cluster.spares=1", "cluster.step_timeout_s=12")
     run.wait_for_steps(20)
     first, victim = run.journal("generation_started")[0]["members"]  # whoever was ready first; the third is the spare
     (spare,) = {0, 1, 2} - {first, victim}

@@ -48,7 +48,7 @@ def test_the_report_has_the_fields_of_the_contract(launched: dict[tuple[str, int
     assert set(report) == FIELDS
     assert (report["status"], report["steps"], report["workers"], report["generations"]) == ("finished", 25, 4, 1)
     assert report["recoveries"] == []
-    assert 0 < report["launch_s"] < 120
+    assert report["launch_s"] > 0
     assert report["steps_per_s"] > 0
     assert set(report["metrics"]) == {"validation/loss", "validation/accuracy"}
 

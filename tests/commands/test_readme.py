@@ -33,7 +33,6 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(900)
 def test_the_commands_of_the_readme(clone: Project) -> None:
     shown = {}
     for command in COMMANDS:

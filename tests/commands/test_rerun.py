@@ -22,7 +22,7 @@ from orchestrator.data.order import Order, Sampler
 from tests.commands.watching import CancellableTransport
 from tests.projects import REPOSITORY, Done, Project
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]  # up to four commands in a test, on a busy machine
+pytestmark = pytest.mark.ray
 
 PAGE = (REPOSITORY / "docs" / "rerun.md").read_text()
 COMMANDS = [

@@ -12,14 +12,14 @@ import time
 
 import pytest
 
-from tests.projects import Project
+from tests.projects import PATIENCE_S, Project
 
 SLOW = ("conf=good", "pipeline.target=faults:Slow", "run.steps=100000", "output=json")
 
 
 def wait_until_training(project: Project, process: subprocess.Popen[str], before: set[str]) -> str:
     """The id of the run that appeared, once it has done a step."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         for run_id in set(project.runs()) - before:
             trace = project.folder(run_id) / "trace.jsonl"
@@ -28,7 +28,7 @@ def wait_until_training(project: Project, process: subprocess.Popen[str], before
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0.1)
             raise AssertionError(process.communicate())
-    raise AssertionError("no step within two minutes")
+    raise AssertionError(f"no step within {PATIENCE_S:g} s")
 
 
 @pytest.mark.ray
@@ -40,7 +40,7 @@ def test_an_interrupted_run_is_killed_with_130(faulty: Project, number: signal.S
     process = faulty.start(*SLOW)
     run_id = wait_until_training(faulty, process, before)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err
     assert f"interrupted by {number.name}" in err
     assert "Traceback" not in err
@@ -54,16 +54,16 @@ def test_a_launch_that_still_prepares_is_interrupted_in_order(faulty: Project, n
     """Here while the pipeline is imported; before that there are the data to hash and the code to look at."""
     before = faulty.runs()
     module, sign = faulty.path / "lingering.py", faulty.path / "is-imported"
-    module.write_text("import pathlib, time; pathlib.Path('is-imported').touch(); time.sleep(60)\n")
+    module.write_text("import pathlib, time; pathlib.Path('is-imported').touch(); time.sleep(10_000)\n")
     try:
         process = faulty.start("conf=good", "pipeline.target=lingering:Any", "output=json")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while not sign.exists():
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
             time.sleep(0.01)
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=PATIENCE_S)
     finally:
         module.unlink()
         sign.unlink(missing_ok=True)
@@ -81,9 +81,10 @@ def test_after_sigkill_the_members_end_and_the_next_start_tidies_up(faulty: Proj
     started = (json.loads(line) for line in (faulty.folder(run_id) / "journal.jsonl").read_text().splitlines())
     workers = [event["pid"] for event in started if event["event"] == "worker_started"]
     assert len(workers) == 2
+    assert {os.getpriority(os.PRIO_PROCESS, worker) for worker in workers} == {os.getpriority(os.PRIO_PROCESS, 0)}
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     for pid in workers:
         wait_for_end(pid, deadline)
     assert faulty.runs()[run_id] == "RUNNING"

@@ -67,6 +67,17 @@ REFUSED = {
     "conf=good pipeline.target=faults:TensorDataset": (2, "not a subclass of orchestrator.Pipeline"),
     "conf=good pipeline.target=unimportable:X": (2, "no module named 'not_installed'"),
     "conf=good pipeline.target=exploding:X": (2, "importing exploding raised ZeroDivisionError"),
+    "conf=good pipeline.target=faults:Double": (2, "parameter 'weight' is torch.float64"),
+    "conf=good pipeline.target=faults:TrainsItself": (
+        2,
+        "train(loader, optimizer) stands in the place of torch's train()",
+    ),
+    "conf=good pipeline.target=faults:Rated schedule=cosine": (2, "schedule: the pipeline has a rate() of its own"),
+    "conf=good schedule=cosine schedule.end=5 schedule.warmup=5": (2, "schedule.end: 5 is not behind the warm-up"),
+    "conf=good schedule=steps schedule.every=30s": (2, "of epochs such as 5epochs"),
+    "conf=own pipeline.target=faults:Lbfgs": (2, "LBFGS: it calls the model again within its step"),
+    "conf=own pipeline.target=faults:TwoOptimizers": (2, "optimizer() returned a list"),
+    "conf=own pipeline.target=faults:Scheduled": (2, "optimizer() builds a scheduler, LambdaLR"),
     "runs cluster.workers=2": (2, "runs takes only output=json"),
     "conf=good data.inputs=[ignored.bin] strict=true": (4, "ignored.bin is not under DVC"),
 }

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from orchestrator.records.lines import read
-from tests.projects import Done, Project
+from tests.projects import PATIENCE_S, Done, Project
 
-PATIENCE_S = 120.0
 T = TypeVar("T")
 
 

@@ -114,6 +114,10 @@ def compute(member: int, step: int, shard: int, beats: int = 1) -> Heartbeat:
     return Heartbeat(member, "compute", step, shard, beats)
 
 
+def prepare(member: int, beats: int) -> Heartbeat:
+    return Heartbeat(member, "prepare", None, None, beats)
+
+
 # ---- preparing
 
 
@@ -159,11 +163,29 @@ def test_a_worker_that_computes_other_bits_is_refused_by_proof() -> None:
 
 def test_a_late_start_names_who_is_late() -> None:
     play = Play(requirements(servers=1))
-    play(Ready(0, FACTS))
+    play(Ready(0, FACTS), prepare(2, beats=1))
     assert play.wait(60.0) == []
     play.wait(0.1)
     assert isinstance(play.error(), ClusterUnavailable)
-    assert "worker 1, server 2 not ready after 60 s" in str(play.error())
+    late = "worker 1 (its process has not started), server 2 (it is preparing) not ready"
+    assert f"{late}, and nothing has progressed for 60 s" in str(play.error())
+    assert "if the machine is busy" in play.error().remedy
+
+
+def test_a_slow_start_goes_on_while_anybody_progresses() -> None:
+    play = Play(requirements())
+    for beats in range(10):
+        assert play.wait(50.0, prepare(0, beats)) == []
+    play(Ready(0, FACTS))
+    assert play.wait(60.0) == []
+    play.wait(1.0)
+    assert isinstance(play.error(), ClusterUnavailable)
+
+
+def test_a_process_that_only_answers_does_not_progress() -> None:
+    play = Play(requirements())
+    play.wait(62.0, prepare(0, beats=7), Heartbeat(1, "idle", None, None, 1))
+    assert "nothing has progressed for 60 s" in str(play.error())
 
 
 def test_two_deaths_before_the_first_step_are_made_good_and_a_third_is_not() -> None:
@@ -601,8 +623,23 @@ def test_a_joiner_that_fails_dies_or_is_late_is_given_up() -> None:
     assert play(Failed(2, RunFailed("no such file"))) == [Kill(2, "no such file"), Start(3, "worker")]
     assert play(Died(3, "")) == [Start(4, "worker")]
     done = play.wait(61.0, *(Heartbeat(member, "exchange", 1, None, 1) for member in (0, 1)))
-    assert done == [Kill(4, "it was not ready after 60 s")]
+    assert done == [Kill(4, "its start has not progressed for 60 s: its process has not started")]
     assert play.state.phase == "running"
+
+
+def test_a_joiner_that_progresses_is_waited_for_also_in_a_pause() -> None:
+    play = begun(requirements(most=3))
+    others = [Heartbeat(member, "exchange", 1, None, 1) for member in (0, 1)]
+    for beats in range(5):
+        assert play.wait(25.0, *others, prepare(2, beats)) == []
+    play = begun(requirements(least=2))
+    play(Died(0, ""), left(1, 5))
+    assert play.state.phase == "paused"
+    for beats in range(5):
+        assert play.wait(50.0, prepare(2, beats)) == []
+    assert play.wait(11.0) == []
+    play.wait(1.0)
+    assert isinstance(play.error(), WorkerLost)
 
 
 def test_without_room_one_start_at_a_time_is_tried_again() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.driver.terminal import progress
+from tests.projects import PATIENCE_S
 
 PEOPLE = """
 import sys
@@ -33,7 +34,7 @@ def start(
 ) -> str:
     """ "CODE, STDERR" of a Python; closed: redirections of the shell."""
     command = ["bash", "-c", f'exec "$@" {closed}', "bash", sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True, timeout=60)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, text=True, timeout=PATIENCE_S)
     return f"{done.returncode}, {done.stderr or ''}"
 
 

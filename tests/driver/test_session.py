@@ -88,7 +88,8 @@ class Script:
 
 def prepared(member: int) -> Heard:
     addresses = {"unix": ["unix", f"m{member}"]}
-    return Heard(member, "prepared", {"run_manifest": FACTS, "addresses": addresses, "pid": 100 + member, "node": "n"})
+    known = {"pid": 100 + member, "node": "n", "niceness": 15}
+    return Heard(member, "prepared", {"run_manifest": FACTS, "addresses": addresses, **known})
 
 
 def finished(member: int, generation: int = 0) -> Heard:
@@ -125,10 +126,11 @@ def play(
     last_places: dict[int, dict[str, Any]] | None = None,
     checkpoint: int | None = None,
     catalog: Any = None,
+    niceness: int | None = None,
     **before: Any,
 ) -> Played:
     """A run of two workers. gone: whose process has ended, whether or not Ray has said so; last_places: what the dead were
-    doing; checkpoint, before: of a run that is resumed."""
+    doing; niceness: the driver's; checkpoint, before: of a run that is resumed."""
     settings = load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], ["cluster.workers=2"])
     shown: list[str] = []
     nothing = lambda *_: None  # noqa: E731
@@ -145,7 +147,7 @@ def play(
     place = ActorPlacement("p", {})
     plan = resolve(settings)
     run_start = RunStart(requirements(plan, checkpoint=checkpoint), **before)
-    startup = Startup.begin(run_start, members, ActorSlots([place, place], place))
+    startup = Startup.begin(run_start, members, ActorSlots([place, place], place), niceness=niceness)
     event_sink = EventSink(record, progress)
     directory = MemberDirectory(plan.exchange, "n", None if catalog is None else "a folder", everywhere=False)
     session = Session(startup, directory, Saving(catalog), event_sink)
@@ -257,6 +259,15 @@ def test_what_the_dead_were_doing_is_told_though_nothing_of_theirs_was_heard(tmp
     assert "step 1, shard 5: 3 workers in a row were lost while they computed it" in str(played.outcome.error)
     why = [event["why"] for event in played.journal if event["event"] == "worker_lost"]
     assert why[0] == "its process (pid 101) ended in the compute phase of step 1, shard 5"
+
+
+def test_workers_of_a_joined_ray_that_give_way_to_others_are_noted_once(tmp_path: Path) -> None:
+    ends = [*BEGIN, DESCRIBED, finished(0), finished(1)]
+    (note,) = [line for line in play(tmp_path, ends, niceness=0).shown if "nice level" in line]
+    assert note.startswith("note: workers on node n run at nice level 15, this driver at 0")
+    assert "RAY_worker_niceness=0 ray start" in note
+    for niceness in (15, None):
+        assert not [line for line in play(tmp_path, ends, niceness=niceness).shown if "nice level" in line]
 
 
 def test_a_run_whose_ray_is_gone_ends(tmp_path: Path) -> None:

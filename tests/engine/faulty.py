@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
@@ -246,6 +247,11 @@ class RaisesInLoss(Numbered):
         if _has_victim(batch):
             raise UserError("cannot read row 3")
         return super().loss(model, batch)
+
+
+class ExitsInLoss(Numbered):
+    def loss(self, model: nn.Module, batch: Batch) -> Any:  # noqa: ARG002
+        sys.exit("no licence")
 
 
 class StopsIteration(Numbered):
@@ -699,30 +705,211 @@ class ScalingThroughData(torch.optim.SGD):
         return super().step(closure)
 
 
-class SchedulesInStep(Numbered):
-    """A scheduler of torch, whose rates the run's schedule would replace."""
+class BuildsASchedule(Numbered):
+    """As scripts do. Nobody would step it, and its first factor would stay."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-        optimizer.register_step_post_hook(lambda *_: scheduler.step())
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (step + 1) / 11)
         return optimizer
 
 
-class SchedulesInLoss(Numbered):
+class BuildsAPlateau(Numbered):
+    """It leaves nothing behind in its optimizer."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return optimizer
+
+
+class SchedulesByItself(Numbered):
+    """As schedulers that are not torch's do."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for group in optimizer.param_groups:
+            group["lr"] = group.setdefault("initial_lr", group["lr"]) / 11
+        return optimizer
+
+
+class SetsRatesInStep(Numbered):
+    """What the run's schedule would replace."""
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.register_step_post_hook(lambda *_: optimizer.param_groups[0].update(lr=0.09))
+        return optimizer
+
+
+class ChangesBetasInLoss(Numbered):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self.scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=1000)
+        self.chosen = optimizer
         return optimizer
 
     def loss(self, model: nn.Module, batch: Batch) -> Any:
-        if hasattr(self, "scheduler"):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                self.scheduler.step()
+        group = self.chosen.param_groups[0] if hasattr(self, "chosen") else {"betas": (0.9, 0.9)}
+        group["betas"] = (group["betas"][0] / 2, group["betas"][1])
         return super().loss(model, batch)
+
+
+class ArrayInParamGroups(Numbered):
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.param_groups[0]["weights"] = numpy.ones(2)
+        return optimizer
+
+
+class StateOfNobody(Numbered):
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.state["all"] = {"beta": 0.9}  # type: ignore[index]
+        return optimizer
+
+
+class RateOfSeveralNumbers(Numbered):
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        return Sign(model.parameters(), {"lr": torch.ones(2)})
+
+
+class Network(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(FEATURES, CLASSES)
+
+
+class TrainsItself(Numbered):
+    """The model of a script, with its loop as a method."""
+
+    class Network(Network):
+        def train(self, loader: Any, optimizer: Any) -> Any:  # type: ignore[override]
+            raise AssertionError(loader, optimizer)
+
+    def model(self) -> nn.Module:
+        return self.Network()
+
+
+class LayerTrainsItself(TrainsItself):
+    def model(self) -> nn.Module:
+        return nn.Sequential(super().model())
+
+
+class HoldsItsTrainingData(Numbered):
+    def model(self) -> nn.Module:
+        model = Network()
+        model.train = [1, 2]  # type: ignore[assignment]
+        return model
+
+
+class EvaluatesItself(Numbered):
+    class Network(Network):
+        def eval(self, loader: Any) -> Any:  # type: ignore[override]
+            raise AssertionError(loader)
+
+    def model(self) -> nn.Module:
+        return self.Network()
+
+
+class RaisesInTrain(Numbered):
+    class Network(Network):
+        def train(self, mode: bool = True) -> Any:
+            if mode:
+                raise UserError("no mode")
+            return super().train(mode)
+
+    def model(self) -> nn.Module:
+        return self.Network()
+
+
+class RaisesInEval(Numbered):
+    class Network(Network):
+        def train(self, mode: bool = True) -> Any:
+            if not mode:
+                raise UserError("no mode")
+            return super().train(mode)
+
+    def model(self) -> nn.Module:
+        return self.Network()
+
+
+class WithoutSuper(Numbered):
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            self.width = FEATURES
+
+    def model(self) -> nn.Module:
+        return self.Network()
+
+
+class NamesNoParameters(Numbered):
+    class Network(Network):
+        def named_parameters(self, *_: Any, **__: Any) -> Any:
+            raise UserError("no names")
+
+    def model(self) -> nn.Module:
+        return self.Network()
+
+
+class RaisesInExtraState(Numbered):
+    class Network(Network):
+        def get_extra_state(self) -> Any:
+            raise UserError("no state")
+
+    def model(self) -> nn.Module:
+        return self.Network()
+
+
+class Odd:
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        raise UserError("no attribute")
+
+
+class KeepsAnOddObject(Numbered):
+    def __init__(self) -> None:
+        super().__init__()
+        self.odd = Odd()
+
+
+class HidesItsLength(Numbered):
+    def datasets(self) -> Any:
+        return Odd(), None
+
+
+class MetricNamedByNumber(Numbered):
+    def metrics(self, model: nn.Module, batch: Batch) -> Any:  # noqa: ARG002
+        return {1: torch.tensor(0.5)}
+
+
+class RaisesInRate(Numbered):
+    def rate(self, step: int) -> float:  # noqa: ARG002
+        raise UserError("no factor")
+
+
+class RaisesInALaterRate(Numbered):
+    def rate(self, step: int) -> float:
+        return (1.0, 0.5)[step]
+
+
+class RateIsNoNumber(Numbered):
+    def rate(self, step: int) -> Any:
+        pass
+
+
+class RateIsNegative(Numbered):
+    def rate(self, step: int) -> float:
+        return step - 1
+
+
+class CountsItsRates(Numbered):
+    def __init__(self) -> None:
+        super().__init__()
+        self._asked = 0
+
+    def rate(self, step: int) -> float:  # noqa: ARG002
+        self._asked += 1
+        return 1 / self._asked
 
 
 class WantsAClosure(Numbered):

@@ -43,7 +43,7 @@ from orchestrator.topologies import build_schedule
 from orchestrator.transports.base import Transport
 from orchestrator.transports.memory import Hub, LocalRegions
 
-PATIENCE_S = 30.0  # for what has to come; reached only when a test fails
+PATIENCE_S = 120.0  # for what has to come; reached only when a test fails
 
 Wire = Callable[[Hub, int, LocalRegions], Transport]
 End = Ended | BaseException

@@ -488,6 +488,8 @@ def simulated(cluster: Cluster) -> Iterator[None]:
     )
     ray_inside = SimpleNamespace(get_runtime_context=within(lambda: cluster.here().node))
     conditions = SimpleNamespace(Condition=lambda: Condition(schedule))
+    system = SimpleNamespace(**{name: getattr(os, name) for name in ("close", "getpriority", "PRIO_PROCESS")})
+    system.getpid, system.environ = lambda: cluster.here().pid, {}
     doubles: list[tuple[Any, str, Any]] = [
         *((module, "time", schedule) for module in _TIMED),
         (event_queue, "threading", conditions),
@@ -496,7 +498,7 @@ def simulated(cluster: Cluster) -> Iterator[None]:
         (members, "ray", ray),
         (members, "CrashRecordReader", lambda pid, _: Found(cluster, pid)),
         (member_actor, "ray", ray_inside),
-        (member_actor, "os", SimpleNamespace(getpid=lambda: cluster.here().pid, close=os.close, environ={})),
+        (member_actor, "os", system),
         (member_actor, "sys", SimpleNamespace(path=[], modules={})),
         (member_actor, "Lease", lambda _: SimpleNamespace(renew=lambda: None)),
         (member_actor, "capture_prints", lambda _: None),

@@ -11,7 +11,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-PATIENCE_S = 90.0
+from tests.projects import PATIENCE_S
 
 
 class Server:

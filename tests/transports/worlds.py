@@ -18,7 +18,7 @@ from orchestrator.transports.shared_memory import SharedRegions
 from orchestrator.transports.sockets import Listener, connect
 
 SECRET = b"known to the members of this run"
-PATIENCE_S = 30.0  # for what has to come; reached only when a test fails
+PATIENCE_S = 120.0  # for what has to come; reached only when a test fails
 TAG = Tag(generation=1, step=0, attempt=0, phase=0, chunk=0)
 
 T = TypeVar("T")

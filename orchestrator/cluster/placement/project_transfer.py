@@ -41,11 +41,11 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Project:
-    """What every node must have. check: called while waiting, may raise; deadline_s: on the monotonic clock."""
+    """What every node must have. check: called while waiting, may raise; timeout_s: how long none of them may answer."""
 
     path: Path
     inputs: Sequence[str]
-    deadline_s: float
+    timeout_s: float
     check: Callable[[], None]
 
 
@@ -112,16 +112,18 @@ def _survey(project: Project, nodes: Iterable[Node], workspace: Workspace) -> di
         question = task.options(scheduling_strategy=strategy)
         waiting[question.remote(workspace.project, list(project.inputs))] = node
     found: dict[str, Tree | RayError] = {}
+    heard = time.monotonic()
     while waiting:
         ready, _ = ray.wait(list(waiting), num_returns=1, timeout=_LOOK_S)
         for reference in ready:
             node = waiting.pop(reference)
+            heard = time.monotonic()
             try:
                 found[node.id] = Tree(**ray.get(reference))
             except RayError as error:
                 found[node.id] = error
         project.check()
-        if waiting and time.monotonic() > project.deadline_s:
+        if waiting and time.monotonic() > heard + project.timeout_s:
             late = ", ".join(node.name for node in waiting.values())
             raise ClusterUnavailable(
                 f"code and data were not compared in time on node {late}", "raise cluster.start_timeout_s"

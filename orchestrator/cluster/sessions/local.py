@@ -14,47 +14,61 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from orchestrator.cluster.sessions.environment import enter, prepare_environment
-from orchestrator.errors import ClusterUnavailable
+from orchestrator.cluster.sessions.environment import enter, patient, prepare_environment, replaced
+from orchestrator.errors import ClusterUnavailable, OrchestratorError
 
 _PREFIX = "orc-"
 _VITAL = {"raylet": "the raylet of the private Ray", "gcs_server": "the head (gcs_server) of the private Ray"}
 _OBJECT_STORE_BYTES = 128 * 2**20  # only the trained weights travel through it; gradients have their own way
+_TRIES = 3  # of Ray's start
+_LOOK_S = 0.1
 _SOCKET_PATH_LIMIT = 40  # characters of the folder; Ray adds some 65, and a Unix socket's path ends at 107
 
 
 class LocalRay:
-    """A context manager. cpus: how many CPUs the actors will ask for, whether or not the machine has them."""
+    """A context manager. cpus: how many CPUs the actors will ask for, whether or not the machine has them. start_timeout_s: how
+    long each of Ray's processes may take to come up, and until when a start that failed is tried again. check: called while
+    waiting, may raise."""
 
-    def __init__(self, cpus: float) -> None:
+    def __init__(self, cpus: float, start_timeout_s: float, check: Callable[[], None] = lambda: None) -> None:
         self._cpus = cpus
+        self._start_timeout_s = start_timeout_s
+        self._check = check
         self._folder: Path | None = None
 
     def __enter__(self) -> Self:
         _remove_abandoned()
-        self._folder = _new_folder()
         prepare_environment(None)
-        try:
-            with _fewer_processes():
-                enter(
-                    "local",
-                    num_cpus=max(1, math.ceil(self._cpus)),
-                    include_dashboard=False,
-                    object_store_memory=_OBJECT_STORE_BYTES,
-                    _temp_dir=str(self._folder),
-                )
-        except Exception as error:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            raise ClusterUnavailable(
-                f"Ray could not be started: {str(error).splitlines()[0]}",
-                "look at memory, disk and open files of this machine",
-            ) from error
-        return self
+        began = time.monotonic()
+        for tries in range(1, _TRIES + 1):
+            try:
+                self._start()
+                return self
+            except BaseException as error:
+                self._end()
+                if isinstance(error, OrchestratorError) or not isinstance(error, Exception):
+                    raise
+                passed = time.monotonic() - began
+                if tries == _TRIES or passed >= self._start_timeout_s:
+                    raise _not_started(error, tries, passed) from error
+        raise AssertionError("the last try returns or raises")
+
+    def _start(self) -> None:
+        self._folder = _new_folder()
+        with _fewer_processes(), _awaited_raylet(self._start_timeout_s, self._check), patient(self._start_timeout_s):
+            enter(
+                "local",
+                num_cpus=max(1, math.ceil(self._cpus)),
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                _temp_dir=str(self._folder),
+            )
 
     def trouble(self) -> str | None:
         """Which of its two processes has ended by itself; no member outlives them for long, and none can be started."""
@@ -67,12 +81,67 @@ class LocalRay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
         import ray
 
         ray.shutdown()
         if self._folder is not None:
-            _kill_users(self._folder)  # where the raylet was killed, Ray does not reach its helpers
+            _kill_users(self._folder)  # where the raylet was killed or never came up, Ray does not reach its helpers
             shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _not_started(error: Exception, tries: int, seconds: float) -> ClusterUnavailable:
+    why = (str(error).splitlines() or [repr(error)])[0]
+    busy = _busy(os.getloadavg()[0], len(os.sched_getaffinity(0)))
+    return ClusterUnavailable(
+        f"Ray could not be started ({tries} {'try' if tries == 1 else 'tries'} in {seconds:.0f} s): {why}",
+        f"{busy}raise cluster.start_timeout_s; look at memory, disk and open files of this machine",
+        str(error),
+    )
+
+
+def _busy(load: float, cores: int) -> str:
+    """What to do about it when more wants to compute than there are cores; empty when not."""
+    if load <= cores:
+        return ""
+    return f"this machine is busy (load {load:.0f} on {cores} cores): end what else runs on it; "
+
+
+def _awaited_raylet(timeout_s: float, check: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+    """Within this a Ray that is started gives its raylet `timeout_s` to register with the head; Ray gives it 30 s, which a
+    busy machine needs for less."""
+    from ray._private import node
+
+    usual = getattr(node.Node, "start_ray_processes", None)
+
+    def start(ours: Any) -> None:
+        assert usual is not None
+        usual(ours)
+        _await_raylet(ours, timeout_s, check)
+
+    return replaced(node.Node, "start_ray_processes", start)
+
+
+def _await_raylet(node: Any, timeout_s: float, check: Callable[[], None]) -> None:
+    """Raises RuntimeError when a process of the node has ended, TimeoutError when none has and the raylet is not there."""
+    from ray._private import services
+
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            services.get_node(node.gcs_address, node._node_id)  # type: ignore[no-untyped-call]
+            return
+        except Exception as error:  # not registered yet, or the head is too busy to say
+            why = error
+        ended = [_VITAL[kind] for kind, _ in node.dead_processes() if kind in _VITAL]
+        if ended:
+            raise RuntimeError(f"{ended[0]} ended while it started") from why
+        check()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{_VITAL['raylet']} was not up after {timeout_s:g} s") from why
+        time.sleep(_LOOK_S)
 
 
 @contextlib.contextmanager
@@ -87,14 +156,11 @@ def _fewer_processes() -> Iterator[None]:
         (node.Node, "start_log_monitor", None),
         (services, "start_api_server", (None, None)),
     ]
-    usual = [(place, name, getattr(place, name), answer) for place, name, answer in helpers if hasattr(place, name)]
-    for place, name, _, answer in usual:
-        setattr(place, name, lambda *_arguments, _answer=answer, **_options: _answer)
-    try:
+    with contextlib.ExitStack() as stack:
+        for place, name, answer in helpers:
+            start = lambda *_arguments, _answer=answer, **_options: _answer  # noqa: E731
+            stack.enter_context(replaced(place, name, start))
         yield
-    finally:
-        for place, name, start, _ in usual:
-            setattr(place, name, start)
 
 
 def _new_folder() -> Path:

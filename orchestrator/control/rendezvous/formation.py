@@ -49,7 +49,9 @@ def worth_saving(state: ControllerState) -> bool:
 
 def _give_up_if_nobody_comes(decision: Decision, why: str) -> None:
     state = decision.state
-    late = decision.now - state.since > state.requirements.start_timeout_s
+    # An order alone is no progress: those who never come would be ordered again and again.
+    moving = [each.moved for each in state.members.values() if each.ready is None and each.heartbeat is not None]
+    late = decision.now - max([state.since, *moving]) > state.requirements.start_timeout_s
     hopeless = state.failures >= FAILURES and all(member.ready is not None for member in state.members.values())
     if late or hopeless:
         error = WorkerLost(

@@ -11,7 +11,7 @@ from orchestrator.checkpoints.storage import try_out
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.numerics import cuda
 from orchestrator.provenance import data, git, imported, secrets, worktree
-from orchestrator.settings import Settings
+from orchestrator.settings import ScheduleSettings, Settings
 from orchestrator.tracking.store import absolute, database_of
 from orchestrator.updates import optimizers
 
@@ -87,6 +87,8 @@ def _pipeline_problems(settings: Settings) -> list[str]:
         return _with_remedy(error)
     own = pipeline.defines(target, "optimizer")
     section = settings.optimizer
+    if pipeline.has_rate(target) and settings.schedule != ScheduleSettings():
+        return ["schedule: the pipeline has a rate() of its own; remove one of the two"]
     if own and section.name is not None:
         return ["optimizer: the pipeline has an optimizer() of its own; remove one of the two"]
     if section.name is None:

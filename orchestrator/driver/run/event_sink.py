@@ -62,6 +62,14 @@ class EventSink:
         """What the process of a worker on this node is made of."""
         say_obstacles(self._progress, self._record.describe(node, environment, modules))
 
+    def gives_way(self, node: str, niceness: int, ours: int) -> None:
+        """Members of a Ray that was joined have a lower priority than this process."""
+        self._progress.say(
+            f"note: workers on node {node[:8]} run at nice level {niceness}, this driver at {ours}: whatever else computes "
+            "there goes first, which slows training down\n"
+            f"  start Ray there with RAY_worker_niceness={ours} in its environment: RAY_worker_niceness={ours} ray start ..."
+        )
+
     def tick(self) -> None:
         self._tracker.tick()
         if self._tracker.trouble is not None and not self._told_of_trouble:

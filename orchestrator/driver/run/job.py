@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -101,7 +100,9 @@ class Job:
             with contextlib.ExitStack() as held:
                 actor_slots, node_check = self._actor_slots(held)
                 members = held.enter_context(Members(plan, secrets.token_bytes(32)))
-                startup = Startup.begin(run_start, members, actor_slots, node_check)
+                # A private Ray has the priority that the user wants.
+                niceness = None if plan.cluster.address is None else os.getpriority(os.PRIO_PROCESS, 0)
+                startup = Startup.begin(run_start, members, actor_slots, node_check, niceness)
                 return self._drive(startup, opening.result(), ray)
 
     def _drive(self, startup: Startup, record: Record, ray: RaySession) -> Outcome:
@@ -132,7 +133,6 @@ class Job:
         """Room for every member that the run starts with, on nodes that have this project, and what is asked of a node that
         comes later. A private Ray is this machine. held: lets go of the room at the end."""
         cluster, timeout_s = self.plan.cluster, self.plan.cluster.timeouts.start_s
-        deadline_s = time.monotonic() + timeout_s
         wanted = cluster.members.total(cluster.members.most if cluster.address is None else cluster.members.start)
         need = Need(wanted, cluster.cpus, cluster.gpus, cluster.together)
         slots = held.enter_context(reserved(need, timeout_s, self._check))
@@ -141,7 +141,7 @@ class Job:
             here = str(self.project)
             slots_here = [ActorPlacement(here, slot.options) for slot in slots]
             return ActorSlots(slots_here, ActorPlacement(here, anywhere)), lambda _node: None
-        project = Project(self.project, self.settings.data.inputs, deadline_s, self._check)
+        project = Project(self.project, self.settings.data.inputs, timeout_s, self._check)
         workspaces = prepare_workspaces(project, {slot.node.id: slot.node for slot in slots}.values(), self.display.say)
         places = [
             ActorPlacement(workspace.project, {**slot.options, "runtime_env": dict(workspace.runtime_env)})
@@ -155,9 +155,8 @@ class Job:
         def check_node(node: str) -> str | None:
             if node in known or carried.project is None:
                 return None
-            later = Project(self.project, project.inputs, time.monotonic() + timeout_s, self._check)
             try:
-                problem = unlike(later, node)
+                problem = unlike(project, node)
             except OrchestratorError as error:
                 return error.message
             known.update([node] if problem is None else [])
@@ -178,7 +177,7 @@ class Job:
         cpus, cores = cluster.cpus * members, len(os.sched_getaffinity(0))
         if cpus > cores:
             self.display.say(f"note: {members} processes that want {cpus:g} CPUs share {cores} cores")
-        return LocalRay(cpus)
+        return LocalRay(cpus, cluster.timeouts.start_s, self._check)
 
 
 def requirements(plan: Plan, *, checkpoint: int | None = None, generation: int = 0, member: int = 0) -> Requirements:

@@ -63,7 +63,8 @@ class RunStart:
 
 @dataclass(frozen=True)
 class Startup:
-    """The first members of a run, started already: they prepare while the driver opens the record."""
+    """The first members of a run, started already: they prepare while the driver opens the record. niceness: this process's,
+    where members that give way to it are worth a note."""
 
     run_start: RunStart
     members: Members
@@ -71,16 +72,22 @@ class Startup:
     node_check: NodeCheck
     state: ControllerState
     roles: Mapping[int, events.Role]
+    niceness: int | None = None
 
     @classmethod
     def begin(
-        cls, run_start: RunStart, members: Members, actor_slots: ActorSlots, node_check: NodeCheck = lambda _node: None
+        cls,
+        run_start: RunStart,
+        members: Members,
+        actor_slots: ActorSlots,
+        node_check: NodeCheck = lambda _node: None,
+        niceness: int | None = None,
     ) -> Self:
         state, commands = controller.initial(run_start.requirements, time.monotonic())
         roles = {command.member: command.role for command in commands if isinstance(command, events.Start)}
         for member, role in roles.items():
             members.start(member, role, actor_slots.take(member))
-        return cls(run_start, members, actor_slots, node_check, state, roles)
+        return cls(run_start, members, actor_slots, node_check, state, roles, niceness)
 
 
 class Session:
@@ -93,6 +100,7 @@ class Session:
         self._members = startup.members
         self._node_check = startup.node_check
         self._actor_slots = startup.actor_slots
+        self._niceness = startup.niceness
         self._member_directory = member_directory
         self._saving = saving
         self._event_sink = event_sink
@@ -182,6 +190,9 @@ class Session:
             return
         self._member_directory.add(member, answer["addresses"], answer["node"])
         self._ready[member] = {"pid": answer["pid"], "node": answer["node"]}
+        if self._niceness is not None and answer["niceness"] > self._niceness:
+            self._event_sink.gives_way(answer["node"], answer["niceness"], self._niceness)
+            self._niceness = None  # one note is enough
         if self._state.generation is not None:
             self._member_started(member, None, [])
         can_restore = self._roles[member] == "worker" and self._member_directory.reaches_checkpoints(member)

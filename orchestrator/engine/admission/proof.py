@@ -20,6 +20,7 @@ from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.workload import Workload
 from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised
 from orchestrator.numerics.digests import update
+from orchestrator.pipeline import naming
 
 
 def reference(workload: Workload, replica: Replica) -> str:
@@ -33,6 +34,8 @@ def reference(workload: Workload, replica: Replica) -> str:
     if first is not None:  # else the words of the step come first
         batches = range(min(2, len(workload.evaluation_batches)))
         _prove(workload, "validation batch 0", batches, lambda batch: _evaluated(workload, replica, batch))
+    if workload.has_rate:
+        _prove(workload, "rate(0)", range(1), lambda step: workload.rate(step).hex())
     if _compiled() != compiled:
         raise PipelineRaised(
             "a part of the pipeline was compiled while a batch was computed",
@@ -46,13 +49,13 @@ def _prove(workload: Workload, what: str, batches: range, compute: Callable[[int
     if not batches:
         return None
     results = [compute(batches[0])]
-    before = state_detection.look(workload.held(), workload.model)
+    before = _look(workload)
     results += [compute(batch) for batch in (*batches[1:], batches[0])]
-    after = state_detection.look(workload.held(), workload.model)
+    after = _look(workload)
     grown: dict[str, bool] = {}
     if after != before:
         compute(batches[0])
-        grown = state_detection.grown(before, after, state_detection.look(workload.held(), workload.model))
+        grown = state_detection.grown(before, after, _look(workload))
     found = ", ".join(sorted(grown, key=lambda place: not grown[place])[:3])
     remedy = (
         "a pipeline must keep no state between batches and draw randomness only from torch, numpy or random; metrics are means "
@@ -67,6 +70,11 @@ def _prove(workload: Workload, what: str, batches: range, compute: Callable[[int
             f"{remedy}; a number that nothing follows from may have a name that begins with _",
         )
     return None if None in results else results[0]
+
+
+def _look(workload: Workload) -> state_detection.Observations:
+    with naming("looking at what the pipeline, its model and its data sets keep"):  # it meets objects of any class
+        return state_detection.look(workload.held(), workload.model)
 
 
 def _fingerprint(workload: Workload, replica: Replica, shard: int) -> str | None:

@@ -20,6 +20,7 @@ from orchestrator.engine.compute.workload import Workload
 from orchestrator.engine.exchange.collectives import EVALUATION, EVALUATION_VOTE, Exchange
 from orchestrator.engine.exchange.step_report import EMPTY, Withdrawn, from_slots, to_slots
 from orchestrator.errors import OrchestratorError, PipelineRaised
+from orchestrator.pipeline import naming
 
 Beat = Callable[[], None]
 
@@ -77,12 +78,14 @@ def _restoring(replica: Replica) -> Iterator[None]:
 @contextmanager
 def _in_eval_mode(model: torch.nn.Module) -> Iterator[None]:
     """Afterwards every module is in the mode it was in: a pipeline may keep some of them frozen."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
+    with naming("eval() of the model"):
+        modes = [(module, module.training) for module in model.modules()]
+        model.eval()
     try:
         yield
     finally:
-        model.train()
+        with naming("train() of the model"):
+            model.train()
         for module, training in modes:
             module.training = training
 

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
+from orchestrator.engine.compute.construction import refuse_unsupported
 from orchestrator.errors import PipelineRaised
 from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.staging import Direct, Staging
@@ -40,7 +41,7 @@ class Replica:
 
     def __init__(self, model: torch.nn.Module, staging: Staging | None = None) -> None:
         staging = staging or Direct()
-        _refuse_unsupported(model)
+        refuse_unsupported(model)
         self.model = model
         trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.parameters = [parameter for _, parameter in trainable]
@@ -234,55 +235,6 @@ def _in_pieces(named: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, tor
 
 def _versions(tensors: Sequence[torch.Tensor | None]) -> list[int]:
     return [-1 if tensor is None else tensor._version for tensor in tensors]
-
-
-def _refuse_unsupported(model: torch.nn.Module) -> None:
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "buffer"
-        if torch.nn.parameter.is_lazy(tensor):
-            raise PipelineRaised(
-                f"{kind} {name!r} has no shape yet",
-                "give lazy layers their sizes, or run one batch through them in model()",
-            )
-        if kind == "parameter" and tensor.dtype != torch.float32:
-            raise PipelineRaised(f"parameter {name!r} is {tensor.dtype}", "parameters have to be torch.float32")
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
-            raise PipelineRaised(
-                f"{kind} {name!r} is not an ordinary dense tensor in memory: {tensor.layout} on {tensor.device}",
-                "keep it dense and on the CPU; run.device says where the run moves it",
-            )
-    _refuse_shared_memory(model)
-    if not any(parameter.requires_grad and parameter.numel() for parameter in model.parameters()):
-        raise PipelineRaised("the model has no parameter that requires a gradient", "nothing could be trained")
-    for name, module in model.named_modules():
-        if type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None:
-            raise PipelineRaised(
-                f"the module {name or 'model'!r} is compiled",
-                "leave torch.compile out: its kernels are not checked for exactness",
-            )
-
-
-def _refuse_shared_memory(model: torch.nn.Module) -> None:
-    """Parameters move, and would leave whatever shares their memory behind. Buffers may share it among themselves."""
-    owners: dict[int, str] = {}
-    for name, parameter in model.named_parameters():
-        owner = owners.setdefault(_address(parameter), name) if parameter.numel() else name
-        if owner != name:
-            raise _shared(owner, name)
-    for name, buffer in model.named_buffers():
-        if buffer.numel() and _address(buffer) in owners:
-            raise _shared(owners[_address(buffer)], name)
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-def _shared(first: str, second: str) -> PipelineRaised:
-    return PipelineRaised(
-        f"{first!r} and {second!r} share memory but are two objects",
-        "tie them by assigning the same Parameter to both places",
-    )
 
 
 def _norm_statistics(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -20,6 +20,7 @@ import torch
 
 from orchestrator.checkpoints.state import TrainingState, pack, unpack
 from orchestrator.errors import Inconsistent
+from orchestrator.pipeline import naming
 
 RunState = dict[str, Any]
 
@@ -32,8 +33,10 @@ def capture(model: torch.nn.Module, optimizer: torch.optim.Optimizer, run_state:
 
     Raises RunFailed for what a checkpoint cannot hold, naming its place.
     """
-    tensors = {_MODEL + name: parameter.detach() for name, parameter in model.named_parameters()}
-    packed = pack(_optimizer_tree(model, optimizer), tensors, "optimizer")
+    with naming("reading the state of the model and the optimizer"):
+        tensors = {_MODEL + name: parameter.detach() for name, parameter in model.named_parameters()}
+        tree = _optimizer_tree(model, optimizer)
+    packed = pack(tree, tensors, "optimizer")
     steady = frozenset(name for name, tensor in tensors.items() if tensor.is_cpu)
     tensors.update((_MODEL + name, buffer.detach()) for name, buffer in model.named_buffers())
     return TrainingState({"optimizer": packed, "run_state": pack(run_state, tensors, "run_state")}, tensors, steady)

@@ -3,7 +3,7 @@ every worker."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -16,7 +16,7 @@ from orchestrator.updates.transforms import Chain
 
 
 class Updater:
-    """Built when the optimizer still has the rates that it was made with. `steps` is set once the length of the run is known."""
+    """Built when the optimizer still has the rates that it was made with; started once the length of the run is known."""
 
     def __init__(self, workload: Workload, replica: Replica, optimizer: torch.optim.Optimizer, update: Update) -> None:
         self._workload = workload
@@ -26,7 +26,16 @@ class Updater:
         self._rates = schedules.rates_of(optimizer)
         self._after = Chain(*([] if update.clip is None else [Clipping(update.clip)]))
         self.state = self._after.init(replica.parameters)
-        self.steps = 0
+        self._rate: Callable[[int, int], float] = lambda _step, _reductions: 1.0
+
+    def start(self, steps: int) -> None:
+        """The run has this length."""
+        workload, schedule = self._workload, self._schedule
+        epoch = workload.order.steps_per_epoch
+        if workload.has_rate:
+            self._rate = lambda step, _reductions: workload.rate(step)
+        else:
+            self._rate = lambda step, reductions: schedules.factor(schedule, step, steps, reductions, epoch=epoch)
 
     def options(self) -> list[dict[str, object]]:
         """Of the optimizer, to see whether somebody changes them."""
@@ -47,7 +56,6 @@ class Updater:
         gradients, self.state = self._after.update(agreed[:count], self.state)
         for parameter, gradient in zip(self._replica.parameters, gradients, strict=True):
             parameter.grad = gradient
-        factor = schedules.factor(self._schedule, step, self.steps, reductions)
-        schedules.set_rates(self.optimizer, self._rates, factor)
+        schedules.set_rates(self.optimizer, self._rates, self._rate(step, reductions))
         self._workload.optimize(step, self.optimizer, result)
         self._replica.adopt(agreed[count:], counters)

@@ -17,10 +17,11 @@ import torch
 from orchestrator.data.loaders import Key, Loaders, upcoming
 from orchestrator.data.loading import fetch
 from orchestrator.data.order import Order, Sampler, evaluation_batches
+from orchestrator.engine.compute import construction
 from orchestrator.errors import NonFinite, PipelineRaised
 from orchestrator.numerics import streams
 from orchestrator.numerics.staging import Direct, Staging
-from orchestrator.pipeline import Pipeline, naming, takes_step
+from orchestrator.pipeline import Pipeline, has_rate, naming, takes_step
 from orchestrator.updates import optimizers
 from orchestrator.updates.optimizers import kept_aside
 
@@ -56,15 +57,12 @@ class Workload:
         self._staging = staging or Direct()
         self._loaders: Loaders | None = None
         self._planned: dict[tuple[int, int], _MicroBatch] = {}
-        with naming("the pipeline's __init__"), streams.seeded(seed, "pipeline"):
-            self.pipeline = pipeline(**args)
+        self.pipeline = construction.make_pipeline(pipeline, args, seed)
+        with naming("reading the parameters of loss()"):
             self._takes_step = takes_step(self.pipeline)
         with naming("datasets()"), streams.seeded(seed, "datasets"):
             self._train, self._validation = self._datasets()
-        with naming("model()"), streams.seeded(seed, "model"):
-            self.model = self.pipeline.model()
-        if not isinstance(self.model, torch.nn.Module):
-            raise PipelineRaised(f"model() returned {type(self.model).__name__}", "return a torch.nn.Module")
+        self.model = construction.make_model(self.pipeline, seed)
         self.order = Order(seed, _length(self._train, "training"), batch_size, shards)
         self._sampler = Sampler(self.order)
         held_out = 0 if self._validation is None else _length(self._validation, "validation")
@@ -73,6 +71,25 @@ class Workload:
     @property
     def training_data(self) -> Any:
         return self._train
+
+    @property
+    def has_rate(self) -> bool:
+        return has_rate(type(self.pipeline))
+
+    def rate(self, step: int) -> float:
+        """The pipeline's own factor on the learning rates. Raises PipelineRaised."""
+        with naming(f"rate() (step {step})"), streams.seeded(self._seed, "rate", step):
+            returned: Any = self.pipeline.rate(step)
+            try:
+                factor = float(returned)
+            except (TypeError, ValueError, RuntimeError):
+                factor = math.nan
+            if not 0 <= factor < math.inf:
+                raise PipelineRaised(
+                    f"rate() (step {step}) returned {returned!r}",
+                    "return the factor on the learning rates at this step, a number that is 0 or more",
+                )
+        return factor
 
     def held(self) -> dict[str, Any]:
         """All objects of the user's, by names for messages; and the globals of the modules that their classes are in."""
@@ -221,12 +238,12 @@ def _length(dataset: Any, which: str) -> int:
             f"the {which} dataset is an IterableDataset",
             "use a map-style dataset (__len__ and __getitem__): exact order needs samples that can be addressed",
         )
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise PipelineRaised(
-            f"the {which} dataset is a {type(dataset).__name__}",
-            "it needs __len__ and __getitem__ (a map-style dataset)",
-        )
     with naming(f"len() of the {which} dataset"):
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise PipelineRaised(
+                f"the {which} dataset is a {type(dataset).__name__}",
+                "it needs __len__ and __getitem__ (a map-style dataset)",
+            )
         length = len(dataset)
     if length == 0 and which == "training":
         raise PipelineRaised("the training dataset is empty", "look at what datasets() reads")
@@ -267,6 +284,9 @@ def _numbers(metrics: Any, where: str) -> dict[str, float]:
         raise PipelineRaised(
             f"metrics() ({where}) returned one named 'loss'", "the loss is reported anyway; choose another name"
         )
+    strange = next((name for name in metrics if not isinstance(name, str)), None)
+    if strange is not None:
+        raise PipelineRaised(f"metrics() ({where}) returned a metric named by {_kind(strange)}", "name each by a text")
     numbers = {}
     for name, value in sorted(metrics.items()):
         try:
