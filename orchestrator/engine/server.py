@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from orchestrator.engine.compute import evaluation
 from orchestrator.engine.exchange import state_transfer
 from orchestrator.engine.exchange.collectives import Exchange, Memory
+from orchestrator.engine.exchange.footprint import sums_of
 from orchestrator.engine.exchange.step_report import Shape
 from orchestrator.engine.execution.adder import Adder
 from orchestrator.engine.execution.lockstep import Lockstep, Member
@@ -55,7 +54,9 @@ class Server:
         settings, heartbeat = self._settings, self._services.heartbeat
         determinism.prepare_thread(settings.run.threads)
         if self._memory is None:
-            self._memory = Memory(Layout.from_dict(run_manifest["layout"]), self._regions, dtype=sum_dtype(settings))
+            layout = Layout.from_dict(run_manifest["layout"])
+            self._memory = Memory(layout, self._regions, sums=sums_of(settings), contributes=False)
+        self._memory.suit(generation.schedule, rank)
         memory, loop = self._memory, Loop(settings, run_manifest, heartbeat)
         self._loop = None
 
@@ -109,10 +110,6 @@ def lockstep_of(
     shape = Shape(settings.data.shards, len(tensors), len(run_manifest["counters"]))
     names = [*tensors, *run_manifest["counters"]]
     return Lockstep(member, exchange, shape, names, exact=settings.reduction == "exact", grid=run_state.grid)
-
-
-def sum_dtype(settings: Settings) -> torch.dtype:
-    return torch.float64 if settings.reduction == "exact" else torch.float32
 
 
 def deadline_s(settings: Settings) -> float:

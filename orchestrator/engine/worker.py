@@ -21,10 +21,11 @@ from orchestrator.engine.compute.local_trainer import LocalTrainer
 from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.workload import Workload
 from orchestrator.engine.exchange.collectives import Memory
+from orchestrator.engine.exchange.footprint import sums_of
 from orchestrator.engine.execution.loop import Loop
 from orchestrator.engine.member.cancellation import CancellableTransport, live
 from orchestrator.engine.member.generation import Connect, Ended, Generation, Position, ProcessServices
-from orchestrator.engine.server import Server, exchange_of, lockstep_of, sum_dtype
+from orchestrator.engine.server import Server, exchange_of, lockstep_of
 from orchestrator.engine.worker_hooks import WorkerHooks, WorkerState
 from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import allocator, cuda, determinism, staging
@@ -74,7 +75,7 @@ class Worker:
         self._replica = Replica(self._workload.model, self._staging)
         self._optimizer = construction.make_optimizer(self._workload.pipeline, self._workload.model, settings)
         self._rates = schedules.rates_of(self._optimizer)  # now: later they are those of a step
-        self._memory = Memory(self._replica.layout, self._regions, dtype=sum_dtype(settings))
+        self._memory = Memory(self._replica.layout, self._regions, sums=sums_of(settings))
         self._services.heartbeat.beat("prepare")
         compute = self._prepare_thread()  # once more: scripts set threads, precision and cudnn.benchmark as they begin
         if settings.watches_a_metric and not self._workload.evaluation_batches:
@@ -89,6 +90,7 @@ class Worker:
             "samples": self._workload.order.samples,
             "evaluation_batches": len(self._workload.evaluation_batches),
             "layout": self._replica.layout.as_dict(),
+            "parameters": sum(parameter.numel() for parameter in self._workload.model.parameters()),
             "counters": self._replica.counter_names(),
             "initial_parameters": model_digest(self._workload.model),
             "compute": compute,
@@ -110,6 +112,7 @@ class Worker:
         self._prepare_thread()
         if self._kept is None:
             self._begin(run_manifest)
+        self._memory.suit(generation.schedule, rank)
         return live(
             generation,
             self._services.heartbeat,
@@ -146,7 +149,7 @@ class Worker:
             self._replica,
             self._optimizer,
             self._memory,
-            self._staging.host_transfer(self._memory.layout, self._memory.results),
+            self._staging.host_transfer(self._memory.layout, self._memory.result),
             exact=settings.reduction == "exact",
             clip_norm=settings.gradient.clip,
             rates=self._rates,

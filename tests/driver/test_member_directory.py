@@ -37,16 +37,17 @@ def begin(**changes: Any) -> Begin:
 
 def test_members_of_one_node_meet_by_unix_socket_and_others_by_tcp() -> None:
     found = directory()
-    spec = found.spec(begin(), None)
-    assert found.peers(begin(), spec, 0) == {1: ["tcp", "host", 5], 2: ["unix", "m8"]}
+    generation = Generation.from_spec(found.spec(begin(), None))
+    assert found.peers(begin(), generation, 0) == {1: ["tcp", "host", 5], 2: ["unix", "m8"]}
     by_tcp = directory("transport=tcp")
-    assert by_tcp.peers(begin(), spec, 0) == {1: ["tcp", "host", 5], 2: ["tcp", "host", 8]}
+    assert by_tcp.peers(begin(), generation, 0) == {1: ["tcp", "host", 5], 2: ["tcp", "host", 8]}
 
 
 def test_a_handover_connects_who_would_not_meet_otherwise() -> None:
     found = directory("topology=tree")
     chain = begin(members=(3, 5, 8, 9), workers=4, shards=((0,), (1,), (2,), (3,)), state_transfers=((2, 3),))
-    assert set(found.peers(chain, found.spec(chain, None), 2)) >= {3}
+    generation = Generation.from_spec(found.spec(chain, None))
+    assert set(found.peers(chain, generation, 2)) >= {3}
 
 
 def test_only_who_reaches_the_checkpoints_writes_them() -> None:

@@ -12,6 +12,7 @@ from orchestrator.engine.exchange.step_report import Consensus, Shape, StepRepor
 from orchestrator.engine.execution.lockstep import Lockstep, Withdrawn
 from orchestrator.engine.member.heartbeat import CalledOff
 from orchestrator.errors import Inconsistent, PipelineRaised
+from orchestrator.numerics.exact import FAST_MEANS, MEANS
 from orchestrator.numerics.grid import ABSENT, HEADROOM, Grid, magnitude_bits, needed_exponent
 from orchestrator.numerics.layout import Layout
 from orchestrator.topologies import build_schedule
@@ -50,7 +51,7 @@ class Scripted:
 def _lockstep(member: Scripted, *, exact: bool = True) -> Lockstep:
     layout = Layout.of([("w", torch.empty(3)), ("b", torch.empty(1))])
     regions = LocalRegions()
-    memory = Memory(layout, regions, dtype=torch.float64 if exact else torch.float32)
+    memory = Memory(layout, regions, sums=MEANS if exact else FAST_MEANS)
     exchange = Exchange(build_schedule("ring", 1), 0, 0, Hub(1).transport(0, regions), memory, 1.0)
     return Lockstep(member, exchange, Shape(SHARDS, 2, 1), ["w", "b", "count"], exact=exact)
 

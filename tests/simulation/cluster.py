@@ -255,7 +255,9 @@ class Cluster:
         """A member of a generation, before it is told of it."""
         if spec["number"] not in self.generations:
             plan = Generation.from_spec(spec)
-            self.generations[spec["number"]] = Hub(plan.schedule.members, plan.pairs()), {}
+            ranks = range(plan.schedule.members)
+            pairs = {(rank, peer) for rank in ranks for peer in plan.peers_of(rank)}
+            self.generations[spec["number"]] = Hub(len(ranks), pairs), {}
             self.tell(
                 f"generation {spec['number']}: state transfers {spec['state_transfers']}, restore {spec['restore']}"
             )

@@ -33,7 +33,7 @@ from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import Interrupted, OrchestratorError, RunFailed
 from orchestrator.settings import Settings, to_yaml
 from orchestrator.topologies import Schedule, build_schedule
-from orchestrator.tracking import is_server
+from orchestrator.tracking import default_uri, is_server
 
 _PULSE_SHARE = 0.25  # of the time after which a member counts as stuck: how old its last heartbeat may be
 
@@ -75,10 +75,10 @@ class Job:
                 + (f"\n  the files in .orchestrator/{tracker.run_id}/ are complete" if outcome.error is None else "")
             )
         if outcome.error is None:
-            uri = record.store.uri
-            display.say(
-                summary.text(outcome, tracker.name, layout(settings), tracker.run_id, tracker.experiment_id, uri)
+            look = summary.look(
+                tracker.run_id, tracker.experiment_id, record.store.uri, default_uri(record.files.path.parent)
             )
+            display.say(summary.text(outcome, tracker.name, layout(settings), tracker.run_id, look))
         return tracker.run_id, outcome
 
     def _run(self, opening: Future[Record], run_start: RunStart) -> Outcome:

@@ -52,10 +52,10 @@ class MemberDirectory:
             "storage": self._storage,
         }
 
-    def peers(self, begin: Begin, spec: dict[str, Any], rank: int) -> dict[int, Any]:
+    def peers(self, begin: Begin, generation: Generation, rank: int) -> dict[int, Any]:
         """The addresses of all ranks that `rank` is connected with: its links of the schedule and its state transfers."""
-        linked = {a if b == rank else b for a, b in Generation.from_spec(spec).pairs() if rank in (a, b)}
-        return {peer: self._address(begin.members[rank], begin.members[peer]) for peer in sorted(linked)}
+        member, peers = begin.members[rank], sorted(generation.peers_of(rank))
+        return {peer: self._address(member, begin.members[peer]) for peer in peers}
 
     def _address(self, member: int, peer: int) -> Any:
         """A pair is connected by a Unix socket, and so by shared memory, on one node; by TCP between nodes."""

@@ -19,6 +19,7 @@ from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import EventSink
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.terminal.signals import PendingSignal
+from orchestrator.engine.member.generation import Generation
 from orchestrator.errors import (
     CheckpointDamaged,
     ClusterUnavailable,
@@ -271,8 +272,11 @@ class Session:
             shards = begin.shards[rank] if rank is not None and rank < begin.workers else ()
             self._member_started(member, rank, shards)
         self._event_sink.begins(spec, list(begin.members), begin.run_manifest["steps"], reason)
+        generation = Generation.from_spec(spec)
         for rank, member in enumerate(begin.members):
-            self._members.run(member, spec, rank, self._member_directory.peers(begin, spec, rank), begin.run_manifest)
+            self._members.run(
+                member, spec, rank, self._member_directory.peers(begin, generation, rank), begin.run_manifest
+            )
         self._event_sink.agreed(begin.run_manifest)
         self._ask_for_descriptions(begin.members)
         if self._saving.given_up:

@@ -67,7 +67,7 @@ class LocalTrainer:
 
     def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:
         if attempt > 0 and self._kept is not None and self._repeated:
-            return self._contribute_kept(step, grid)
+            return self._contribute_kept(grid)
         # The first repetition is computed in full by everybody, for that exposes a pipeline that keeps state (rule B4).
         self._repeated = self._repeated or attempt > 0
         self._kept = None
@@ -106,24 +106,24 @@ class LocalTrainer:
         self._services.heartbeat.beat("update", step)
         self._services.await_copied()
         self._replica.forget()
-        self._host_transfer.back(step % 2)
-        results = zip(consensus.present, self._host_transfer.results[step % 2], strict=True)
+        self._host_transfer.back()
+        results = zip(consensus.present, self._host_transfer.result, strict=True)
         agreed = [result if present else None for present, result in results]
         gradients = agreed[: len(self._replica.parameters)]
         clipped = gradients if self._clip_norm is None else clip(gradients, self._clip_norm)
         for parameter, gradient in zip(self._replica.parameters, clipped, strict=True):
             parameter.grad = gradient
         schedules.set_rates(self._optimizer, self._rates, self._rate(step))
-        self._workload.optimize(step, self._optimizer, self._memory.results[step % 2])
+        self._workload.optimize(step, self._optimizer, self._memory.result)
         self._replica.adopt(agreed[len(self._replica.parameters) :], consensus.counters)
 
-    def _contribute_kept(self, step: int, grid: Grid) -> StepReport:
+    def _contribute_kept(self, grid: Grid) -> StepReport:
         """A worker with one shard need not compute it again: only the grid has changed (rule A4)."""
         assert self._kept is not None
         gradients, weight, step_report = self._kept
         self._accumulator.clear()
         self._accumulator.add(gradients, weight, grid)
-        self._complete(step, weight)
+        self._complete(weight)
         return replace(step_report, requests=self._requests())
 
     def _compute(self, step: int, shard: int, nth: int) -> tuple[float, float, Gradients] | None:
@@ -149,7 +149,7 @@ class LocalTrainer:
 
     def _settle(self, step: int, tally: _Tally) -> tuple[int, OrchestratorError] | None:
         """Complete the sum and hand the magnitudes to the tally; returns the first shard with one that is not finite."""
-        magnitudes = self._complete(step, tally.total_weight)
+        magnitudes = self._complete(tally.total_weight)
         for nth, i in numpy.argwhere(magnitudes >= INFINITE):
             shard, name = tally.shards[nth], self._replica.layout.slots[i].name
             what = f"gradient of {name}" if i < len(self._replica.parameters) else f"statistic {name}"
@@ -157,9 +157,9 @@ class LocalTrainer:
         tally.magnitudes = magnitudes.max(0, initial=ABSENT).tolist()
         return None
 
-    def _complete(self, step: int, total_weight: float) -> NDArray[numpy.int64]:
+    def _complete(self, total_weight: float) -> NDArray[numpy.int64]:
         """The sum of the hosted shards, and all of it where nobody else has any; returns what `settle` does."""
-        alone = (total_weight, self._memory.results[step % 2]) if self._alone else None
+        alone = (total_weight, self._memory.result) if self._alone else None
         magnitudes = self._accumulator.settle(alone)
         self._memory.finished = self._accumulator.finished
         return magnitudes
