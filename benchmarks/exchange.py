@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from orchestrator.engine.exchange.collectives import Exchange, Memory
+from orchestrator.numerics.exact import FAST_MEANS, MEANS
 from orchestrator.numerics.layout import Layout
 from orchestrator.topologies import build_schedule
 from orchestrator.transports.shared_memory import SharedRegions
@@ -66,10 +67,11 @@ def _compare(
     contestants: Contestants = {"gloo": lambda _: dist.all_reduce(own)}
     opened: list[tuple[Exchange, SharedRegions]] = []
     for medium, title in MEDIA.items():
-        for reduction in ("exact", "fast"):
+        for reduction, sums in (("exact", MEANS), ("fast", FAST_MEANS)):
             for topology in TOPOLOGIES:
                 regions = SharedRegions()
-                memory = Memory(Layout.of([("gradient", gradient)]), regions, exact=reduction == "exact")
+                memory = Memory(Layout.of([("gradient", gradient)]), regions, sums=sums)
+                memory.suit(build_schedule(topology, members), rank)
                 memory.contribution[:elements] = gradient
                 peers = {peer: addresses[peer][medium] for peer in range(members) if peer != rank}
                 shared = regions if medium == "unix" else None

@@ -5,6 +5,7 @@ python -m orchestrator resume=RUN_ID [key=value ...]       go on with a run
 python -m orchestrator rerun=RUN_ID [key=value ...]        repeat a run exactly, and compare
 python -m orchestrator compare=RUN_A,RUN_B                 what differs
 python -m orchestrator runs                                list them
+python -m orchestrator ui                                  show them in a browser
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ usage: python -m orchestrator conf=NAME|PATH [key=value ...]
        python -m orchestrator rerun=RUN_ID [environment=ignore] [explain=true] [key=value ...]
        python -m orchestrator compare=RUN_A,RUN_B
        python -m orchestrator runs [output=json] [tracking.uri=URI]
+       python -m orchestrator ui [port=N] [tracking.uri=URI]
 
   conf=NAME          launch the run that conf/NAME.yaml describes; a path works too, and several,
                      comma-separated, are merged left to right
@@ -43,6 +45,7 @@ usage: python -m orchestrator conf=NAME|PATH [key=value ...]
   key=value          change a setting, such as cluster.workers=2 or optimizer.lr=0.01; topology=ring is
                      short for topology.name=ring
   runs               list the runs of this project, newest first; tracking.uri: those of that MLflow store
+  ui                 show them in a browser, with MLflow's pages, until Ctrl-C; on a free port unless port=N
   output=json        the last line of stdout is one JSON object
   --help             this page
 
@@ -55,7 +58,7 @@ All settings: docs/settings.md. Runs are recorded in .orchestrator/ of the worki
 Exit codes: 0 fine, 1 the run failed, 2 bad usage or configuration, 3 a rerun diverged, 4 it cannot be rerun exactly,
 130 interrupted.
 """
-VERBS = ("conf", "resume", "rerun", "compare", "runs")
+VERBS = ("conf", "resume", "rerun", "compare", "runs", "ui")
 
 
 def main() -> int:
@@ -75,6 +78,9 @@ def main() -> int:
         if verb == "runs":
             with _interruptible():
                 return _runs(arguments, as_json)
+        if verb == "ui":
+            with _interruptible():
+                return _ui([argument for argument in arguments if argument != "ui"])
     except OrchestratorError as error:
         return _refused(error, as_json, Outcome(error=error).as_dict(None, started))
     rest = [argument for argument in arguments if argument != verb]
@@ -91,7 +97,7 @@ def _verb(arguments: list[str]) -> str:
     verbs = [argument for argument in arguments if argument.partition("=")[0] in VERBS]
     if len(verbs) != 1:
         found = f"found {' and '.join(verbs)}" if verbs else "there is none"
-        known = "conf=NAME, resume=RUN_ID, rerun=RUN_ID, compare=RUN_A,RUN_B and runs"
+        known = "conf=NAME, resume=RUN_ID, rerun=RUN_ID, compare=RUN_A,RUN_B, runs and ui"
         raise UsageError(f"exactly one of {known} is needed; {found}", USAGE.rstrip())
     return verbs[0]
 
@@ -211,6 +217,18 @@ def _runs(arguments: list[str], as_json: bool) -> int:
     _only("runs", [argument for argument in arguments if argument != "runs"])
     found = runs(Path.cwd(), _value("tracking.uri", arguments))
     return console.answer(json.dumps({"runs": [asdict(past) for past in found]}) if as_json else table(found), 0)
+
+
+def _ui(arguments: list[str]) -> int:
+    unknown = [argument for argument in arguments if not argument.startswith(("port=", "tracking.uri="))]
+    if unknown:
+        raise UsageError(f"ui takes only port=N and tracking.uri=URI, not {' '.join(unknown)}")
+    port = _value("port", arguments)
+    if port is not None and not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+        raise UsageError(f"port={port}: expected a number from 1 to 65535")
+    from orchestrator.commands.ui import ui
+
+    return ui(Path.cwd(), None if port is None else int(port), _value("tracking.uri", arguments))
 
 
 def _refused(error: OrchestratorError, as_json: bool, report: dict[str, Any]) -> int:

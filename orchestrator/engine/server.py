@@ -12,8 +12,9 @@ from typing import Any
 from orchestrator.engine.compute import evaluation
 from orchestrator.engine.exchange import state_transfer
 from orchestrator.engine.exchange.collectives import Exchange, Memory
+from orchestrator.engine.exchange.footprint import sums_of
 from orchestrator.engine.execution.adder import Adder
-from orchestrator.engine.execution.lockstep import Lockstep, Sums
+from orchestrator.engine.execution.lockstep import Lockstep, StepContents
 from orchestrator.engine.execution.loop import Loop
 from orchestrator.engine.execution.run_state import RunState
 from orchestrator.engine.execution.timing import Timing
@@ -55,7 +56,8 @@ class Server:
         self.prepare()
         if self._memory is None:
             layout = Layout.from_dict(run_manifest["layout"])
-            self._memory = Memory(layout, self._regions, exact=plan.exchange.exact)
+            self._memory = Memory(layout, self._regions, sums=sums_of(plan.exchange), contributes=False)
+        self._memory.suit(generation.schedule, rank)
         memory, loop = self._memory, Loop(plan, run_manifest, Timing(plan, heartbeat), heartbeat)
         self._loop = None
 
@@ -66,7 +68,7 @@ class Server:
             self._loop = loop
             transport.place = "exchange"
             exchange = Exchange(generation.schedule, rank, generation.number, transport, memory, deadline_s)
-            lockstep = Lockstep(Adder(), exchange, Sums.of(plan, run_manifest))
+            lockstep = Lockstep(Adder(), exchange, StepContents.of(plan, run_manifest))
             halted = loop.run(lockstep, exchange, _Listener(), saving=bool(generation.writers))
             return Ended(halted, self.position)
 

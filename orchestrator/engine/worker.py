@@ -22,8 +22,9 @@ from orchestrator.engine.compute.shard_gradients import ShardGradients
 from orchestrator.engine.compute.updater import Updater
 from orchestrator.engine.compute.workload import Workload
 from orchestrator.engine.exchange.collectives import Exchange, Memory
+from orchestrator.engine.exchange.footprint import sums_of
 from orchestrator.engine.execution.local_trainer import LocalTrainer
-from orchestrator.engine.execution.lockstep import Lockstep, Sums
+from orchestrator.engine.execution.lockstep import Lockstep, StepContents
 from orchestrator.engine.execution.loop import Loop
 from orchestrator.engine.execution.timing import Timing
 from orchestrator.engine.member.cancellation import CancellableTransport, live
@@ -78,7 +79,7 @@ class Worker:
         self._replica = Replica(self._workload.model, self._staging)
         optimizer = construction.make_optimizer(self._workload.pipeline, self._workload.model, plan)
         self._updater = Updater(self._workload, self._replica, optimizer, plan.update)
-        self._memory = Memory(self._replica.layout, self._regions, exact=plan.exchange.exact)
+        self._memory = Memory(self._replica.layout, self._regions, sums=sums_of(plan.exchange))
         self._services.heartbeat.beat("prepare")
         compute = self._prepare_thread()  # once more: scripts set threads, precision and cudnn.benchmark as they begin
         if plan.update.watches_a_metric and not self._workload.evaluation_batches:
@@ -90,6 +91,7 @@ class Worker:
             "samples": self._workload.order.samples,
             "evaluation_batches": len(self._workload.evaluation_batches),
             "layout": self._replica.layout.as_dict(),
+            "parameters": sum(parameter.numel() for parameter in self._workload.model.parameters()),
             "counters": self._replica.counter_names(),
             "initial_parameters": model_digest(self._workload.model),
             "compute": compute,
@@ -111,6 +113,7 @@ class Worker:
         self._prepare_thread()
         if self._state is None:
             self._state = self._first_state(run_manifest)
+        self._memory.suit(generation.schedule, rank)
         return live(
             generation,
             self._services.heartbeat,
@@ -148,7 +151,7 @@ class Worker:
             self._replica,
             self._updater,
             self._memory,
-            self._staging.host_transfer(self._memory.layout, self._memory.results),
+            self._staging.host_transfer(self._memory.layout, self._memory.result),
             services,
         )
         loop = Loop(self._plan, run_manifest, timing, services.heartbeat)
@@ -167,7 +170,9 @@ class Worker:
             if not state.loop.ended:
                 self._fetch_ahead(shards, run_manifest["steps"])
             exchange = Exchange(generation.schedule, rank, generation.number, transport, self._memory, hooks.deadline_s)
-            lockstep = Lockstep(state.trainer, exchange, Sums.of(self._plan, run_manifest), state.timing.requests)
+            lockstep = Lockstep(
+                state.trainer, exchange, StepContents.of(self._plan, run_manifest), state.timing.requests
+            )
             halted = state.loop.run(lockstep, exchange, hooks, saving=bool(generation.writers))
         finally:
             self._replica.give_up_shard()  # a step that was given up leaves the buffers as its last shard made them

@@ -20,7 +20,8 @@ Legend: T = tensors of the layout, S = shards that are added up together, N = el
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy
@@ -29,7 +30,7 @@ from numpy.typing import NDArray
 
 from orchestrator.numerics.compiled import compiled, floats_at
 from orchestrator.numerics.grid import ABSENT, Grid
-from orchestrator.numerics.layout import BLOCK, Layout, Slot
+from orchestrator.numerics.layout import BLOCK, Layout, Slot, most_waiting
 
 Tensors = Sequence[torch.Tensor | None]  # float32, in the order and the shapes of the layout
 Array = NDArray[Any]
@@ -41,7 +42,6 @@ _MAGNITUDE: Final = numpy.int32(0x7FFF_FFFF)  # the bits of a float32 without it
 _BLOCK: Final = 4096  # a constant of this module, which numba looks at to see whether to compile again
 assert _BLOCK == BLOCK
 assert BLOCK % _PIECE == 0
-_WAITING_BYTES = 32 << 20  # float32 contributions that may wait: what a last-level cache holds
 
 
 class Accumulator:
@@ -57,7 +57,7 @@ class Accumulator:
         self._slots = layout.slots
         self._places = numpy.array([(slot.offset, slot.elements) for slot in layout.slots], numpy.int64).reshape(-1, 2)
         self._total = total.numpy()
-        self.most_waiting = max(1, _WAITING_BYTES // (4 * max(1, layout.size)))
+        self.most_waiting = most_waiting(layout.size)
         self.clear()
 
     def clear(self) -> None:
@@ -120,6 +120,31 @@ def finish(
     """
     summands = total.numpy(), (total[:0] if last is None else last).numpy()
     return _divide(*summands, divisor, result.numpy(), first_block)
+
+
+def keep(
+    total: torch.Tensor, divisor: float, result: torch.Tensor, first_block: int, last: torch.Tensor | None = None
+) -> int:
+    """result (int64) = total, or total + last, modulo 2**64; otherwise as `finish`. Integers are not divided."""
+    assert divisor == 1.0, f"a sum of integers is asked for as it is, not divided by {divisor}"
+    return _keep(total.numpy(), (total[:0] if last is None else last).numpy(), result.numpy(), first_block)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What is added up, and what the owner of a chunk makes of its sum.
+
+    dtype: of contributions and partial sums. result: of what everyone gets. finish: `finish`, or another with its arguments.
+    """
+
+    dtype: torch.dtype
+    result: torch.dtype
+    finish: Callable[[torch.Tensor, float, torch.Tensor, int, torch.Tensor | None], int]
+
+
+MEANS: Final = Sums(torch.float64, torch.float32, finish)
+FAST_MEANS: Final = Sums(torch.float32, torch.float32, finish)
+INTEGERS: Final = Sums(torch.int64, torch.int64, keep)
 
 
 def fingerprint_of(values: torch.Tensor, first_block: int) -> int:
@@ -287,4 +312,17 @@ def _divide(total: Array, last: Array, divisor: float, result: Array, first_bloc
         end = start + _BLOCK
         more = last[start:end] if last.size else last
         found += _quotients(total[start:end], more, divisor, result[start:end]) * (first_block + start // _BLOCK + 1)
+    return int(found)
+
+
+@compiled("(int64[::1], int64[::1], int64[::1], int64)")
+def _keep(total: Array, last: Array, result: Array, first_block: int) -> int:
+    """Block by block as `_divide`; the fingerprint is that of `_fingerprint`, over whole elements."""
+    found = numpy.int64(0)
+    for start in range(0, total.size, _BLOCK):
+        summed = numpy.int64(0)
+        for i in range(start, start + _BLOCK):
+            result[i] = total[i] + last[i] if last.size else total[i]
+            summed += result[i]
+        found += summed * (first_block + start // _BLOCK + 1)
     return int(found)

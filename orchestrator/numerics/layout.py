@@ -16,6 +16,7 @@ import torch
 
 ALIGNMENT = 16  # elements; 64 bytes of float32
 BLOCK = 4096  # elements
+_WAITING_BYTES = 32 << 20  # float32 contributions that may wait: what a last-level cache holds
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,11 @@ class Layout:
     def from_dict(cls, layout: dict[str, Any]) -> Layout:
         slots = (Slot(s["name"], tuple(s["shape"]), tuple(s["stride"]), s["offset"]) for s in layout["slots"])
         return cls(tuple(slots), layout["size"])
+
+
+def most_waiting(size: int) -> int:
+    """How many contributions of so many elements may wait until they are added up together."""
+    return max(1, _WAITING_BYTES // (4 * max(1, size)))
 
 
 def _dense_stride(tensor: torch.Tensor) -> tuple[int, ...]:

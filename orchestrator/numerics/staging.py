@@ -24,16 +24,16 @@ Tensors = Sequence[torch.Tensor | None]  # float32, in the order of the layout
 
 
 class HostTransfer(Protocol):
-    """Carries the tensors of one layout. results: the summed gradient where the model computes, of even and of odd steps."""
+    """Carries the tensors of one layout. result: the summed gradient where the model computes."""
 
     @property
-    def results(self) -> Sequence[Sequence[torch.Tensor]]: ...
+    def result(self) -> Sequence[torch.Tensor]: ...
 
     def out(self, tensors: Tensors, nth: int) -> Tensors:
         """The tensors in host memory, where they stay until the next call with the same `nth`."""
 
-    def back(self, parity: int) -> None:
-        """Bring the sum of an even or odd step into `results[parity]`; the other one is not valid then."""
+    def back(self) -> None:
+        """Bring the sum into `result`."""
 
 
 class Staging(Protocol):
@@ -47,8 +47,8 @@ class Staging(Protocol):
     def batch(self, batch: Any) -> Any:
         """The batch with its tensors on the device."""
 
-    def host_transfer(self, layout: Layout, results: tuple[torch.Tensor, torch.Tensor]) -> HostTransfer:
-        """results: flat, float32, in host memory, of even and odd steps; they are only read."""
+    def host_transfer(self, layout: Layout, result: torch.Tensor) -> HostTransfer:
+        """result: flat, float32, in host memory; it is only read."""
 
 
 class Direct:
@@ -62,8 +62,8 @@ class Direct:
     def batch(self, batch: Any) -> Any:
         return batch
 
-    def host_transfer(self, layout: Layout, results: tuple[torch.Tensor, torch.Tensor]) -> HostTransfer:
-        return _InPlace([layout.views(result) for result in results])
+    def host_transfer(self, layout: Layout, result: torch.Tensor) -> HostTransfer:
+        return _InPlace(layout.views(result))
 
 
 class Copying:
@@ -102,8 +102,8 @@ class Copying:
             return self._fields(batch)
         return batch
 
-    def host_transfer(self, layout: Layout, results: tuple[torch.Tensor, torch.Tensor]) -> HostTransfer:
-        return _Carrying(layout, results, self.device)
+    def host_transfer(self, layout: Layout, result: torch.Tensor) -> HostTransfer:
+        return _Carrying(layout, result, self.device)
 
     def _fields(self, batch: Any) -> Any:
         """Not `replace`, which calls __init__ again."""
@@ -122,26 +122,26 @@ def on(device: str) -> Staging:
 class _InPlace:
     """Implements `HostTransfer` where there is no water."""
 
-    def __init__(self, results: Sequence[Sequence[torch.Tensor]]) -> None:
-        self.results = results
+    def __init__(self, result: Sequence[torch.Tensor]) -> None:
+        self.result = result
 
     def out(self, tensors: Tensors, nth: int) -> Tensors:  # noqa: ARG002
         return tensors
 
-    def back(self, parity: int) -> None:
+    def back(self) -> None:
         pass
 
 
 class _Carrying:
     """Implements `HostTransfer`. One flat buffer on the device serves both ways: gradients leave before a sum comes."""
 
-    def __init__(self, layout: Layout, results: tuple[torch.Tensor, torch.Tensor], device: torch.device) -> None:
+    def __init__(self, layout: Layout, result: torch.Tensor, device: torch.device) -> None:
         self._layout = layout
-        self._sums = results
+        self._sum = result
         self._there = torch.zeros(layout.size, device=device)
         self._views = layout.views(self._there)
         self._here: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
-        self.results = (self._views, self._views)
+        self.result = self._views
 
     def out(self, tensors: Tensors, nth: int) -> Tensors:
         pairs = [(view, tensor) for view, tensor in zip(self._views, tensors, strict=True) if tensor is not None]
@@ -151,8 +151,8 @@ class _Carrying:
         flat.copy_(self._there)  # waits until it is done: what comes next reads it
         return [None if tensor is None else view for tensor, view in zip(tensors, views, strict=True)]
 
-    def back(self, parity: int) -> None:
-        self._there.copy_(self._sums[parity])
+    def back(self) -> None:
+        self._there.copy_(self._sum)
 
     def _buffer(self, nth: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Page-locked memory for a GPU: a copy into other memory is made twice."""

@@ -1,14 +1,15 @@
 """A short description of a data set: how many items, of what shapes, between which values, in which classes.
 
-It is for people who compare two runs: the hash says that data differ, this says how. A sample of evenly spaced items is read,
-so it costs a bounded time and does not see every item. Sums are numpy's, whose order does not depend on threads. An item that
-cannot be read, or is of no known kind, is named and left out. Whoever calls it keeps the random streams as they were.
+It is for people who compare two runs: the hash says that data differ, this says how. Evenly spaced items are read, and of each
+of their parts evenly spaced elements, so it does not see everything. Which ones depends on the data alone and never on time:
+equal data have equal profiles. Sums are numpy's, whose order does not depend on threads. An item that cannot be read, or is of
+no known kind, is named and left out. Whoever calls it keeps the random streams as they were.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,26 +17,24 @@ from typing import Any
 import numpy as np
 import torch
 
-LIMIT, LIMIT_S = 256, 2.0
-_MOST_CLASSES, _MOST_FAULTS = 1000, 3
+LIMIT, ELEMENTS = 64, 1 << 16
+_MOST_LABELS, _MOST_PARTS, _MOST_CLASSES, _MOST_FAULTS = 1 << 20, 256, 1000, 3
 
 
-def profile(dataset: Any, limit: int = LIMIT, *, limit_s: float = LIMIT_S) -> dict[str, Any]:
+def profile(dataset: Any, limit: int = LIMIT, *, elements: int = ELEMENTS) -> dict[str, Any]:
     """Plain data: `length`, `sampled`, `fields` (by name or position: `dtype`, `shape`, `min`, `max`, `mean`, `std`), `classes`
     (label -> how many of those `counted`) where items are pairs whose second part is a whole number, `unreadable`.
 
-    dataset: map-style; limit: items read at most, or as many as limit_s allows. Never raises for what an item is.
+    dataset: map-style; limit: items read at most; elements: looked at in each part of an item at most. Never raises for what an
+    item is.
     """
     try:
         length = len(dataset)
     except Exception as error:  # a data set is the user's code
         return {"length": None, "unreadable": [f"its length: {_said(error)}"]}
-    sample = _Sample()
-    until = time.monotonic() + limit_s
+    sample = _Sample(elements)
     for index in _spaced(length, limit):
         sample.read(dataset, index)
-        if time.monotonic() > until:
-            break
     found: dict[str, Any] = {"length": length, "sampled": sample.items, "fields": sample.fields()}
     counts, counted = _labels(dataset) or (sample.labels, sample.labelled)
     if counts and counted and (counted == length or sample.labelled == sample.items) and len(counts) <= _MOST_CLASSES:
@@ -47,7 +46,8 @@ def profile(dataset: Any, limit: int = LIMIT, *, limit_s: float = LIMIT_S) -> di
 class _Sample:
     """What was read so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, elements: int) -> None:
+        self._elements = elements
         self.items = self.labelled = 0
         self.labels: Counter[int] = Counter()
         self.faults: list[str] = []
@@ -57,8 +57,8 @@ class _Sample:
         try:
             item = dataset[index]
             with np.errstate(all="ignore"):
-                for name, value in _parts(item):
-                    self._fields.setdefault(name, _Field()).add(value)
+                for name, value in itertools.islice(_parts(item), _MOST_PARTS):
+                    self._fields.setdefault(name, _Field()).add(value, self._elements)
             label = _label(item)
         except Exception as error:  # an item is the user's, and so is the code that makes it
             if len(self.faults) < _MOST_FAULTS:
@@ -83,12 +83,13 @@ class _Field:
         self._mean = self._m2 = 0.0
         self._min, self._max = math.inf, -math.inf
 
-    def add(self, value: Any) -> None:
-        kind, array = _array(value)
+    def add(self, value: Any, most: int) -> None:
+        """most: elements that are looked at."""
+        kind, shape, array = _array(value, most)
         self._kinds[kind] = None
         if array is None:
             return
-        self._shapes[array.shape] = None
+        self._shapes[shape] = None
         finite = array[np.isfinite(array)]
         self._not_finite += array.size - finite.size
         if not finite.size:
@@ -134,16 +135,23 @@ def _parts(item: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield from _parts(value, f"{name}.{key}" if name else key)
 
 
-def _array(value: Any) -> tuple[str, np.ndarray[Any, np.dtype[np.float64]] | None]:
-    """What kind of value it is, and the value in float64 if it consists of real numbers."""
+def _array(value: Any, most: int) -> tuple[str, tuple[int, ...], np.ndarray[Any, np.dtype[np.float64]] | None]:
+    """What kind of value it is, its shape, and its elements in float64 if they are real numbers: at most so many."""
     if isinstance(value, torch.Tensor):
         kind = str(value.dtype).removeprefix("torch.")
-        return kind, None if value.is_complex() else value.detach().cpu().to_dense().to(torch.float64).numpy()
+        if value.is_complex():
+            return kind, (), None
+        dense = value.detach().to_dense()
+        few = dense if dense.numel() <= most else torch.take(dense, torch.tensor(list(_spaced(dense.numel(), most))))
+        return kind, tuple(value.shape), few.cpu().to(torch.float64).numpy()
     if isinstance(value, (str, bytes)) or value is None:
-        return type(value).__name__, None
+        return type(value).__name__, (), None
     array = np.asarray(value)
     kind = type(value).__name__ if array.ndim == 0 else str(array.dtype)
-    return kind, array.astype(np.float64) if array.dtype.kind in "biuf" else None
+    if array.dtype.kind not in "biuf":
+        return kind, (), None
+    chosen = array if array.size <= most else np.take(array, list(_spaced(array.size, most)))
+    return kind, array.shape, chosen.astype(np.float64)
 
 
 def _label(item: Any) -> int | None:
@@ -158,13 +166,14 @@ def _label(item: Any) -> int | None:
 
 
 def _labels(dataset: Any) -> tuple[Counter[int], int] | None:
-    """All labels, where they lie ready as a tensor."""
+    """All labels, or evenly spaced ones of very many, where they lie ready as a tensor."""
     if not isinstance(dataset, torch.utils.data.TensorDataset) or len(dataset.tensors) != 2:
         return None
     labels = dataset.tensors[1]
     if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
         return None
-    return Counter(labels.tolist()), len(labels)
+    counted = labels[list(_spaced(len(labels), _MOST_LABELS))] if len(labels) > _MOST_LABELS else labels
+    return Counter(counted.tolist()), len(counted)
 
 
 def _said(error: Exception) -> str:

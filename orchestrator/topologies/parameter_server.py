@@ -10,14 +10,42 @@ What it does not do: let a fast worker go on before the others; that is the sync
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
 from orchestrator.topologies.schedule import Move, Schedule, require_positive
 
 
 def parameter_server(workers: int, servers: int) -> Schedule:
     """One chunk per server; server s has rank workers + s and owns chunk s."""
     require_positive(workers=workers, servers=servers)
-    # Worker w begins with server w and goes around, so that they do not all queue at the first one.
-    pairs = [(worker, (worker + turn) % servers) for turn in range(servers) for worker in range(workers)]
-    push = tuple(Move(worker, workers + server, server, "add") for worker, server in pairs)
-    pull = tuple(Move(workers + server, worker, server, "copy") for worker, server in pairs)
-    return Schedule("parameter_server", workers, servers, tuple(range(workers, workers + servers)), (push, pull))
+    owners = range(workers, workers + servers)
+    return Schedule("parameter_server", workers, servers, owners, _ParameterServer(workers, servers))
+
+
+@dataclass(frozen=True)
+class _ParameterServer:
+    """Implements `schedule.Pattern`."""
+
+    workers: int
+    servers: int
+
+    def peers(self, rank: int) -> Collection[int]:
+        return range(self.workers, self.workers + self.servers) if rank < self.workers else range(self.workers)
+
+    def moves(self, rank: int) -> Iterator[tuple[int, Move]]:
+        for worker, server in self._pairs(rank):
+            yield 0, Move(worker, self.workers + server, server, "add")
+        for worker, server in self._pairs(rank):
+            yield 1, Move(self.workers + server, worker, server, "copy")
+
+    def _pairs(self, rank: int) -> Iterator[tuple[int, int]]:
+        """Worker w begins with server w and goes around, so that they do not all queue at the first one."""
+        for turn in range(self.servers):
+            if rank < self.workers:
+                yield rank, (rank + turn) % self.servers
+            else:
+                server = rank - self.workers
+                yield from (
+                    (worker, server) for worker in range((server - turn) % self.servers, self.workers, self.servers)
+                )

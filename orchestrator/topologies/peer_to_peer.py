@@ -11,15 +11,35 @@ What it does not do: gossip. The sum is complete in every step.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
 from orchestrator.topologies.schedule import Move, Schedule, require_positive
 
 
 def peer_to_peer(workers: int) -> Schedule:
     """One chunk per worker; worker w owns chunk w."""
     require_positive(workers=workers)
-    # By distance, so that at each turn every worker sends one message and gets one.
-    pairs = [(worker, (worker + turn) % workers) for turn in range(1, workers) for worker in range(workers)]
-    scatter = tuple(Move(worker, owner, owner, "add") for worker, owner in pairs)
-    gather = tuple(Move(worker, peer, worker, "copy") for worker, peer in pairs)
-    rounds = (scatter, gather) if pairs else ()
-    return Schedule("peer_to_peer", workers, 0, tuple(range(workers)), rounds)
+    return Schedule("peer_to_peer", workers, 0, range(workers), _PeerToPeer(workers))
+
+
+@dataclass(frozen=True)
+class _PeerToPeer:
+    """Implements `schedule.Pattern`."""
+
+    workers: int
+
+    def peers(self, rank: int) -> Collection[int]:
+        return [peer for peer in range(self.workers) if peer != rank]
+
+    def moves(self, rank: int) -> Iterator[tuple[int, Move]]:
+        for source, target in self._pairs(rank):
+            yield 0, Move(source, target, target, "add")
+        for source, target in self._pairs(rank):
+            yield 1, Move(source, target, source, "copy")
+
+    def _pairs(self, rank: int) -> Iterator[tuple[int, int]]:
+        """By distance, so that at each turn every worker sends one message and gets one."""
+        for turn in range(1, self.workers):
+            yield rank, (rank + turn) % self.workers
+            yield (rank - turn) % self.workers, rank

@@ -10,18 +10,34 @@ What it does not do: pipeline within a chunk, or choose the order of the workers
 
 from __future__ import annotations
 
-from orchestrator.topologies.schedule import Move, Schedule, require_positive
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from orchestrator.topologies.schedule import Kind, Move, Schedule, require_positive
 
 
 def ring(workers: int) -> Schedule:
     """One chunk per worker; worker w owns chunk w."""
     require_positive(workers=workers)
-    # Chunk c starts at worker c + 1 and goes once around, so that it is complete when it comes to worker c.
-    reduce_scatter = tuple(
-        tuple(Move(w, (w + 1) % workers, (w - 1 - j) % workers, "add") for w in range(workers))
-        for j in range(workers - 1)
-    )
-    all_gather = tuple(
-        tuple(Move(w, (w + 1) % workers, (w - j) % workers, "copy") for w in range(workers)) for j in range(workers - 1)
-    )
-    return Schedule("ring", workers, 0, tuple(range(workers)), reduce_scatter + all_gather)
+    return Schedule("ring", workers, 0, range(workers), _Ring(workers))
+
+
+@dataclass(frozen=True)
+class _Ring:
+    """Implements `schedule.Pattern`."""
+
+    workers: int
+
+    def peers(self, rank: int) -> Collection[int]:
+        return {(rank - 1) % self.workers, (rank + 1) % self.workers} - {rank}
+
+    def moves(self, rank: int) -> Iterator[tuple[int, Move]]:
+        for number in range(2 * (self.workers - 1)):
+            yield number, self._sent(number, rank)
+            yield number, self._sent(number, (rank - 1) % self.workers)
+
+    def _sent(self, number: int, source: int) -> Move:
+        """Chunk c starts at worker c + 1 and goes once around, so that it is complete when it comes to worker c; from there
+        its result goes around."""
+        kind: Kind = "add" if number < self.workers - 1 else "copy"
+        return Move(source, (source + 1) % self.workers, (source - 1 - number) % self.workers, kind)

@@ -6,6 +6,8 @@ the result. The same object is executed, simulated, drawn and checked:
     matrix(schedule)         runs it on the identity matrix: an exact topology gives ones for every worker and chunk
     program(schedule, rank)  what one member does, in order: sends never wait, so no order of the members can deadlock
 
+A topology answers for one member at a time (`Pattern`), and `program` costs what that member does, not all moves.
+
 Memory: a member's own contribution, its partial sums and its results are three regions. The only writes are an Add
 into `partial`, a Finish or a Copy into `result`, and the worker's own next contribution. That no peer can still be
 reading what is overwritten follows from the messages alone (`tests/topologies/test_happens_before.py`).
@@ -19,23 +21,39 @@ exact; `matrix` tells.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
+from typing import Literal, NamedTuple, Protocol
 
 Base = Literal["contribution", "partial", "nothing"]
 Region = Literal["contribution", "partial", "result"]
 Vector = tuple[int, ...]
+Kind = Literal["add", "copy"]
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
-    """`source` hands `chunk` to `target`: its sum so far to be added, or its result to be copied."""
+class Move(NamedTuple):
+    """`source` hands `chunk` to `target`: its sum so far to be added, or its result to be copied. Many are made, and a tuple
+    is made fastest."""
 
     source: int
     target: int
     chunk: int
-    kind: Literal["add", "copy"]
+    kind: Kind
+
+
+class Pattern(Protocol):
+    """What a topology states, once: who talks with whom, and when. It is asked member by member and answers for what it
+    costs that member; all moves of a ring of 100,000 are 2 * 10**10."""
+
+    def peers(self, rank: int) -> Collection[int]:
+        """The members that `rank` talks with."""
+
+    def moves(self, rank: int) -> Iterable[tuple[int, Move]]:
+        """The moves from or to `rank`, each with its round, rounds in order. Of those in one round it sends, and then
+        receives, in this order; source and target list the moves between them in the same one."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +62,14 @@ class Schedule:
 
     Ranks 0..workers-1 contribute one vector each. Ranks workers..members-1 are servers: they start with nothing and
     need no result. `owners[chunk]` is the member that turns the sum into the result, after the last add aimed at it.
-    Several adds into one chunk of one target in one round happen in the listed order.
-    Raises ValueError for a move or an owner outside these numbers.
+    Raises ValueError for an owner outside these numbers; for a move, when it is asked for.
     """
 
     topology: str
     workers: int
     servers: int
-    owners: tuple[int, ...]
-    rounds: tuple[tuple[Move, ...], ...]
+    owners: Sequence[int]
+    pattern: Pattern
 
     def __post_init__(self) -> None:
         require_positive(workers=self.workers, chunks=self.chunks)
@@ -61,9 +78,6 @@ class Schedule:
         for chunk, owner in enumerate(self.owners):
             if not 0 <= owner < self.members:
                 raise ValueError(f"chunk {chunk} is owned by member {owner}; members are 0 to {self.members - 1}")
-        for number, moves in enumerate(self.rounds):
-            for move in moves:
-                self._check(number, move)
 
     @property
     def members(self) -> int:
@@ -73,18 +87,43 @@ class Schedule:
     def chunks(self) -> int:
         return len(self.owners)
 
+    def moves_of(self, rank: int) -> Iterator[tuple[int, Move]]:
+        """The moves from or to `rank`, each with its round, made while they are asked for."""
+        self._require_member(rank)
+        members, chunks = range(self.members), range(self.chunks)
+        for number, move in self.pattern.moves(rank):
+            if move.kind not in ("add", "copy"):
+                raise ValueError(f"round {number}: {move} is of no known kind; use 'add' or 'copy'")
+            if move.source not in members or move.target not in members or move.source == move.target:
+                raise ValueError(f"round {number}: {move} needs two different members of 0 to {self.members - 1}")
+            if move.chunk not in chunks:
+                raise ValueError(f"round {number}: {move} needs a chunk of 0 to {self.chunks - 1}")
+            yield number, move
+
+    def peers_of(self, rank: int) -> frozenset[int]:
+        """The members that `rank` talks with."""
+        self._require_member(rank)
+        return frozenset(self.pattern.peers(rank))
+
+    @cached_property
+    def rounds(self) -> tuple[tuple[Move, ...], ...]:
+        """All moves, round by round: for drawings and laws. A member needs only its own."""
+        rounds: list[list[Move]] = []
+        for rank in range(self.members):
+            for number, move in self.moves_of(rank):
+                if move.source == rank:
+                    rounds.extend([] for _ in range(len(rounds), number + 1))
+                    rounds[number].append(move)
+        return tuple(map(tuple, rounds))
+
     def links(self) -> frozenset[tuple[int, int]]:
         """The pairs of members that ever talk, the smaller rank first."""
-        ends = ((move.source, move.target) for moves in self.rounds for move in moves)
-        return frozenset((min(pair), max(pair)) for pair in ends)
+        pairs = ((rank, peer) for rank in range(self.members) for peer in self.peers_of(rank))
+        return frozenset((min(pair), max(pair)) for pair in pairs)
 
-    def _check(self, number: int, move: Move) -> None:
-        if move.kind not in ("add", "copy"):
-            raise ValueError(f"round {number}: {move} is of no known kind; use 'add' or 'copy'")
-        if not (0 <= move.source < self.members and 0 <= move.target < self.members) or move.source == move.target:
-            raise ValueError(f"round {number}: {move} needs two different members of 0 to {self.members - 1}")
-        if not 0 <= move.chunk < self.chunks:
-            raise ValueError(f"round {number}: {move} needs a chunk of 0 to {self.chunks - 1}")
+    def _require_member(self, rank: int) -> None:
+        if not 0 <= rank < self.members:
+            raise ValueError(f"there is no member {rank} in this schedule; members are 0 to {self.members - 1}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +190,12 @@ def program(schedule: Schedule, rank: int, only: Collection[int] | None = None) 
     `only` keeps the actions of these chunks and drops the others', for models too small to fill all of them.
     Raises ValueError when this member would send what it does not have, get a result twice or finish nothing.
     """
-    if not 0 <= rank < schedule.members:
-        raise ValueError(f"there is no member {rank} in this schedule; members are 0 to {schedule.members - 1}")
-    unknown = sorted(set(only or ()) - set(range(schedule.chunks)))
+    chunks = range(schedule.chunks)
+    kept = frozenset(chunks if only is None else only)
+    unknown = sorted(chunk for chunk in kept if chunk not in chunks)
     if unknown:
         raise ValueError(f"there are no chunks {unknown} in this schedule; chunks are 0 to {schedule.chunks - 1}")
-    kept = frozenset(range(schedule.chunks) if only is None else only)
-    return tuple(action for action in _Member(schedule, rank).actions() if action.chunk in kept)
+    return tuple(_Member(schedule, rank, kept).actions())
 
 
 def require_positive(**numbers: int) -> None:
@@ -170,21 +208,21 @@ def require_positive(**numbers: int) -> None:
 class _Member:
     """Where one member's value of each chunk lies while the rounds go by; needs to know nothing of the others."""
 
-    def __init__(self, schedule: Schedule, rank: int) -> None:
+    def __init__(self, schedule: Schedule, rank: int, kept: Collection[int]) -> None:
         start: Base = "contribution" if rank < schedule.workers else "nothing"
         self.schedule = schedule
         self.rank = rank
-        self.base: list[Base] = [start] * schedule.chunks
+        self.moves = [numbered for numbered in schedule.moves_of(rank) if numbered[1].chunk in kept]
+        self.base: dict[int, Base] = dict.fromkeys(kept, start)
         self.has_result: set[int] = set()
-        self.awaited = Counter(
-            move.chunk for moves in schedule.rounds for move in moves if move.target == rank and move.kind == "add"
-        )
+        self.awaited = Counter(move.chunk for _, move in self.moves if move.target == rank and move.kind == "add")
 
     def actions(self) -> Iterator[Action]:
-        for chunk, owner in enumerate(self.schedule.owners):
-            if owner == self.rank and not self.awaited[chunk]:
+        for chunk in sorted(self.base):
+            if self.schedule.owners[chunk] == self.rank and not self.awaited[chunk]:
                 yield self.finish(chunk)
-        for number, moves in enumerate(self.schedule.rounds):
+        for number, group in groupby(self.moves, key=itemgetter(0)):
+            moves = [move for _, move in group]
             for move in moves:
                 if move.source == self.rank:
                     yield self.send(number, move)

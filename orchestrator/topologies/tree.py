@@ -11,7 +11,8 @@ What it does not do: place neighbours of the tree on neighbouring hosts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 from orchestrator.topologies.schedule import Move, Schedule, require_positive
 
@@ -24,26 +25,43 @@ CHUNKS = 4
 def tree(workers: int, arity: int) -> Schedule:
     """CHUNKS chunks, all owned by the root, worker 0."""
     require_positive(workers=workers, arity=arity)
-    depths = _depths(workers, arity)
-    rounds: list[list[Move]] = [[] for _ in range(2 * depths[-1] + CHUNKS - 1 if workers > 1 else 0)]
-    for number, move in _moves(depths, arity):
-        rounds[number].append(move)
-    return Schedule("tree", workers, 0, (0,) * CHUNKS, tuple(map(tuple, rounds)))
+    return Schedule("tree", workers, 0, (0,) * CHUNKS, _Tree(workers, arity))
 
 
-def _moves(depths: list[int], arity: int) -> Iterator[tuple[int, Move]]:
-    """Each move with its round: a level a round, and each chunk one round behind the one before it."""
-    deepest = depths[-1]
-    for chunk in range(CHUNKS):
-        for member, depth in enumerate(depths[1:], start=1):
-            parent = (member - 1) // arity
-            yield chunk + deepest - depth, Move(member, parent, chunk, "add")
-            yield chunk + deepest + depth - 1, Move(parent, member, chunk, "copy")
+@dataclass(frozen=True)
+class _Tree:
+    """Implements `schedule.Pattern`."""
 
+    workers: int
+    arity: int
 
-def _depths(workers: int, arity: int) -> list[int]:
-    """The depth of each worker; ranks go level by level, so the last is deepest."""
-    depths = [0]
-    for member in range(1, workers):
-        depths.append(depths[(member - 1) // arity] + 1)
-    return depths
+    def peers(self, rank: int) -> Collection[int]:
+        return [self._parent(rank), *self._children(rank)] if rank else self._children(rank)
+
+    def moves(self, rank: int) -> Iterator[tuple[int, Move]]:
+        return iter(sorted(self._by_chunk(rank), key=lambda numbered: numbered[0]))
+
+    def _by_chunk(self, rank: int) -> Iterator[tuple[int, Move]]:
+        """A level a round, and each chunk one round behind the one before it."""
+        depth, deepest = self._depth(rank), self._depth(self.workers - 1)  # ranks go level by level
+        below = [(child, depth + 1) for child in self._children(rank)]
+        joined = [(rank, depth), *below] if rank else below
+        for chunk in range(CHUNKS):
+            for member, level in joined:
+                parent = self._parent(member)
+                yield chunk + deepest - level, Move(member, parent, chunk, "add")
+                yield chunk + deepest + level - 1, Move(parent, member, chunk, "copy")
+
+    def _parent(self, member: int) -> int:
+        return (member - 1) // self.arity
+
+    def _children(self, member: int) -> range:
+        first = self.arity * member + 1
+        return range(first, min(first + self.arity, self.workers))
+
+    def _depth(self, member: int) -> int:
+        depth = 0
+        while member:
+            member = self._parent(member)
+            depth += 1
+        return depth

@@ -100,5 +100,8 @@ class Regions(Protocol):
     def allocate(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         """A new zeroed 1-D tensor, its start on a page boundary. Raises MemoryError when the memory is not there *now*."""
 
+    def free(self, region: torch.Tensor) -> None:
+        """Give one region back, as `allocate` returned it, that no connected peer reads; an empty tensor is none."""
+
     def close(self) -> None:
         """Give the memory back; tensors of it must not be used any more."""

@@ -40,6 +40,9 @@ class LocalRegions:
         self._regions.append(region)
         return region
 
+    def free(self, region: torch.Tensor) -> None:
+        self._regions = [other for other in self._regions if other.data_ptr() != region.data_ptr()]
+
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether a contiguous tensor lies inside a region."""
         start, end = _range(tensor)

@@ -110,6 +110,17 @@ class SharedRegions:
         offset = start - address
         return (region, offset) if offset + size_bytes <= self._mappings[region].size_bytes else None
 
+    def free(self, region: torch.Tensor) -> None:
+        """Its pages go when no tensor here and no mapping of a peer holds them. The others move up in `descriptors`, so nobody
+        may be connected."""
+        found = self.locate(region)
+        if found is None:
+            return
+        position, _ = found
+        os.close(self._descriptors.pop(position).fd)
+        del self._mappings[position]
+        self._by_address = sorted((mapping.address, index) for index, mapping in enumerate(self._mappings))
+
     def close(self) -> None:
         """Give the memory back: descriptors now, pages once no tensor here and no mapping of a peer holds them."""
         descriptors, self._descriptors = self._descriptors, []

@@ -1,7 +1,7 @@
 """Clipping by the global L2 norm.
 
 Every worker holds the whole summed gradient, so every worker computes the norm over whole tensors, alike (rule A6). The
-gradient itself is left as it is: another worker may still need it to catch up with this step.
+gradient itself is left as it is: a peer may still be reading it. The scaled one has the bits that `clip_grad_norm_` gives.
 Source: Pascanu et al., "On the difficulty of training recurrent neural networks" (2013), section 3.2.
 """
 
@@ -31,16 +31,19 @@ class Clipping:
 def clip(gradients: Sequence[torch.Tensor | None], limit: float) -> list[torch.Tensor | None]:
     """The gradients, scaled down together so that their norm is at most `limit`; None stays None."""
     present = [gradient for gradient in gradients if gradient is not None]
-    norm = _norm(present) if present else 0.0
-    if norm <= limit:
+    if not present:
         return list(gradients)
-    scaled = iter(torch._foreach_mul(present, limit / norm))
+    factor = limit / (_norm(present) + 1e-6)  # torch's term against division by zero, which shows in every bit
+    if factor >= 1.0:
+        return list(gradients)
+    scaled = iter(torch._foreach_mul(present, factor))
     return [None if gradient is None else next(scaled) for gradient in gradients]
 
 
-def _norm(gradients: Sequence[torch.Tensor]) -> float:
-    """Of finite elements. In float64 where squares overflow: scaling by limit / infinity would train nothing, in silence."""
-    norm = float(torch.nn.utils.get_total_norm(gradients))
+def _norm(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Of finite elements. In float64 where squares overflow: scaling by limit / infinity, as torch does, would train nothing,
+    in silence."""
+    norm = torch.nn.utils.get_total_norm(gradients)
     if math.isfinite(norm):
         return norm
-    return float(torch.nn.utils.get_total_norm([gradient.double() for gradient in gradients]))
+    return torch.nn.utils.get_total_norm([gradient.double() for gradient in gradients])

@@ -11,6 +11,7 @@ import difflib
 import functools
 import inspect
 import io
+import json
 import pickle
 import types
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -31,6 +32,7 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 }  # fmt: skip
 # Attributes that torch's own classes have only with some options, or with a schedule of torch.
 _AT_TIMES = {"step", "_opt_called", "_step_supports_amp_scaling", "_need_device_dtype_check_for_fused"}
+_TRIED = 64  # a tensor of so many rows and columns, large enough that what counts rows does not
 _CLOSURE = "it calls the model again within its step, but workers add up one gradient for a step"
 _UNFIT: dict[type[torch.optim.Optimizer], tuple[str, str]] = {
     torch.optim.LBFGS: (_CLOSURE, "nothing does the same; train with another one, such as adamw, or outside"),
@@ -197,6 +199,51 @@ def kept_aside(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict
     strange = [key for key in optimizer.state if id(key) not in known]
     aside = {"state": repr(strange).encode()} if strange else {}
     return aside | {name: found for name, value in own.items() if (found := _bytes_of(value, known)) is not None}
+
+
+@functools.cache
+def _remembered(name: str, options: str) -> float:
+    module = torch.nn.Module()
+    weight = module.weight = torch.nn.Parameter(torch.zeros(_TRIED, _TRIED))
+    optimizer = build(name, json.loads(options), module)
+    weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    tensors = [value for value in optimizer.state[weight].values() if isinstance(value, torch.Tensor)]
+    return round(sum(tensor.numel() for tensor in tensors) / weight.numel(), 1)
+
+
+def remembered(name: str, options: Mapping[str, Any]) -> float:
+    """How many elements the optimizer of this name keeps for each one that it trains; found by a step with a small tensor."""
+    return _remembered(name, json.dumps(dict(options), sort_keys=True))
+
+
+def keep_own(optimizer: torch.optim.Optimizer, shared: torch.Tensor) -> None:
+    """Give what the optimizer keeps of `shared`, which the next step overwrites, memory of its own: with gradients that are new
+    in each step, a state may hold the last one itself. Those of torch hold none."""
+    if type(optimizer) in OPTIMIZERS.values():
+        return
+    place = shared.untyped_storage().data_ptr()
+    for state in optimizer.state.values():
+        _own(state, place)
+
+
+def _own(value: Any, place: int) -> Any:
+    """The same, changed in place, with copies of what lies there."""
+    if isinstance(value, torch.Tensor):
+        return value.clone() if _is_at(value, place) else value
+    if isinstance(value, (dict, list)):
+        for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
+            own = _own(item, place)
+            if own is not item:
+                value[key] = own
+    elif type(value) is tuple:
+        items = tuple(_own(item, place) for item in value)
+        return items if any(own is not item for own, item in zip(items, value, strict=True)) else value
+    return value
+
+
+def _is_at(tensor: torch.Tensor, place: int) -> bool:
+    return tensor.layout == torch.strided and tensor.untyped_storage().data_ptr() == place
 
 
 @functools.cache

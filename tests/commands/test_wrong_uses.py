@@ -12,7 +12,7 @@ from tests.projects import Done, Project
 
 # Arguments -> exit code and what the message must say. None of these starts Ray.
 REFUSED = {
-    "": (2, "exactly one of conf=NAME, resume=RUN_ID, rerun=RUN_ID, compare=RUN_A,RUN_B and runs is needed"),
+    "": (2, "exactly one of conf=NAME, resume=RUN_ID, rerun=RUN_ID, compare=RUN_A,RUN_B, runs and ui is needed"),
     "conf=goood": (2, "did you mean good?"),
     "conf=good run.sed=3": (2, "run.sed: no such key; did you mean run.seed?"),
     "conf=good lr=0.1": (2, "did you mean optimizer.lr?"),
@@ -79,6 +79,9 @@ REFUSED = {
     "conf=own pipeline.target=faults:TwoOptimizers": (2, "optimizer() returned a list"),
     "conf=own pipeline.target=faults:Scheduled": (2, "optimizer() builds a scheduler, LambdaLR"),
     "runs cluster.workers=2": (2, "runs takes only output=json"),
+    "ui run.steps=2": (2, "ui takes only port=N and tracking.uri=URI, not run.steps=2"),
+    "ui port=http": (2, "port=http: expected a number from 1 to 65535"),
+    "ui tracking.uri=http://127.0.0.1:1": (2, "http://127.0.0.1:1 is an MLflow server, which shows its runs itself"),
     "conf=good data.inputs=[ignored.bin] strict=true": (4, "ignored.bin is not under DVC"),
 }
 

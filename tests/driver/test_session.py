@@ -138,7 +138,7 @@ def play(
     tracker = SimpleNamespace(tick=nothing, metrics=nothing, trouble=None)
     journal, trace = LineFile(tmp_path / "journal"), LineFile(tmp_path / "trace")
     record: Any = SimpleNamespace(
-        tracker=tracker, journal=journal, trace=trace, origin=None, describe=lambda *_: ["of a node"]
+        memory=None, tracker=tracker, journal=journal, trace=trace, origin=None, describe=lambda *_: ["of a node"]
     )
     script = Script(iter(said), last_words or {}, gone=gone or set(), last_places=last_places or {})
     members: Any = script

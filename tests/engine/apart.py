@@ -81,9 +81,9 @@ class WatchedCopying(staging.Copying):
         self._there.add(moved)
         return moved
 
-    def host_transfer(self, layout: Layout, results: tuple[torch.Tensor, torch.Tensor]) -> staging.HostTransfer:
-        host_transfer = super().host_transfer(layout, results)
-        self._there.add(host_transfer.results)
+    def host_transfer(self, layout: Layout, result: torch.Tensor) -> staging.HostTransfer:
+        host_transfer = super().host_transfer(layout, result)
+        self._there.add(host_transfer.result)
         return host_transfer
 
 

@@ -325,7 +325,8 @@ class Elastic:
 
     def _live(self, generation: Generation) -> dict[int, Ended]:
         """How it ended for each survivor, who are the members from now on."""
-        hub = Hub(len(self.members), generation.pairs())
+        ranks = range(len(self.members))
+        hub = Hub(len(ranks), {(rank, peer) for rank in ranks for peer in generation.peers_of(rank)})
         with ThreadPoolExecutor(len(self.members)) as pool:
             futures = [pool.submit(m.live, generation, rank, hub) for rank, m in enumerate(self.members)]
             ends = [future.result() for future in futures]

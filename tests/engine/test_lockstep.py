@@ -10,10 +10,11 @@ import torch
 from orchestrator.engine.exchange.collectives import Exchange, Memory
 from orchestrator.engine.exchange.step_report import Consensus, Shape, StepReport, Withdrawn
 from orchestrator.engine.execution.executor import Outcome
-from orchestrator.engine.execution.lockstep import Lockstep, Sums
+from orchestrator.engine.execution.lockstep import Lockstep, StepContents
 from orchestrator.engine.execution.run_state import RunState
 from orchestrator.engine.member.heartbeat import CalledOff
 from orchestrator.errors import Inconsistent, PipelineRaised
+from orchestrator.numerics.exact import FAST_MEANS, MEANS
 from orchestrator.numerics.grid import ABSENT, HEADROOM, Grid, magnitude_bits, needed_exponent
 from orchestrator.numerics.layout import Layout
 from orchestrator.topologies import build_schedule
@@ -65,9 +66,9 @@ class Stepping:
 def _lockstep(member: Scripted, *, exact: bool = True) -> Stepping:
     layout = Layout.of([("w", torch.empty(3)), ("b", torch.empty(1))])
     regions = LocalRegions()
-    memory = Memory(layout, regions, exact=exact)
+    memory = Memory(layout, regions, sums=MEANS if exact else FAST_MEANS)
     exchange = Exchange(build_schedule("ring", 1), 0, 0, Hub(1).transport(0, regions), memory, 1.0)
-    return Stepping(Lockstep(member, exchange, Sums(Shape(SHARDS, 2, 1), ("w", "b", "count"), exact)))
+    return Stepping(Lockstep(member, exchange, StepContents(Shape(SHARDS, 2, 1), ("w", "b", "count"), exact)))
 
 
 def _fresh(value: float) -> int:

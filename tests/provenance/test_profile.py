@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from orchestrator.provenance.profile import profile
+from orchestrator.provenance.profile import LIMIT, profile
 
 
 def test_pairs_of_images_and_classes() -> None:
@@ -118,8 +118,44 @@ def test_what_cannot_be_read_is_said() -> None:
     assert profile(iter([]))["length"] is None
 
 
-def test_time_is_bounded() -> None:
-    assert profile(Broken(), limit_s=0.0)["sampled"] == 1
+class Slow(TensorDataset):
+    """Each reading takes as long as it wants; on a loaded machine, any."""
+
+    def __init__(self, clock: list[float], *tensors: torch.Tensor) -> None:
+        super().__init__(*tensors)
+        self._clock = clock
+
+    def __getitem__(self, index: int) -> Any:
+        self._clock[0] += 10.0
+        return tuple(tensor[index] for tensor in self.tensors)
+
+
+def test_a_profile_depends_on_the_data_and_on_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = torch.arange(3000.0).reshape(1000, 3), torch.arange(1000) % 7
+    quick = profile(TensorDataset(*tensors))
+    clock = [0.0]
+    for name in ("monotonic", "perf_counter", "time", "process_time"):
+        monkeypatch.setattr(f"time.{name}", lambda: clock[0])
+    assert profile(Slow(clock, *tensors)) == quick
+    assert clock[0] == 10.0 * LIMIT
+    assert quick["sampled"] == LIMIT
+
+
+def test_of_large_items_evenly_spaced_elements_are_looked_at() -> None:
+    image = torch.zeros(20, 50)
+    image[::2, ::10] = 1.0
+    for item in (image, image.T.contiguous().T, image.numpy()):
+        field = profile([item], elements=100)["fields"]["item"]
+        assert (field["shape"], field["min"], field["max"], field["mean"]) == ([20, 50], 0.0, 1.0, 0.5)
+    assert profile([image], elements=1)["fields"]["item"]["max"] == 1.0, "the first element"
+    wide = profile([{str(number): number for number in range(10_000)}])
+    assert (wide["sampled"], len(wide["fields"])) == (1, 256)
+
+
+def test_of_very_many_labels_evenly_spaced_ones_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.provenance.profile._MOST_LABELS", 10)
+    found = profile(TensorDataset(torch.zeros(100, 1), torch.arange(100) // 50))
+    assert (found["classes"], found["counted"]) == ({"0": 5, "1": 5}, 10)
 
 
 @given(st.lists(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=5), min_size=1, max_size=8))

@@ -189,3 +189,16 @@ def test_a_setting_that_determines_on_one_side_only() -> None:
     fast = changed(put("determining", ["run.seed", "optimizer.lr", "cluster.workers"]))
     fast["settings"] = {**fast["settings"], "cluster.workers": 3}
     assert rows(compare(RUN, fast)) == [("result", "setting", "cluster.workers", "2 -> 3")]
+
+
+def test_profiles_that_cannot_be_compared_are_no_difference() -> None:
+    """Of a run that did not finish there is none; an older one looked at as many items as there was time for."""
+    here = {"length": 100, "sampled": 64, "counted": 100, "classes": {"0": 50}, "fields": {"0": {"mean": 0.5}}}
+    there = {**here, "sampled": 7, "fields": {"0": {"mean": 0.25}}}
+    one = changed(put("profiles", "train", here))
+    assert rows(compare(one, changed(put("profiles", {})))) == []
+    assert rows(compare(one, changed(put("profiles", "train", there)))) == []
+    other = changed(put("profiles", "train", {**there, "length": 90}))
+    assert ("outcome", "data", "train.length", "100 -> 90") in rows(compare(one, other))
+    other = changed(put("profiles", "train", {**there, "sampled": 64}))
+    assert rows(compare(one, other)) == [("outcome", "data", "train.fields.0.mean", "0.5 -> 0.25 (-0.25)")]

@@ -255,7 +255,9 @@ class Cluster:
         """A member of a generation, before it is told of it."""
         number = generation.number
         if number not in self.generations:
-            self.generations[number] = Hub(generation.schedule.members, generation.pairs()), {}
+            ranks = range(generation.schedule.members)
+            pairs = {(rank, peer) for rank in ranks for peer in generation.peers_of(rank)}
+            self.generations[number] = Hub(len(ranks), pairs), {}
             self.tell(
                 f"generation {number}: state transfers {generation.state_transfers}, restore {generation.restore}"
             )

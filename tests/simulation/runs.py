@@ -139,7 +139,7 @@ class Run:
                 for path in (self._files.journal, self._files.trace)
             )
             tracker = SimpleNamespace(tick=_nothing, metrics=_nothing, artifact=_nothing, trouble=None)
-            record: Any = SimpleNamespace(tracker=tracker, journal=journal, trace=trace, origin=None)
+            record: Any = SimpleNamespace(tracker=tracker, journal=journal, trace=trace, origin=None, memory=None)
             record.files, record.describe = SimpleNamespace(artifacts=list), lambda *_: []
             progress: Any = SimpleNamespace(start=_nothing, step=_nothing, say=self._say)
             event_sink = EventSink(record, progress)

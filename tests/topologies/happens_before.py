@@ -29,14 +29,14 @@ Layout = Callable[[Region, int, int], Hashable]
 """Where a member keeps a region's chunk in a step. Equal answers are the same memory."""
 
 
-def separate(region: Region, chunk: int, step: int) -> Hashable:
-    """What the engine does: three regions, and two copies of the results, by the parity of the step."""
-    return (region, chunk, step % 2 if region == "result" else 0)
-
-
-def one_result(region: Region, chunk: int, _step: int) -> Hashable:
-    """Three regions, one copy of each."""
+def separate(region: Region, chunk: int, _step: int) -> Hashable:
+    """What the engine does: three regions, one copy of each."""
     return (region, chunk)
+
+
+def two_results(region: Region, chunk: int, step: int) -> Hashable:
+    """Three regions, and two copies of the results, by the parity of the step."""
+    return (region, chunk, step % 2 if region == "result" else 0)
 
 
 def partial_in_result(region: Region, chunk: int, _step: int) -> Hashable:

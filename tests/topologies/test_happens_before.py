@@ -3,8 +3,7 @@
 Why it holds: a worker goes on to the next step when it has every result, and a result exists only when every
 contribution and every partial sum that went into it has been read. So no contribution and no sum is overwritten unread.
 A result of step t + 1 exists only after every worker has sent its contribution to it, and each did so after its own
-step t, its reads of peers' results included. So no result is overwritten unread either, even where there is one copy of
-it; that the engine keeps two is for elasticity (rule D1), not for this law.
+step t, its reads of peers' results included. So no result is overwritten unread either, though there is one copy of it.
 
 Not here: what the transport does with a view once it was read.
 """
@@ -16,23 +15,24 @@ from itertools import chain
 import pytest
 from hypothesis import given, settings
 
-from orchestrator.topologies import Move, Schedule, build_schedule
+from orchestrator.topologies import Move, build_schedule
 from tests.topologies.cases import NAMES, Case, cases, variants
 from tests.topologies.happens_before import (
     Access,
     Layout,
     Race,
     in_place,
-    one_result,
     partial_in_result,
     partial_in_two_results,
     races,
     separate,
+    two_results,
 )
+from tests.topologies.listed import listed
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("layout", [separate, one_result, partial_in_two_results])
+@pytest.mark.parametrize("layout", [separate, two_results, partial_in_two_results])
 def test_no_access_of_a_peer_races_with_a_write(name: str, layout: Layout) -> None:
     for plan in chain.from_iterable(variants(name, workers) for workers in range(1, 9)):
         assert races(plan, layout) == []
@@ -72,5 +72,5 @@ def test_sums_that_grow_in_the_only_copy_of_the_result_race(name: str, fewest: i
 
 
 def test_a_worker_that_does_not_wait_for_its_result_races() -> None:
-    push_only = Schedule("push only", 2, 1, (2,), ((Move(0, 2, 0, "add"), Move(1, 2, 0, "add")),))
+    push_only = listed("push only", 2, 1, (2,), ((Move(0, 2, 0, "add"), Move(1, 2, 0, "add")),))
     assert {race.late.region for race in races(push_only)} == {"contribution"}

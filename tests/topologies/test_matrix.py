@@ -10,10 +10,11 @@ import pytest
 from orchestrator.topologies import TOPOLOGIES, Move, Schedule, build_schedule, matrix
 from orchestrator.topologies.schedule import require_positive
 from tests.topologies.cases import NAMES, variants
+from tests.topologies.listed import listed
 
 
 def one_chunk(*rounds: tuple[Move, ...], workers: int = 2, servers: int = 0, owner: int = 0) -> Schedule:
-    return Schedule("by hand", workers, servers, (owner,), rounds)
+    return listed("by hand", workers, servers, (owner,), rounds)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -113,6 +114,6 @@ def test_wrong_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match=r"servers is -1; use 0"):
         one_chunk(servers=-1)
     with pytest.raises(ValueError, match=r"chunks is 0; use 1 or more"):
-        Schedule("by hand", 1, 0, (), ())
+        listed("by hand", 1, 0, (), ())
     with pytest.raises(ValueError, match=r"b is -3; use 1 or more"):
         require_positive(a=1, b=-3)

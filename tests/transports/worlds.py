@@ -109,6 +109,9 @@ class PreparedRegions:
     def allocate(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
         return self._ready.pop()[: elements * dtype.itemsize].view(dtype)
 
+    def free(self, region: torch.Tensor) -> None:  # noqa: ARG002
+        raise AssertionError("the peers are connected")
+
     def close(self) -> None:
         self._ready.clear()
         self.shared.close()

@@ -21,7 +21,9 @@ from orchestrator.driver.record.folders import RunFolder
 from orchestrator.driver.record.preflight import ORCHESTRATOR, Provenance
 from orchestrator.driver.report import card
 from orchestrator.driver.run.outcome import Outcome, Status
+from orchestrator.engine.exchange import footprint
 from orchestrator.errors import ConfigurationError, RunFailed
+from orchestrator.plan.resolve import resolve
 from orchestrator.provenance import code_restore, git, imported, snapshot, worktree
 from orchestrator.records import identity
 from orchestrator.records.lines import LineFile
@@ -73,6 +75,11 @@ class Record:
     def origin(self) -> str | None:
         """The commit that the code was made from, where there is one."""
         return None if self._work is None else self._work.origin
+
+    @property
+    def memory(self) -> str | None:
+        """What a worker needs, once that is known."""
+        return footprint.sentence(self.run_manifest, resolve(self._settings))
 
     def describe(self, node: str, environment: Mapping[str, Any], modules: list[dict[str, Any]]) -> list[str]:
         """The environment of a node, and the modules that a worker there has imported. Returns obstacles to a rerun."""
@@ -170,7 +177,13 @@ class Record:
         error = None if outcome.error is None else outcome.error.message
         lost = [f"{each['kind']} ({each['seconds']} s, {each['steps_lost']} steps lost)" for each in outcome.recoveries]
         identity = _read(self.files.identity)
-        rows = {"steps": outcome.steps, **results, "identity": identity.get("identity"), "error": error}
+        rows = {
+            "steps": outcome.steps,
+            **results,
+            "identity": identity.get("identity"),
+            "memory": self.memory,
+            "error": error,
+        }
         if lost:
             rows["recoveries"] = ", ".join(lost)
         return card.card(

@@ -57,6 +57,9 @@ class EventSink:
     def agreed(self, run_manifest: Mapping[str, Any]) -> None:
         """What the workers agree on about the run."""
         self._record.run_manifest = run_manifest
+        needed = self._record.memory
+        if needed is not None and self.outcome.generations == 1:
+            self._progress.say(needed)
 
     def described(self, node: str, environment: Mapping[str, Any], modules: list[dict[str, Any]]) -> None:
         """What the process of a worker on this node is made of."""

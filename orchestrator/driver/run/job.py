@@ -40,7 +40,7 @@ from orchestrator.plan import Plan
 from orchestrator.plan.resolve import resolve
 from orchestrator.settings import Settings
 from orchestrator.topologies import Schedule, build_schedule
-from orchestrator.tracking import is_server
+from orchestrator.tracking import default_uri, is_server
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,9 @@ class Job:
                 + (f"\n  the files in .orchestrator/{tracker.run_id}/ are complete" if outcome.error is None else "")
             )
         if outcome.error is None:
-            uri = record.store.uri
-            display.say(summary.text(outcome, tracker.name, layout(plan), tracker.run_id, tracker.experiment_id, uri))
+            own_uri = default_uri(record.files.path.parent)
+            look = summary.look(tracker.run_id, tracker.experiment_id, record.store.uri, own_uri)
+            display.say(summary.text(outcome, tracker.name, layout(plan), tracker.run_id, look))
         return tracker.run_id, outcome
 
     def _run(self, opening: Future[Record], run_start: RunStart) -> Outcome:

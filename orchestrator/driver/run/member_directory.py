@@ -48,8 +48,8 @@ class MemberDirectory:
 
     def peers(self, members: tuple[int, ...], generation: Generation, rank: int) -> dict[int, Any]:
         """The addresses of all ranks that `rank` is connected with: its links of the schedule and its state transfers."""
-        linked = {a if b == rank else b for a, b in generation.pairs() if rank in (a, b)}
-        return {peer: self._address(members[rank], members[peer]) for peer in sorted(linked)}
+        peers = sorted(generation.peers_of(rank))
+        return {peer: self._address(members[rank], members[peer]) for peer in peers}
 
     def _address(self, member: int, peer: int) -> Any:
         """A pair is connected by a Unix socket, and so by shared memory, on one node; by TCP between nodes."""

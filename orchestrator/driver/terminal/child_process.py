@@ -47,7 +47,7 @@ def run(
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=_end_with_parent,
+        preexec_fn=end_with_parent,
     )
     passed_on: str | None = None
     while True:
@@ -61,5 +61,6 @@ def run(
                 child.send_signal(signal.Signals[passed_on])
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """In a new child, before its command: it is terminated when its parent is gone."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

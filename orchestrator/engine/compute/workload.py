@@ -143,6 +143,7 @@ class Workload:
         aside, options = kept_aside(optimizer, self.model), optimizers.options(optimizer)
         with naming(f"the optimizer (step {step})"), streams.seeded(self._seed, "optimizer step", step):
             optimizer.step()
+        optimizers.keep_own(optimizer, gradients)
         for name, after in kept_aside(optimizer, self.model).items():
             if after != aside.get(name):
                 raise PipelineRaised(

@@ -61,7 +61,7 @@ class LocalTrainer:
 
     def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:
         if attempt > 0 and self._single is not None and self._repeated:
-            return self._contribute_again(step, grid)
+            return self._contribute_again(grid)
         # The first repetition is computed in full by everybody, for that exposes a pipeline that keeps state (rule B4).
         self._repeated = self._repeated or attempt > 0
         self._single = None
@@ -97,13 +97,12 @@ class LocalTrainer:
 
     def apply(self, state: RunState, consensus: Consensus) -> None:
         """May raise CalledOff before it changes anything, and not after."""
-        step, turn = state.steps, state.steps % 2
-        self._services.heartbeat.beat("update", step)
+        self._services.heartbeat.beat("update", state.steps)
         self._services.await_copied()
-        self._host_transfer.back(turn)
-        results = zip(consensus.present, self._host_transfer.results[turn], strict=True)
+        self._host_transfer.back()
+        results = zip(consensus.present, self._host_transfer.result, strict=True)
         agreed = [result if present else None for present, result in results]
-        self._updater.apply(step, state.reductions, agreed, consensus.counters, self._memory.results[turn])
+        self._updater.apply(state.steps, state.reductions, agreed, consensus.counters, self._memory.result)
         self._gradients.states.commit()
 
     def capture(self, values: dict[str, Any]) -> TrainingState:
@@ -118,13 +117,13 @@ class LocalTrainer:
         self.replica.begin_shard()
         return values
 
-    def _contribute_again(self, step: int, grid: Grid) -> StepReport:
+    def _contribute_again(self, grid: Grid) -> StepReport:
         """A worker with one shard need not compute it again: only the grid has changed (rule A4)."""
         assert self._single is not None
         gradients, weight, step_report = self._single
         self._accumulator.clear()
         self._accumulator.add(gradients, weight, grid)
-        self._complete(step, weight)
+        self._complete(weight)
         return step_report
 
     def _compute(self, step: int, shard: int, nth: int) -> Contribution | None:
@@ -144,7 +143,7 @@ class LocalTrainer:
 
     def _complete_sum(self, step: int, tally: _Tally) -> tuple[int, OrchestratorError] | None:
         """Complete the sum and hand the magnitudes to the tally; returns the first shard with one that is not finite."""
-        magnitudes = self._complete(step, tally.total_weight)
+        magnitudes = self._complete(tally.total_weight)
         for nth, i in numpy.argwhere(magnitudes >= INFINITE):
             shard, name = tally.shards[nth], self.replica.layout.slots[i].name
             what = f"gradient of {name}" if i < len(self.replica.parameters) else f"statistic {name}"
@@ -152,9 +151,9 @@ class LocalTrainer:
         tally.magnitudes = magnitudes.max(0, initial=ABSENT).tolist()
         return None
 
-    def _complete(self, step: int, total_weight: float) -> NDArray[numpy.int64]:
+    def _complete(self, total_weight: float) -> NDArray[numpy.int64]:
         """The sum of the hosted shards, and all of it where nobody else has any; returns what `Accumulator.complete` does."""
-        alone = (total_weight, self._memory.results[step % 2]) if self._alone else None
+        alone = (total_weight, self._memory.result) if self._alone else None
         magnitudes = self._accumulator.complete(alone)
         self._memory.finished = self._accumulator.finished
         return magnitudes

@@ -42,7 +42,7 @@ class Member(Protocol):
 
 
 @dataclass(frozen=True)
-class Sums:
+class StepContents:
     """What is added up in a step. names: of the layout's tensors, then of the counters; exact: on a grid."""
 
     shape: Shape
@@ -62,11 +62,11 @@ class Lockstep:
     sum and its end, so a step that raises has changed nothing (rule D1)."""
 
     def __init__(
-        self, member: Member, exchange: Exchange, sums: Sums, requests: Callable[[], Requests] = Requests
+        self, member: Member, exchange: Exchange, contents: StepContents, requests: Callable[[], Requests] = Requests
     ) -> None:
         self._member = member
         self._exchange = exchange
-        self._sums = sums
+        self._contents = contents
         self._requests = requests
 
     def advance(self, state: RunState) -> Outcome:
@@ -75,7 +75,7 @@ class Lockstep:
         attempt, consensus, grid = self._agree(step, state.grid)
         fingerprint = self._exchange.total(step, attempt, consensus.total_weight)
         self._member.apply(state, consensus)
-        if self._sums.exact:
+        if self._contents.exact:
             grid = grid.committed(consensus.magnitudes)
         return Outcome((trace.line(step, consensus.loss, fingerprint),), grid, consensus.requests)
 
@@ -86,7 +86,7 @@ class Lockstep:
             consensus = self._vote(step, attempt, grid)
             if earlier is not None:
                 self._check_repeated(step, earlier, consensus)
-            misfits = grid.misfits(consensus.magnitudes) if self._sums.exact else []
+            misfits = grid.misfits(consensus.magnitudes) if self._contents.exact else []
             if not misfits:
                 return attempt, consensus, grid
             grid = grid.refit(consensus.magnitudes)
@@ -95,8 +95,8 @@ class Lockstep:
 
     def _vote(self, step: int, attempt: int, grid: Grid) -> Consensus:
         step_report = replace(self._member.contribute(step, attempt, grid), requests=self._requests())
-        vector = self._exchange.maximum(step, attempt, VOTE, step_report.encode(self._sums.shape))
-        consensus = Consensus.decode(vector, self._sums.shape)
+        vector = self._exchange.maximum(step, attempt, VOTE, step_report.encode(self._contents.shape))
+        consensus = Consensus.decode(vector, self._contents.shape)
         if consensus.failing_shard is not None:
             raise self._member.fault(consensus.failing_shard) or Withdrawn(f"shard {consensus.failing_shard} failed")
         if consensus.total_weight == 0:
@@ -104,7 +104,7 @@ class Lockstep:
                 f"step {step}: the weights of all shards are zero", "a step needs something to learn from"
             )
         for i in consensus.disagreeing_counters:
-            name = self._sums.names[self._sums.shape.tensors + i]
+            name = self._contents.names[self._contents.shape.tensors + i]
             raise PipelineRaised(f"step {step}: the shards left different values in the integer buffer {name!r}")
         return consensus
 
@@ -112,7 +112,7 @@ class Lockstep:
         """Computing a micro-batch again gives the same bits, or nothing here can be exact."""
         computed = sorted(first.losses.keys() | second.losses.keys())
         shards = [s for s in computed if first.computed(s) != second.computed(s)]
-        tensors = [self._sums.names[i] for i, m in enumerate(first.magnitudes) if m != second.magnitudes[i]]
+        tensors = [self._contents.names[i] for i, m in enumerate(first.magnitudes) if m != second.magnitudes[i]]
         if shards or tensors:
             what = f"loss or weight of shard {shards[0]}" if shards else f"gradient of {tensors[0]}"
             raise Inconsistent(

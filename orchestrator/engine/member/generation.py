@@ -64,10 +64,9 @@ class Generation:
     def recipients_of(self, rank: int) -> list[int]:
         return [recipient for donor, recipient in self.state_transfers if donor == rank]
 
-    def pairs(self) -> frozenset[tuple[int, int]]:
-        """The pairs of ranks that talk, the smaller first: these have to be connected."""
-        handed = ((min(pair), max(pair)) for pair in self.state_transfers)
-        return self.schedule.links() | frozenset(handed)
+    def peers_of(self, rank: int) -> frozenset[int]:
+        """The ranks that `rank` talks with and has to be connected with."""
+        return self.schedule.peers_of(rank).union(self.donors_of(rank), self.recipients_of(rank))
 
 
 class Writer(Protocol):

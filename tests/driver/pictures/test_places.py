@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.driver.report.pictures.places import APART, place_members
 from orchestrator.topologies import TOPOLOGIES, Move, Schedule, build_schedule
+from tests.topologies.listed import listed
 
 SCHEDULES = [
     *(build_schedule(name, workers) for name in TOPOLOGIES for workers in (1, 2, 3, 4, 7, 64)),
@@ -35,7 +36,7 @@ def test_a_tree_stands_in_layers_with_parents_over_their_children() -> None:
 
 def test_links_decide_and_not_names() -> None:
     tree = build_schedule("tree", 7, arity=2)
-    disguised = Schedule("ring", tree.workers, tree.servers, tree.owners, tree.rounds)
+    disguised = listed("ring", tree.workers, tree.servers, tree.owners, tree.rounds)
     assert place_members(disguised) == place_members(tree)
 
 
@@ -54,4 +55,4 @@ def test_a_long_chain_does_not_become_a_long_page() -> None:
 def test_links_that_fall_apart_are_no_tree() -> None:
     """Three links of four members, of which three form a circle: the count of a tree, and none."""
     circle = tuple(Move(a, b, 0, "add") for a, b in ((0, 1), (1, 2), (2, 0)))
-    assert len(place_members(Schedule("odd", 4, 0, (0,), (circle,)))) == 4
+    assert len(place_members(listed("odd", 4, 0, (0,), (circle,)))) == 4

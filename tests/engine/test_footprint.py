@@ -1,0 +1,130 @@
+"""A member allocates what its part of the schedule needs, and the sentence about it says what is really there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.engine.exchange import footprint
+from orchestrator.engine.exchange.collectives import Memory
+from orchestrator.engine.exchange.footprint import partial_places, region_bytes, sentence
+from orchestrator.numerics.exact import FAST_MEANS, INTEGERS, MEANS, Sums
+from orchestrator.numerics.layout import BLOCK, Layout
+from orchestrator.plan.resolve import resolve
+from orchestrator.topologies import build_schedule
+from orchestrator.transports.memory import Hub, LocalRegions
+from orchestrator.updates import optimizers
+from tests.engine import pipelines as p
+from tests.engine.runs import Layout as On
+from tests.engine.runs import _Members, settings_for
+from tests.topologies.cases import NAMES, variants
+
+BLOCKS = 12
+LAYOUT = Layout.of([("w", torch.empty(BLOCKS * BLOCK))])
+
+
+class Counting(LocalRegions):
+    """Knows how many bytes are allocated now, and how many were at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[int, int] = {}
+        self.most = 0
+
+    @property
+    def now(self) -> int:
+        return sum(self.sizes.values())
+
+    def allocate(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        region = super().allocate(elements, dtype)
+        self.sizes[region.data_ptr()] = elements * dtype.itemsize
+        self.most = max(self.most, self.now)
+        return region
+
+    def free(self, region: torch.Tensor) -> None:
+        super().free(region)
+        self.sizes.pop(region.data_ptr(), None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("sums", [MEANS, FAST_MEANS, INTEGERS])
+def test_the_regions_are_those_that_are_foretold(name: str, sums: Sums) -> None:
+    for workers in range(1, 9):
+        for schedule in variants(name, workers):
+            for rank in range(schedule.members):
+                regions = Counting()
+                memory = Memory(LAYOUT, regions, sums=sums, contributes=rank < workers)
+                memory.suit(schedule, rank)
+                assert regions.now == regions.most == region_bytes(LAYOUT, schedule, rank, sums)
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "blocks"),
+    [
+        ("ring", 1, [0]),
+        ("tree", 1, [0]),
+        ("peer_to_peer", 1, [0]),
+        ("ring", 2, [0, 0]),
+        ("ring", 4, [6, 6, 6, 6]),
+        ("peer_to_peer", 4, [3, 3, 3, 3]),
+        ("tree", 2, [0, 0]),
+        ("tree", 4, [12, 12, 0, 0]),
+        ("parameter_server", 4, [0, 0, 0, 0, 12]),
+    ],
+)
+def test_sums_are_kept_only_where_they_are_handed_on_or_grow(name: str, workers: int, blocks: list[int]) -> None:
+    schedule = build_schedule(name, workers)
+    kept = [partial_places(LAYOUT, schedule, rank).values() for rank in range(schedule.members)]
+    assert [sum(place.stop - place.start for place in places) // BLOCK for places in kept] == blocks
+
+
+def test_a_generation_that_needs_more_gives_back_what_there_was() -> None:
+    regions = Counting()
+    memory = Memory(LAYOUT, regions, sums=MEANS)
+    alone = regions.now
+    assert alone == LAYOUT.size * (8 + 4)
+    for workers, blocks in ((1, 0), (4, 6), (2, 6), (6, 8)):
+        memory.suit(build_schedule("ring", workers), 0)
+        assert regions.now - alone == memory.partial.numel() * 8 == blocks * BLOCK * 8
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "elements"),
+    [
+        ("sgd", {"lr": 0.1}, 0),
+        ("sgd", {"lr": 0.1, "momentum": 0.9}, 1),
+        ("adamw", {"lr": 0.1, "betas": [0.9, 0.99]}, 2),
+        ("adam", {"amsgrad": True}, 3),
+        ("adafactor", {}, 0),
+    ],
+)
+def test_what_an_optimizer_remembers_is_found_out(name: str, options: dict[str, Any], elements: int) -> None:
+    assert optimizers.remembered(name, options) == elements
+
+
+@pytest.mark.parametrize("on", [On(), On(3, "ring"), On(4, "tree")])
+def test_the_sentence_says_what_a_worker_has(on: On, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_for(p.Mlp, on, optimizer={"name": "adamw", "lr": 0.01})
+    monkeypatch.setattr("tests.engine.runs.LocalRegions", Counting)
+    members = _Members(settings, Hub.transport)
+    members.run()
+    regions: list[Any] = members._regions
+    model, optimizer = members.members[0]._workload.model, members.members[0]._updater.optimizer  # type: ignore[union-attr]
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    remembered = sum(
+        value.numel() for state in optimizer.state.values() for key, value in state.items() if key != "step"
+    )
+    schedule = build_schedule(on.topology, on.workers)
+    layout = Layout.from_dict(members._run_manifest["layout"])
+    gradients = -(-settings.data.shards // on.workers) * sum(slot.elements for slot in layout.slots)
+    foretold = footprint.worker_bytes(layout, schedule, resolve(settings), parameters=parameters, state=2.0)
+    assert foretold == max(each.now for each in regions) + 4 * (parameters + remembered + gradients)
+    said = sentence(members._run_manifest, resolve(settings))
+    assert said == f"each worker holds {parameters:,} parameters and needs about {foretold / 1e6:.1f} MB for them"
+
+
+def test_facts_that_do_not_tell_have_no_sentence() -> None:
+    settings = settings_for(p.Mlp, On())
+    assert sentence({}, resolve(settings)) is None
