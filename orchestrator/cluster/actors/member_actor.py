@@ -160,18 +160,19 @@ class MemberActor:
         }
 
     def _profile(self) -> Answer:
+        from orchestrator.data.profile import profile
         from orchestrator.numerics.streams import seeded
-        from orchestrator.provenance.profile import profile
 
         with seeded(0, "profile"):
             return profile(self._member.training_data())
 
     def _describe(self, origin: str | None) -> Answer:
-        from orchestrator.provenance import environment, imported
+        from orchestrator.provenance.code import imported
+        from orchestrator.provenance.environment import node
 
         modules = imported.gather(imported.files_of(sys.modules), Path.cwd(), origin)
         return {
-            "environment": environment.capture(self._device).as_dict(),
+            "environment": node.capture(self._device).as_dict(),
             "modules": [module.as_dict() for module in modules],
         }
 

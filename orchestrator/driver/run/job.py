@@ -28,7 +28,7 @@ from orchestrator.driver.run.event_sink import EventSink
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.outcome import Outcome
 from orchestrator.driver.run.session import NodeCheck, RunStart, Session
-from orchestrator.driver.terminal.progress import Progress
+from orchestrator.driver.terminal.progress import Progress, say_obstacles
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import Interrupted, OrchestratorError, RunFailed
 from orchestrator.settings import Settings, to_yaml
@@ -101,6 +101,7 @@ class Job:
             niceness = None if cluster.address is None else os.getpriority(os.PRIO_PROCESS, 0)
             session = Session(run_start, members, actor_slots, node_check, niceness)
             record = opening.result()
+            say_obstacles(self.display, record.obstacles)
             for run_id in record.orphans:
                 self.display.say(
                     f"note: run {run_id} was left RUNNING by a driver that is gone; it is marked KILLED now"

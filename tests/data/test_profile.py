@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from orchestrator.provenance.profile import LIMIT, profile
+from orchestrator.data.profile import LIMIT, profile
 
 
 def test_pairs_of_images_and_classes() -> None:
