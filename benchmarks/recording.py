@@ -35,7 +35,9 @@ from orchestrator.engine import worker_hooks
 from orchestrator.numerics import exact
 from orchestrator.numerics.layout import Layout
 from orchestrator.pipeline import find
-from orchestrator.provenance import data, environment, imported, snapshot, worktree
+from orchestrator.provenance.code import imported, snapshot, worktree
+from orchestrator.provenance.data import hashing, versions
+from orchestrator.provenance.environment import node
 from orchestrator.records import trace
 from orchestrator.settings import Settings, load
 
@@ -77,6 +79,7 @@ def at_launch(project: Path) -> list[tuple[str, str, float]]:
     """(piece, what it runs beside, median seconds)."""
     settings = load(["digits"], [])
     inputs = list(settings.data.inputs)
+    scans = _scans(project, inputs)
     work = worktree.examine(project)
     with tempfile.TemporaryDirectory() as folder:
         bundle, patch = Path(folder) / "bundle", Path(folder) / "patch"
@@ -84,12 +87,13 @@ def at_launch(project: Path) -> list[tuple[str, str, float]]:
             kept = snapshot.keep(work, REF)
             pieces: list[tuple[str, str, Callable[[], object]]] = [
                 ("reading the work tree", "before", lambda: worktree.examine(project)),
-                ("hashing the data", "before", lambda: data.capture(project, inputs)),
+                ("hashing the data", "before", lambda: _scans(project, inputs)),
                 ("the whole preflight", "before", lambda: preflight.check(settings, project)),
+                ("DVC about the data", "Ray's start", lambda: versions.look_up(project, scans)),
                 ("snapshot commit", "Ray's start", lambda: snapshot.keep(work, REF)),
                 ("bundle", "Ray's start", lambda: snapshot.bundle(kept, bundle)),
                 ("patch", "Ray's start", lambda: snapshot.patch(kept, patch)),
-                ("environment", "the first steps", environment.capture),
+                ("environment", "the first steps", node.capture),
                 ("imported modules", "the first steps", lambda: _modules(project)),
             ]
             return [(name, where, statistics.median(map(_seconds, [piece] * REPEATS))) for name, where, piece in pieces]
@@ -131,6 +135,10 @@ def _fingerprint(settings: Settings) -> float:
     model = find(settings.pipeline.target, settings.pipeline.args)(**settings.pipeline.args).model()
     gradient = torch.zeros(Layout.of(model.named_parameters()).size)
     return statistics.median(_seconds(lambda: exact.fingerprint_of(gradient, 0)) for _ in range(REPEATS))
+
+
+def _scans(project: Path, inputs: list[str]) -> dict[str, hashing.Scan]:
+    return {path: hashing.scan_input(project, path) for path in inputs}
 
 
 def _modules(project: Path) -> list[imported.Loaded]:

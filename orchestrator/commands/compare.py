@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.driver.record.folders import project_folder
 from orchestrator.driver.record.recorded import Recorded
 from orchestrator.errors import UsageError
-from orchestrator.provenance.changes import Change, changes
+from orchestrator.provenance.code.changes import Change, changes
 from orchestrator.records import comparison
 from orchestrator.records.comparison import Comparison
 from orchestrator.records.verdict import divergence_text

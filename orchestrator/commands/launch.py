@@ -13,7 +13,7 @@ from orchestrator.driver.run.job import Job, requirements
 from orchestrator.driver.run.outcome import Outcome
 from orchestrator.driver.run.session import RunStart
 from orchestrator.driver.terminal import signals
-from orchestrator.driver.terminal.progress import for_stream, say_obstacles
+from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.engine.compute import construction
 from orchestrator.plan.resolve import resolve
 from orchestrator.settings import Settings
@@ -31,9 +31,8 @@ def launch(settings: Settings, origins: Mapping[str, str]) -> tuple[str, Outcome
     display = for_stream()
     for note in notes:
         display.say(f"note: {note}")
-    say_obstacles(display, provenance.obstacles)
     with signals.posted() as pending_signal, ThreadPoolExecutor(1) as pool:
-        # MLflow takes as long to import as Ray to start, so they do it side by side.
+        # MLflow and DVC take as long to import as Ray to start, so they do it side by side.
         opening = pool.submit(open_record, settings, folder, provenance, origins)
         job = Job(settings, project, display, pending_signal)
         return job.complete(opening, RunStart(requirements(job.plan)))

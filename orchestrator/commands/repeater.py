@@ -20,7 +20,9 @@ from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.terminal import child_process, signals
 from orchestrator.driver.terminal.progress import Progress
 from orchestrator.errors import Interrupted, OrchestratorError, RunFailed, from_dict
-from orchestrator.provenance import code_restore, data_restore, environment
+from orchestrator.provenance.code import checkout
+from orchestrator.provenance.data import restoring
+from orchestrator.provenance.environment import node
 from orchestrator.tracking import Store
 
 
@@ -39,13 +41,13 @@ class Repeater:
     def repeat(self, tags: Mapping[str, str], last: int | None = None) -> dict[str, Any]:
         """A run in a clean checkout of its own, ended after step `last`; the object that it reports."""
         original, display = self.original, self.display
-        with code_restore.disposable(original.files.bundle, self.folder / "worktrees") as restored:
+        with checkout.disposable(original.files.bundle, self.folder / "worktrees") as restored:
             display.say(f"the code of run {original.past.run_id} is restored: tree {restored.tree[:12]}")
-            for item in data_restore.restore(restored.project, original.inputs, self.project, top=restored.root):
+            for item in restoring.restore(restored.project, original.inputs, self.project, top=restored.root):
                 display.say(f"  {item.path}: from the {item.source}")
                 for note in item.notes:
                     display.say(f"  note: {note}")
-            data_restore.lend_storage(restored.project, self.project, restored.root)
+            restoring.lend_storage(restored.project, self.project, restored.root)
             runs = restored.project / self.folder.name
             enough = child_process.never if last is None else Reached(runs, last)
             report = _launch(original, restored, self.overrides, self.store.uri, enough)
@@ -91,7 +93,7 @@ class Reached:
 
 
 def _launch(
-    original: Recorded, restored: code_restore.Restored, overrides: Sequence[str], uri: str, enough: Callable[[], bool]
+    original: Recorded, restored: checkout.Restored, overrides: Sequence[str], uri: str, enough: Callable[[], bool]
 ) -> dict[str, Any]:
     """Run it again, as a command in the restored tree, until it ends or there is enough of it; the object that it reports."""
     command = [
@@ -113,7 +115,7 @@ def _variables(original: Recorded, root: Path) -> dict[str, str]:
     """The environment of the repetition: the variables that may change bits as they were, the snapshot before anything else on
     the search path."""
     recorded = next(iter(original.environments), {}).get("bits", {}).get("variables", {})
-    now = {name: value for name, value in os.environ.items() if name not in environment.variables()}
+    now = {name: value for name, value in os.environ.items() if name not in node.variables()}
     path = [str(root / entry) for entry in original.code.get("search_path", [])]
     before = [now["PYTHONPATH"]] if now.get("PYTHONPATH") else []
     return {**now, **recorded, **({"PYTHONPATH": os.pathsep.join([*path, *before])} if path else {})}

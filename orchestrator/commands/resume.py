@@ -22,11 +22,12 @@ from orchestrator.driver.run.job import Job, requirements, storage_of
 from orchestrator.driver.run.outcome import Outcome
 from orchestrator.driver.run.session import RunStart
 from orchestrator.driver.terminal import signals
-from orchestrator.driver.terminal.progress import Progress, for_stream, say_obstacles
+from orchestrator.driver.terminal.progress import Progress, for_stream
 from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable, UsageError
 from orchestrator.plan import Plan
 from orchestrator.plan.resolve import resolve
-from orchestrator.provenance import changes, code_restore, data, data_restore, worktree
+from orchestrator.provenance.code import changes, checkout, worktree
+from orchestrator.provenance.data import hashing, restoring
 from orchestrator.records import lines
 from orchestrator.settings import Settings
 from orchestrator.tracking import Store
@@ -54,8 +55,7 @@ def resume(name: str, overrides: Sequence[str], uri: str | None) -> tuple[str, O
     _check_filed(recorded.settings(), settings)
     display = for_stream()
     with recorded_project(recorded, project, folder, display) as place:
-        provenance = preflight.check(settings, place)
-        say_obstacles(display, provenance.obstacles)  # its other notes are on what a launch is about to record
+        provenance = preflight.check(settings, place)  # its notes are on what a launch is about to record
         run_start = beginning_of(resolve(settings), recorded.files, display.say)
         with signals.posted() as pending_signal, ThreadPoolExecutor(1) as pool:
             opening = pool.submit(reopen_record, settings, store, recorded.files, provenance)
@@ -86,9 +86,9 @@ def recorded_project(recorded: Recorded, project: Path, folder: Path, display: P
             f"the code of run {recorded.past.run_id} was not recorded, and the project has changed since",
             "undo the changes, or launch a new run with conf=",
         )
-    with code_restore.disposable(recorded.files.bundle, folder / "worktrees") as restored:
-        data_restore.restore(restored.project, recorded.inputs, project, top=restored.root)
-        data_restore.lend_storage(restored.project, project, restored.root)
+    with checkout.disposable(recorded.files.bundle, folder / "worktrees") as restored:
+        restoring.restore(restored.project, recorded.inputs, project, top=restored.root)
+        restoring.lend_storage(restored.project, project, restored.root)
         with contextlib.chdir(restored.project):
             yield restored.project
 
@@ -96,7 +96,7 @@ def recorded_project(recorded: Recorded, project: Path, folder: Path, display: P
 def _changed(recorded: Recorded, project: Path) -> list[str]:
     """The files of the code and the inputs that are not what the run began with; a run without a snapshot is trusted."""
     inputs = {item.path: item.md5 for item in recorded.inputs}
-    now = {path: data.scan_input(project, path).md5 if (project / path).exists() else None for path in inputs}
+    now = {path: hashing.scan_input(project, path).md5 if (project / path).exists() else None for path in inputs}
     found = [path for path in inputs if now[path] != inputs[path]]
     if recorded.code.get("tree") is None:
         return found

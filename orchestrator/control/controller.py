@@ -7,9 +7,9 @@
     any       --an error that another try would repeat, or an interruption--> ended
 
 Source: rules C2, C5 and D. Here is what each event means; who belongs to a generation is in `membership`, who is to
-blame in `fault_attribution`, what is judged when a generation is over in `regrouping`, what comes after it in `forming`. `decide`
-is pure: `Decision` gathers the changes of one call and is forgotten. It trusts its events to be true, in any order; those of
-a member that is gone and those of an earlier generation change nothing.
+blame in `fault_attribution`, what is judged when a generation is over in `regrouping`, what comes after it in `forming`.
+`decide` is pure: `Decision` gathers the changes of one call and is forgotten. It trusts its events to be true, in any order;
+those of a member that is gone and those of an earlier generation change nothing.
 """
 
 from __future__ import annotations

@@ -8,6 +8,10 @@ The protocol is plain: a loader reads requests from its standard input and write
 and a pickle; both ends are processes of one run, and nothing of it is recorded. A loader has at most one request, whose answer
 waits in the pipe. It ends when its input does, so it outlives its worker by one fetch at most. One that dies is replaced,
 and its request asked again: what a loader answers depends on the request alone.
+
+torch's DataLoader cannot take its place: when one of its processes is killed, it raises in the main thread wherever that
+is, goes on without the batches that this process had, and starts no other one. Nor can its processes be asked all for the same
+micro-batch, which is how they are proved.
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ _WIDTH = 60
 
 class Run(TypedDict, total=False):
     """settings: flat; determining: the names of those that determine the result, all of them if not given;
-    inputs: records of `provenance.data.Input`; profiles: data set -> `provenance.profile`; environments: one
-    `provenance.environment` per node; code_tree: the snapshot's tree; modules: what was imported by its own name, with `kind`
-    of `provenance.imported` and `sha256`; initial_parameters, digest: SHA-256; metrics: the last
+    inputs: records of `provenance.data.versions.Input`; profiles: data set -> `data.profile`; environments: one
+    `provenance.environment.node` per node; code_tree: the snapshot's tree; modules: what was imported by its own name, with
+    `kind` of `provenance.code.imported` and `sha256`; initial_parameters, digest: SHA-256; metrics: the last
     of each; trace: its lines."""
 
     settings: Mapping[str, Any]

@@ -1,9 +1,11 @@
-"""Transforms of gradients: pairs of pure functions with explicit state, before the sum (per shard) or after it (everywhere alike).
+"""Transforms of gradients: pairs of pure functions with explicit state, before the sum (per shard) or after it (everywhere
+alike).
 
     state = transform.init(parameters)
     gradients, state = transform.update(gradients, state)
 
-What `update` gets belongs to others: it returns new tensors, or those it got. State is named tensors, so a checkpoint can hold it.
+What `update` gets belongs to others: it returns new tensors, or those it got. State is named tensors, so a checkpoint can
+hold it.
 
 Source: the shape is that of optax (DeepMind, 2020): `GradientTransformation` and `chain`.
 """

@@ -7,8 +7,8 @@
 `plan` is a pure function from a seed to a layout and a list of blows: when (in completed steps), what (SIGKILL, SIGSTOP, or
 SIGKILL of the driver, followed by `resume=` on another layout) and whom (workers, servers, spares, members that still prepare,
 all workers at once). An echo strikes again at the next news of the journal: the loss itself, the next generation (its
-state transfers are under way then), the arrival of the replacement. `disturb` carries a plan out on a true command line, and `check`
-compares the run with an undisturbed one, byte for byte.
+state transfers are under way then), the arrival of the replacement. `disturb` carries a plan out on a true command line, and
+`check` compares the run with an undisturbed one, byte for byte.
 
 What it does not do: strike so that one micro-batch loses three hosts in a row, or is stopped in twice, for that is poison and
 ends a run (rule D3); hence two blows of a kind at most without steps between them, one where they stop.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.provenance.worktree import LARGE_FILE_BYTES
+from orchestrator.provenance.code.worktree import LARGE_FILE_BYTES
 from tests.commands.watching import CancellableTransport
 from tests.projects import Done, Project
 

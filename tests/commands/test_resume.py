@@ -15,12 +15,14 @@ from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.run.job import storage_of
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.plan.resolve import resolve
-from orchestrator.provenance import data, dvc_files, snapshot
+from orchestrator.provenance.code import snapshot
+from orchestrator.provenance.data import dvc_files
 from orchestrator.records.lines import LineFile
 from orchestrator.settings import load
 from orchestrator.tracking import Past
 from tests.checkpoints.stores import events, example
-from tests.provenance.repositories import create, write
+from tests.provenance.code.repositories import create, take, write
+from tests.provenance.data.dvc_project import capture
 
 PLAN = resolve(load([{"run": {"steps": 9}, "pipeline": {"target": "a:B"}}], []))
 
@@ -80,10 +82,10 @@ def test_what_a_run_began_with_is_taken_where_it_lies_as_long_as_it_is_that(tmp_
     files = {"code.py": "1\n", "data/a.csv": "1\n", "data/a.tmp": "", ".dvcignore": "*.tmp\n", ".dvc/config": ""}
     project = create(tmp_path / "p", files)
     run = RunFolder(project_folder(project), "c" * 32)
-    kept = snapshot.take(project, run.path.name)
+    kept = take(project, run.path.name)
     snapshot.bundle(kept, run.bundle)
     run.code.write_text(json.dumps(kept.as_dict()))
-    run.data.write_text(json.dumps({"inputs": [item.as_dict() for item in data.capture(project, ["data"])]}))
+    run.data.write_text(json.dumps({"inputs": [item.as_dict() for item in capture(project, ["data"])]}))
     recorded = Recorded(Past(run.path.name, "a run", "default", "KILLED", 0, 3, {}, None), run)
     with recorded_project(recorded, project, project / ".orchestrator", for_stream()) as place:
         assert place == project

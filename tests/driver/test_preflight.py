@@ -10,8 +10,9 @@ import pytest
 
 from orchestrator.driver.record import preflight
 from orchestrator.errors import NotRerunnable
+from orchestrator.provenance.data import versions
 from orchestrator.settings import load
-from tests.provenance.repositories import create, write
+from tests.provenance.code.repositories import create, write
 
 PIPELINE = """
 import of_nobody
@@ -49,3 +50,20 @@ def test_code_that_a_snapshot_lacks_is_refused_where_that_is_strict(project: Pat
 def test_a_store_among_the_code_is_pointed_out(project: Path, uri: str, is_among: bool) -> None:
     notes = preflight.check(load([RUN], [f"tracking.uri={uri}"]), project).notes
     assert [f"the MLflow store {project}/own.db lies in the repository" in note for note in notes] == [True] * is_among
+
+
+def test_dvc_is_not_asked_before_the_start(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its import takes longer than all the rest; only `strict` cannot do without."""
+    asked: list[Path] = []
+
+    def look_up(place: Path, _: object) -> list[versions.Input]:
+        asked.append(place)
+        return []
+
+    monkeypatch.setattr(versions, "look_up", look_up)
+    found = preflight.check(load([RUN], ["data.inputs=[of_nobody.py]"]), project)
+    assert (list(found.scans), asked) == (["of_nobody.py"], [])
+    assert (found.inputs, found.obstacles, asked) == ([], [], [project])  # once
+    with pytest.raises(NotRerunnable):
+        preflight.check(load([RUN], ["data.inputs=[of_nobody.py]", "strict=true"]), project)
+    assert len(asked) == 2

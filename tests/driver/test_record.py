@@ -37,8 +37,7 @@ def record_of(folder: Path, run_id: str) -> tuple[Record, list[str]]:
     told = {"run_id": run_id, "name": "n", "started_ms": 0, "trouble": None}
     tracker: Any = SimpleNamespace(**told, tag=nothing, artifact=nothing, end=ended.append)
     store: Any = SimpleNamespace(of_identity=lambda _: [])
-    provenance: Any = SimpleNamespace(inputs=[], obstacles=[])
-    record = Record(settings, store, tracker, files, [], provenance, None)
+    record = Record(settings, store, tracker, files, [], [], [], None)
     record.run_manifest = {"initial_parameters": "i"}
     return record, ended
 

@@ -2,8 +2,8 @@
 
     told = survive(Mlp, Layout(3), [Fault(member=1, at=40, what="die")])      # Told: trace, digest, metrics of the run
 
-A moment is the n-th thing that a member does, counted over its whole life: a beat of its heartbeat or a verb of its transport. So
-a loop over n meets every place in the engine, the middle of a recovery and of a state transfer included.
+A moment is the n-th thing that a member does, counted over its whole life: a beat of its heartbeat or a verb of its
+transport. So a loop over n meets every place in the engine, the middle of a recovery and of a state transfer included.
 
 The regrouping here is the simplest that follows the rules (the true one is `control.controller`): workers by age, the state of
 one that is farthest ahead for all who are not as far, servers replaced at once, the last complete checkpoint (or a fresh

@@ -44,8 +44,8 @@ def _hide_gpus() -> None:
 
 
 def with_imports(heartbeat: Answer) -> Answer:
-    """A heartbeat in which each imported module is a beat while the member prepares: on a busy machine importing torch alone takes
-    minutes, in which nothing else moves."""
+    """A heartbeat in which each imported module is a beat while the member prepares: on a busy machine importing torch alone
+    takes minutes, in which nothing else moves."""
     return (
         {**heartbeat, "beats": heartbeat["beats"] + len(sys.modules)} if heartbeat["place"] == "prepare" else heartbeat
     )
@@ -157,18 +157,19 @@ class MemberActor:
         }
 
     def _profile(self) -> Answer:
+        from orchestrator.data.profile import profile
         from orchestrator.numerics.streams import seeded
-        from orchestrator.provenance.profile import profile
 
         with seeded(0, "profile"):
             return profile(self._member.training_data())
 
     def _describe(self, origin: str | None) -> Answer:
-        from orchestrator.provenance import environment, imported
+        from orchestrator.provenance.code import imported
+        from orchestrator.provenance.environment import node
 
         modules = imported.gather(imported.files_of(sys.modules), Path.cwd(), origin)
         return {
-            "environment": environment.capture(self._plan.run.compute.device).as_dict(),
+            "environment": node.capture(self._plan.run.compute.device).as_dict(),
             "modules": [module.as_dict() for module in modules],
         }
 

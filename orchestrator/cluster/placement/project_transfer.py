@@ -20,11 +20,11 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from orchestrator.cluster.placement import node_tree
+from orchestrator.cluster.placement.node_tree import Tree
 from orchestrator.cluster.placement.reservation import Node, living_nodes
 from orchestrator.cluster.sessions import environment
 from orchestrator.errors import ClusterUnavailable
-from orchestrator.provenance import tree
-from orchestrator.provenance.tree import Tree
 
 _LOOK_S = 0.5
 _SHOWN = 3
@@ -52,10 +52,10 @@ class Project:
 def prepare_workspaces(project: Project, nodes: Iterable[Node], say: Callable[[str], None]) -> dict[str, Workspace]:
     """The ground of each node, by its id. say: told what is carried and why. Raises ClusterUnavailable."""
     every = {node.id: node for node in nodes}
-    expected = tree.capture(project.path, project.inputs)
+    expected = node_tree.capture(project.path, project.inputs)
     in_place = Workspace(str(project.path), {"env_vars": environment.of_workers()})
     found = _survey(project, every.values(), in_place)
-    if not tree.holds_package(project.path):
+    if not node_tree.holds_package(project.path):
         _refuse({node: _foreign(expected, found[node]) for node in every}, every)
     wrong = {node: _wrong(expected, found[node]) for node in every}
     carried = {node: every[node] for node, problems in wrong.items() if problems}
@@ -76,7 +76,7 @@ def unlike(project: Project, node_id: str) -> str | None:
     node = next((node for node in living_nodes() if node.id == node_id), None)
     if node is None:
         return "the node is gone"
-    expected = tree.capture(project.path, project.inputs)
+    expected = node_tree.capture(project.path, project.inputs)
     found = _survey(project, [node], Workspace(str(project.path), {"env_vars": environment.of_workers()}))
     problems = _wrong(expected, found[node.id])
     return f"node {node.name}: {_shown(problems)}" if problems else None
@@ -85,12 +85,12 @@ def unlike(project: Project, node_id: str) -> str | None:
 def _foreign(expected: Tree, found: Tree | RayError) -> list[str]:
     if isinstance(found, RayError):
         return [f"orchestrator does not run there ({(str(found).strip().splitlines() or [''])[-1].strip()})"]
-    return tree.foreign(expected, found)
+    return node_tree.foreign(expected, found)
 
 
 def _wrong(expected: Tree, found: Tree | RayError) -> list[str]:
     foreign = _foreign(expected, found)
-    return foreign if isinstance(found, RayError) else [*foreign, *tree.differences(expected, found)]
+    return foreign if isinstance(found, RayError) else [*foreign, *node_tree.differences(expected, found)]
 
 
 def _refuse(problems: Mapping[str, list[str]], nodes: Mapping[str, Node]) -> None:
@@ -133,7 +133,7 @@ def _survey(project: Project, nodes: Iterable[Node], workspace: Workspace) -> di
 
 def _look(project: str | None, inputs: list[str]) -> dict[str, Any]:
     """Runs on the node."""
-    return asdict(tree.capture(Path.cwd() if project is None else Path(project), inputs, git=project is not None))
+    return asdict(node_tree.capture(Path.cwd() if project is None else Path(project), inputs, git=project is not None))
 
 
 def _upload(project: Project, nodes: Iterable[Node]) -> str:
@@ -144,11 +144,11 @@ def _upload(project: Project, nodes: Iterable[Node]) -> str:
 
     where = ", ".join(node.name for node in nodes)
     remedy = f"put the project with its data on node {where}, as {project.path}, or on a file system that nodes share"
-    if away := tree.outside(project.path, project.inputs):
+    if away := node_tree.outside(project.path, project.inputs):
         raise ClusterUnavailable(
             f"node {where} lacks the project or its data, and {away[0]} is outside the project", remedy
         )
-    size = tree.packed_bytes(project.path, project.inputs)
+    size = node_tree.packed_bytes(project.path, project.inputs)
     if size >= GCS_STORAGE_MAX_SIZE:
         raise ClusterUnavailable(
             f"node {where} lacks the project or its data; they are {size / 2**20:.0f} MiB, and Ray carries less than "
@@ -157,7 +157,7 @@ def _upload(project: Project, nodes: Iterable[Node]) -> str:
         )
     with tempfile.TemporaryDirectory(prefix="orchestrator-") as folder:
         package = Path(folder) / "project.zip"
-        tree.pack(project.path, project.inputs, package)
+        node_tree.pack(project.path, project.inputs, package)
         quiet = logging.getLogger("ray")
         sent = upload_working_dir_if_needed({"working_dir": str(package)}, include_gitignore=False, logger=quiet)
     return str(sent["working_dir"])

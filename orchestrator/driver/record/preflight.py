@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from orchestrator import pipeline
 from orchestrator.checkpoints.storage import try_out
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.numerics import cuda
-from orchestrator.provenance import data, git, imported, secrets, worktree
+from orchestrator.provenance.code import git, imported, secrets, worktree
+from orchestrator.provenance.data import dvc_files, versions
+from orchestrator.provenance.data.hashing import Scan, scan_input
 from orchestrator.settings import ScheduleSettings, Settings
 from orchestrator.tracking.store import absolute, database_of
 from orchestrator.updates import optimizers
@@ -20,13 +24,25 @@ ORCHESTRATOR = ("orchestrator",)  # this package is part of the environment, by 
 
 @dataclass(frozen=True)
 class Provenance:
-    """What was found: the work tree (None where it cannot be recorded), the inputs, the obstacles to an exact rerun, each
-    with its remedy, and notes on what a person should know before it is recorded."""
+    """What was found. work: None where it cannot be recorded; scans: what lies at each of the inputs; in_code: what of the code
+    is an obstacle to an exact rerun; notes: what a person should know before it is recorded."""
 
+    project: Path
     work: worktree.WorkTree | None
-    inputs: list[data.Input]
-    obstacles: list[str]
+    scans: Mapping[str, Scan]
+    in_code: list[str]
     notes: list[str]
+
+    @cached_property
+    def inputs(self) -> list[versions.Input]:
+        """With what DVC and git know of them. The first call imports DVC, so it is left to the thread that opens the record,
+        unless `strict` asks earlier. Raises ConfigurationError."""
+        return versions.look_up(self.project, self.scans)
+
+    @property
+    def obstacles(self) -> list[str]:
+        """To an exact rerun, each with its remedy."""
+        return [*self.in_code, *(item.obstacle for item in self.inputs if item.obstacle is not None)]
 
 
 def check(settings: Settings, project: Path) -> Provenance:
@@ -39,24 +55,24 @@ def check(settings: Settings, project: Path) -> Provenance:
     ]
     if problems:
         raise ConfigurationError(problems)
-    obstacles: list[str] = []
+    in_code: list[str] = []
     work = None
     try:
         work = worktree.examine(project)
-        obstacles += work.obstacles
+        in_code += work.obstacles
     except worktree.Unrecorded as error:
-        obstacles.append(str(error))
-    inputs = data.capture(project, list(settings.data.inputs))
-    obstacles += [item.obstacle for item in inputs if item.obstacle is not None]
+        in_code.append(str(error))
     if settings.strict and work is not None:
-        obstacles += _imported_obstacles(work, project)
-    if settings.strict and obstacles:
-        listed = "".join(f"\n  - {obstacle}" for obstacle in obstacles)
+        in_code += _imported_obstacles(work, project)
+    notes = [] if work is None else [secrets.note(work.untracked), _store_note(settings, work)]
+    scans = {path: scan_input(project, path) for path in settings.data.inputs}
+    found = Provenance(project, work, scans, in_code, [note for note in notes if note is not None])
+    if settings.strict and found.obstacles:
+        listed = "".join(f"\n  - {obstacle}" for obstacle in found.obstacles)
         raise NotRerunnable(
             f"strict: this run could not be repeated exactly:{listed}", "mend these, or leave strict out"
         )
-    notes = [] if work is None else [secrets.note(work.untracked), _store_note(settings, work)]
-    return Provenance(work, inputs, obstacles, [note for note in notes if note is not None])
+    return found
 
 
 def _imported_obstacles(work: worktree.WorkTree, project: Path) -> list[str]:
@@ -124,7 +140,7 @@ def _input_problems(settings: Settings, project: Path) -> list[str]:
     problems = []
     for path in settings.data.inputs:
         if not (project / path).exists():
-            stage = data.stage_of(project, path)
+            stage = dvc_files.stage_of(project, path)
             remedy = f"; make it with: dvc repro {stage}" if stage else ""
             problems.append(f"data.inputs: there is no {path} in {project}{remedy}")
     return problems

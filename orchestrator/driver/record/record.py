@@ -24,7 +24,8 @@ from orchestrator.driver.run.outcome import Outcome, Status
 from orchestrator.engine.exchange import footprint
 from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.plan.resolve import resolve
-from orchestrator.provenance import code_restore, git, imported, snapshot, worktree
+from orchestrator.provenance.code import checkout, git, imported, snapshot, worktree
+from orchestrator.provenance.data.versions import Input
 from orchestrator.records import identity
 from orchestrator.records.lines import LineFile
 from orchestrator.settings import Settings, determining, flat, to_yaml
@@ -42,7 +43,8 @@ _URL_SECRET = re.compile(r"(?<=://)[^/@\s]*@")
 class Record:
     """Opened by `open_record` or `reopen_record`; `journal` and `trace` are appended live.
 
-    work: the code as it was kept. facts: what the workers agreed on, once they have; profile: of the training data.
+    obstacles: to an exact rerun, as far as they are known; facts: what the workers agreed on, once they have; profile: of the
+    training data.
     """
 
     def __init__(
@@ -52,7 +54,8 @@ class Record:
         tracker: Tracker,
         files: RunFolder,
         orphans: list[str],
-        provenance: Provenance,
+        inputs: list[Input],
+        obstacles: list[str],
         work: worktree.WorkTree | None,
     ) -> None:
         self.store = store
@@ -61,11 +64,11 @@ class Record:
         self.orphans = orphans
         self.journal = LineFile(files.journal)
         self.trace = LineFile(files.trace)
+        self.obstacles = obstacles
         self.run_manifest: Mapping[str, Any] = {}
         self.profile: dict[str, Any] | None = None
         self._settings = settings
-        self._inputs = provenance.inputs
-        self._obstacles = list(provenance.obstacles)
+        self._inputs = inputs
         self._said: list[str] = []
         self._work = work
         self._nodes: dict[str, Any] = _read(files.environment).get("nodes", {})
@@ -104,7 +107,7 @@ class Record:
         }
         self._code.update(found)
         _write(self.files.code, self._code)
-        self._obstacles += judged.obstacles
+        self.obstacles += judged.obstacles
         return list(judged.obstacles)
 
     def compare_with_like(self, digest: str | None) -> list[str]:
@@ -201,7 +204,7 @@ class Record:
                 settings=found,
                 execution={key: _public(str(value)) for key, value in execution.items()},
                 said=self._said,
-                obstacles=self._obstacles,
+                obstacles=self.obstacles,
             )
         )
 
@@ -225,7 +228,8 @@ class Record:
 def open_record(settings: Settings, folder: Path, provenance: Provenance, origins: Mapping[str, str]) -> Record:
     """Create the MLflow run and its folder, and keep the code; remove what a rerun that was killed has left. origins: where
     the settings were given, by key. Raises ConfigurationError when the store cannot be opened."""
-    code_restore.sweep(folder / "worktrees")
+    checkout.sweep(folder / "worktrees")
+    inputs, obstacles = provenance.inputs, provenance.obstacles  # DVC is asked before there is a run in the store
     store = Store(settings.tracking.uri, folder)
     with store.usable():
         experiment_id = store.experiment(settings.run.experiment)
@@ -233,7 +237,7 @@ def open_record(settings: Settings, folder: Path, provenance: Provenance, origin
         tracker = Tracker.create(store, experiment_id, settings.run.name, every_s=settings.tracking.every_s)
         shown = {key: _public(value) if isinstance(value, str) else value for key, value in flat(settings).items()}
         tracker.describe(shown, _tags(provenance))
-    tracker.inputs([(item.path, item.md5, item.place) for item in provenance.inputs])
+    tracker.inputs([(item.path, item.md5, item.place) for item in inputs])
     files = RunFolder(folder, tracker.run_id)
     files.lease()
     try:
@@ -243,19 +247,20 @@ def open_record(settings: Settings, folder: Path, provenance: Provenance, origin
         raise ConfigurationError(
             [f"{files.settings} cannot be written: {error.strerror}"], "make room on its disk"
         ) from error
-    _write(files.data, {"inputs": [item.as_dict() for item in provenance.inputs], "profile": None})
+    _write(files.data, {"inputs": [item.as_dict() for item in inputs], "profile": None})
     _write(files.origins, origins)
     work = None if provenance.work is None else _keep(provenance.work, files, tracker)
-    return Record(settings, store, tracker, files, orphans, provenance, work)
+    return Record(settings, store, tracker, files, orphans, inputs, obstacles, work)
 
 
 def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance: Provenance) -> Record:
     """Go on with a run that was left; its folder is leased already. Raises ConfigurationError."""
+    inputs, obstacles = provenance.inputs, provenance.obstacles  # before the run in the store is touched
     with store.usable():
         tracker = Tracker.reopen(store, files.path.name, every_s=settings.tracking.every_s)
         orphans = store.mark_orphans(tracker.experiment_id)
     files.error.unlink(missing_ok=True)
-    return Record(settings, store, tracker, files, orphans, provenance, provenance.work)
+    return Record(settings, store, tracker, files, orphans, inputs, obstacles, provenance.work)
 
 
 def _keep(work: worktree.WorkTree, files: RunFolder, tracker: Tracker) -> worktree.WorkTree | None:

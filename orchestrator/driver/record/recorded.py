@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.driver.record.folders import RunFolder
 from orchestrator.errors import ConfigurationError, NotRerunnable
-from orchestrator.provenance import data
+from orchestrator.provenance.data.versions import Input, from_dict
 from orchestrator.records import lines
 from orchestrator.records.comparison import Run
 from orchestrator.settings import Settings, determining, flat, load
@@ -74,8 +74,8 @@ class Recorded:
             raise _damaged(self.files.data, "it tells of no inputs")
 
     @property
-    def inputs(self) -> list[data.Input]:
-        return [data.from_dict(item) for item in _read(self.files.data).get("inputs", [])]
+    def inputs(self) -> list[Input]:
+        return [from_dict(item) for item in _read(self.files.data).get("inputs", [])]
 
     @property
     def code(self) -> Mapping[str, Any]:

@@ -33,7 +33,7 @@ from orchestrator.driver.run.event_sink import EventSink
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.outcome import Outcome
 from orchestrator.driver.run.session import NodeCheck, RunStart, Session, Startup
-from orchestrator.driver.terminal.progress import Progress
+from orchestrator.driver.terminal.progress import Progress, say_obstacles
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import Interrupted, OrchestratorError, RunFailed
 from orchestrator.plan import Plan
@@ -45,8 +45,8 @@ from orchestrator.tracking import default_uri, is_server
 
 @dataclass(frozen=True)
 class Job:
-    """project: the folder from which the pipeline is imported; settings: of the run; ray: the Ray to run on, entered for the time
-    of the job: one of its own, or one that outlives it and other jobs share."""
+    """project: the folder from which the pipeline is imported; settings: of the run; ray: the Ray to run on, entered for the
+    time of the job: one of its own, or one that outlives it and other jobs share."""
 
     settings: Settings
     project: Path
@@ -92,8 +92,8 @@ class Job:
         return tracker.run_id, outcome
 
     def _run(self, opening: Future[Record], run_start: RunStart) -> Outcome:
-        """Place the members, run them to the end, fetch the trained weights. Raises OrchestratorError for what goes wrong before
-        the first member is started; later troubles are in the outcome."""
+        """Place the members, run them to the end, fetch the trained weights. Raises OrchestratorError for what goes wrong
+        before the first member is started; later troubles are in the outcome."""
         plan = self.plan
         self.display.say(f"starting {layout(plan)}")
         with (self.ray or self._own_ray)(plan) as ray:
@@ -108,6 +108,7 @@ class Job:
 
     def _drive(self, startup: Startup, record: Record, ray: RaySession) -> Outcome:
         plan = self.plan
+        say_obstacles(self.display, record.obstacles)
         for run_id in record.orphans:
             self.display.say(f"note: run {run_id} was left RUNNING by a driver that is gone; it is marked KILLED now")
         event_sink = EventSink(record, self.display)

@@ -1,7 +1,7 @@
 """What a shard contributes to a step: the gradient of its micro-batch, and what a transform before the sum makes of it.
 
-The seam for other contributions (local steps, compression): each gives a loss, a weight and tensors of the layout, or None where a
-shard has nothing to contribute, and keeps its state in `ShardStates`.
+The seam for other contributions (local steps, compression): each gives a loss, a weight and tensors of the layout, or None
+where a shard has nothing to contribute, and keeps its state in `ShardStates`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What shards keep from step to step, by shard: that of the hosted ones, changed only when a step commits.
 
-A shard's state is computed with its contribution, before the vote; written then, it would be ahead of a step that is repeated or
-given up. So it is staged, and takes effect with the step.
+A shard's state is computed with its contribution, before the vote; written then, it would be ahead of a step that is repeated
+or given up. So it is staged, and takes effect with the step.
 """
 
 from __future__ import annotations

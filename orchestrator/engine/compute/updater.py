@@ -1,5 +1,5 @@
-"""The update of a worker's replica by a summed gradient: transforms after the sum, learning rate, optimizer, buffers. The same at
-every worker."""
+"""The update of a worker's replica by a summed gradient: transforms after the sum, learning rate, optimizer, buffers. The
+same at every worker."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Updater:
         counters: Sequence[int],
         result: torch.Tensor,
     ) -> None:
-        """agreed: views of `result`, in the order of the layout, None where no shard had anything; counters: the integer buffers'
-        values; reductions: of the plateau schedule so far."""
+        """agreed: views of `result`, in the order of the layout, None where no shard had anything; counters: the integer
+        buffers' values; reductions: of the plateau schedule so far."""
         self._replica.forget()
         count = len(self._replica.parameters)
         gradients, self.state = self._after.update(agreed[:count], self.state)

@@ -127,7 +127,8 @@ class LocalTrainer:
         return step_report
 
     def _compute(self, step: int, shard: int, nth: int) -> Contribution | None:
-        """What one shard contributes, in host memory. nth: among those that wait to be added up, which have to stay as they are."""
+        """What one shard contributes, in host memory. nth: among those that wait to be added up, which have to stay as they
+        are."""
         computed = self._gradients.compute(step, shard)
         return None if computed is None else computed._replace(tensors=self._host_transfer.out(computed.tensors, nth))
 

@@ -1,8 +1,8 @@
 """How far a run is, apart from its tensors: what has to be known to go on with the next step as if nothing had happened.
 
 It changes as a whole, when a step commits and when the evaluation after it is done, and by what all members agreed on, so it
-is the same at every member that is equally far, servers too. Whatever interrupts a member, its run state is that of one of these
-two moments. It travels with the tensors, in state transfers and checkpoints.
+is the same at every member that is equally far, servers too. Whatever interrupts a member, its run state is that of one of
+these two moments. It travels with the tensors, in state transfers and checkpoints.
 
 What it does not do: know the time, the members, or the generation.
 """
@@ -23,8 +23,8 @@ from orchestrator.updates.patience import Patience
 @dataclass(frozen=True)
 class RunState:
     """grid: for the next step. steps: committed ones. evaluation_due: after the last of them. save_due: a checkpoint, at the
-    next boundary where it can be taken. unpublished: the trace lines since the last boundary, without digest, until its evaluation
-    is done. stopping, plateau: what early stopping and the plateau schedule have seen."""
+    next boundary where it can be taken. unpublished: the trace lines since the last boundary, without digest, until its
+    evaluation is done. stopping, plateau: what early stopping and the plateau schedule have seen."""
 
     grid: Grid
     steps: int = 0

@@ -28,8 +28,9 @@ _LOOK_S: Final = 0.1  # between two looks at whether the generation still stands
 class Generation:
     """One membership. Ranks 0..workers-1 are workers, then come the servers.
 
-    shards: by worker's rank. state_transfers: (donor, recipient) pairs of ranks, done before the first step. restore: (rank, where):
-    that rank loads a checkpoint before anything else. writers: the ranks that write the parts of checkpoints, in order, and storage: where these lie.
+    shards: by worker's rank. state_transfers: (donor, recipient) pairs of ranks, done before the first step. restore: (rank,
+    where): that rank loads a checkpoint before anything else. writers: the ranks that write the parts of checkpoints, in
+    order, and storage: where these lie.
     """
 
     number: int

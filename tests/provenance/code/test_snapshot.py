@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.provenance import snapshot, worktree
-from orchestrator.provenance.code_restore import restore
-from orchestrator.provenance.snapshot import Snapshot, take
-from orchestrator.provenance.worktree import Unrecorded, examine, tree_id
-from tests.provenance.repositories import Content, commit, create, git, on_disk, untouchable, write
+from orchestrator.provenance.code import snapshot, worktree
+from orchestrator.provenance.code.checkout import restore
+from orchestrator.provenance.code.snapshot import Snapshot
+from orchestrator.provenance.code.worktree import Unrecorded, examine
+from tests.provenance.code.repositories import Content, commit, create, git, on_disk, take, tree_id, untouchable, write
 
 RUN = "0123abc"
 
@@ -41,7 +41,7 @@ def back(taken: Snapshot, folder: Path) -> Content:
     place = Path(tempfile.mkdtemp(dir=folder))
     snapshot.bundle(taken, place / "code.bundle")
     restored = restore(place / "code.bundle", place / "code")
-    assert restored.tree == taken.tree
+    assert restored.tree == taken.work.tree
     assert git(restored.root, "status", "--porcelain") == ""
     return on_disk(restored.root)
 
@@ -94,8 +94,8 @@ def test_any_work_tree_comes_back(
     assert git(root, "status", "--porcelain") == status
     assert {**untouchable(root), "index": None} == {**before, "index": None}
     git(root, "add", "--all", GIT_INDEX_FILE=str(folder / "index"))
-    assert git(root, "write-tree", GIT_INDEX_FILE=str(folder / "index")) == taken.tree
-    assert taken.work.dirty == (not born or git(root, "rev-parse", "HEAD^{tree}") != taken.tree)
+    assert git(root, "write-tree", GIT_INDEX_FILE=str(folder / "index")) == taken.work.tree
+    assert taken.work.dirty == (not born or git(root, "rev-parse", "HEAD^{tree}") != taken.work.tree)
 
 
 # ---- the user's repository
@@ -127,7 +127,7 @@ def test_nothing_of_the_users_is_touched(repository: Path) -> None:
 def test_a_clean_tree_is_its_commit(repository: Path) -> None:
     taken = take(repository, RUN)
     assert (taken.commit, taken.work.dirty) == (git(repository, "rev-parse", "HEAD"), False)
-    assert taken.tree == git(repository, "rev-parse", "HEAD^{tree}")
+    assert taken.work.tree == git(repository, "rev-parse", "HEAD^{tree}")
 
 
 def test_the_ref_keeps_it_and_without_it_the_bundle_does(repository: Path, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_ids_of_the_other_kind(tmp_path: Path) -> None:
     root = create(tmp_path / "project", {"a.py": "a\n"}, "--object-format=sha256")
     write(root, {"new.py": "new\n"})
     taken = take(root, RUN)
-    assert len(taken.tree) == 64
+    assert len(taken.work.tree) == 64
     assert back(taken, tmp_path) == on_disk(root)
 
 
@@ -432,7 +432,7 @@ def test_a_project_below_the_top(repository: Path, tmp_path: Path) -> None:
     write(repository, {"sub/new.py": "new\n", "beside.py": "beside\n"})
     taken = take(repository / "sub", RUN)
     assert (taken.work.root, taken.work.project) == (repository.resolve(), "sub")
-    assert taken.tree == tree_id(repository)
+    assert taken.work.tree == tree_id(repository)
     snapshot.bundle(taken, tmp_path / "code.bundle")
     restored = restore(tmp_path / "code.bundle", tmp_path / "code")
     assert restored.project == tmp_path / "code" / "sub"
@@ -498,7 +498,7 @@ def test_files_that_move_while_they_are_read(repository: Path, tmp_path: Path) -
     write(repository, {"log.txt": "1\n2\n"})
     (repository / "gone.txt").unlink()
     taken = snapshot.keep(work, RUN)
-    assert taken.tree == tree_id(repository) != work.tree
+    assert taken.work.tree == tree_id(repository) != work.tree
     assert back(taken, tmp_path) == on_disk(repository)
 
 
@@ -506,7 +506,7 @@ def test_variables_of_an_outer_git_are_not_obeyed(repository: Path, monkeypatch:
     expected = tree_id(repository)
     for name in ("GIT_DIR", "GIT_INDEX_FILE", "GIT_WORK_TREE", "GIT_OBJECT_DIRECTORY"):
         monkeypatch.setenv(name, "/nowhere")
-    assert take(repository, RUN).tree == expected
+    assert take(repository, RUN).work.tree == expected
 
 
 # ---- the patch

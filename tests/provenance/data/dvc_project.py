@@ -13,6 +13,8 @@ from pathlib import Path
 
 import yaml
 
+from orchestrator.provenance.data import hashing, versions
+
 FILES = {
     "data/imgs/b.txt": "b",
     "data/imgs/deep/a.txt": "a\r\n",
@@ -25,6 +27,10 @@ FILES = {
 def git(folder: Path, *arguments: str) -> None:
     identity = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
     subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def capture(project: Path, paths: list[str]) -> list[versions.Input]:
+    return versions.look_up(project, {path: hashing.scan_input(project, path) for path in paths})
 
 
 def make(folder: Path, remote: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.provenance.secrets import note, suspicious
+from orchestrator.provenance.code.secrets import note, suspicious
 
 SECRET = [
     *(".env", "sub/.env", ".env.local", "server.pem", "deep/tls.KEY", "id_rsa", "id_ed25519", "credentials"),

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.provenance.git import known_files
-from tests.provenance.repositories import create, git, write
+from orchestrator.provenance.code.git import known_files
+from tests.provenance.code.repositories import create, git, write
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.provenance import git, objects
-from orchestrator.provenance.objects import Entries, Entry
+from orchestrator.provenance.code import git, objects
+from orchestrator.provenance.code.objects import Entries, Entry
 
 LARGE_FILE_BYTES = 50 * 10**6
 LARGE_TREE_BYTES = 500 * 10**6
@@ -86,11 +86,6 @@ class WorkTree:
         return bool(self.changed) or self.head is None
 
 
-def tree_id(project: Path) -> str:
-    """The code's part of a run's identity: equal for equal bytes, committed or not, wherever they lie."""
-    return examine(project).tree
-
-
 def examine(project: Path) -> WorkTree:
     """The work tree as it is now. Raises Unrecorded."""
     root = _root(project)
@@ -146,6 +141,16 @@ def _why_no_repository(project: Path, said: str) -> str:
     return f"git cannot read the repository of the project ({said}), so the code is not recorded; mend it"
 
 
+def entries_of(answer: bytes) -> dict[bytes, Entry]:
+    """What `git ls-tree -r -z` has answered."""
+    found = {}
+    for record in git.records(answer):
+        run_manifest, path = record.split(b"\t", 1)
+        mode, _, id_ = run_manifest.decode().split(" ")
+        found[path] = Entry(mode, id_)
+    return found
+
+
 class _Tracked(NamedTuple):
     """An entry of the index. flagged: git was told not to look at the file; sparse: and that it need not be there."""
 
@@ -189,14 +194,7 @@ class _Repository:
         return [path for path in listed if not (environments and path.startswith(environments))]
 
     def committed(self, head: str | None) -> dict[bytes, Entry]:
-        if head is None:
-            return {}
-        found = {}
-        for record in git.records(self.run("ls-tree", "-r", "-z", head)):
-            run_manifest, path = record.split(b"\t", 1)
-            mode, _, id_ = run_manifest.decode().split(" ")
-            found[path] = Entry(mode, id_)
-        return found
+        return {} if head is None else entries_of(self.run("ls-tree", "-r", "-z", head))
 
     def modified(self) -> set[bytes] | None:
         """The tracked files that git itself finds changed, its filters applied; None where they fail."""

@@ -6,6 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
+from orchestrator.provenance.code import snapshot, worktree
+
 
 def git(folder: Path, *arguments: str, **variables: str) -> str:
     options = ["-c", "user.name=t", "-c", "user.email=t@t.invalid", "-c", "protocol.file.allow=always"]
@@ -35,6 +37,16 @@ def commit(folder: Path, message: str = "a commit") -> str:
     git(folder, "add", "--all")
     git(folder, "commit", "--quiet", "--allow-empty", "--message", message)
     return git(folder, "rev-parse", "HEAD")
+
+
+def take(project: Path, run_id: str) -> snapshot.Snapshot:
+    """Record the work tree of the repository that holds `project`."""
+    return snapshot.keep(worktree.examine(project), run_id)
+
+
+def tree_id(project: Path) -> str:
+    """The code's part of a run's identity."""
+    return worktree.examine(project).tree
 
 
 Content = dict[bytes, tuple[str, bytes]]

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import NotRerunnable
-from orchestrator.provenance import git, objects, snapshot, worktree
+from orchestrator.provenance.code import git, objects, snapshot, worktree
 
 _SETTINGS = """
 [core]

@@ -11,12 +11,13 @@ import pytest
 import yaml
 
 from orchestrator.errors import ConfigurationError
-from orchestrator.provenance import data, dvc_files
-from orchestrator.provenance.worktree import examine
-from tests.provenance.repositories import create, git
+from orchestrator.provenance.code.worktree import examine
+from orchestrator.provenance.data import dvc_files, hashing, versions
+from tests.provenance.code.repositories import create, git
+from tests.provenance.data.dvc_project import capture
 
 pytestmark = pytest.mark.filterwarnings("ignore:_NoneStep.value will soon raise")  # DVC's own use of a library
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def project(tmp_path: Path) -> Path:
 def test_hashes_and_records_are_those_of_dvc(tracked: Path) -> None:
     """Of a folder, a file, the output of a stage elsewhere, parts of a folder, and a folder above."""
     paths = ["data/imgs", "raw.csv", "made/numbers.txt", "data/imgs/deep", "data/imgs/b.txt", "data"]
-    found = {item.path: item for item in data.capture(tracked, paths)}
+    found = {item.path: item for item in capture(tracked, paths)}
     for path in paths[:5]:
         assert found[path].md5 == found[path].recorded_md5
     assert (found["data/imgs"].files, found["data/imgs"].size, found["data/imgs"].stage) == (2, 4, None)
@@ -48,15 +49,15 @@ def test_hashes_and_records_are_those_of_dvc(tracked: Path) -> None:
 
 
 def test_a_record_is_plain_and_comes_back(tracked: Path) -> None:
-    for item in data.capture(tracked, ["data/imgs", "data", "loose.txt"]):
+    for item in capture(tracked, ["data/imgs", "data", "loose.txt"]):
         record = json.loads(json.dumps(item.as_dict()))
-        assert data.from_dict({**record, "of a later version": 1}) == item
+        assert versions.from_dict({**record, "of a later version": 1}) == item
 
 
 def test_credentials_stay_where_they_are(tracked: Path) -> None:
     with (tracked / ".dvc/config.local").open("a") as file:
         file.write("['remote \"web\"']\n    url = https://me:secret@host/store\n    password = secret\n")
-    (item,) = data.capture(tracked, ["raw.csv"])
+    (item,) = capture(tracked, ["raw.csv"])
     assert item.remotes is not None
     assert item.remotes["web"] == "https://host/store"
     assert "secret" not in json.dumps(item.as_dict())
@@ -65,10 +66,10 @@ def test_credentials_stay_where_they_are(tracked: Path) -> None:
 def test_a_part_of_which_no_manifest_tells(tracked: Path) -> None:
     """Then the whole folder is hashed, and a change beside the part counts."""
     shutil.rmtree(tracked / ".dvc/cache")
-    (item,) = data.capture(tracked, ["data/imgs/deep"])
+    (item,) = capture(tracked, ["data/imgs/deep"])
     assert (item.recorded_md5, item.as_recorded, item.in_cache, item.obstacle) == (None, True, False, None)
     (tracked / "data/imgs/b.txt").write_text("B")
-    assert not data.capture(tracked, ["data/imgs/deep"])[0].as_recorded
+    assert not capture(tracked, ["data/imgs/deep"])[0].as_recorded
 
 
 def test_what_could_not_be_restored_is_said_with_a_remedy(tracked: Path) -> None:
@@ -76,7 +77,7 @@ def test_what_could_not_be_restored_is_said_with_a_remedy(tracked: Path) -> None
     (tracked / ".dvc/config").write_text("")
     (tracked / "made/numbers.txt").write_text("124\n")
     (tracked / "data/loose.txt").write_text("l")
-    found = data.capture(tracked, ["raw.csv", "made/numbers.txt", "loose.txt", "data", "notes.txt"])
+    found = capture(tracked, ["raw.csv", "made/numbers.txt", "loose.txt", "data", "notes.txt"])
     assert [item.obstacle for item in found] == [
         "raw.csv is not in DVC's cache, and there is no remote that could have it; dvc commit raw.csv",
         "made/numbers.txt is not what DVC has recorded; dvc repro sub/dvc.yaml:count",
@@ -92,21 +93,21 @@ def test_a_change_that_dvc_status_overlooks_is_an_obstacle(tracked: Path) -> Non
     stat = file.stat()
     file.write_text("1,3\n")
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    (item,) = data.capture(tracked, ["raw.csv"])
+    (item,) = capture(tracked, ["raw.csv"])
     assert not item.as_recorded
     assert item.obstacle == "raw.csv is not what DVC has recorded; dvc commit raw.csv"
 
 
 def test_files_that_dvc_ignores_are_counted(tracked: Path) -> None:
-    (before,) = data.capture(tracked, ["data/imgs"])
+    (before,) = capture(tracked, ["data/imgs"])
     (tracked / "data/imgs/.dvcignore").write_text("*.tmp\n")
     (tracked / "data/imgs/deep/x.tmp").write_text("x")
-    (item,) = data.capture(tracked, ["data/imgs"])
+    (item,) = capture(tracked, ["data/imgs"])
     assert item.ignored == 1
     assert item.md5 != before.md5  # .dvcignore itself is data
     (tracked / "data/imgs/.dvcignore").unlink()
     (tracked / ".dvcignore").write_text("# mine\n*.tmp\n")
-    (item,) = data.capture(tracked, ["data/imgs"])
+    (item,) = capture(tracked, ["data/imgs"])
     assert (item.md5, item.ignored, item.as_recorded) == (before.md5, 1, True)
     assert item.obstacle == "data/imgs holds 1 files that .dvcignore leaves out: they are not recorded; add them"
 
@@ -119,7 +120,7 @@ def test_links_are_followed_and_circles_left(tmp_path: Path) -> None:
     (tmp_path / "set/link").symlink_to(tmp_path / "real")
     (tmp_path / "real/back").symlink_to(tmp_path / "set")
     (tmp_path / "set/up").symlink_to(tmp_path / "set")
-    assert list(data.scan(tmp_path / "set").entries) == ["link/a"]
+    assert list(hashing.scan(tmp_path / "set").entries) == ["link/a"]
 
 
 def test_outputs_that_dvc_only_hashes_are_the_codes(tracked: Path) -> None:
@@ -127,20 +128,20 @@ def test_outputs_that_dvc_only_hashes_are_the_codes(tracked: Path) -> None:
     definition = yaml.safe_load((tracked / "sub/dvc.yaml").read_text())
     definition["stages"]["count"]["outs"] = [{"made/numbers.txt": {"cache": False}}]
     (tracked / "sub/dvc.yaml").write_text(yaml.safe_dump(definition))
-    (item,) = data.capture(tracked, ["made/numbers.txt"])
+    (item,) = capture(tracked, ["made/numbers.txt"])
     assert (item.keeper, item.recorded_md5 == item.md5, item.in_cache) == (None, True, None)
     (tracked / ".gitignore").write_text("")
-    (item,) = data.capture(tracked, ["made/numbers.txt"])
+    (item,) = capture(tracked, ["made/numbers.txt"])
     assert (item.keeper, item.obstacle) == ("code", None)
 
 
 def test_settings_of_dvc_that_are_broken_are_an_error(tracked: Path) -> None:
     (tracked / ".dvc/config").write_text("[core\n")
     with pytest.raises(ConfigurationError, match=r"DVC's configuration in .* cannot be read"):
-        data.capture(tracked, ["raw.csv"])
+        capture(tracked, ["raw.csv"])
     (tracked / ".dvc/config").write_text("[cache]\n    dir = /some/%(where)s\n")
     with pytest.raises(ConfigurationError, match='cannot be read: missing option "where"'):
-        data.capture(tracked, ["raw.csv"])
+        capture(tracked, ["raw.csv"])
 
 
 def test_data_in_a_repository_inside_are_in_the_code(tmp_path: Path) -> None:
@@ -151,14 +152,14 @@ def test_data_in_a_repository_inside_are_in_the_code(tmp_path: Path) -> None:
     for folder in (outer / "embedded", outer / "embedded" / "inner"):
         create(folder, {"points.csv": "2\n"})
     names = ["sub/points.csv", "embedded/points.csv", "embedded/inner"]
-    assert [(item.keeper, item.obstacle) for item in data.capture(outer, names)] == [("code", None)] * 3
+    assert [(item.keeper, item.obstacle) for item in capture(outer, names)] == [("code", None)] * 3
     assert all(
         f"{name}/points.csv".encode() in examine(outer).entries for name in ("sub", "embedded", "embedded/inner")
     )
     (outer / ".gitignore").write_text("/embedded\n")
-    assert [item.keeper for item in data.capture(outer, names)] == ["code", None, None]
+    assert [item.keeper for item in capture(outer, names)] == ["code", None, None]
     (outer / "link").symlink_to(source)
-    (item,) = data.capture(outer, ["link/points.csv"])
+    (item,) = capture(outer, ["link/points.csv"])
     assert item.keeper is None
 
 
@@ -173,42 +174,54 @@ def test_a_manifest_that_leads_out_of_its_folder_is_none(tmp_path: Path) -> None
 
 def test_a_change_that_keeps_size_and_time_is_seen(project: Path) -> None:
     file = project / "raw.csv"
-    before, stat = data.md5_of(file), file.stat()
+    before, stat = hashing.scan(file).md5, file.stat()
     file.write_text("1,3\n")
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert data.md5_of(file) != before
+    assert hashing.scan(file).md5 != before
 
 
 def test_unknown_data_has_no_record(project: Path) -> None:
-    (item,) = data.capture(project, ["raw.csv"])
+    (item,) = capture(project, ["raw.csv"])
     assert (item.recorded_md5, item.stage) == (None, None)
 
 
 def test_outputs_of_stages_are_found_in_the_lock_and_in_the_pipeline(project: Path) -> None:
-    lock = {"stages": {"prepare": {"cmd": "x", "outs": [{"path": "data/imgs", "md5": "5.dir"}]}}}
+    (project / ".dvc").mkdir()
+    lock = {"schema": "2.0", "stages": {"prepare@a": {"cmd": "x", "outs": [{"path": "data/imgs", "md5": "5.dir"}]}}}
     (project / "dvc.lock").write_text(yaml.safe_dump(lock))
-    (project / "dvc.yaml").write_text(
-        yaml.safe_dump({"stages": {"prepare": {"outs": [{"data/imgs": {"cache": False}}]}}})
-    )
-    (item,) = data.capture(project, ["data/imgs"])
-    assert (item.recorded_md5, item.stage) == ("5.dir", "prepare")
-    assert data.stage_of(project, "./data/imgs/") == "prepare"
-    assert data.stage_of(project, "other") is None
+    each = {"cmd": "x", "wdir": "${top}", "outs": [{"${item.path}": {"cache": False}}]}
+    places = {"a": {"path": "data/imgs"}, "b": {"path": "other"}}
+    stages = {
+        "prepare": {"foreach": places, "do": each},
+        "broken": {"cmd": "${no.such}"},
+        "never": {"cmd": "x", "outs": ["raw.csv"]},
+    }
+    (project / "dvc.yaml").write_text(yaml.safe_dump({"vars": [{"top": "."}], "stages": stages}))
+    folder, file = capture(project, ["data/imgs", "raw.csv"])
+    assert (folder.recorded_md5, folder.stage, folder.outs[0].cached) == ("5.dir", "prepare@a", False)
+    assert (file.recorded_md5, file.stage) == (None, "never")
+    assert file.obstacle == "raw.csv is not what DVC has recorded; dvc repro never"
+    assert dvc_files.stage_of(project, "./data/imgs/") == "prepare@a"
+    assert dvc_files.stage_of(project, "other") == "prepare@b"
+    assert dvc_files.stage_of(project, "neither") is None
+    assert not (project / ".dvc/tmp").exists()
 
 
 def test_a_missing_path_is_an_error(project: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        data.capture(project, ["nothing"])
+        hashing.scan_input(project, "nothing")
 
 
 @pytest.mark.slow
 def test_the_digits_are_made_byte_for_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pipelines import prepare_digits
 
-    shutil.copy2(REPOSITORY / "dvc.lock", tmp_path)
+    (tmp_path / ".dvc").mkdir()
+    for name in ("dvc.lock", "dvc.yaml"):
+        shutil.copy2(REPOSITORY / name, tmp_path)
     monkeypatch.chdir(tmp_path)
     prepare_digits.main()
-    (item,) = data.capture(tmp_path, ["data/digits"])
+    (item,) = capture(tmp_path, ["data/digits"])
     assert item.md5 == item.recorded_md5
     assert item.stage == "prepare_digits"
 
@@ -218,5 +231,5 @@ def test_the_lock_is_of_the_scripts_as_they_are() -> None:
     stages = yaml.safe_load((REPOSITORY / "dvc.lock").read_text())["stages"]
     recorded = {dep["path"]: dep["md5"] for stage in stages.values() for dep in stage.get("deps", [])}
     scripts = {path: md5 for path, md5 in recorded.items() if path.endswith(".py")}
-    assert scripts == {path: data.md5_of(REPOSITORY / path)[0] for path in scripts}
+    assert scripts == {path: hashing.scan(REPOSITORY / path).md5 for path in scripts}
     assert len(scripts) >= 2

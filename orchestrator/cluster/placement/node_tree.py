@@ -15,12 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.provenance import data
-from orchestrator.provenance.git import known_files
+from orchestrator.provenance.code.git import known_files
+from orchestrator.provenance.data import hashing
+from orchestrator.provenance.environment import packages
 
 _CACHES = (".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", "__pycache__")
 IGNORED = frozenset({".orchestrator", ".git", ".dvc", ".venv", "venv", *_CACHES})
-_PACKAGE = Path(__file__).resolve().parent.parent
 _LIBRARIES = ("numpy", "ray", "torch")
 
 
@@ -38,9 +38,9 @@ class Tree:
 def capture(project: Path, inputs: Iterable[str], *, git: bool = True) -> Tree:
     """The tree as it is on this machine. git: False for a copy, which holds nothing but what was packed."""
     names = list(inputs)
-    found = {name: data.md5_of(project / name)[0] if (project / name).exists() else None for name in names}
+    found = {name: hashing.scan(project / name).md5 if (project / name).exists() else None for name in names}
     files = {name: _sha256(project / name) for name in listing(project, names, git=git)} if project.is_dir() else None
-    return Tree(files, found, package_sha256(), _versions())
+    return Tree(files, found, packages.own_sha256(), _versions())
 
 
 def listing(project: Path, inputs: Iterable[str], *, git: bool = True) -> list[str]:
@@ -71,7 +71,7 @@ def foreign(expected: Tree, found: Tree) -> list[str]:
 
 def holds_package(project: Path) -> bool:
     """Whether this package lies in the project, and so is carried with it."""
-    return _PACKAGE.is_relative_to(project.resolve())
+    return packages.PACKAGE.is_relative_to(project.resolve())
 
 
 def packed_bytes(project: Path, inputs: Iterable[str]) -> int:
@@ -125,13 +125,6 @@ def _differing(expected: Mapping[str, str | None], found: Mapping[str, str | Non
             what = "is missing" if found.get(name) is None else "differs" if name in expected else "is extra"
             phrases.append(f"{name} {what}")
     return phrases
-
-
-def package_sha256() -> str:
-    total = hashlib.sha256()
-    for file in sorted(_PACKAGE.rglob("*.py")):
-        total.update(f"{file.relative_to(_PACKAGE).as_posix()} {_sha256(file)}\n".encode())
-    return total.hexdigest()
 
 
 def _versions() -> dict[str, str]:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from orchestrator.provenance.profile import LIMIT, profile
+from orchestrator.data.profile import LIMIT, profile
 
 
 def test_pairs_of_images_and_classes() -> None:
@@ -153,7 +153,7 @@ def test_of_large_items_evenly_spaced_elements_are_looked_at() -> None:
 
 
 def test_of_very_many_labels_evenly_spaced_ones_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.provenance.profile._MOST_LABELS", 10)
+    monkeypatch.setattr("orchestrator.data.profile._MOST_LABELS", 10)
     found = profile(TensorDataset(torch.zeros(100, 1), torch.arange(100) // 50))
     assert (found["classes"], found["counted"]) == ({"0": 5, "1": 5}, 10)
 

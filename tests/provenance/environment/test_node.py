@@ -15,36 +15,36 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.numerics import cuda
-from orchestrator.provenance import environment
+from orchestrator.provenance.environment import node, packages
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")
-def found() -> environment.Environment:
-    return environment.capture()
+def found() -> node.Environment:
+    return node.capture()
 
 
-def test_packages_are_those_that_are_installed(found: environment.Environment) -> None:
+def test_packages_are_those_that_are_installed(found: node.Environment) -> None:
     known = {re.sub(r"[-_.]+", "-", d.metadata["Name"]).lower(): d.version for d in importlib.metadata.distributions()}
     assert found.packages == dict(sorted(known.items()))
     assert list(found.packages) == sorted(found.packages)
     assert len(found.builds["torch"]["sha256"]) == 64
 
 
-def test_it_is_plain_data_and_the_same_each_time(found: environment.Environment) -> None:
+def test_it_is_plain_data_and_the_same_each_time(found: node.Environment) -> None:
     record = json.loads(json.dumps(found.as_dict()))
-    assert record == found.as_dict() == environment.capture().as_dict()
+    assert record == found.as_dict() == node.capture().as_dict()
     assert record["bits"]["packages_sha256"] == found.packages_sha256
-    assert found.cores >= 1
-    assert found.cpu
-    assert found.python == sys.version
+    assert found.host["cores"] >= 1
+    assert found.bits["cpu"]
+    assert found.bits["python"] == sys.version
 
 
-def test_the_hash_depends_on_every_version_and_build(found: environment.Environment) -> None:
+def test_the_hash_depends_on_every_version_and_build(found: node.Environment) -> None:
     def total(name: str, version: str, **build: str) -> str:
         builds = {**found.builds, name: {**found.builds[name], **build}}
-        return environment.packages_sha256({**found.packages, name: version}, builds)
+        return packages.sha256_of({**found.packages, name: version}, builds)
 
     torch = found.packages["torch"]
     assert total("torch", torch) == found.packages_sha256
@@ -78,14 +78,14 @@ PLACES = [
 @given(st.lists(st.sampled_from(PLACES), unique=True), st.booleans())
 def test_the_place_of_an_installation_is_not_its_build(extra: list[str], windows: bool) -> None:
     lines = (RECORD + "".join(extra)).replace("\n", "\r\n" if windows else "\n").encode().splitlines()
-    assert [line for line in lines if environment._is_of_the_build(line)] == RECORD.encode().splitlines()
+    assert [line for line in lines if packages._is_of_the_build(line)] == RECORD.encode().splitlines()
 
 
 def test_builds_of_one_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def build_of(number: int, record: str, **files: str) -> dict[str, object]:
         folder = install(tmp_path / str(number), "A_b.c-1+cpu", record, **files)
         monkeypatch.setattr(sys, "path", [str(folder)])
-        ((name, (version, build)),) = environment._packages()
+        ((name, (version, build)),) = packages.installed()
         assert (name, version) == ("a-b-c", "1+cpu")
         return build
 
@@ -106,7 +106,7 @@ def test_the_first_of_a_name_counts_and_the_working_directory_does_not(
     monkeypatch.chdir(folders[0])
     monkeypatch.setattr(sys, "path", ["", *map(str, folders), str(tmp_path / "none")])
     (folders[1] / "developed-1.egg-info").mkdir()
-    assert {name: version for name, (version, _) in environment._packages()} == {"a": "1"}
+    assert {name: version for name, (version, _) in packages.installed()} == {"a": "1"}
 
 
 def test_variables_that_change_bits_are_kept_and_secrets_never(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,40 +120,38 @@ def test_variables_that_change_bits_are_kept_and_secrets_never(monkeypatch: pyte
     for name, value in {**kept, **described, **secret, **other}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TORCH_INDEX", "https://me:word@host/x")
-    assert environment.variables() == {**kept, "TORCH_INDEX": "https://host/x"}
-    assert environment._host()["variables"] == described
+    assert node.variables() == {**kept, "TORCH_INDEX": "https://host/x"}
+    assert node._host()["variables"] == described
 
 
 def test_the_graphics_card_counts_only_where_it_computes(
-    found: environment.Environment, monkeypatch: pytest.MonkeyPatch
+    found: node.Environment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cuda, "describe", lambda: {"models": ["X"]})
     assert "gpu" not in found.bits
-    assert environment.capture("cuda").bits["gpu"] == {"models": ["X"]}
+    assert node.capture("cuda").bits["gpu"] == {"models": ["X"]}
 
 
 def test_containers_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {"/run/.containerenv": 'engine="podman"\nimage="docker.io/a:1"\nimageid="12"\n'}
-    monkeypatch.setattr(environment, "_text", lambda path: texts.get(path, ""))
+    monkeypatch.setattr(node, "_text", lambda path: texts.get(path, ""))
     monkeypatch.setattr(Path, "exists", lambda self: str(self) in texts)
     for name in ("KUBERNETES_SERVICE_HOST", "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "CONTAINER_IMAGE"):
         monkeypatch.delenv(name, raising=False)
-    assert environment._container() == {"kind": "podman", "image": "docker.io/a:1", "imageid": "12"}
+    assert node._container() == {"kind": "podman", "image": "docker.io/a:1", "imageid": "12"}
     texts.clear()
-    assert environment._container() is None
+    assert node._container() is None
     monkeypatch.setenv("CONTAINER_IMAGE", "a:2")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "h")
-    assert environment._container() == {"kind": "kubernetes", "image": "a:2"}
+    assert node._container() == {"kind": "kubernetes", "image": "a:2"}
     monkeypatch.setenv("APPTAINER_CONTAINER", "/a.sif")
-    assert environment._container() == {"kind": "apptainer", "image": "/a.sif"}
+    assert node._container() == {"kind": "apptainer", "image": "/a.sif"}
 
 
 @pytest.mark.slow
-def test_bits_do_not_depend_on_who_and_where(tmp_path: Path, found: environment.Environment) -> None:
+def test_bits_do_not_depend_on_who_and_where(tmp_path: Path, found: node.Environment) -> None:
     """Another folder, time zone, locale, user name and home, in a process of its own."""
-    script = (
-        "import json; from orchestrator.provenance import environment as e; print(json.dumps(e.capture().as_dict()))"
-    )
+    script = "import json; from orchestrator.provenance.environment import node as e; print(json.dumps(e.capture().as_dict()))"
     strange = {"TZ": "Asia/Tokyo", "LANG": "de_DE.UTF-8", "LC_ALL": "C", "USER": "other", "HOME": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", script],

@@ -1,9 +1,9 @@
 """The ids that git gives to files and folders, computed from the bytes on disk.
 
-git itself computes them only through its filters (line endings, clean and smudge, encodings), which depend on its
-configuration. Here a file's id is that of its bytes, so equal work trees have equal ids wherever they lie. Pure, apart from
-reading files. Paths are bytes, relative, with `/`. As for git, of a file's mode only the owner's execute bit counts, and an
-empty folder is nothing.
+A file's id is that of its bytes: no filter (line endings, clean and smudge, encodings) and no configuration comes between, so
+equal work trees have equal ids wherever they lie. `git hash-object --no-filters` is no faster, follows links, and ends at the
+first file that cannot be read; `git mktree` and `write-tree` write what they hash. Pure, apart from reading files. Paths are
+bytes, relative, with `/`. As for git, of a file's mode only the owner's execute bit counts, and an empty folder is nothing.
 """
 
 from __future__ import annotations

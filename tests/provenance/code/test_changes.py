@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import NotRerunnable
-from orchestrator.provenance import changes, snapshot
-from orchestrator.provenance.changes import Change
-from orchestrator.provenance.snapshot import take
-from orchestrator.provenance.worktree import examine
-from tests.provenance.repositories import create, write
+from orchestrator.provenance.code import changes, snapshot
+from orchestrator.provenance.code.changes import Change
+from orchestrator.provenance.code.worktree import examine
+from tests.provenance.code.repositories import create, take, write
 
 
 @pytest.fixture

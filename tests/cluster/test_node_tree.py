@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.provenance import tree
-from orchestrator.provenance.tree import capture, differences, foreign, listing, outside, pack
+from orchestrator.cluster.placement import node_tree
+from orchestrator.cluster.placement.node_tree import capture, differences, foreign, listing, outside, pack
 
 INPUTS = ["data/numbers"]
 
@@ -107,5 +107,5 @@ def test_inputs_outside_the_project_are_found(project: Path) -> None:
 
 
 def test_this_package_is_carried_only_with_its_own_repository(project: Path) -> None:
-    assert not tree.holds_package(project)
-    assert tree.holds_package(Path(tree.__file__).parents[2])
+    assert not node_tree.holds_package(project)
+    assert node_tree.holds_package(Path(node_tree.__file__).parents[2])

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import NotRerunnable
-from orchestrator.provenance import code_restore, git, objects, snapshot
-from orchestrator.provenance.objects import Entry
-from orchestrator.provenance.worktree import WorkTree
+from orchestrator.provenance.code import checkout, git, objects, snapshot
+from orchestrator.provenance.code.worktree import WorkTree, entries_of
 
 FILES_SHOWN = 100
 LINES_SHOWN = 400
@@ -52,28 +51,23 @@ def since(bundle: Path, work: WorkTree) -> list[str]:
     with tempfile.TemporaryDirectory(prefix="orchestrator-") as folder:
         repository = Path(folder) / "one"
         (commit,) = _open(repository, bundle)
-        listed = git.records(git.run(repository, "ls-tree", "-r", "-z", commit))
-    then = {}
-    for record in listed:
-        run_manifest, path = record.split(b"\t", 1)
-        mode, _, id_ = run_manifest.decode().split(" ")
-        then[path] = Entry(mode, id_)
+        then = entries_of(git.run(repository, "ls-tree", "-r", "-z", commit))
     return sorted(objects.shown(path) for path in {*then, *work.entries} if then.get(path) != work.entries.get(path))
 
 
 def _open(repository: Path, *bundles: Path) -> list[str]:
     """Put the bundles into a new repository; their commits."""
-    headers = [code_restore.read_header(bundle) for bundle in bundles]
+    headers = [checkout.read_header(bundle) for bundle in bundles]
     if len({header.algorithm for header in headers}) > 1:
         raise NotRerunnable(
             "the two snapshots have ids of different kinds (sha1, sha256)", "compare the restored trees"
         )
-    code_restore.new_repository(repository, headers[0].algorithm, "--bare")
+    checkout.new_repository(repository, headers[0].algorithm, "--bare")
     for bundle in bundles:
         try:
-            code_restore.unpack(bundle, repository)
+            checkout.unpack(bundle, repository)
         except git.GitError as error:
-            raise NotRerunnable(f"{bundle} is damaged: {error}", code_restore.REMEDY) from None
+            raise NotRerunnable(f"{bundle} is damaged: {error}", checkout.REMEDY) from None
     return [header.commit for header in headers]
 
 

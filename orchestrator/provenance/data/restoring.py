@@ -9,20 +9,17 @@ into a cache of their own, which is thrown away; DVC's state, locks and index li
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from orchestrator.errors import NotRerunnable
-from orchestrator.provenance import data, dvc_files
-from orchestrator.provenance.data import Input
-from orchestrator.provenance.dvc_files import MD5, Out, Storage
+from orchestrator.provenance.data import dvc_files, hashing
+from orchestrator.provenance.data.dvc_files import MD5, Out, Storage
+from orchestrator.provenance.data.versions import Input
 
 
 @dataclass(frozen=True)
@@ -134,7 +131,7 @@ class _Job:
     def from_folder(self) -> None:
         """The bytes that lie where the command was typed, if they are still those; data that DVC never had come back so."""
         place = self.origin / self.item.path
-        found = data.scan_input(self.origin, self.item.path) if place.exists() else None
+        found = hashing.scan_input(self.origin, self.item.path) if place.exists() else None
         if found is None or found.md5 != self.item.md5:
             self.reasons.append(f"{place} {'is not there' if found is None else 'has other bytes now'}")
             return
@@ -151,7 +148,7 @@ class _Job:
 
     def _arrived(self, source: str) -> bool:
         place = self.target / self.item.path
-        if place.exists() and data.scan_input(self.target, self.item.path).md5 == self.item.md5:
+        if place.exists() and hashing.scan_input(self.target, self.item.path).md5 == self.item.md5:
             self.source = source
         return self.source is not None
 
@@ -239,7 +236,7 @@ class _Objects:
         for storage in self._storages():
             place = storage.place(md5, kind)
             if place.is_file():
-                if data.scan(place, kind=kind).md5 == md5.removesuffix(".dir"):
+                if hashing.scan(place, kind=kind).md5 == md5.removesuffix(".dir"):
                     return place
                 self._note_damage(place)
         return None
@@ -250,7 +247,7 @@ class _Objects:
             place = storage.place(md5, out.hash)
             if place.is_file():
                 plain = _copy(place, destination)
-                if md5 == (plain if out.hash == MD5 else data.scan(destination, kind=out.hash).md5):
+                if md5 == (plain if out.hash == MD5 else hashing.scan(destination, kind=out.hash).md5):
                     return storage
                 destination.unlink()
                 self._note_damage(place)
@@ -286,7 +283,7 @@ class _Objects:
 def _part_of(listed: Mapping[str, str], part: str) -> dict[str, str]:
     if not part:
         return dict(listed)
-    return {"": listed[part]} if part in listed else data.below(listed, part)
+    return {"": listed[part]} if part in listed else hashing.below(listed, part)
 
 
 def _pull(project: Path, scratch: Path, md5s: Iterable[str], out: Out) -> None:
@@ -303,7 +300,7 @@ def _pull(project: Path, scratch: Path, md5s: Iterable[str], out: Out) -> None:
     if theirs["core"].get("remote"):
         core["remote"] = theirs["core"]["remote"]
     settings = {"cache": {"dir": str(scratch / "cache")}, "remote": theirs["remote"], "core": core}
-    with _quiet(), Repo(str(own), config=settings) as repository:
+    with dvc_files.quiet(), Repo(str(own), config=settings) as repository:
         repository.cloud.pull([HashInfo(out.hash, md5) for md5 in md5s], remote=out.remote)
 
 
@@ -317,23 +314,11 @@ def _import(out: Out, part: str, destination: Path, origin: Path) -> None:
     _remove(destination)
     destination.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with _quiet():
+        with dvc_files.quiet():
             system = DVCFileSystem(url, rev=out.imported["rev"])
             system.get("/".join(filter(None, (out.imported["path"], part))), str(destination), recursive=True)
     except Exception as error:  # git, DVC and the libraries below them raise whatever they like
         raise _Missing(f"it cannot be imported again from {url}: {type(error).__name__}: {error}") from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without DVC's progress bars and warnings, which go by the level of its logger."""
-    logger = logging.getLogger("dvc")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
 
 
 def _remove(place: Path) -> None:
@@ -353,7 +338,3 @@ def _copy(source: Path, target: Path) -> str:
             total.update(piece)
             writer.write(piece)
     return total.hexdigest()
-
-
-def as_dicts(restored: Iterable[Restored]) -> list[dict[str, Any]]:
-    return [{"path": item.path, "source": item.source, "notes": list(item.notes)} for item in restored]

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.provenance import imported
-from orchestrator.provenance.imported import Judgement, Loaded, Repository, files_of, gather, judge
-from orchestrator.provenance.worktree import examine
-from tests.provenance.repositories import commit, create, git, write
+from orchestrator.provenance.code import imported
+from orchestrator.provenance.code.imported import Judgement, Loaded, Repository, files_of, gather, judge
+from orchestrator.provenance.code.worktree import examine
+from tests.provenance.code.repositories import commit, create, git, write
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_code_of_the_snapshot_is_fine(project: Path) -> None:
         project, project / "new.py", **{"pipes.good": project / "pipes/good.py", "pipes": project / "pipes/__init__.py"}
     )
     assert {finding.kind for finding in found.findings} == {"snapshot"}
-    assert (found.obstacles, found.search_path, found.repositories) == ((), (), ())
+    assert (found.obstacles, found.search_path) == ((), ())
 
 
 def test_ignored_code_is_named(project: Path) -> None:
@@ -135,7 +135,7 @@ def library(tmp_path: Path) -> Path:
 
 def test_another_repository_is_recorded(project: Path, library: Path) -> None:
     found = judged(project, lib=library / "lib/__init__.py")
-    (repository,) = found.repositories
+    (repository,) = (finding.module.repository for finding in found.findings)
     head = git(library, "rev-parse", "HEAD")
     assert repository == Repository(str(library), head, 0, True, "https://example.invalid/lib.git", False, None)
     assert found.obstacles == ()
@@ -184,14 +184,14 @@ def test_one_sentence_for_many_modules(project: Path) -> None:
 def test_a_real_process(project: Path) -> None:
     script = (
         "import sys, json, made, new, pipes.good, torch\n"
-        "from pathlib import Path\nfrom orchestrator.provenance import imported\n"
+        "from pathlib import Path\nfrom orchestrator.provenance.code import imported\n"
         "modules = imported.files_of(sys.modules)\n"
         "print(json.dumps([m.as_dict() for m in imported.gather(modules, Path.cwd())]))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=project,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
         capture_output=True,
         check=True,
     )

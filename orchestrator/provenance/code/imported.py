@@ -22,8 +22,8 @@ from types import ModuleType
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from orchestrator.provenance import git, objects
-from orchestrator.provenance.worktree import WorkTree
+from orchestrator.provenance.code import git, objects
+from orchestrator.provenance.code.worktree import WorkTree
 
 Kind = Literal["snapshot", "changed", "left out", "repository", "shadowing", "elsewhere"]
 _SITES = frozenset({"site-packages", "dist-packages"})
@@ -73,13 +73,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Judgement:
-    """findings: of every module; obstacles: with remedies; repositories: other ones that the run used, to be recorded.
+    """findings: of every module; obstacles: with remedies;
     search_path: the folders of the snapshot's tree, apart from the project's own, that modules were imported from: on the
     PYTHONPATH they make a rerun import the snapshot instead of an editable install of the original."""
 
     findings: tuple[Finding, ...]
     obstacles: tuple[str, ...]
-    repositories: tuple[Repository, ...]
     search_path: tuple[str, ...]
 
 
@@ -127,18 +126,12 @@ def judge(loaded: Iterable[Loaded], work: WorkTree | None, apart: Collection[str
     """What the modules of a process mean for a rerun of the snapshot. Pure. work: None where there is no snapshot, which is
     said elsewhere; apart: packages that are recorded in another way, so that where they lie is no obstacle."""
     if work is None:
-        return Judgement(tuple(Finding("elsewhere", module, None) for module in loaded), (), (), ())
+        return Judgement(tuple(Finding("elsewhere", module, None) for module in loaded), (), ())
     findings = tuple(_finding(module, work) for module in loaded)
-    repositories = {
-        finding.module.repository.root: finding.module.repository
-        for finding in findings
-        if finding.kind == "repository" and finding.module.repository is not None
-    }
     roots = {root for finding in findings if (root := _import_root(finding)) not in (None, work.project)}
     return Judgement(
         findings,
         tuple(_obstacles(finding for finding in findings if finding.module.name.split(".")[0] not in apart)),
-        tuple(repositories[root] for root in sorted(repositories)),
         tuple(sorted(root for root in roots if root is not None)),
     )
 

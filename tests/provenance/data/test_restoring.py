@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import NotRerunnable
-from orchestrator.provenance import data
-from orchestrator.provenance.data_restore import Restored, lend_storage, restore
-from orchestrator.provenance.worktree import tree_id
-from tests.provenance.dvc_project import git, listing, work_tree
+from orchestrator.provenance.data import hashing
+from orchestrator.provenance.data.restoring import Restored, lend_storage, restore
+from tests.provenance.code.repositories import tree_id
+from tests.provenance.data.dvc_project import capture, git, listing, work_tree
 
 pytestmark = pytest.mark.filterwarnings("ignore:_NoneStep.value will soon raise")  # DVC's own use of a library
 
 PATHS = ["data/imgs", "raw.csv", "made/numbers.txt"]
 
 
-def bytes_of(folder: Path, paths: list[str]) -> list[tuple[str, int, int]]:
-    return [data.md5_of(folder / path) for path in paths]
+def bytes_of(folder: Path, paths: list[str]) -> list[str]:
+    return [hashing.scan(folder / path).md5 for path in paths]
 
 
 def forget(project: Path) -> None:
@@ -36,7 +36,7 @@ def no_remote(project: Path) -> None:
 
 def test_an_old_version_comes_from_the_cache(tracked: Path, tmp_path: Path) -> None:
     """The folder and DVC's files have gone on; nothing of the user's is touched."""
-    inputs, before = data.capture(tracked, PATHS), bytes_of(tracked, PATHS)
+    inputs, before = capture(tracked, PATHS), bytes_of(tracked, PATHS)
     target = work_tree(tracked, tmp_path / "w")
     (tracked / "data/imgs/b.txt").write_text("changed")
     (tracked / "raw.csv").write_text("3,4\n")
@@ -50,7 +50,7 @@ def test_an_old_version_comes_from_the_cache(tracked: Path, tmp_path: Path) -> N
 
 def test_what_the_cache_lacks_comes_from_the_remote(tracked: Path, tmp_path: Path) -> None:
     """Also when the work tree's own settings name no remote: those of the folder count (rule F5)."""
-    inputs, before = data.capture(tracked, PATHS), bytes_of(tracked, PATHS)
+    inputs, before = capture(tracked, PATHS), bytes_of(tracked, PATHS)
     target = work_tree(tracked, tmp_path / "w")
     no_remote(target)
     shutil.rmtree(tracked / ".dvc" / "cache")
@@ -64,7 +64,7 @@ def test_what_the_cache_lacks_comes_from_the_remote(tracked: Path, tmp_path: Pat
 
 def test_a_damaged_object_is_found_and_named(tracked: Path, tmp_path: Path) -> None:
     """Same name, size, time and permissions, other bytes: DVC checks it out. A remote heals; without one it is an error."""
-    inputs = data.capture(tracked, ["raw.csv", "data/imgs"])
+    inputs = capture(tracked, ["raw.csv", "data/imgs"])
     object_ = tracked / ".dvc/cache/files/md5" / inputs[0].md5[:2] / inputs[0].md5[2:]
     manifest = tracked / ".dvc/cache/files/md5" / inputs[1].md5[:2] / inputs[1].md5[2:]
     for place in (object_, manifest):
@@ -91,7 +91,7 @@ def test_a_damaged_object_is_found_and_named(tracked: Path, tmp_path: Path) -> N
 def test_parts_and_what_lies_above(tracked: Path, tmp_path: Path) -> None:
     """A folder in an out, a file in one, and a folder that holds an out beside files of the code."""
     paths = ["data/imgs/deep", "data/imgs/b.txt", "data"]
-    inputs, before = data.capture(tracked, paths), bytes_of(tracked, paths)
+    inputs, before = capture(tracked, paths), bytes_of(tracked, paths)
     target = work_tree(tracked, tmp_path / "w")
     forget(tracked)
     restored = restore(target, inputs[:1], tracked)
@@ -102,7 +102,7 @@ def test_parts_and_what_lies_above(tracked: Path, tmp_path: Path) -> None:
 
 
 def test_parts_from_the_remote(tracked: Path, tmp_path: Path) -> None:
-    inputs = data.capture(tracked, ["data/imgs/deep", "data/imgs"])
+    inputs = capture(tracked, ["data/imgs/deep", "data/imgs"])
     target = work_tree(tracked, tmp_path / "w")
     shutil.rmtree(tracked / ".dvc" / "cache")
     forget(tracked)
@@ -110,7 +110,7 @@ def test_parts_from_the_remote(tracked: Path, tmp_path: Path) -> None:
 
 
 def test_data_that_dvc_never_had_come_from_the_folder_if_unchanged(tracked: Path, tmp_path: Path) -> None:
-    inputs = data.capture(tracked, ["loose.txt", "notes.txt"])
+    inputs = capture(tracked, ["loose.txt", "notes.txt"])
     loose, notes = restore(work_tree(tracked, tmp_path / "w"), inputs, tracked)
     assert (loose.source, notes.source) == ("folder", "work tree")
     assert "loose.txt was copied from" in loose.notes[0]
@@ -124,7 +124,7 @@ def test_data_read_before_they_were_added(tracked: Path, tmp_path: Path) -> None
     from dvc.repo import Repo
 
     (tracked / "raw.csv").write_text("5,6\n")
-    inputs = data.capture(tracked, ["raw.csv"])
+    inputs = capture(tracked, ["raw.csv"])
     assert inputs[0].obstacle is not None
     target = work_tree(tracked, tmp_path / "w")
     with Repo(str(tracked)) as repository:
@@ -139,7 +139,7 @@ def test_nothing_is_written_outside_of_the_work_tree(tracked: Path, tmp_path: Pa
     elsewhere.mkdir()
     (elsewhere / "x.bin").write_bytes(b"x")
     (tracked / "link").symlink_to(elsewhere)
-    inputs = data.capture(tracked, ["../elsewhere/x.bin", str(elsewhere / "x.bin"), "link/x.bin"])
+    inputs = capture(tracked, ["../elsewhere/x.bin", str(elsewhere / "x.bin"), "link/x.bin"])
     target = work_tree(tracked, tmp_path / "w")
     assert {item.source for item in restore(target, inputs, tracked)} == {"work tree"}
     (elsewhere / "x.bin").write_bytes(b"y")
@@ -151,7 +151,7 @@ def test_nothing_is_written_outside_of_the_work_tree(tracked: Path, tmp_path: Pa
 
 def test_a_project_in_a_folder_of_its_repository(tracked: Path, tmp_path: Path) -> None:
     """The DVC project is the one around it, and the input lies beside the project's folder."""
-    inputs = data.capture(tracked / "sub", ["../made/numbers.txt", "../notes.txt"])
+    inputs = capture(tracked / "sub", ["../made/numbers.txt", "../notes.txt"])
     assert inputs[0].stage == "count"
     assert [item.keeper for item in inputs] == ["dvc", "code"]
     target = work_tree(tracked, tmp_path / "w")
@@ -163,7 +163,7 @@ def test_a_project_in_a_folder_of_its_repository(tracked: Path, tmp_path: Path) 
 
 def test_a_link_to_tracked_data(tracked: Path, tmp_path: Path) -> None:
     (tracked / "current").symlink_to("data/imgs")
-    inputs = data.capture(tracked, ["current"])
+    inputs = capture(tracked, ["current"])
     assert (inputs[0].place, inputs[0].keeper) == ("data/imgs", "dvc")
     target = work_tree(tracked, tmp_path / "w")
     forget(tracked)
@@ -181,7 +181,7 @@ def test_legacy_objects_are_checked_by_the_hash_of_their_time(tracked: Path, tmp
     place = tracked / ".dvc/cache" / old[:2] / old[2:]
     place.parent.mkdir(parents=True)
     shutil.copy(tracked / "old.txt", place)
-    (item,) = inputs = data.capture(tracked, ["old.txt"])
+    (item,) = inputs = capture(tracked, ["old.txt"])
     assert (item.recorded_md5, item.as_recorded, item.in_cache, item.obstacle) == (old, True, True, None)
     assert item.md5 != old
     target = work_tree(tracked, tmp_path / "w")
@@ -196,7 +196,7 @@ def test_legacy_objects_are_checked_by_the_hash_of_their_time(tracked: Path, tmp
 
 
 def test_no_dvc_at_all(tracked: Path, tmp_path: Path) -> None:
-    inputs = data.capture(tracked, ["raw.csv"])
+    inputs = capture(tracked, ["raw.csv"])
     target = work_tree(tracked, tmp_path / "w")
     (tmp_path / "bare").mkdir()
     with pytest.raises(NotRerunnable, match="is not in a DVC project"):
@@ -213,17 +213,17 @@ def repository_of(tracked: Path, target: Path) -> Path:
 
 def test_whoever_records_the_restored_data_finds_them_where_they_are_kept(tracked: Path) -> None:
     """Below the folder itself, as a rerun does it; the identity of the code stays."""
-    inputs = data.capture(tracked, PATHS)
+    inputs = capture(tracked, PATHS)
     target = repository_of(tracked, tracked / ".orchestrator" / "worktrees" / "1" / "code")
     (target / ".dvc" / "config").write_text("[cache]\n    dir = ../elsewhere\n")
     restore(target, inputs, tracked)
-    assert [item.in_cache for item in data.capture(target, PATHS)] == [False] * 3
+    assert [item.in_cache for item in capture(target, PATHS)] == [False] * 3
     before = tree_id(target)
     untouched = listing(tracked / ".dvc")
     lend_storage(target, tracked, target)
     assert tree_id(target) == before
     assert listing(tracked / ".dvc") == untouched
-    captured = data.capture(target, PATHS)
+    captured = capture(target, PATHS)
     assert [(item.in_cache, item.obstacle, item.remotes) for item in captured] == [
         (True, None, item.remotes) for item in inputs
     ]
@@ -232,11 +232,11 @@ def test_whoever_records_the_restored_data_finds_them_where_they_are_kept(tracke
 def test_a_folder_of_any_name_lends_its_cache(tracked: Path, tmp_path: Path) -> None:
     """DVC reads such a path, and does not write it."""
     place = tracked.rename(tmp_path / "été #1, 'so' said")
-    inputs = data.capture(place, PATHS)
+    inputs = capture(place, PATHS)
     target = repository_of(place, tmp_path / "w")
     restore(target, inputs, place)
     lend_storage(target, place, target)
-    assert [(item.in_cache, item.obstacle) for item in data.capture(target, PATHS)] == [(True, None)] * 3
+    assert [(item.in_cache, item.obstacle) for item in capture(target, PATHS)] == [(True, None)] * 3
 
 
 def test_a_tree_without_dvc_is_left_alone_and_so_is_the_folder_above(tracked: Path) -> None:
@@ -256,7 +256,7 @@ def test_imported_data_come_from_where_they_were_imported(tracked: Path, tmp_pat
     git(mine, "init", "-q")
     with Repo.init(str(mine)) as repository:
         repository.imp(str(tracked), "data/imgs", out=str(mine / "imgs"))
-    inputs = data.capture(mine, ["imgs", "imgs/deep/a.txt"])
+    inputs = capture(mine, ["imgs", "imgs/deep/a.txt"])
     assert [item.obstacle for item in inputs] == [None, None]
     assert inputs[0].outs[0].imported is not None
     assert len(inputs[0].outs[0].imported["rev"]) == 40

@@ -4,7 +4,7 @@ The files' own bytes become git's objects by `fast-import`, which knows no filte
 copied or locked) and writes thousands of files as one pack. Of the user's repository only two things change: objects are
 added, and `refs/orchestrator/<run id>` keeps them from being collected. Author, date and message are functions of the code,
 so the same code gives the same commit, and its bundle holds a parentless commit: complete without history, and leaking none.
-A tree that is its commit's needs no commit of its own. See worktree.py for what belongs to the tree, restore.py for the way
+A tree that is its commit's needs no commit of its own. See worktree.py for what belongs to the tree, checkout.py for the way
 back. Sources: gitformat-bundle(5), git-fast-import(1).
 """
 
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from orchestrator.provenance import git, objects, worktree
-from orchestrator.provenance.objects import Entries, Entry
-from orchestrator.provenance.worktree import TITLE, Unrecorded, WorkTree
+from orchestrator.provenance.code import git, objects
+from orchestrator.provenance.code.objects import Entries, Entry
+from orchestrator.provenance.code.worktree import TITLE, Unrecorded, WorkTree
 
 BUNDLE_REF = "refs/heads/snapshot"
 PATCH_BYTES = 4 * 10**6
@@ -38,10 +38,6 @@ class Snapshot:
     commit: str
     ref: str
 
-    @property
-    def tree(self) -> str:
-        return self.work.tree
-
     def as_dict(self) -> dict[str, Any]:
         """What a record says of the code."""
         return {
@@ -55,11 +51,6 @@ class Snapshot:
             "notes": list(self.work.notes),
             "obstacles": list(self.work.obstacles),
         }
-
-
-def take(project: Path, run_id: str) -> Snapshot:
-    """Record the work tree of the repository that holds `project`. Raises worktree.Unrecorded."""
-    return keep(worktree.examine(project), run_id)
 
 
 def keep(work: WorkTree, run_id: str) -> Snapshot:

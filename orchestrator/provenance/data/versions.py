@@ -1,27 +1,20 @@
 """The version of what a pipeline reads: hashed on disk, and looked up in DVC's files and in the code's repository.
 
-The hash is taken from the bytes that are there, because `dvc status` trusts size and time. A folder's is DVC's own: the md5 of
-the sorted list of its files, with `.dir` behind it; `.dvcignore` is obeyed. A symbolic link is followed, to folders too, which
-DVC does not: what lies behind it then counts as unknown to DVC, as it is. A remote is named and not asked.
+A remote is named and not asked.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from orchestrator.provenance import dvc_files
-from orchestrator.provenance.dvc_files import LEGACY, MD5, Out, Storage
-from orchestrator.provenance.git import known_files
-
-stage_of = dvc_files.stage_of
-_NO_DATA = frozenset({".git", ".hg", ".dvc", ".orchestrator"})  # what git, DVC and this program keep among the files
+from orchestrator.provenance.code.git import known_files
+from orchestrator.provenance.data import dvc_files
+from orchestrator.provenance.data.dvc_files import LEGACY, Out, Storage
+from orchestrator.provenance.data.hashing import Scan, is_in, scan_input
 
 
 @dataclass(frozen=True)
@@ -90,80 +83,18 @@ def from_dict(record: Mapping[str, Any]) -> Input:
     return Input(**{**told, "outs": outs, "loose": tuple(record.get("loose", ()))})
 
 
-@dataclass(frozen=True)
-class Scan:
-    """What lies at a path. entries: relative path -> md5, of a file "" -> md5."""
-
-    entries: Mapping[str, str]
-    size: int
-    is_file: bool
-    ignored: int = 0
-
-    @property
-    def md5(self) -> str:
-        return self.entries[""] if self.is_file else md5_of_entries(self.entries)
-
-    def below(self, part: str) -> str | None:
-        """The md5 of a file or folder inside, as DVC would compute it; None when there is none."""
-        if part in ("", "."):
-            return self.md5
-        if part in self.entries:
-            return self.entries[part]
-        entries = below(self.entries, part)
-        return md5_of_entries(entries) if entries else None
-
-
-def capture(project: Path, paths: Sequence[str]) -> list[Input]:
-    """One Input per path. Raises FileNotFoundError for a path that is not there."""
-    missing = next((path for path in paths if not (project / path).exists()), None)
-    if missing is not None:
-        raise FileNotFoundError(missing)
-    if not paths:
+def look_up(project: Path, scans: Mapping[str, Scan]) -> list[Input]:
+    """One Input per path, told what lies there. Raises ConfigurationError when DVC's configuration cannot be read."""
+    if not scans:
         return []
     known, storage = dvc_files.outs(project), dvc_files.storage(project)
-    return [_capture(project, path, known, storage) for path in paths]
+    return [_look_up(project, path, found, known, storage) for path, found in scans.items()]
 
 
-def md5_of(path: Path) -> tuple[str, int, int]:
-    """(md5, size in bytes, number of files) of a file or a folder, as DVC computes them."""
-    found = scan(path)
-    return found.md5, found.size, len(found.entries)
-
-
-def scan(path: Path, ignore: dvc_files.Ignore | None = None, *, kind: str = MD5) -> Scan:
-    """Hash everything at `path`."""
-    if path.is_file():
-        return Scan({"": _md5_of_file(path, kind)}, path.stat().st_size, True)
-    entries, size, seen = {}, 0, 0
-    for file, size_bytes in _walk(path, ignore):
-        entries[file.relative_to(path).as_posix()] = _md5_of_file(file, kind)
-        size += size_bytes
-    if ignore is not None:
-        seen = sum(1 for _ in _walk(path, None))
-    return Scan(entries, size, False, max(0, seen - len(entries)))
-
-
-def scan_input(project: Path, path: str, kind: str = MD5) -> Scan:
-    """Hash as DVC does, what its ignore files leave out left out."""
-    place = Path(os.path.normpath((project / path).absolute()))
-    return scan(place, dvc_files.ignore(project, place), kind=kind)
-
-
-def md5_of_entries(entries: Mapping[str, str]) -> str:
-    listed = [{"md5": md5, "relpath": name} for name, md5 in sorted(entries.items())]
-    return hashlib.md5(json.dumps(listed, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"
-
-
-def below(entries: Mapping[str, str], folder: str) -> dict[str, str]:
-    """The entries of a folder inside, relative to it."""
-    return {name[len(folder) + 1 :]: md5 for name, md5 in entries.items() if name.startswith(f"{folder}/")}
-
-
-def _capture(project: Path, path: str, known: list[Out], storage: Storage | None) -> Input:
+def _look_up(project: Path, path: str, found: Scan, known: list[Out], storage: Storage | None) -> Input:
     place, outs = _holders(project, path, known)
-    found = scan_input(project, path)
     kept = [out for out in outs if out.cached]
-    others = [name for name in found.entries if not any(_is_in(_join(place, name), out.path) for out in kept)]
+    others = [name for name in found.entries if not any(is_in(_join(place, name), out.path) for out in kept)]
     loose = _not_in_code(project, [_join(place, name) for name in others])
     stages = {out.stage for out in outs}
     whole = _is_whole(outs, place)
@@ -190,9 +121,7 @@ def _holders(project: Path, path: str, known: list[Out]) -> tuple[str, list[Out]
     lexical = os.path.relpath(os.path.normpath(project / path), project)
     real = os.path.relpath(os.path.realpath(project / path), os.path.realpath(project))
     for place in dict.fromkeys((lexical, real)):
-        outs = [out for out in known if _is_in(place, out.path)][:1] or [
-            out for out in known if _is_in(out.path, place)
-        ]
+        outs = [out for out in known if is_in(place, out.path)][:1] or [out for out in known if is_in(out.path, place)]
         if outs:
             return place, outs
     return lexical, []
@@ -200,11 +129,7 @@ def _holders(project: Path, path: str, known: list[Out]) -> tuple[str, list[Out]
 
 def _is_whole(outs: Sequence[Out], place: str) -> bool:
     """Whether one out is the input, or holds it."""
-    return bool(outs) and _is_in(place, outs[0].path)
-
-
-def _is_in(path: str, folder: str) -> bool:
-    return path == folder or Path(os.path.relpath(path, folder)).parts[:1] != (os.pardir,)
+    return bool(outs) and is_in(place, outs[0].path)
 
 
 def _join(place: str, name: str) -> str:
@@ -252,45 +177,3 @@ def _in_code(top: Path) -> Iterator[str]:
             yield from (os.path.join(name, inner) for inner in _in_code(top / name))  # noqa: PTH118 - of text
         else:
             yield name
-
-
-def _walk(path: Path, ignore: dvc_files.Ignore | None) -> Iterator[tuple[Path, int]]:
-    """The files at `path` with their sizes, links followed; a link to a folder that it lies in is not entered again."""
-    for folder, below, files in os.walk(path, followlinks=True):
-        if ignore is not None:
-            below[:], files = ignore(folder, below, files)
-        below[:] = [name for name in below if name not in _NO_DATA and not _turns_back(path, Path(folder, name))]
-        for name in (name for name in files if name not in _NO_DATA):
-            file = Path(folder, name)
-            if (found := _status(file)) is not None and stat.S_ISREG(found.st_mode):
-                yield file, found.st_size
-
-
-def _status(file: Path) -> os.stat_result | None:
-    """None of a link that leads nowhere."""
-    try:
-        return file.stat()
-    except FileNotFoundError:
-        return None
-
-
-def _turns_back(top: Path, folder: Path) -> bool:
-    if not folder.is_symlink():
-        return False
-    target, above = os.path.realpath(folder), [parent for parent in folder.parents if parent.is_relative_to(top)]
-    return any(_is_in(os.path.realpath(parent), target) for parent in above)
-
-
-def _md5_of_file(path: Path, kind: str = MD5) -> str:
-    if kind == LEGACY:
-        return _legacy_md5(path)
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-
-
-def _legacy_md5(path: Path) -> str:
-    """DVC 2's: a text, by a look at its first 512 bytes, with CR LF made LF in each piece of 2**20 bytes."""
-    from dvc_data.hashfile.hash import fobj_md5
-
-    with path.open("rb") as file:
-        return str(fobj_md5(file, name=LEGACY))

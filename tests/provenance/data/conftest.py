@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.provenance import dvc_project
+from tests.provenance.data import dvc_project
 
 
 @pytest.fixture(scope="session")

@@ -1,28 +1,25 @@
 """What a run was made with on one node: `bits`, which may change the result, and `host`, which only describes.
 
-Called by a process of the node (a worker, after its thread is prepared), and returned as plain data. Hashes of packages come
-from their RECORD files without the lines that depend on where and how they were installed, so two places agree and two builds
-do not; a file changed in place after the installation is not seen. Threads are a setting, so *_NUM_THREADS is described and no
-more: Ray sets it as it likes. Names, users, folders, languages, time zones and devices chosen are described, or not even that.
-No subprocess, no network; 0.1 s where torch is imported already.
+Called by a process of the node (a worker, after its thread is prepared), and returned as plain data. Threads are a setting, so
+*_NUM_THREADS is described and no more: Ray sets it as it likes. Names, users, folders, languages, time zones and devices chosen
+are described, or not even that. No subprocess, no network; 0.1 s where torch is imported already.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.numerics import cuda
 from orchestrator.numerics.determinism import cpu_model
-from orchestrator.provenance import tree
+from orchestrator.provenance.environment import packages
 
 _BITS = re.compile(
     r"(MKL|OMP|KMP|GOMP|ATEN|ONEDNN|DNNL|OPENBLAS|BLIS|NPY|CUBLAS|CUBLASLT|CUDA|CUDNN|NCCL|NVIDIA|TORCH|PYTORCH)_\w+"
@@ -33,7 +30,6 @@ _NO_BITS = re.compile(r"\w*(_NUM_THREADS|VISIBLE_DEVICES|DEVICE_ORDER|_HOME|_DIR
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
 _URL_SECRET = re.compile(r"(?<=://)[^/@\s]*@")
 _INSTRUCTION_SETS = re.compile(r"sse4_[12]|avx\w*|fma|f16c|amx\w*|asimd\w*|neon|sve\w*|bf16|i8mm|vsx|rvv")
-_OF_THE_INSTALLATION = re.compile(rb"[^/]*\.dist-info/(INSTALLER|REQUESTED|RECORD|direct_url\.json|uv_[^,]*)(,|$)")
 
 
 @dataclass(frozen=True)
@@ -48,19 +44,7 @@ class Environment:
 
     @property
     def packages_sha256(self) -> str:
-        return packages_sha256(self.packages, self.builds)
-
-    @property
-    def python(self) -> str:
-        return str(self.bits["python"])
-
-    @property
-    def cpu(self) -> str:
-        return str(self.bits["cpu"])
-
-    @property
-    def cores(self) -> int:
-        return int(self.host["cores"])
+        return packages.sha256_of(self.packages, self.builds)
 
     def as_dict(self) -> dict[str, Any]:
         """bits with the hash of all packages in it: the environment's part of the identity (`records.identity`)."""
@@ -74,12 +58,12 @@ class Environment:
 
 def capture(device: str = "cpu") -> Environment:
     """This process's environment. device: what computes; only when it is `cuda` do GPUs belong to the bits."""
-    found = dict(sorted(_packages()))
+    found = dict(sorted(packages.installed()))
     bits = {
         **_interpreter(),
         **_processor(),
         **_torch(),
-        "orchestrator": tree.package_sha256(),
+        "orchestrator": packages.own_sha256(),
         "variables": variables(),
     }
     if device == "cuda":
@@ -90,16 +74,6 @@ def capture(device: str = "cpu") -> Environment:
         bits=bits,
         host=_host(),
     )
-
-
-def packages_sha256(packages: dict[str, str], builds: dict[str, dict[str, Any]]) -> str:
-    """Of all packages but this one, whose source is hashed where it is read from."""
-    total = hashlib.sha256()
-    for name, version in sorted(packages.items()):
-        if name != "orchestrator":
-            build = {key: value for key, value in builds.get(name, {}).items() if key != "location"}
-            total.update(f"{name}=={version} {json.dumps(build, sort_keys=True)}\n".encode())
-    return total.hexdigest()
 
 
 def variables() -> dict[str, str]:
@@ -176,62 +150,6 @@ def _container() -> dict[str, str] | None:
         return None
     image = os.environ.get("CONTAINER_IMAGE")
     return {"kind": kind, "image": image} if image else {"kind": kind}
-
-
-def _packages() -> Iterator[tuple[str, tuple[str, dict[str, Any]]]]:
-    """What is installed: the first of each name, as an import finds it. The working directory is code and is left out, and so
-    is what `setup.py develop` leaves beside sources: a clean checkout has neither."""
-    seen: set[str] = set()
-    for folder in dict.fromkeys(sys.path):
-        if not folder or Path(folder) == Path.cwd():
-            continue
-        for place in _metadata(Path(folder)):
-            stem, _, kind = place.name.rpartition(".")
-            name, _, version = stem.partition("-")
-            name = re.sub(r"[-_.]+", "-", name).lower()
-            if name not in seen:
-                seen.add(name)
-                yield name, (re.sub(r"-py\d.*", "", version) or "unknown", _build(place) if kind == "dist-info" else {})
-
-
-def _metadata(folder: Path) -> list[Path]:
-    try:
-        places = sorted(folder.iterdir())
-    except OSError:
-        return []
-    installed = folder.name in ("site-packages", "dist-packages")
-    return [place for place in places if place.suffix == ".dist-info" or (installed and place.suffix == ".egg-info")]
-
-
-def _build(place: Path) -> dict[str, Any]:
-    """What tells two builds of one version apart."""
-    build: dict[str, Any] = {}
-    origin = _json(place / "direct_url.json")
-    if origin.get("dir_info", {}).get("editable"):
-        return {"editable": True, "location": str(origin.get("url", "")).removeprefix("file://")}
-    if "vcs_info" in origin:
-        build["commit"] = origin["vcs_info"].get("commit_id")
-    try:
-        record = (place / "RECORD").read_bytes()
-    except OSError:
-        return build
-    lines = sorted(line for line in record.splitlines() if _is_of_the_build(line))
-    return {**build, "sha256": hashlib.sha256(b"\n".join(lines)).hexdigest()}
-
-
-def _is_of_the_build(line: bytes) -> bool:
-    """Scripts hold the path of their interpreter, and compiled files come and go."""
-    if b".pyc," in line or line.startswith(b"../") or not line:
-        return False
-    return b".dist-info/" not in line or _OF_THE_INSTALLATION.match(line) is None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _text(path: str) -> str:

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import NotRerunnable
-from orchestrator.provenance import code_restore, snapshot
-from orchestrator.provenance import git as our_git
-from orchestrator.provenance.snapshot import take
-from tests.provenance.repositories import create, git, on_disk, untouchable, write
+from orchestrator.provenance.code import checkout, snapshot
+from orchestrator.provenance.code import git as our_git
+from tests.provenance.code.repositories import create, git, on_disk, take, untouchable, write
 
 
 @pytest.fixture
@@ -34,10 +33,10 @@ def bundle(repository: Path, tmp_path: Path) -> Path:
 
 def test_the_child_records_the_same_code(repository: Path, bundle: Path, tmp_path: Path) -> None:
     before, head = untouchable(repository), git(repository, "rev-parse", "HEAD")
-    restored = code_restore.restore(bundle, tmp_path / "code")
+    restored = checkout.restore(bundle, tmp_path / "code")
     again = take(restored.project, "2")
     assert untouchable(repository) == before
-    assert (again.tree, again.commit, again.work.dirty) == (restored.tree, restored.commit, False)
+    assert (again.work.tree, again.commit, again.work.dirty) == (restored.tree, restored.commit, False)
     assert (again.work.origin, restored.origin, again.work.project) == (head, head, "sub")
     snapshot.bundle(again, tmp_path / "again.bundle")
     assert (tmp_path / "again.bundle").read_bytes() == bundle.read_bytes()
@@ -56,7 +55,7 @@ def test_nothing_of_the_users_configuration_reaches_it(
         f"[init]\n templateDir = {tmp_path}/template\n defaultObjectFormat = sha256\n"
     )
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "configuration"))
-    restored = code_restore.restore(bundle, tmp_path / "code")
+    restored = checkout.restore(bundle, tmp_path / "code")
     assert on_disk(restored.root) == on_disk(repository)
     assert git(restored.root, "status", "--porcelain", GIT_CONFIG_GLOBAL=str(tmp_path / "configuration")) == ""
     assert not hooked.exists()
@@ -68,16 +67,16 @@ def test_a_damaged_bundle_is_refused_and_leaves_nothing(bundle: Path, tmp_path: 
     for damaged in (b"", b"text\n\n", whole[:-1], whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]):
         bundle.write_bytes(damaged)
         with pytest.raises(NotRerunnable, match=r"code\.bundle"):
-            code_restore.restore(bundle, tmp_path / "folder")
+            checkout.restore(bundle, tmp_path / "folder")
         assert sorted(place.name for place in tmp_path.iterdir()) == ["code.bundle", "project"]
     with pytest.raises(NotRerunnable, match="cannot be read"):
-        code_restore.restore(tmp_path / "missing", tmp_path / "folder")
+        checkout.restore(tmp_path / "missing", tmp_path / "folder")
 
 
 def test_a_target_that_exists_is_kept(bundle: Path, tmp_path: Path) -> None:
     write(tmp_path / "folder", {"mine.txt": "mine"})
     with pytest.raises(NotRerunnable, match="not empty"):
-        code_restore.restore(bundle, tmp_path / "folder")
+        checkout.restore(bundle, tmp_path / "folder")
     assert [place.name for place in (tmp_path / "folder").iterdir()] == ["mine.txt"]
 
 
@@ -94,7 +93,7 @@ def test_a_checkout_that_wrote_other_bytes_is_found(
 
     monkeypatch.setattr(our_git, "run", spoil)
     with pytest.raises(NotRerunnable, match="and the recorded one is"):
-        code_restore.restore(bundle, tmp_path / "code")
+        checkout.restore(bundle, tmp_path / "code")
     assert not (tmp_path / "code").exists()
 
 
@@ -124,14 +123,14 @@ def test_a_kill_at_any_moment_can_be_repaired_by_the_next_start(
         monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
         stopping_after(calls, monkeypatch, run)
         try:
-            code_restore.restore(bundle, target)
+            checkout.restore(bundle, target)
         except Stopped:
             assert not target.exists()
         monkeypatch.setattr(shutil, "rmtree", remove)
         monkeypatch.setattr(our_git, "run", run)
         if target.exists():
             break
-        assert on_disk(code_restore.restore(bundle, target).root) == on_disk(repository)
+        assert on_disk(checkout.restore(bundle, target).root) == on_disk(repository)
         remove(target)
     assert calls >= 4
     assert sorted(place.name for place in tmp_path.iterdir()) == ["code", "code.bundle", "project"]
@@ -141,10 +140,10 @@ def test_a_kill_at_any_moment_can_be_repaired_by_the_next_start(
 
 
 def test_a_disposable_tree_goes_with_its_use(repository: Path, bundle: Path, tmp_path: Path) -> None:
-    with code_restore.disposable(bundle, tmp_path / "trees") as restored:
+    with checkout.disposable(bundle, tmp_path / "trees") as restored:
         assert on_disk(restored.root) == on_disk(repository)
-        code_restore.sweep(tmp_path / "trees")
-        with code_restore.disposable(bundle, tmp_path / "trees") as other:
+        checkout.sweep(tmp_path / "trees")
+        with checkout.disposable(bundle, tmp_path / "trees") as other:
             assert other.root != restored.root
         assert restored.project.is_dir()
     assert list((tmp_path / "trees").iterdir()) == []
@@ -153,8 +152,8 @@ def test_a_disposable_tree_goes_with_its_use(repository: Path, bundle: Path, tmp
 def test_what_a_killed_process_left_is_swept(bundle: Path, tmp_path: Path) -> None:
     trees = tmp_path / "trees"
     script = (
-        "import sys\nfrom pathlib import Path\nfrom orchestrator.provenance import code_restore\n"
-        "with code_restore.disposable(Path(sys.argv[1]), Path(sys.argv[2])) as restored:\n"
+        "import sys\nfrom pathlib import Path\nfrom orchestrator.provenance.code import checkout\n"
+        "with checkout.disposable(Path(sys.argv[1]), Path(sys.argv[2])) as restored:\n"
         "    print(restored.root, flush=True)\n    sys.stdin.read()\n"
     )
     with subprocess.Popen(
@@ -165,14 +164,14 @@ def test_what_a_killed_process_left_is_swept(bundle: Path, tmp_path: Path) -> No
     ) as process:
         assert process.stdout is not None
         root = Path(process.stdout.readline().strip())
-        code_restore.sweep(trees)
+        checkout.sweep(trees)
         alive = root.is_dir()
         process.kill()
     assert alive
     assert root.is_dir()
-    code_restore.sweep(trees)
+    checkout.sweep(trees)
     assert list(trees.iterdir()) == []
-    code_restore.sweep(tmp_path / "no such folder")
+    checkout.sweep(tmp_path / "no such folder")
 
 
 @pytest.mark.ray  # DVC takes seconds to import
@@ -188,9 +187,9 @@ def test_dvc_works_in_a_restored_tree(tmp_path: Path, monkeypatch: pytest.Monkey
     taken = take(root, "1")
     assert b"numbers.csv" not in taken.work.entries
     snapshot.bundle(taken, tmp_path / "code.bundle")
-    restored = code_restore.restore(tmp_path / "code.bundle", tmp_path / "code")
+    restored = checkout.restore(tmp_path / "code.bundle", tmp_path / "code")
     cache = {"dir": str(root / ".dvc" / "cache"), "type": ["reflink", "copy"]}
     with Repo(str(restored.root), config={"cache": cache}) as repository:
         repository.checkout(force=True)
     assert (restored.root / "numbers.csv").read_text() == "1,2\n"
-    assert take(restored.root, "2").tree == taken.tree
+    assert take(restored.root, "2").work.tree == taken.work.tree

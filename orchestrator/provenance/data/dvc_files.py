@@ -1,0 +1,228 @@
+"""What DVC knows: which paths it holds in which version, where its cache lies, which remotes there are.
+
+`*.dvc`, `dvc.yaml` and `dvc.lock`, the configuration and `.dvcignore` are read by DVC's own code, templates and all; what that
+refuses to read holds nothing. The walk to the files is ours: DVC's hides those that git ignores. Nothing of the user's is
+written, locked or sent. DVC's import takes 0.3 s, so a launch comes here while Ray starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import ConfigurationError
+
+MD5, LEGACY = "md5", "md5-dos2unix"  # DVC 2 hashed text files with their line ends made those of Unix
+_PRUNED = frozenset({".dvc", ".git", ".orchestrator", ".venv", "venv", "node_modules", "__pycache__"})
+_CREDENTIALS = re.compile(r"(?<=://)[^/@]*@")
+
+
+@dataclass(frozen=True)
+class Out:
+    """A path that DVC holds. path: relative to the project; file: the DVC file that says so, likewise; md5: None where it was
+    never made; cached: False where DVC keeps the hash alone (`cache: false`); remote: one of its own; imported: the
+    repository, revision and path that `dvc import` took it from."""
+
+    path: str
+    md5: str | None
+    hash: str
+    file: str
+    stage: str | None = None
+    remote: str | None = None
+    cached: bool = True
+    imported: Mapping[str, str] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Where the bytes are kept. cache: the local cache's folder; remotes: name -> URL without credentials; default: the
+    remote that is asked when none is named."""
+
+    cache: Path
+    remotes: Mapping[str, str]
+    default: str | None
+
+    def place(self, md5: str, kind: str = MD5) -> Path:
+        """The file of an object in the cache."""
+        top = self.cache if kind == LEGACY else self.cache / "files" / "md5"
+        return top / md5[:2] / md5[2:]
+
+    def holds(self, md5: str, kind: str = MD5) -> bool:
+        """Whether the object is there and, of a folder, every file; the bytes are not looked at."""
+        place = self.place(md5, kind)
+        if not place.is_file():
+            return False
+        if not md5.endswith(".dir"):
+            return True
+        listed = manifest(place)
+        return listed is not None and all(self.place(entry, kind).is_file() for entry in listed.values())
+
+
+def root(folder: Path) -> Path | None:
+    """The DVC project that holds `folder`."""
+    place = Path(os.path.normpath(folder.absolute()))
+    return next((parent for parent in (place, *place.parents) if (parent / ".dvc").is_dir()), None)
+
+
+def storage(folder: Path) -> Storage | None:
+    """The cache and the remotes of the DVC project that holds `folder`, as `dvc` there would use them."""
+    top = root(folder)
+    if top is None:
+        return None
+    settings = configuration(top)
+    remotes = {name: _CREDENTIALS.sub("", str(remote.get("url", ""))) for name, remote in settings["remote"].items()}
+    cache = settings["cache"].get("dir") or top / ".dvc" / "cache"
+    return Storage(Path(str(cache)), remotes, settings["core"].get("remote"))
+
+
+def configuration(top: Path) -> dict[str, Any]:
+    """DVC's configuration of all its levels, paths in it absolute. Raises ConfigurationError when DVC cannot read it."""
+    from dvc.config import Config
+
+    with _readable(top):
+        return dict(Config(dvc_dir=str(top / ".dvc"), validate=False))
+
+
+def outs(project: Path) -> list[Out]:
+    """Everything that the DVC project around `project` holds. Held folders are not looked into. Raises ConfigurationError."""
+    base = root(project)
+    if base is None:
+        return []
+    found: list[Out] = []
+    held: set[str] = set()
+    with _opened(base) as repository:
+        for folder, below, files in os.walk(base):
+            here = Path(folder)
+            if here != base and ".dvc" in below:  # a DVC project of its own
+                below.clear()
+                continue
+            new = [out for name in sorted(files) for out in _outs_of(repository, here / name, project)]
+            found += new
+            held |= {out.path for out in new}
+            below[:] = [
+                name for name in below if name not in _PRUNED and os.path.relpath(here / name, project) not in held
+            ]
+    return found
+
+
+def stage_of(project: Path, path: str) -> str | None:
+    """The name of the DVC stage that makes `path`, also one that has never run. Raises ConfigurationError."""
+    place = os.path.relpath(project / path, project)
+    return next((out.stage for out in outs(project) if out.path == place), None)
+
+
+def manifest(place: Path) -> dict[str, str] | None:
+    """The files of a `.dir` object, relative path -> md5; None when it is not one, or leads out of its folder."""
+    try:
+        listed = {str(entry["relpath"]): str(entry["md5"]) for entry in json.loads(place.read_bytes())}
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return None if any(name.startswith("/") or ".." in name.split("/") for name in listed) else listed
+
+
+Ignore = Callable[[str, list[str], list[str]], tuple[list[str], list[str]]]
+
+
+def ignore(project: Path, path: Path) -> Ignore | None:
+    """The rules of `.dvcignore` that may leave out something of `path`, as a filter of (folder, folders, files)."""
+    top = root(project)
+    if top is None or not path.is_relative_to(top):
+        return None
+    above = [parent for parent in path.parents if parent.is_relative_to(top)]
+    if not any(map(_has_rules, above)) and not any(_has_rules(Path(folder)) for folder, _, _ in os.walk(path)):
+        return None
+    from dvc.fs import LocalFileSystem
+    from dvc.ignore import DvcIgnoreFilter
+
+    rules: Ignore = DvcIgnoreFilter(LocalFileSystem(), str(top))
+    return rules
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without DVC's progress bars and warnings, which go by the level of its logger."""
+    logger = logging.getLogger("dvc")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _has_rules(folder: Path) -> bool:
+    try:
+        lines = (folder / ".dvcignore").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return False
+    return any(line.strip() and not line.startswith("#") for line in lines)
+
+
+@contextlib.contextmanager
+def _readable(top: Path) -> Iterator[None]:
+    from configobj import ConfigObjError  # as DVC lets it through
+    from dvc.config import ConfigError
+
+    try:
+        yield
+    except (ConfigError, ConfigObjError) as error:
+        raise ConfigurationError([f"DVC's configuration in {top / '.dvc'} cannot be read: {error}"]) from error
+
+
+@contextlib.contextmanager
+def _opened(top: Path) -> Iterator[Any]:
+    """The project for DVC's own code, to be read: its locks and its state lie elsewhere, and git is left out."""
+    from dvc.repo import Repo
+
+    with tempfile.TemporaryDirectory(prefix="orchestrator-dvc-") as scratch, quiet():
+        reader = type("Reader", (Repo,), {"tmp_dir": scratch})
+        with _readable(top):
+            repository = reader(str(top), config={"core": {"no_scm": True, "site_cache_dir": scratch}})
+        with repository:
+            yield repository
+
+
+def _outs_of(repository: Any, file: Path, project: Path) -> Iterator[Out]:
+    """What a DVC file says; a stage that DVC cannot resolve is left out, and its neighbours are not."""
+    from dvc.dvcfile import is_valid_filename, load_file
+    from dvc.exceptions import DvcException
+
+    if not is_valid_filename(file.name):
+        return
+    with contextlib.suppress(DvcException, OSError):
+        stages = load_file(repository, str(file)).stages
+        for name in list(stages):
+            with contextlib.suppress(DvcException):
+                yield from [_out(out, name, file, project) for out in stages[name].outs if out.protocol == "local"]
+
+
+def _out(out: Any, name: str | None, file: Path, project: Path) -> Out:
+    """name: of the stage, None in a `.dvc` file. The lock is what tells a stage's versions."""
+    source = next((dep for dep in out.stage.deps if hasattr(dep, "def_repo")), None)
+    imported = None
+    if source is not None:
+        repository = source.def_repo
+        rev = repository.get("rev_lock") or repository.get("rev") or ""
+        imported = {"url": repository["url"], "rev": rev, "path": source.def_path}
+    folder = os.path.relpath(file.parent, project)
+    return Out(
+        path=os.path.relpath(out.fs_path, project),
+        md5=out.hash_info.value if out.hash_info else None,
+        hash=out.hash_name,
+        file=os.path.normpath(f"{folder}/{'dvc.lock' if name else file.name}"),
+        stage=name if not name or folder == "." else f"{folder}/dvc.yaml:{name}",
+        remote=out.remote,
+        cached=out.use_cache,
+        imported=imported,
+    )

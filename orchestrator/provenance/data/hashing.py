@@ -1,0 +1,119 @@
+"""The md5 of what lies at a path, as DVC computes it, from the bytes that are there: `dvc status` trusts size and time.
+
+A folder's is the md5 of the sorted list of its files, with `.dir` behind it; `.dvcignore` is obeyed. A symbolic link is
+followed, to folders too, which DVC does not: what lies behind it then counts as unknown to DVC, as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.provenance.data import dvc_files
+from orchestrator.provenance.data.dvc_files import LEGACY, MD5
+
+_NO_DATA = frozenset({".git", ".hg", ".dvc", ".orchestrator"})  # what git, DVC and this program keep among the files
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What lies at a path. entries: relative path -> md5, of a file "" -> md5."""
+
+    entries: Mapping[str, str]
+    size: int
+    is_file: bool
+    ignored: int = 0
+
+    @property
+    def md5(self) -> str:
+        return self.entries[""] if self.is_file else md5_of_entries(self.entries)
+
+    def below(self, part: str) -> str | None:
+        """The md5 of a file or folder inside, as DVC would compute it; None when there is none."""
+        if part in ("", "."):
+            return self.md5
+        if part in self.entries:
+            return self.entries[part]
+        entries = below(self.entries, part)
+        return md5_of_entries(entries) if entries else None
+
+
+def scan(path: Path, ignore: dvc_files.Ignore | None = None, *, kind: str = MD5) -> Scan:
+    """Hash everything at `path`. Raises FileNotFoundError."""
+    status = path.stat()
+    if stat.S_ISREG(status.st_mode):
+        return Scan({"": _md5_of_file(path, kind)}, status.st_size, True)
+    entries, size, seen = {}, 0, 0
+    for file, size_bytes in _walk(path, ignore):
+        entries[file.relative_to(path).as_posix()] = _md5_of_file(file, kind)
+        size += size_bytes
+    if ignore is not None:
+        seen = sum(1 for _ in _walk(path, None))
+    return Scan(entries, size, False, max(0, seen - len(entries)))
+
+
+def scan_input(project: Path, path: str, kind: str = MD5) -> Scan:
+    """Hash as DVC does, what its ignore files leave out left out."""
+    place = Path(os.path.normpath((project / path).absolute()))
+    return scan(place, dvc_files.ignore(project, place), kind=kind)
+
+
+def md5_of_entries(entries: Mapping[str, str]) -> str:
+    listed = [{"md5": md5, "relpath": name} for name, md5 in sorted(entries.items())]
+    return hashlib.md5(json.dumps(listed, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"
+
+
+def below(entries: Mapping[str, str], folder: str) -> dict[str, str]:
+    """The entries of a folder inside, relative to it."""
+    return {name[len(folder) + 1 :]: md5 for name, md5 in entries.items() if name.startswith(f"{folder}/")}
+
+
+def is_in(path: str, folder: str) -> bool:
+    return path == folder or Path(os.path.relpath(path, folder)).parts[:1] != (os.pardir,)
+
+
+def _walk(path: Path, ignore: dvc_files.Ignore | None) -> Iterator[tuple[Path, int]]:
+    """The files at `path` with their sizes, links followed; a link to a folder that it lies in is not entered again."""
+    for folder, below, files in os.walk(path, followlinks=True):
+        if ignore is not None:
+            below[:], files = ignore(folder, below, files)
+        below[:] = [name for name in below if name not in _NO_DATA and not _turns_back(path, Path(folder, name))]
+        for name in (name for name in files if name not in _NO_DATA):
+            file = Path(folder, name)
+            if (found := _status(file)) is not None and stat.S_ISREG(found.st_mode):
+                yield file, found.st_size
+
+
+def _status(file: Path) -> os.stat_result | None:
+    """None of a link that leads nowhere."""
+    try:
+        return file.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _turns_back(top: Path, folder: Path) -> bool:
+    if not folder.is_symlink():
+        return False
+    target, above = os.path.realpath(folder), [parent for parent in folder.parents if parent.is_relative_to(top)]
+    return any(is_in(os.path.realpath(parent), target) for parent in above)
+
+
+def _md5_of_file(path: Path, kind: str = MD5) -> str:
+    if kind == LEGACY:
+        return _legacy_md5(path)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def _legacy_md5(path: Path) -> str:
+    """DVC 2's: a text, by a look at its first 512 bytes, with CR LF made LF in each piece of 2**20 bytes."""
+    from dvc_data.hashfile.hash import fobj_md5
+
+    with path.open("rb") as file:
+        return str(fobj_md5(file, name=LEGACY))

@@ -1,0 +1,1 @@
+"""The environment: packages, interpreter, processor and variables of a node."""
