@@ -34,6 +34,7 @@ from orchestrator.pipeline import find
 from orchestrator.settings import Settings
 from orchestrator.transports.base import Regions
 from orchestrator.updates import schedules
+from orchestrator.updates.rates import rates_of
 
 __all__ = ["Ended", "Generation", "ProcessServices", "Server", "Worker"]
 
@@ -74,7 +75,7 @@ class Worker:
         self._services.heartbeat.beat("prepare")
         self._replica = Replica(self._workload.model, self._staging)
         self._optimizer = construction.make_optimizer(self._workload.pipeline, self._workload.model, settings)
-        self._rates = schedules.rates_of(self._optimizer)  # now: later they are those of a step
+        self._rates = rates_of(self._optimizer)  # now: later they are those of a step
         self._memory = Memory(self._replica.layout, self._regions, sums=sums_of(settings))
         self._services.heartbeat.beat("prepare")
         compute = self._prepare_thread()  # once more: scripts set threads, precision and cudnn.benchmark as they begin
@@ -163,7 +164,8 @@ class Worker:
         if self._workload.has_rate:
             return self._workload.rate
         schedule, epoch = self._settings.schedule, self._workload.order.steps_per_epoch
-        return lambda step: schedules.factor(schedule, step, steps, loop.run_state.reductions, epoch=epoch)
+        factor = schedules.build(schedule.name, schedule.options)
+        return lambda step: factor(schedules.Moment(step, steps, schedule.warmup, loop.run_state.reductions, epoch))
 
     def _walk(
         self, generation: Generation, rank: int, transport: CancellableTransport, run_manifest: Mapping[str, Any]

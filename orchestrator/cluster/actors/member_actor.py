@@ -128,11 +128,14 @@ class MemberActor:
         return piece
 
     def _prepare(self) -> Answer:
-        from orchestrator.cluster.actors.checkpoint_client import CheckpointClient
-        from orchestrator.engine.worker import ProcessServices, Server, Worker
-        from orchestrator.settings import from_yaml
-        from orchestrator.transports.shared_memory import SharedRegions
-        from orchestrator.transports.sockets import Listener
+        from orchestrator.numerics import allocator
+
+        with heap.without_collections():
+            from orchestrator.cluster.actors.checkpoint_client import CheckpointClient
+            from orchestrator.engine.worker import ProcessServices, Server, Worker
+            from orchestrator.settings import from_yaml
+            from orchestrator.transports.shared_memory import SharedRegions
+            from orchestrator.transports.sockets import Listener
 
         settings = from_yaml(self._settings_text)
         self._timeout_s = settings.cluster.step_timeout_s

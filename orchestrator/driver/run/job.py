@@ -32,7 +32,7 @@ from orchestrator.driver.terminal.progress import Progress, say_obstacles
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import Interrupted, OrchestratorError, RunFailed
 from orchestrator.settings import Settings, to_yaml
-from orchestrator.topologies import Schedule, build_schedule
+from orchestrator.topologies import TOPOLOGIES, Schedule, build_schedule
 from orchestrator.tracking import default_uri, is_server
 
 _PULSE_SHARE = 0.25  # of the time after which a member counts as stuck: how old its last heartbeat may be
@@ -215,11 +215,12 @@ def layout(settings: Settings) -> str:
 
 
 def _schedule(settings: Settings) -> Schedule:
-    return build_schedule(settings.topology.name, settings.cluster.workers.most, **settings.topology.options())
+    return build_schedule(settings.topology.name, settings.cluster.workers.most, **settings.topology.options)
 
 
 def _servers(settings: Settings) -> int:
-    return settings.topology.options().get("servers", 0)
+    found: int = TOPOLOGIES.resolve(settings.topology.name, settings.topology.options).get("servers", 0)
+    return found
 
 
 def _members(settings: Settings, workers: int) -> int:

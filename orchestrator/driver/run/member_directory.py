@@ -39,7 +39,7 @@ class MemberDirectory:
         """checkpoint: the one that is restored, if any is."""
         topology = self._settings.topology
         writers = [rank for rank in range(begin.workers) if self.reaches_checkpoints(begin.members[rank])]
-        options = {**topology.options(), **({"servers": begin.servers} if begin.servers else {})}
+        options = {**topology.options, **({"servers": begin.servers} if begin.servers else {})}
         return {
             "number": begin.generation,
             "topology": _STAND_IN if begin.without_servers else topology.name,

@@ -24,6 +24,7 @@ from orchestrator.numerics.streams import seeded
 from orchestrator.pipeline import Pipeline, defines, find, naming
 from orchestrator.settings import Settings
 from orchestrator.updates import optimizers
+from orchestrator.updates.eager import leave_the_compiler_out
 
 _FEW_ROWS = 16  # with fewer the mean of a batch is a poor guess at the mean of the data
 # What torch calls of a module, with which arguments; a method of the user's may have the name and mean something else.
@@ -50,6 +51,7 @@ def make_model(pipeline: Pipeline, seed: int) -> torch.nn.Module:
 
 def make_optimizer(pipeline: Pipeline, model: torch.nn.Module, settings: Settings) -> torch.optim.Optimizer:
     """Raises PipelineRaised, ConfigurationError."""
+    leave_the_compiler_out(optimizers.CLASSES)
     if not defines(type(pipeline), "optimizer"):
         section = settings.optimizer
         if section.name is None:
@@ -87,9 +89,7 @@ def _rehearse(settings: Settings) -> tuple[weakref.ref[torch.nn.Module], list[st
     pipeline = make_pipeline(kind, settings.pipeline.args, settings.run.seed)
     model = make_model(pipeline, settings.run.seed)
     refuse_unsupported(model)
-    if defines(
-        kind, "optimizer"
-    ):  # the options of others are checked, and to build one takes torch a second the first time
+    if defines(kind, "optimizer"):  # of others the options are checked
         make_optimizer(pipeline, model, settings)
     return weakref.ref(model), _notes(model, settings)
 

@@ -19,8 +19,9 @@ from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.numerics.exact import Accumulator
 from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
 from orchestrator.numerics.staging import HostTransfer
-from orchestrator.updates import optimizers, schedules
+from orchestrator.updates import optimizers
 from orchestrator.updates.clipping import clip
+from orchestrator.updates.rates import set_rates
 
 Gradients = Sequence[torch.Tensor | None]
 
@@ -113,7 +114,7 @@ class LocalTrainer:
         clipped = gradients if self._clip_norm is None else clip(gradients, self._clip_norm)
         for parameter, gradient in zip(self._replica.parameters, clipped, strict=True):
             parameter.grad = gradient
-        schedules.set_rates(self._optimizer, self._rates, self._rate(step))
+        set_rates(self._optimizer, self._rates, self._rate(step))
         self._workload.optimize(step, self._optimizer, self._memory.result)
         self._replica.adopt(agreed[len(self._replica.parameters) :], consensus.counters)
 

@@ -59,8 +59,7 @@ def sentence(run_manifest: Mapping[str, Any], settings: Settings) -> str | None:
     """What a worker of the first generation needs, in words. facts: what the workers agreed on; None where they do not tell."""
     if "parameters" not in run_manifest:
         return None
-    options = settings.topology.options()
-    schedule = build_schedule(settings.topology.name, settings.cluster.workers.start, **options)
+    schedule = build_schedule(settings.topology.name, settings.cluster.workers.start, **settings.topology.options)
     section = settings.optimizer
     state = None if section.name is None else optimizers.remembered(section.name, section.options)
     layout, parameters = Layout.from_dict(run_manifest["layout"]), run_manifest["parameters"]

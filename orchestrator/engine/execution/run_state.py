@@ -18,6 +18,7 @@ from orchestrator.numerics.grid import Grid
 from orchestrator.records.trace import Line
 from orchestrator.settings import Settings
 from orchestrator.updates.patience import Patience
+from orchestrator.updates.schedules import SCHEDULES
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def _early_stopping(settings: Settings) -> Patience | None:
 
 
 def _plateau(settings: Settings) -> Patience | None:
-    section = settings.schedule
-    if section.name != "plateau":
+    if settings.schedule.name != "plateau":
         return None
-    return Patience(section.metric or "validation/loss", section.patience or 3, section.mode or "min", 0.0)
+    options = SCHEDULES.resolve("plateau", settings.schedule.options)
+    return Patience(options["metric"], options["patience"], options["mode"], 0.0)
