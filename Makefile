@@ -1,7 +1,7 @@
 # make demo       train the digits network on four Ray workers, and say where to look
 # make demo-kill  kill a worker in the middle of a run, and compare the result with that of an undisturbed one
-# make test       everything but what takes long
-# make test-long  that too: rarer misfortunes, more reruns
+# make test       each claim once (docs/testing.md)
+# make test-long  that, and products: more layouts, rarer misfortunes, more reruns
 # make check      lint, types and the tests that take milliseconds
 # Each makes .venv when it is missing. PYTHON is the interpreter it is made from.
 

@@ -14,8 +14,6 @@ to give the same bits each time. Randomness comes from torch, numpy or `random`;
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import inspect
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import references
 from orchestrator.errors import ConfigurationError, OrchestratorError, PipelineRaised
 
 if TYPE_CHECKING:
@@ -114,16 +113,7 @@ def find(target: str, args: Mapping[str, Any]) -> type[Pipeline]:
 
     Raises ConfigurationError: no such module or class, not a pipeline, a method missing, arguments that do not fit.
     """
-    module_name, _, class_name = target.partition(":")
-    if not module_name or not class_name:
-        raise ConfigurationError([f"pipeline.target: {target!r} does not have the form 'package.module:Class'"])
-    module = _import(module_name)
-    found = getattr(module, class_name, None)
-    if found is None:
-        classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
-        near = difflib.get_close_matches(class_name, classes, n=1)
-        hint = f"; did you mean {module_name}:{near[0]}?" if near else ""
-        raise ConfigurationError([f"pipeline.target: {module_name} has no class {class_name!r}{hint}"])
+    found = references.find("pipeline.target", target, "class")
     if not (inspect.isclass(found) and issubclass(found, Pipeline)):
         raise ConfigurationError([f"pipeline.target: {target} is not a subclass of orchestrator.Pipeline"])
     missing = [name for name in ("model", "datasets", "loss") if not defines(found, name)]
@@ -132,30 +122,9 @@ def find(target: str, args: Mapping[str, Any]) -> type[Pipeline]:
     try:
         inspect.signature(found).bind(**args)
     except TypeError as error:
-        raise ConfigurationError([f"pipeline.args: {class_name}{inspect.signature(found)}: {error}"]) from None
+        name = target.rpartition(":")[2]
+        raise ConfigurationError([f"pipeline.args: {name}{inspect.signature(found)}: {error}"]) from None
     return found
-
-
-def _import(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-            missing = error.name or str(error)
-            raise ConfigurationError(
-                [f"pipeline.target: importing {name} failed: no module named {missing!r}"],
-                f"install {missing}, or mend the import",
-            ) from error
-        raise ConfigurationError(
-            [f"pipeline.target: there is no module {name!r}"],
-            "modules are looked up from the working directory: run from the folder that holds the package",
-        ) from None
-    except (Exception, SystemExit) as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
-        where = "" if isinstance(error, SyntaxError) else f" ({frames[-1].filename}:{frames[-1].lineno})"
-        raise ConfigurationError(
-            [f"pipeline.target: importing {name} raised {type(error).__name__}: {error}{where}"]
-        ) from error
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from orchestrator.settings import (
     OptimizerSettings,
     PipelineSettings,
     RunSettings,
+    ScheduleSettings,
     Settings,
     Span,
     TopologySettings,
@@ -43,6 +44,7 @@ from orchestrator.settings import (
 )
 from orchestrator.settings.schema import KEYS
 from orchestrator.topologies import TOPOLOGIES
+from orchestrator.updates.schedules import SCHEDULES
 
 ROOT = Path(__file__).parent.parent
 CLUSTER = "address, workers, spares, cpus_per_worker, gpus_per_worker, start_timeout_s, step_timeout_s, lease_s"
@@ -136,8 +138,8 @@ def test_a_later_source_that_sets_another_topology_clears_the_options_of_the_one
         "a.yaml", "topology: {name: tree, arity: 3}\noptimizer: sgd\nrun: {steps: 1}\npipeline: {target: 'a:B'}"
     )
     assert load([file], ["topology=ring"]).topology == TopologySettings(name="ring")
-    assert load([file], ["topology={name: parameter_server, servers: 2}"]).topology.servers == 2
-    assert load([file], ["topology=tree"]).topology == TopologySettings(name="tree", arity=3)
+    assert load([file], ["topology={name: parameter_server, servers: 2}"]).topology.options == {"servers": 2}
+    assert load([file], ["topology=tree"]).topology == TopologySettings(name="tree", options={"arity": 3})
     with pytest.raises(ConfigurationError, match=r"topology\.arity: ring has no arity"):
         load([file], ["topology=ring", "topology.arity=3"])
 
@@ -218,7 +220,7 @@ def test_every_is_exactly_one_positive_number(arguments: dict[str, Any]) -> None
 )
 def test_a_span_is_steps_or_epochs(typed: str, span: Span, back: int | str) -> None:
     settings = given_on_command_line("schedule=steps", f"schedule.every={typed}")
-    assert settings.schedule.every == span
+    assert settings.schedule.options == {"every": span}
     assert to_dict(settings)["schedule"]["every"] == back
     assert (str(span), from_yaml(to_yaml(settings))) == (str(back), settings)
 
@@ -265,16 +267,39 @@ def test_merge_keys_and_anchors_are_yaml(write: Write) -> None:
     assert args == {"first": {"x": 1, "y": 2}, "second": {"x": 1, "y": 3}, "third": {"x": 1, "y": 2}}
 
 
-def test_options_of_a_topology_are_merged_over_its_defaults() -> None:
-    assert TopologySettings().options() == {}
-    assert TopologySettings(name="tree").options() == TOPOLOGIES["tree"].options
-    assert TopologySettings(name="tree", arity=5).options() == {"arity": 5}
-    assert TopologySettings(name="parameter_server", servers=3).options() == {"servers": 3}
+def test_a_later_schedule_keeps_the_options_that_it_has_too(write: Write) -> None:
+    file = write(
+        "a.yaml", "schedule: {name: linear, final: 0.5, warmup: 3}\nrun: {steps: 1}\npipeline: {target: 'a:B'}"
+    )
+    kept = ScheduleSettings(name="cosine", warmup=3, options={"final": 0.5})
+    assert load([file], ["schedule=cosine"]).schedule == kept
+    assert load([file], ["schedule=exponential"]).schedule == ScheduleSettings(name="exponential", warmup=3)
 
 
-def test_every_option_of_a_topology_is_a_field() -> None:
-    fields = {field.name for field in dataclasses.fields(TopologySettings)} - {"name"}
-    assert fields == {option for topology in TOPOLOGIES.values() for option in topology.options}
+def test_text_of_an_option_stays_as_typed() -> None:
+    plateau = given_on_command_line("schedule=plateau", "schedule.metric=1e3", "evaluation.every=1").schedule
+    assert plateau.options == {"metric": "1e3"}
+
+
+def test_an_option_without_a_value_is_left_to_its_entry() -> None:
+    """What was recorded has every option that any entry of the table has."""
+    settings = given_on_command_line("topology={name: tree, arity: null, servers: null}", "schedule.gamma=")
+    assert (settings.topology.options, settings.schedule.options) == ({}, {})
+    assert to_dict(settings)["topology"] == {"name": "tree", "arity": None, "servers": None}
+    assert set(to_dict(settings)["schedule"]) == {"name", "warmup", *SCHEDULES.known_options()}
+
+
+def test_options_of_a_variant_of_the_users_own_wait_until_it_is_imported() -> None:
+    settings = given_on_command_line("topology=nowhere:star", "topology.rim=[1, x]", "topology={center: 2}")
+    assert settings.topology == TopologySettings(name="nowhere:star", options={"rim": [1, "x"], "center": 2})
+    assert from_yaml(to_yaml(settings)) == settings
+    assert to_dict(settings)["topology"] == {"name": "nowhere:star", "rim": [1, "x"], "center": 2}
+    names = {"topology.name", "topology.rim", "topology.center"}
+    assert {key for key in flat(settings) if key.startswith("topology.")} == names
+    fast = given_on_command_line("topology=nowhere:star", "topology.rim=[1, x]", "reduction=fast")
+    assert (determining(fast)["topology.name"], determining(fast)["topology.rim"]) == ("nowhere:star", [1, "x"])
+    schedule = given_on_command_line("schedule=nowhere:bend", "schedule.knee=3")
+    assert determining(schedule)["schedule.knee"] == 3
 
 
 # What is refused, and in which words
@@ -341,7 +366,11 @@ WRONG = {
     "cluster.address=here": "cluster.address: must be of the form host:port, got 'here'",
     "cluster=4": f"cluster: expected keys ({CLUSTER}), got 4",
     "cluster=": f"cluster: has no value; give it keys ({CLUSTER}) or leave it out",
-    "topology=rign": "topology.name: must be one of ring, tree, parameter_server, peer_to_peer, got 'rign'",
+    "topology=rign": "topology.name: 'rign' is not on offer; did you mean ring? "
+    "(there are ring, tree, parameter_server, peer_to_peer, or your own as package.module:name)",
+    "topology={name: tree, aritty: 3}": "topology.aritty: tree has no aritty; did you mean arity?",
+    "schedule={name: linear, gama: 3}": "schedule.gama: linear has no gama; it has final, end",
+    "schedule=steps": "schedule.every: required by schedule=steps",
     "topology=": "topology: has no value; give it keys (name, arity, servers) or leave it out",
     "topology.arity=2": "topology.arity: ring has no arity; tree has",
     "topology={name: tree, servers: 2}": "topology.servers: tree has no servers; parameter_server has",
@@ -568,7 +597,7 @@ mappings = st.dictionaries(texts.filter(lambda key: key != "name"), trees, max_s
 def all_settings(draw: st.DrawFn) -> Settings:
     shards = draw(st.integers(1, 100))
     name = draw(st.sampled_from(sorted(TOPOLOGIES)))
-    options = {option: draw(st.none() | counts) for option in TOPOLOGIES[name].options}
+    options = {option: draw(counts) for option in TOPOLOGIES.options(name) if draw(st.booleans())}
     length = {draw(st.sampled_from(["steps", "epochs"])): draw(counts)}
     run = st.builds(
         RunSettings,
@@ -600,7 +629,7 @@ def all_settings(draw: st.DrawFn) -> Settings:
         pipeline=PipelineSettings(target="a.b:C", args=draw(mappings)),
         data=draw(data),
         cluster=draw(cluster),
-        topology=TopologySettings(name=name, **options),
+        topology=TopologySettings(name=name, options=options),
         optimizer=draw(st.builds(OptimizerSettings, name=texts, options=mappings)),
         gradient=draw(st.builds(GradientSettings, clip=st.none() | positive)),
         evaluation=EvaluationSettings(every=draw(every)),

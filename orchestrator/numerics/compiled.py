@@ -1,58 +1,205 @@
-"""Loops over arrays, compiled by numba: when their module is imported, and once for each kind of processor.
+"""The loops of `loops` as machine code, which numba makes once for each kind of processor.
 
-numba keeps what it compiled in `__pycache__` beside the source, or in the user's cache folder where that cannot be written.
-It compiles again when the loop's source, numba or the processor is another one; but not for a constant of another module,
-nor for other options here.
-
-Without `fastmath`, LLVM neither reassociates nor contracts what is written in a loop: on every machine each operation is
-rounded once, as IEEE 754 says.
+What is made is kept in `__pycache__` beside the source, or in the user's cache folder where that cannot be written, under a
+name that changes with the loops, this module, numba, LLVM and the processor. A process that finds it loads it by LLVM alone:
+numba itself, which takes half a second to import, is needed only to make it. Where no folder takes it, each process makes it
+for itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+import contextlib
+import ctypes
+import hashlib
+import importlib.metadata
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
 
-import numba
-from numba import carray, types  # type: ignore[attr-defined]
-from numba.extending import intrinsic
+import llvmlite.binding as llvm
 
-Loop = TypeVar("Loop", bound=Callable[..., Any])
-
-
-def compiled(*signatures: str) -> Callable[[Loop], Loop]:
-    """For these types of arguments; without any, for use in other compiled loops. Division by zero gives infinity or NaN."""
-
-    def compile_(loop: Loop) -> Loop:
-        try:
-            return cast(Loop, _jit(loop, signatures, cache=bool(signatures)))
-        except (RuntimeError, OSError):  # there is no folder that takes it: each process compiles for itself
-            return cast(Loop, _jit(loop, signatures, cache=False))
-
-    return compile_
+_LONG, _BOOL, _AT = ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p
+_KINDS: Final[Mapping[str, Any]] = {"float64": ctypes.c_double, "float32": ctypes.c_float}  # of the total: exact, fast
 
 
-def _jit(loop: Loop, signatures: Sequence[str], *, cache: bool) -> object:
-    """Also where NUMBA_DISABLE_JIT is set, which is for loops that a user debugs."""
+def _entries() -> dict[str, tuple[str, list[Any]]]:
+    """name -> its arguments as numba and as C call them. What comes first in the name is the function in `loops`."""
+    found: dict[str, tuple[str, list[Any]]] = {
+        "fingerprint": ("CPointer(int32), int64, int64", [_AT, _LONG, _LONG]),
+        "keep": (
+            "CPointer(int64), CPointer(int64), boolean, int64, CPointer(int64), int64",
+            [_AT, _AT, _BOOL, _LONG, _AT, _LONG],
+        ),
+    }
+    for kind, number in _KINDS.items():
+        found[f"add {kind}"] = (
+            "int64, int64, CPointer(int64), CPointer(float64), CPointer(float64), CPointer(int64), "
+            f"CPointer({kind}), int64, boolean, CPointer(int32), boolean, {kind}, boolean, int64, CPointer({kind}), "
+            "CPointer(int64)",
+            [_LONG, _LONG, _AT, _AT, _AT, _AT, _AT, _LONG, _BOOL, _AT, _BOOL, number, _BOOL, _LONG, _AT, _AT],
+        )
+        found[f"divide {kind}"] = (
+            f"CPointer({kind}), CPointer({kind}), boolean, int64, {kind}, boolean, int64, int64",
+            [_AT, _AT, _BOOL, _LONG, number, _BOOL, _LONG, _LONG],
+        )
+    return found
+
+
+class Loops:
+    """The loops, callable. Arrays are given by the addresses of their elements, which lie one after the other."""
+
+    def __init__(self, objects: Mapping[str, bytes]) -> None:
+        machine = llvm.Target.from_default_triple().create_target_machine()
+        self._engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)  # owns the code
+        for data in objects.values():
+            self._engine.add_object_file(llvm.ObjectFileRef.from_data(data))
+        self._engine.finalize_object()
+        self._loops = {name: self._loop(name, types) for name, (_, types) in _entries().items()}
+
+    def add(self, kind: str, *arguments: Any) -> int:
+        """`loops._add`; kind: the type of the total's elements."""
+        return self._loops[f"add {kind}"](*arguments)
+
+    def divide(self, kind: str, *arguments: Any) -> int:
+        """`loops._divide`, likewise."""
+        return self._loops[f"divide {kind}"](*arguments)
+
+    def fingerprint(self, *arguments: Any) -> int:
+        """`loops._fingerprint`."""
+        return self._loops["fingerprint"](*arguments)
+
+    def keep(self, *arguments: Any) -> int:
+        """`loops._keep`."""
+        return self._loops["keep"](*arguments)
+
+    def _loop(self, name: str, types: list[Any]) -> Callable[..., int]:
+        """As numba calls it: behind two pointers, for the result and for an exception, and with its state as the answer."""
+        signature = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.POINTER(_LONG), _AT, *types)
+        function = signature(self._engine.get_function_address(_symbol(name)))
+
+        def call(*arguments: Any) -> int:
+            result = _LONG()
+            state = function(ctypes.byref(result), None, *arguments)
+            assert state == 0, f"the loop {name} cannot fail"
+            return result.value
+
+        return call
+
+
+def inverts(divisor: float) -> bool:
+    """Whether a divisor is a power of two, so that to multiply by its inverse is to divide."""
+    return math.frexp(divisor)[0] == 0.5
+
+
+def load() -> Loops:
+    """From the cache; made and kept there when it has none."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    name = f"loops-{_version()}.o"
+    for folder in _folders():
+        with contextlib.suppress(OSError, ValueError):
+            return Loops(_unpacked((folder / name).read_bytes()))
+    objects = _made()
+    for folder in _folders():
+        with contextlib.suppress(OSError):
+            _keep(folder / name, _packed(objects))
+            break
+    return Loops(objects)
+
+
+def _version() -> str:
+    """What the machine code depends on."""
+    here = Path(__file__)
+    digest = hashlib.sha256()
+    for source in (here, here.with_name("loops.py")):
+        digest.update(source.read_bytes())
+    numba = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("NUMBA_")]
+    versions = [importlib.metadata.version(name) for name in ("numba", "llvmlite", "numpy")]
+    machine = [llvm.get_default_triple(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]
+    digest.update("\n".join([*versions, *machine, *numba]).encode())
+    return digest.hexdigest()[:16]
+
+
+def _folders() -> Iterator[Path]:
+    yield Path(__file__).parent / "__pycache__"
+    cache = os.environ.get("XDG_CACHE_HOME")
+    with contextlib.suppress(RuntimeError):  # nobody's home is known
+        yield (Path(cache) if cache else Path.home() / ".cache") / "orchestrator"
+
+
+def _keep(file: Path, data: bytes) -> None:
+    """Whole or not at all. Raises OSError."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, unfinished = tempfile.mkstemp(dir=file.parent, prefix=file.name)
+    try:
+        with open(descriptor, "wb") as stream:
+            stream.write(data)
+        Path(unfinished).replace(file)
+    except OSError:
+        Path(unfinished).unlink(missing_ok=True)
+        raise
+
+
+def _packed(objects: Mapping[str, bytes]) -> bytes:
+    """Lengths and objects in the order of the entries, behind a digest of both: a file that lost its end is made again."""
+    parts = [objects[name] for name in _entries()]
+    text = b"".join(len(part).to_bytes(8, "little") for part in parts) + b"".join(parts)
+    return hashlib.sha256(text).digest() + text
+
+
+def _unpacked(data: bytes) -> dict[str, bytes]:
+    """Raises ValueError for what `_packed` has not made."""
+    digest, text = data[:32], data[32:]
+    if hashlib.sha256(text).digest() != digest:
+        raise ValueError("damaged")
+    found, start = {}, 8 * len(_entries())
+    for place, name in enumerate(_entries()):
+        end = start + int.from_bytes(text[8 * place : 8 * place + 8], "little")
+        found[name] = text[start:end]
+        start = end
+    return found
+
+
+def _made() -> dict[str, bytes]:
+    """The machine code of each loop. Also where NUMBA_DISABLE_JIT is set, which is for loops that a user debugs."""
+    import numba
+
     config: Any = numba.config
     disabled, config.DISABLE_JIT = config.DISABLE_JIT, 0
     try:
-        return numba.njit(list(signatures) or None, error_model="numpy", cache=cache)(loop)
+        from orchestrator.numerics import loops
+
+        found = {}
+        for name, (arguments, _) in _entries().items():
+            function = getattr(loops, f"_{name.partition(' ')[0]}")
+            compiled = numba.cfunc(f"int64({arguments})", error_model="numpy")(function)
+            native = compiled.native_name.removeprefix("cfunc.")
+            found[name] = _object(compiled.inspect_llvm(), native, _symbol(name))
+        return found
     finally:
         config.DISABLE_JIT = disabled
 
 
-@intrinsic
-def _pointer(_: Any, address: Any) -> Any:
-    """The integer as a pointer to float32."""
+def _object(assembly: str, native: str, symbol: str) -> bytes:
+    """Of numba's code only the function itself, under a name of ours: what it is wrapped in for Python needs numba to run."""
+    module: Any = llvm.parse_assembly(assembly)
+    for function in module.functions:
+        if not function.is_declaration and function.name != native:
+            function.linkage = "internal"
+        if function.name == "NRT_MemInfo_call_dtor":  # frees an array that numba has allocated; there is none
+            function.name = "abort"
+    module.get_function(native).name = symbol
+    machine: Any = llvm.Target.from_default_triple().create_target_machine(
+        cpu=llvm.get_host_cpu_name(), features=llvm.get_host_cpu_features().flatten(), opt=3
+    )
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_global_dead_code_eliminate_pass()
+    passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
+    return bytes(machine.emit_object(module))
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
-    return types.CPointer(types.float32)(address), generate  # type: ignore[no-untyped-call]
-
-
-@compiled()
-def floats_at(address: int, elements: int) -> Any:
-    """In a compiled loop: the float32 array of so many elements that lies there. Whoever owns it has to keep it alive."""
-    return carray(_pointer(address), elements)  # type: ignore[call-arg]
+def _symbol(name: str) -> str:
+    return f"orchestrator_{name.replace(' ', '_')}"

@@ -111,7 +111,7 @@ def prepare_thread(threads: int, device: str = "cpu", *, tf32: bool = False) -> 
 
     torch.set_num_threads(threads)
     torch.set_flush_denormal(False)
-    torch.use_deterministic_algorithms(True)
+    _use_deterministic_algorithms()
     return {
         "threads": torch.get_num_threads(),
         "flush_denormal": False,
@@ -119,3 +119,15 @@ def prepare_thread(threads: int, device: str = "cpu", *, tf32: bool = False) -> 
         "environment": {name: os.environ.get(name) for name in ENVIRONMENT},
         **(cuda.prepare(tf32=tf32) if device == "cuda" else {}),
     }
+
+
+def _use_deterministic_algorithms() -> None:
+    """Also in torch's compiler. torch's function would import it to tell it, which costs a second of processor time; when it is
+    imported later, it reads it from the environment."""
+    import torch
+
+    if "torch._inductor.config" in sys.modules:
+        torch.use_deterministic_algorithms(True)
+    else:
+        os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
+        torch._C._set_deterministic_algorithms(True, warn_only=False)

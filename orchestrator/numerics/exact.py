@@ -9,17 +9,16 @@ multiples of lsb are free of order, grouping, topology and number of workers. Tw
 digest agrees with itself: a total that starts at M (ties then round by the parity of the total), and adding float32 to M with
 a float64 output (torch adds in float32 and casts afterwards).
 
-What costs here is memory traffic and, for small tensors, calls. So numba compiles loops in which one pass does all that is to
-be done with an element, and one call adds up a whole model. Shards wait until several can be added: a total that is touched
+What costs here is memory traffic and, for small tensors, calls. So compiled loops (`loops`) do in one pass all that is to be
+done with an element, and one call adds up a whole model. Shards wait until several can be added: a total that is touched
 after each of them pushes the model out of the processor's cache.
 
 Source: pre-rounding, Demmel and Nguyen, "Fast Reproducible Floating-Point Summation" (2013), section 3.
-Legend: T = tensors of the layout, S = shards that are added up together, N = elements of a tensor.
+Legend: T = tensors of the layout, S = shards that are added up together.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -28,20 +27,18 @@ import numpy
 import torch
 from numpy.typing import NDArray
 
-from orchestrator.numerics.compiled import compiled, floats_at
+from orchestrator.numerics.compiled import inverts, load
 from orchestrator.numerics.grid import ABSENT, Grid
-from orchestrator.numerics.layout import BLOCK, Layout, Slot, most_waiting
+from orchestrator.numerics.layout import Layout, Slot, most_waiting
 
 Tensors = Sequence[torch.Tensor | None]  # float32, in the order and the shapes of the layout
 Array = NDArray[Any]
-Four = tuple[Any, Any, Any, Any]
 
 _ANCHOR: Final = 1.5 * 2.0**52  # multiples of lsb
-_PIECE: Final = 128  # elements; longer ones wait longer for the memory, shorter ones for the calls
-_MAGNITUDE: Final = numpy.int32(0x7FFF_FFFF)  # the bits of a float32 without its sign
-_BLOCK: Final = 4096  # a constant of this module, which numba looks at to see whether to compile again
-assert _BLOCK == BLOCK
-assert BLOCK % _PIECE == 0
+_PIECE: Final = 128  # elements, as in `loops`
+_LOOPS: Final = load()
+_LONG, _DOUBLE = numpy.dtype(numpy.int64), numpy.dtype(numpy.float64)
+_KINDS: Final = {torch.float64: "float64", torch.float32: "float32"}  # of the total: exact, fast
 
 
 class Accumulator:
@@ -56,7 +53,8 @@ class Accumulator:
         self._exact = exact
         self._slots = layout.slots
         self._places = numpy.array([(slot.offset, slot.elements) for slot in layout.slots], numpy.int64).reshape(-1, 2)
-        self._total = total.numpy()
+        self._total = total
+        self._scratch = torch.empty(_PIECE, dtype=total.dtype)
         self.most_waiting = most_waiting(layout.size)
         self.clear()
 
@@ -90,21 +88,42 @@ class Accumulator:
         if self._waiting:
             self._add_waiting(alone if self._fresh else None)
         elif self._fresh:
-            self._total.fill(0)
+            self._total.zero_()
         return self._magnitudes
 
     def _add_waiting(self, alone: tuple[float, torch.Tensor] | None = None) -> None:
-        addresses = numpy.array([addresses for _, addresses, _ in self._waiting], numpy.int64)
-        weights = numpy.array([weight for _, _, weight in self._waiting])
-        exponents = self._grid.exponents if self._exact else [None] * len(self._slots)
-        anchors = numpy.array([0.0 if e is None else _ANCHOR * 2.0**e for e in exponents], numpy.float64)
-        largest = numpy.full(addresses.shape, ABSENT, numpy.int32)
-        divisor, result = alone or (1.0, torch.empty(0))
-        given = addresses, weights, anchors, self._places
-        found = _add(*given, self._total, self._fresh, largest, divisor, result.numpy())
+        shards, tensors = len(self._waiting), len(self._slots)
+        integers = numpy.array(
+            [*(addresses for _, found, _ in self._waiting for addresses in found), *range(shards)], _LONG
+        )
+        weights = [weight for _, _, weight in self._waiting]
+        exponents = self._grid.exponents if self._exact else [None] * tensors
+        numbers = numpy.array([*weights, *(0.0 if e is None else _ANCHOR * 2.0**e for e in exponents)], _DOUBLE)
+        largest = numpy.full((shards, tensors), ABSENT, numpy.int32)
+        divisor, result = alone or (1.0, self._scratch[:0])
+        at, number_at = _at(integers), _at(numbers)
+        found = _LOOPS.add(
+            _KINDS[self._total.dtype],
+            shards,
+            tensors,
+            at,
+            number_at,
+            number_at + 8 * shards,
+            _at(self._places),
+            _start(self._total),
+            self._total.numel(),
+            self._fresh,
+            _at(largest),
+            alone is not None,
+            divisor,
+            inverts(divisor),
+            _start(result, torch.float32) if alone is not None else 0,
+            _start(self._scratch),
+            at + 8 * shards * tensors,
+        )
         self.finished = None if alone is None else found
         with numpy.errstate(all="ignore"):
-            bits = (largest.view(numpy.float32).astype(numpy.float64) * weights[:, None]).view(numpy.int64)
+            bits = (largest.view(numpy.float32).astype(_DOUBLE) * numbers[:shards, None]).view(_LONG)
         self._magnitudes = numpy.concatenate([self._magnitudes, numpy.where(largest == ABSENT, ABSENT, bits)])
         self._waiting = []
         self._fresh = False
@@ -118,8 +137,18 @@ def finish(
     All are chunks of the flat buffer, whole blocks, starting at block `first_block` of the layout. To add the last partial sum
     here saves writing and reading a total.
     """
-    summands = total.numpy(), (total[:0] if last is None else last).numpy()
-    return _divide(*summands, divisor, result.numpy(), first_block)
+    assert result.numel() == total.numel() == (total if last is None else last).numel()
+    return _LOOPS.divide(
+        _KINDS[total.dtype],
+        _start(total),
+        0 if last is None else _start(last, total.dtype),
+        last is not None,
+        total.numel(),
+        divisor,
+        inverts(divisor),
+        _start(result, torch.float32),
+        first_block,
+    )
 
 
 def keep(
@@ -127,7 +156,15 @@ def keep(
 ) -> int:
     """result (int64) = total, or total + last, modulo 2**64; otherwise as `finish`. Integers are not divided."""
     assert divisor == 1.0, f"a sum of integers is asked for as it is, not divided by {divisor}"
-    return _keep(total.numpy(), (total[:0] if last is None else last).numpy(), result.numpy(), first_block)
+    assert result.numel() == total.numel() == (total if last is None else last).numel()
+    return _LOOPS.keep(
+        _start(total, torch.int64),
+        0 if last is None else _start(last, torch.int64),
+        last is not None,
+        total.numel(),
+        _start(result, torch.int64),
+        first_block,
+    )
 
 
 @dataclass(frozen=True)
@@ -150,7 +187,7 @@ INTEGERS: Final = Sums(torch.int64, torch.int64, keep)
 def fingerprint_of(values: torch.Tensor, first_block: int) -> int:
     """Fingerprint of float32 values that fill whole blocks: sums of the bits per block, weighted by the block's position,
     modulo 2**64 (rule A10). Fingerprints of disjoint chunks add up to the fingerprint of the whole."""
-    return _fingerprint(values.numpy().view(numpy.int32), first_block)
+    return _LOOPS.fingerprint(_start(values, torch.float32), values.numel(), first_block)
 
 
 def wrap(value: int) -> int:
@@ -166,163 +203,13 @@ def _in_order(tensor: torch.Tensor, slot: Slot) -> torch.Tensor:
     return torch.empty_strided(slot.shape, slot.stride, dtype=torch.float32).copy_(tensor)
 
 
-# --- compiled: adding up. Magnitudes are bits of a float32; those of a NaN lie above those of infinity.
+def _at(array: Array) -> int:
+    """Where the elements lie for compiled code, which takes them to lie one after the other."""
+    return int(array.__array_interface__["data"][0])
 
 
-@compiled()
-def _add_one(address: int, weight: float, anchor: float, part: Array) -> Any:
-    """Returns the largest magnitude."""
-    values = floats_at(address, part.size)
-    bits = values.view(numpy.int32)
-    largest = numpy.int32(0)
-    for i in range(part.size):
-        part[i] += (values[i] * weight + anchor) - anchor
-        largest = max(largest, bits[i] & _MAGNITUDE)
-    return largest
-
-
-@compiled()
-def _add_four(addresses: Four, weights: Four, anchor: float, part: Array) -> Four:
-    """The same for four shards, which come from memory together, while the total is read and written once."""
-    a, b, c, d = (
-        floats_at(addresses[0], part.size),
-        floats_at(addresses[1], part.size),
-        floats_at(addresses[2], part.size),
-        floats_at(addresses[3], part.size),
-    )
-    bits_a, bits_b, bits_c, bits_d = (
-        a.view(numpy.int32),
-        b.view(numpy.int32),
-        c.view(numpy.int32),
-        d.view(numpy.int32),
-    )
-    u, v, w, x = weights
-    most_a = most_b = most_c = most_d = numpy.int32(0)
-    for i in range(part.size):
-        part[i] += (
-            ((a[i] * u + anchor) - anchor)
-            + ((b[i] * v + anchor) - anchor)
-            + ((c[i] * w + anchor) - anchor)
-            + ((d[i] * x + anchor) - anchor)
-        )
-        most_a = max(most_a, bits_a[i] & _MAGNITUDE)
-        most_b = max(most_b, bits_b[i] & _MAGNITUDE)
-        most_c = max(most_c, bits_c[i] & _MAGNITUDE)
-        most_d = max(most_d, bits_d[i] & _MAGNITUDE)
-    return most_a, most_b, most_c, most_d
-
-
-@compiled()
-def _quotients(total: Array, last: Array, divisor: float, result: Array) -> Any:
-    """result = total / divisor, or (total + last) / divisor; returns the sum of its bits."""
-    bits = result.view(numpy.int32)
-    inverse = 1 / divisor
-    inverts = math.frexp(divisor)[0] == 0.5  # a power of two: the product is the quotient, to the bit, and much faster
-    for i in range(total.size):
-        value = total[i] + last[i] if last.size else total[i]
-        result[i] = value * inverse if inverts else value / divisor
-    summed = numpy.int64(0)
-    for i in range(bits.size):
-        summed += bits[i]
-    return summed
-
-
-_KINDS: Final = ("float64", "float32")  # of the total: exact, fast
-
-
-@compiled(
-    *(
-        f"(int64[:, ::1], float64[::1], float64[::1], int64[:, ::1], {kind}[::1], boolean, int32[:, ::1], "
-        f"{kind}, float32[::1])"
-        for kind in _KINDS
-    )
-)
-def _add(
-    addresses: Array,
-    weights: Array,
-    anchors: Array,
-    places: Array,
-    total: Array,
-    fresh: bool,
-    largest: Array,
-    divisor: float,
-    result: Array,
-) -> int:
-    """Add up piece by piece: while all shards of a piece come, its total stays in the first-level cache.
-
-    addresses: S x T, 0 where a shard does not have a tensor; places: T x 2, offset and number of elements; fresh: what the
-    total holds does not count; largest: S x T magnitudes, which stay as they are where there is none. result: empty, or where
-    total / divisor goes instead of the total; its fingerprint is returned.
-    """
-    found = numpy.int64(0)
-    scratch = numpy.empty(_PIECE, total.dtype)
-    present = numpy.empty(weights.size, numpy.int64)
-    for i in range(anchors.size):
-        offset, elements = places[i]
-        count = 0
-        for s in range(weights.size):
-            if addresses[s, i] != 0:
-                present[count] = s
-                count += 1
-        end = offset
-        while end < offset + elements:
-            start = end
-            end = min(start - start % _PIECE + _PIECE, offset + elements)  # within a block
-            part = scratch[: end - start] if result.size else total[start:end]
-            if fresh:
-                part[:] = 0
-            at = 4 * (start - offset)
-            for n in range(0, count // 4 * 4, 4):
-                s, t, u, v = present[n], present[n + 1], present[n + 2], present[n + 3]
-                most = _add_four(
-                    (addresses[s, i] + at, addresses[t, i] + at, addresses[u, i] + at, addresses[v, i] + at),
-                    (weights[s], weights[t], weights[u], weights[v]),
-                    anchors[i],
-                    part,
-                )
-                largest[s, i], largest[t, i] = max(largest[s, i], most[0]), max(largest[t, i], most[1])
-                largest[u, i], largest[v, i] = max(largest[u, i], most[2]), max(largest[v, i], most[3])
-            for n in range(count // 4 * 4, count):
-                s = present[n]
-                largest[s, i] = max(largest[s, i], _add_one(addresses[s, i] + at, weights[s], anchors[i], part))
-            if result.size:
-                found += _quotients(part, part[:0], divisor, result[start:end]) * (start // _BLOCK + 1)
-    return int(found)
-
-
-# --- compiled: whole blocks
-
-
-@compiled("(int32[::1], int64)")
-def _fingerprint(bits: Array, first_block: int) -> int:
-    found = numpy.int64(0)
-    for block in range(bits.size // _BLOCK):
-        summed = numpy.int64(0)
-        for i in range(block * _BLOCK, (block + 1) * _BLOCK):
-            summed += bits[i]
-        found += summed * (first_block + block + 1)
-    return int(found)
-
-
-@compiled(*(f"({kind}[::1], {kind}[::1], {kind}, float32[::1], int64)" for kind in _KINDS))
-def _divide(total: Array, last: Array, divisor: float, result: Array, first_block: int) -> int:
-    """Block by block, so that the fingerprint reads what is still in the cache. last: as long as the total, or empty."""
-    found = numpy.int64(0)
-    for start in range(0, total.size, _BLOCK):
-        end = start + _BLOCK
-        more = last[start:end] if last.size else last
-        found += _quotients(total[start:end], more, divisor, result[start:end]) * (first_block + start // _BLOCK + 1)
-    return int(found)
-
-
-@compiled("(int64[::1], int64[::1], int64[::1], int64)")
-def _keep(total: Array, last: Array, result: Array, first_block: int) -> int:
-    """Block by block as `_divide`; the fingerprint is that of `_fingerprint`, over whole elements."""
-    found = numpy.int64(0)
-    for start in range(0, total.size, _BLOCK):
-        summed = numpy.int64(0)
-        for i in range(start, start + _BLOCK):
-            result[i] = total[i] + last[i] if last.size else total[i]
-            summed += result[i]
-        found += summed * (first_block + start // _BLOCK + 1)
-    return int(found)
+def _start(tensor: torch.Tensor, kind: torch.dtype | None = None) -> int:
+    """The same; kind: what compiled code takes them for."""
+    assert tensor.is_contiguous()
+    assert kind in (None, tensor.dtype)
+    return tensor.data_ptr()

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from orchestrator.settings import ScheduleSettings
+from orchestrator.updates.patience import Watching
 
 __all__ = [
     "Cadence",
@@ -49,16 +49,6 @@ class Interval:
 
     steps: int | None = None
     seconds: float | None = None
-
-
-@dataclass(frozen=True)
-class Watching:
-    """A metric that decides something once it has not improved for `patience` evaluations in a row."""
-
-    metric: str
-    patience: int
-    mode: Literal["min", "max"]
-    min_change: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -105,11 +95,13 @@ class Data:
 
 @dataclass(frozen=True)
 class Update:
-    """What happens to a summed gradient. optimizer: None where the pipeline has its own; clip: the largest norm."""
+    """What happens to a summed gradient. optimizer: None where the pipeline has its own; clip: the largest norm; warmup:
+    steps in which the learning rate rises, before `schedule` has its way."""
 
     optimizer: Variant | None
     clip: float | None
-    schedule: ScheduleSettings
+    schedule: Variant
+    warmup: int
     stopping: Watching | None
     plateau: Watching | None
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from orchestrator.plan import (
     Cadence,
     Checkpoints,
@@ -20,6 +23,8 @@ from orchestrator.plan import (
     Watching,
 )
 from orchestrator.settings import Every, Settings
+from orchestrator.topologies import TOPOLOGIES
+from orchestrator.updates.schedules import SCHEDULES
 
 
 def resolve(settings: Settings) -> Plan:
@@ -50,21 +55,25 @@ def _update(settings: Settings) -> Update:
     return Update(
         optimizer=None if optimizer.name is None else Variant(optimizer.name, optimizer.options),
         clip=settings.gradient.clip,
-        schedule=schedule,
+        schedule=Variant(schedule.name, schedule.options),
+        warmup=schedule.warmup,
         stopping=None
         if stopping.patience is None
         else Watching(stopping.metric, stopping.patience, stopping.mode, stopping.min_change),
-        plateau=None
-        if schedule.name != "plateau"
-        else Watching(schedule.metric or "validation/loss", schedule.patience or 3, schedule.mode or "min"),
+        plateau=_plateau(schedule.options) if schedule.name == "plateau" else None,
     )
+
+
+def _plateau(options: Mapping[str, Any]) -> Watching:
+    found = SCHEDULES.resolve("plateau", options)
+    return Watching(found["metric"], found["patience"], found["mode"])
 
 
 def _exchange(settings: Settings) -> Exchange:
     by_tcp = settings.transport == "tcp"
     return Exchange(
         exact=settings.reduction == "exact",
-        topology=Variant(settings.topology.name, settings.topology.options()),
+        topology=Variant(settings.topology.name, settings.topology.options),
         by_tcp=by_tcp,
         between_nodes=by_tcp or (settings.cluster.address is not None and settings.transport == "auto"),
     )
@@ -81,7 +90,7 @@ def _cluster(settings: Settings) -> Cluster:
             least=least,
             most=cluster.workers.most,
             spares=cluster.spares,
-            servers=settings.topology.options().get("servers", 0),
+            servers=TOPOLOGIES.resolve(settings.topology.name, settings.topology.options).get("servers", 0),
         ),
         cpus=cluster.cpus_per_worker,
         gpus=cluster.gpus_per_worker,

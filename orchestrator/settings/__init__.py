@@ -9,10 +9,9 @@ To add a setting, add one field to its section in `schema.py`: annotation, defau
 from that line. A rule between two keys is one more entry of `RULES` in the same file.
 
 A setting that is not built yet has no field, so that giving it is an error. OmegaConf supplies the YAML dialect and the
-interpolations. Types are converted here (`values.py`), because OmegaConf damages text that looks like a number
+interpolations. Types are pydantic's (`orchestrator/values.py`): OmegaConf damages text that looks like a number
 (`run.name=1e3`), stops at the first error, and names its own internals in messages.
 
-    values.py     one value: what a type accepts, and how it is told what was expected
     schema.py     the fields, the rules between them
     sources.py    a file or the command line as a list of paths and values
     loading.py    sources merged, interpolated, converted; every problem found
@@ -39,8 +38,8 @@ from orchestrator.settings.schema import (
     TraceSettings,
     TrackingSettings,
 )
-from orchestrator.settings.values import Every, Span, Workers
 from orchestrator.settings.views import determining, document, flat, to_dict, to_yaml
+from orchestrator.values import Every, Span, Workers
 
 __all__ = [
     "CheckpointSettings",

@@ -3,7 +3,7 @@
 Each leaf keeps the place it came from, so that each problem can name it. Mappings merge, everything else is replaced.
 Interpolations, `${run.seed}` or `${oc.env:HOME}`, are OmegaConf's; they see the merged configuration with its defaults.
 
-What it does not do: read files (`sources.py`) or know a single key by name, but for the pair of rule F3 and the topology's.
+What it does not do: read files (`sources.py`) or know a single key by name, but for the pair of rule F3.
 """
 
 from __future__ import annotations
@@ -14,31 +14,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings import sources
 from orchestrator.settings.schema import (
     BY_PATH,
     KEYS,
     SECTIONS,
+    TABLES,
     TWO_LENGTHS,
     Key,
     KeyPath,
     Rule,
     Settings,
     broken_rules,
+    keys_of,
     locate,
     shorthand,
 )
 from orchestrator.settings.sources import Source
-from orchestrator.settings.values import Given, MismatchError, plain, read, show
+from orchestrator.table import is_reference
+from orchestrator.values import Given, MismatchError, must, plain, read, show
 
 Merged = dict[Key, dict[KeyPath, Given]]  # of an open key: what stands below it, by path; of others: one, at ()
 
 LENGTHS = (BY_PATH["run", "steps"], BY_PATH["run", "epochs"])  # a later source that sets one clears the other
-TOPOLOGY = BY_PATH["topology", "name"]  # a later source that sets another one clears the options of the one before
 COMMON_OPTIONS = ("lr", "weight_decay", "momentum", "betas")  # of optimizers, whose options are no keys of the schema
 _NUM_SUGGESTIONS = 3
 
@@ -93,6 +92,7 @@ def _settings(found: Sequence[Source]) -> Settings:
             values[key] = _value(key, merged.get(key, {}))
         except MismatchError as mismatch:
             problems.append(_problem(_where(merged, key), key.name, str(mismatch)))
+    problems += _read_options(merged, values)
     if complete:
         problems += [_problem(_blame(merged, rule), sentence) for rule, sentence in broken_rules(values)]
     if problems:
@@ -100,8 +100,24 @@ def _settings(found: Sequence[Source]) -> Settings:
     return _build(values)
 
 
+def _read_options(merged: Merged, values: dict[Key, Any]) -> list[str]:
+    """Put the values of options in place of what was given. Those of the user's own variants wait until these are imported."""
+    problems: list[str] = []
+    for section, table in TABLES.items():
+        named, key = BY_PATH[section, "name"], BY_PATH[(section,)]
+        if named not in values or key not in values or is_reference(values[named]):
+            continue
+        below = merged.get(key, {})
+        given = {option: below.get((option,)) or Given(values[key][option]) for option in values[key]}
+        values[key], found = table.read(values[named], given)
+        for option, sentence in found:
+            places = [each.where for path, each in below.items() if path[0] == option]
+            problems.append(_problem(*places[-1:] or [_where(merged, named)], f"{section}.{option}", sentence))
+    return problems
+
+
 def _required(key: Key) -> str:
-    return f"{key.name}: required" + (f"; must be {key.about.must.text}" if key.about.must else "")
+    return f"{key.name}: required" + (f"; must be {must(key.kind)}" if must(key.kind) else "")
 
 
 def _build(values: dict[Key, Any]) -> Settings:
@@ -116,13 +132,13 @@ def _merge(merged: Merged, source: Source) -> list[str]:
     """Put a source over what is there. Returns problems."""
     problems: list[str] = []
     changed: set[Key] = set()
-    topology = merged.get(TOPOLOGY)
+    names = {section: merged.get(BY_PATH[section, "name"]) for section in TABLES}
     for path, given in source.leaves:
         if given.value == {} and len(path) == 1 and path[0] in SECTIONS:
             continue
         path = path if given.value is None or given.value == {} else shorthand(path)
         located = locate(path)
-        if located is None:
+        if located is None or (given.value is None and path in {(section,) for section in SECTIONS}):
             problems.append(_problem(given.where, ".".join(path), _no_such_key(path, given)))
             continue
         key, rest = located
@@ -142,10 +158,20 @@ def _merge(merged: Merged, source: Source) -> list[str]:
     if lengths:
         for other in set(LENGTHS) - {lengths[0]}:
             merged.pop(other, None)
-    if topology is not None and merged[TOPOLOGY][()].value != topology[()].value:
-        for key in [key for key in merged if key.holder == TOPOLOGY.holder and key not in changed]:
-            del merged[key]
+    for section, before in names.items():
+        now = merged.get(BY_PATH[section, "name"])
+        if before is not None and now is not None and now[()].value != before[()].value:
+            _drop_options(merged, section, now[()].value, source)
     return problems
+
+
+def _drop_options(merged: Merged, section: str, name: str, source: Source) -> None:
+    """A later source that sets another name leaves the options behind that what it names does not have."""
+    table, below = TABLES[section], merged.get(BY_PATH[(section,)], {})
+    kept = table.options(name) if name in table else {}
+    new = {leaf.path[1:] for leaf in source.leaves if leaf.path[0] == section}
+    for path in [path for path in below if path[0] not in kept and path not in new]:
+        del below[path]
 
 
 def _put(below: dict[KeyPath, Given], path: KeyPath, given: Given) -> None:
@@ -163,8 +189,8 @@ def _put(below: dict[KeyPath, Given], path: KeyPath, given: Given) -> None:
 def _value(key: Key, below: dict[KeyPath, Given]) -> Any:
     """Raises MismatchError."""
     if key.is_open:
-        return read(key.kind, Given(_nested(below)), key.about.must)
-    return read(key.kind, below[()], key.about.must) if below else key.default
+        return read(key.kind, Given(_nested(below)))
+    return read(key.kind, below[()]) if below else key.default
 
 
 def _nested(below: dict[KeyPath, Given]) -> dict[str, Any]:
@@ -190,6 +216,9 @@ def _interpolate(merged: Merged) -> dict[Key, list[str]]:
     }
     if not pending:
         return {}
+    from omegaconf import OmegaConf  # see `sources`
+    from omegaconf.errors import OmegaConfBaseException
+
     problems: dict[Key, list[str]] = {}
     tree: dict[str, Any] = {}
     for key in KEYS:
@@ -234,6 +263,8 @@ def _interpolable(key: Key, given: Given) -> Any:
 def _resolved(config: Any, path: KeyPath) -> Any:
     for part in path:
         config = config[part]
+    from omegaconf import OmegaConf
+
     return OmegaConf.to_container(config, resolve=True) if OmegaConf.is_config(config) else config
 
 
@@ -243,7 +274,7 @@ def _unresolved(key: Key, rest: KeyPath, given: Given, error: Exception) -> str:
 
 
 def _no_such_key(path: KeyPath, given: Given) -> str:
-    inside = [key.attribute for key in KEYS if key.holder == path[0]]
+    inside = keys_of(path[0])
     if inside and len(path) == 1:
         if given.value is None:
             return f"has no value; give it keys ({', '.join(inside)}) or leave it out"
@@ -259,7 +290,8 @@ def _suggestions(path: KeyPath) -> list[str]:
     """Keys that were perhaps meant, the likeliest first: on any level, of the same name, or of a similar one."""
     leaf = path[-1]
     tops = [*SECTIONS, *(key.name for key in KEYS if key.holder is None)]
-    names = list(dict.fromkeys([*(key.name for key in KEYS), *SECTIONS]))
+    options = [f"{section}.{option}" for section, table in TABLES.items() for option in table.known_options()]
+    names = list(dict.fromkeys([*(key.name for key in KEYS), *options, *SECTIONS]))
     for top in difflib.get_close_matches(path[0], tops, n=1):
         if top != path[0] and len(path) > 1 and locate((top, *path[1:])):
             return [".".join((top, *path[1:]))]
@@ -275,8 +307,9 @@ def _where(merged: Merged, key: Key) -> str:
 
 
 def _blame(merged: Merged, rule: Rule) -> str:
-    places = [_where(merged, BY_PATH[tuple(name.split("."))]) for name in rule.keys]
-    return next((place for place in places if place), "")
+    located = [found for name in rule.keys if (found := locate(tuple(name.split("."))))]
+    places = [merged.get(key, {}).get(rest) for key, rest in located]
+    return next((given.where for given in places if given), "")
 
 
 def _problem(*parts: str) -> str:

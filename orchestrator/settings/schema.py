@@ -6,7 +6,11 @@ workers and servers are laid out: under `reduction: fast` sums follow the layout
 result too. `watched` marks what says when metrics are taken: it determines the result where early stopping or the plateau
 schedule depend on one. Settings are validated where they are built, in `Settings.__post_init__`, whoever builds them.
 
-What it does not do: check what needs torch or the user's code (options of the optimizer, the target of the pipeline).
+Behind `topology` and `schedule` stands a table (`orchestrator.table`): their sections have a name, and the options of what it
+names. Which options there are, and what they must be, says the table's entry.
+
+What it does not do: check what needs torch or the user's code (options of the optimizer, the target of the pipeline, variants
+of the user's own).
 """
 
 from __future__ import annotations
@@ -15,60 +19,61 @@ import dataclasses
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from orchestrator.errors import ConfigurationError
-from orchestrator.settings.values import (
+from orchestrator.table import Table, is_reference
+from orchestrator.topologies import TOPOLOGIES
+from orchestrator.updates.schedules import SCHEDULES
+from orchestrator.values import (
     A_LINE,
     NONE_EMPTY,
     NOT_EMPTY,
     NOT_NEGATIVE,
     POSITIVE,
-    Constraint,
     Every,
     Given,
     MismatchError,
+    Must,
     Span,
     Workers,
     at_least,
     matching,
-    one_of,
+    plain,
     read,
     show,
+    unwrap,
 )
-from orchestrator.topologies import TOPOLOGIES
 
+TABLES: dict[str, Table[Any]] = {table.key: table for table in (TOPOLOGIES, SCHEDULES)}
 KeyPath = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class About:
-    """doc: one sentence; must: what the value must be beyond its type; layout, watched: see the head of this file."""
+    """doc: one sentence; must: a bound beyond the type, see `values`; layout, watched: see the head of this file."""
 
     doc: str
     determines: Literal["result", "execution"]
-    must: Constraint | None = None
+    must: Any = None
     layout: bool = False
     watched: bool = False
 
 
-def result(doc: str, must: Constraint | None = None) -> dict[str, About]:
+def result(doc: str, must: Any = None) -> dict[str, About]:
     """Metadata of a field that determines the result."""
     return {"about": About(doc, "result", must)}
 
 
-def execution(
-    doc: str, must: Constraint | None = None, *, layout: bool = False, watched: bool = False
-) -> dict[str, About]:
+def execution(doc: str, must: Any = None, *, layout: bool = False, watched: bool = False) -> dict[str, About]:
     """Metadata of a field that determines only how a run is executed."""
     return {"about": About(doc, "execution", must, layout, watched)}
 
 
-SEED = Constraint("at least 0 and below 2**63", lambda seed: bool(0 <= seed < 2**63))
+SEED = Must("at least 0 and below 2**63", lambda seed: bool(0 <= seed < 2**63))
 TARGET = matching(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", "package.module:Class")
 ADDRESS = matching(r"([^\s/:\[\]]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", "host:port")
-NO_NAME = Constraint("a mapping without the key 'name'", lambda options: "name" not in options)
+NO_NAME = Must("a mapping without the key 'name'", lambda options: "name" not in options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,22 +166,14 @@ class ClusterSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TopologySettings:
-    """Each option of a topology in `TOPOLOGIES` is a field here; None leaves it to the topology."""
+    """In YAML the options stand beside the name, `topology: {name: tree, arity: 3}`; the topology has defaults of its own."""
 
     name: str = field(
-        default="ring",
-        metadata=execution("Who sends what to whom when workers add up gradients.", one_of(TOPOLOGIES), layout=True),
+        default="ring", metadata=execution("Who sends what to whom when workers add up gradients.", layout=True)
     )
-    arity: int | None = field(
-        default=None, metadata=execution("Children of a node of the tree.", at_least(1), layout=True)
+    options: dict[str, Any] = field(
+        default_factory=dict, metadata=execution("The options of a topology of your own.", NO_NAME, layout=True)
     )
-    servers: int | None = field(
-        default=None, metadata=execution("How many parameter servers hold slices.", at_least(1), layout=True)
-    )
-
-    def options(self) -> dict[str, int]:
-        """The options to build the topology with: those that are set over the defaults that it has."""
-        return {option: getattr(self, option) or default for option, default in TOPOLOGIES[self.name].options.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,47 +204,13 @@ class GradientSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSettings:
-    """How the learning rate changes; see `orchestrator/updates/schedules.py`. None leaves an option to the schedule."""
+    """How the learning rate changes; see `orchestrator/updates/schedules`. Options as those of a topology."""
 
-    name: Literal["constant", "linear", "cosine", "exponential", "steps", "inverse_sqrt", "plateau"] = field(
-        default="constant", metadata=result("How the learning rate goes on after the warm-up.")
-    )
+    name: str = field(default="constant", metadata=result("How the learning rate goes on after the warm-up."))
     warmup: int = field(default=0, metadata=result("Steps in which the learning rate rises to its value.", at_least(0)))
-    final: float | None = field(
-        default=None, metadata=result("linear, cosine: the factor at the end; 0 if not given.", NOT_NEGATIVE)
+    options: dict[str, Any] = field(
+        default_factory=dict, metadata=result("The options of a schedule of your own.", NO_NAME)
     )
-    end: Span | None = field(
-        default=None,
-        metadata=result(
-            "linear, cosine: the step at which the factor is `final`, and stays so; the last one if not given."
-        ),
-    )
-    gamma: float | None = field(
-        default=None,
-        metadata=result("exponential, steps, plateau: the factor of a reduction; 0.1 if not given.", POSITIVE),
-    )
-    every: Span | None = field(default=None, metadata=result("steps: how far it is from one reduction to the next."))
-    patience: int | None = field(
-        default=None,
-        metadata=result("plateau: evaluations without improvement until a reduction; 3 if not given.", at_least(1)),
-    )
-    metric: str | None = field(
-        default=None, metadata=result("plateau: the metric to watch; validation/loss if not given.", NOT_EMPTY)
-    )
-    mode: Literal["min", "max"] | None = field(
-        default=None, metadata=result("plateau: whether less or more is better; min if not given.")
-    )
-
-
-SCHEDULE_OPTIONS: dict[str, tuple[str, ...]] = {
-    "final": ("linear", "cosine"),
-    "end": ("linear", "cosine"),
-    "gamma": ("exponential", "steps", "plateau"),
-    "every": ("steps",),
-    "patience": ("plateau",),
-    "metric": ("plateau",),
-    "mode": ("plateau",),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,6 +307,8 @@ class Settings:
     def __post_init__(self) -> None:
         values = {key: key.value(self) for key in KEYS}
         problems = [f"{key.name}: {problem}" for key in KEYS if (problem := _unfit(key, values[key]))]
+        for section, table in TABLES.items():
+            problems += _unfit_options(table, getattr(self, section))
         if not problems:
             problems = [sentence for _, sentence in broken_rules(values)]
         if problems:
@@ -362,9 +327,10 @@ class Key:
     path: KeyPath
     holder: str | None
     attribute: str
-    kind: Any
+    kind: Any  # with its bounds
     about: About
     default: Any
+    table: Table[Any] | None = None  # of the options below it
 
     @property
     def name(self) -> str:
@@ -373,7 +339,12 @@ class Key:
     @property
     def is_open(self) -> bool:
         """Whether any key may stand below it."""
-        return typing.get_origin(self.kind) is dict
+        return typing.get_origin(unwrap(self.kind)[0]) is dict
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether what is below it stands in its section itself."""
+        return self.is_open and len(self.path) == 1
 
     @property
     def takes_mapping(self) -> bool:
@@ -386,6 +357,13 @@ class Key:
 
     def value(self, settings: Settings) -> Any:
         return getattr(settings if self.holder is None else getattr(settings, self.holder), self.attribute)
+
+    def plain(self, settings: Settings) -> Any:
+        """The value as plain data; below a table every option that one of its entries has, null where it is not given."""
+        value = plain(self.value(settings))
+        if self.table is None or is_reference(getattr(settings, self.path[0]).name):
+            return value
+        return {**dict.fromkeys(self.table.known_options()), **value}
 
 
 @dataclass(frozen=True)
@@ -446,24 +424,6 @@ def _tf32_needs_cuda(tf32: object, device: str) -> str | None:
     return "run.tf32: only GPUs have TF32; set run.device=cuda, or leave run.tf32 out"
 
 
-def _topology_has_option(option: str, value: int | None, topology: str) -> str | None:
-    if value is None or option in TOPOLOGIES[topology].options:
-        return None
-    having = [name for name, other in TOPOLOGIES.items() if option in other.options]
-    return f"topology.{option}: {topology} has no {option}; {' and '.join(having)} {'have' if having[1:] else 'has'}"
-
-
-def _schedule_has_option(option: str, value: object, schedule: str) -> str | None:
-    having = SCHEDULE_OPTIONS[option]
-    if value is None or schedule in having:
-        return None
-    return f"schedule.{option}: {schedule} has no {option}; {' and '.join(having)} {'have' if having[1:] else 'has'}"
-
-
-def _steps_need_every(schedule: str, every: Span | None) -> str | None:
-    return "schedule.every: required by schedule=steps" if schedule == "steps" and every is None else None
-
-
 def _end_is_behind_warmup(end: Span | None, warmup: int) -> str | None:
     """Of epochs nobody knows the steps yet."""
     if end is None or end.steps is None or end.steps > warmup:
@@ -495,36 +455,39 @@ RULES = (
     Rule(("data.batch_size", "data.shards"), _shards_have_rows),
     Rule(("run.device", "cluster.gpus_per_worker"), _cuda_needs_gpus),
     Rule(("run.tf32", "run.device"), _tf32_needs_cuda),
-    Rule(("schedule.name", "schedule.every"), _steps_need_every),
     Rule(("schedule.end", "schedule.warmup"), _end_is_behind_warmup),
     Rule(("early_stopping.patience", "evaluation.every"), _stopping_needs_steps),
     Rule(("schedule.name", "evaluation.every"), _plateau_needs_steps),
-    *(
-        Rule((f"schedule.{option}", "schedule.name"), partial(_schedule_has_option, option))
-        for option in SCHEDULE_OPTIONS
-    ),
-    *(
-        Rule((f"topology.{option.name}", "topology.name"), partial(_topology_has_option, option.name))
-        for option in dataclasses.fields(TopologySettings)
-        if option.name != "name"
-    ),
 )
 
 
 def broken_rules(values: Mapping[Key, Any]) -> list[tuple[Rule, str]]:
     """The rules that the values break, each with its sentence; rules over keys without a value are left out."""
     named = {key.name: value for key, value in values.items() if not key.is_open}
-    known = [rule for rule in RULES if all(name in named for name in rule.keys)]
-    found = [(rule, rule.broken(*(named[name] for name in rule.keys))) for rule in known]
+    for key, options in values.items():
+        known = key.table.known_options() if key.table else {}
+        named.update({f"{key.name}.{option}": options.get(option) for option in known})
+    rules = [rule for rule in RULES if all(name in named for name in rule.keys)]
+    found = [(rule, rule.broken(*(named[name] for name in rule.keys))) for rule in rules]
     return [(rule, sentence) for rule, sentence in found if sentence is not None]
 
 
 def _unfit(key: Key, value: Any) -> str | None:
+    value = plain(value) if key.table else value
     try:
-        kept = read(key.kind, Given(value), key.about.must)
+        kept = read(key.kind, Given(value))
     except MismatchError as mismatch:
         return str(mismatch)
     return None if kept == value else f"expected {show(kept)}, got {show(value)}"
+
+
+def _unfit_options(table: Table[Any], chosen: TopologySettings | ScheduleSettings) -> list[str]:
+    if is_reference(chosen.name):
+        return []
+    kept, problems = table.read(chosen.name, {option: Given(value) for option, value in chosen.options.items()})
+    if not problems and kept != chosen.options:
+        problems = [("options", f"expected {show(kept)}, got {show(chosen.options)}")]
+    return [f"{table.key}.{option}: {problem}" for option, problem in problems]
 
 
 def _keys(holder: str | None, kind: type) -> list[Key]:
@@ -536,10 +499,13 @@ def _keys(holder: str | None, kind: type) -> list[Key]:
             found += _keys(entry.name, hint)
             continue
         above = () if holder is None else (holder,)
-        flat_options = kind is OptimizerSettings and entry.name == "options"
+        flat_options = entry.name == "options"
+        about: About = entry.metadata["about"]
         default = entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
         path = above if flat_options else (*above, entry.name)
-        found.append(Key(path, holder, entry.name, hint, entry.metadata["about"], default))
+        table = TABLES.get(holder or "") if flat_options else None
+        bound = hint if about.must is None else Annotated[hint, about.must]
+        found.append(Key(path, holder, entry.name, bound, about, default, table))
     return found
 
 
@@ -556,6 +522,27 @@ def locate(path: KeyPath) -> tuple[Key, KeyPath] | None:
     if key is None or (key.path != path and not key.is_open):
         return None
     return key, path[len(key.path) :]
+
+
+def kind_at(path: KeyPath) -> Any:
+    """The type of what stands at a path in YAML; None where that is any YAML, or no key."""
+    located = locate(path)
+    if located is None or (located[0].is_open and located[0].table is None):
+        return None
+    key, rest = located
+    if not key.is_open or key.table is None:
+        return key.kind
+    entries = key.table.known_options().get(".".join(rest), {})
+    return next((option.kind for option in entries.values()), None)
+
+
+def keys_of(section: str) -> list[str]:
+    """What can stand in a section."""
+    found: list[str] = []
+    for key in KEYS:
+        if key.holder == section:
+            found += list(key.table.known_options() if key.table else ()) if key.is_flat else [key.attribute]
+    return found
 
 
 def shorthand(path: KeyPath) -> KeyPath:

@@ -1,7 +1,8 @@
 """A source of settings, a YAML file or the command line, as a list of paths and values, and what is wrong with it.
 
-YAML is OmegaConf's dialect (`1e-3` is a number, dates are text, a duplicate key is an error), read node by node,
-because a node still knows how its value was typed and in which line.
+YAML is OmegaConf's dialect (`1e-3` is a number, dates are text, a duplicate key is an error), read node by node, because a
+node still knows how its value was typed and in which line. Its loader is made here: to import OmegaConf takes longer than all
+the rest, and most settings have no interpolation.
 
 What it does not do: decide which keys exist, or that one source overrides another (`loading.py`).
 """
@@ -9,21 +10,77 @@ What it does not do: decide which keys exist, or that one source overrides anoth
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from omegaconf._yaml import get_yaml_loader
 
 from orchestrator.settings import schema
-from orchestrator.settings.values import Given, is_text, show
+from orchestrator.values import Given, is_text, show
 
 COMMAND_LINE = "command line"
-Loader = get_yaml_loader(max_yaml_expanded_nodes=100_000)
 _NULLS = ("", "~", "null", "Null", "NULL")
-_TEXT_TAG = "tag:yaml.org,2002:str"
+_TEXT_TAG, _FLOAT_TAG, _TIME_TAG = (f"tag:yaml.org,2002:{kind}" for kind in ("str", "float", "timestamp"))
+_FLOAT = re.compile(
+    r"""^(?:
+     [-+]?[0-9]+(?:_[0-9]+)*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
+    |[-+]?[0-9]+(?:_[0-9]+)*(?:[eE][-+]?[0-9]+)
+    |\.[0-9]+(?:_[0-9]+)*(?:[eE][-+][0-9]+)?
+    |[-+]?[0-9]+(?:_[0-9]+)*(?::[0-5]?[0-9])+\.[0-9_]*
+    |[-+]?\.(?:inf|Inf|INF)
+    |\.(?:nan|NaN|NAN))$""",
+    re.VERBOSE,
+)
+_MOST_NODES = 100_000  # with those that aliases repeat
+
+
+class Loader(yaml.CSafeLoader):
+    """YAML's safe loader for OmegaConf's dialect."""
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        _count(node, ())
+        return super().construct_document(node)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Merge keys put what they merge before what is given itself, which wins."""
+        given: set[str] = set()
+        for key, _ in node.value:
+            if key.tag == _TEXT_TAG and key.value in given:
+                problem = f"found duplicate key {key.value}"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            given.add(key.value)
+        super().flatten_mapping(node)
+        node.value = [
+            (key, value)
+            for index, (key, value) in enumerate(node.value)
+            if all((key.tag, key.value) != (other.tag, other.value) for other, _ in node.value[index + 1 :])
+        ]
+
+
+Loader.add_implicit_resolver(_FLOAT_TAG, _FLOAT, list("-+0123456789."))
+Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIME_TAG]
+    for first, resolvers in Loader.yaml_implicit_resolvers.items()
+}
+
+
+def _count(node: yaml.Node, above: tuple[yaml.Node, ...]) -> int:
+    """The nodes below, once for each alias. Raises ConstructorError for one that contains itself, and for too many."""
+    problem = "YAML recursive aliases are not supported." if node in above else None
+    total = 1
+    if problem is None and isinstance(node, yaml.SequenceNode | yaml.MappingNode):
+        pairs = isinstance(node, yaml.MappingNode)
+        for child in (child for item in node.value for child in (item if pairs else (item,))):
+            total += _count(child, (*above, node))
+            problem = f"YAML aliases make more than {_MOST_NODES} nodes" if total > _MOST_NODES else None
+            if problem is not None:
+                break
+    if problem is not None:
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+    return total
 
 
 class Leaf(NamedTuple):
@@ -96,10 +153,9 @@ def _from_override(override: str) -> Source:
     path = tuple(name.split("."))
     if not equals or not all(path):
         return Source(problems=[f"{COMMAND_LINE}: {show(override)}: expected key=value"])
-    located = schema.locate(path)
     if typed in _NULLS:
         return Source([Leaf(path, Given(None, typed, COMMAND_LINE))])
-    if located is not None and is_text(located[0].kind):
+    if is_text(schema.kind_at(path)):
         return Source([Leaf(path, Given(typed, typed, COMMAND_LINE))])
     try:
         loader, node = _compose(typed, lambda _: f"{COMMAND_LINE}: {name}")

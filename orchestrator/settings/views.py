@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 import re
 import typing
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
 
-from orchestrator.settings.schema import KEYS, Key, Settings
+from orchestrator.settings.schema import KEYS, TABLES, Key, Settings
 from orchestrator.settings.sources import Loader
-from orchestrator.settings.values import Every, Span, Workers, plain, show, without_none
+from orchestrator.table import Option
+from orchestrator.values import Every, Span, Workers, must, plain, show, unwrap, without_none
 
 _INTRODUCTION = """\
 # Settings
@@ -47,7 +49,7 @@ def to_dict(settings: Settings) -> dict[str, Any]:
     """The settings as plain data of the shape of a file; complete, a copy."""
     nested: dict[str, Any] = {}
     for key in KEYS:
-        value = plain(key.value(settings))
+        value = key.plain(settings)
         place = nested
         for part in key.path if key.is_open else key.path[:-1]:
             place = place.setdefault(part, {})
@@ -89,7 +91,7 @@ def document() -> str:
     rows = [
         ("Key", "Value", "Default", "What it is", "Determines"),
         ("---",) * 5,
-        *((f"`{_name(key)}`", _type(key), _default(key), key.about.doc, _determines(key)) for key in KEYS),
+        *(row for key in KEYS for row in _rows(key)),
     ]
     return _INTRODUCTION + "\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
@@ -120,7 +122,7 @@ def _escaped(value: Any) -> Any:
 
 
 def _leaves(key: Key, settings: Settings) -> list[tuple[str, Any]]:
-    value = plain(key.value(settings))
+    value = key.plain(settings)
     return _below(key.name, value) if key.is_open else [(key.name, value)]
 
 
@@ -133,18 +135,53 @@ def _below(name: str, mapping: dict[str, Any]) -> list[tuple[str, Any]]:
     return found
 
 
-def _name(key: Key) -> str:
-    return f"{key.name}.*" if key.is_open else key.name
-
-
-def _type(key: Key) -> str:
-    kind = without_none(key.kind)
-    if typing.get_origin(kind) is typing.Literal:
-        text = ", ".join(f"`{choice}`" for choice in typing.get_args(kind))
+def _rows(key: Key) -> Iterator[tuple[str, ...]]:
+    determines = _determines(key)
+    known = key.table.known_options() if key.table else {}
+    for option, entries in known.items():
+        kind = next(iter(entries.values())).kind
+        yield (
+            f"`{key.name}.{option}`",
+            f"{_type(kind).removesuffix('; or null')}; or null",
+            "`null`",
+            _sentences(entries),
+            determines,
+        )
+    if key.is_open:
+        yield f"`{key.name}.*`", "mapping", _default(key), key.about.doc, determines
     else:
-        text = _TYPES[typing.get_origin(kind) or kind]
-    text = f"{text}, {key.about.must.text}" if key.about.must and not key.is_open else text
-    return text if kind is key.kind else f"{text}; or null"
+        names = (
+            f"{', '.join(f'`{name}`' for name in TABLES[key.path[0]])}, or `package.module:name`"
+            if _is_named(key)
+            else ""
+        )
+        yield f"`{key.name}`", names or _type(key.kind), _default(key), key.about.doc, determines
+
+
+def _is_named(key: Key) -> bool:
+    return len(key.path) > 1 and key.path[0] in TABLES and key.attribute == "name"
+
+
+def _sentences(entries: Mapping[str, Option]) -> str:
+    """What an option is, with the entries that have it: "linear, cosine: the factor at the last step; 0.0 if not given."."""
+    found: dict[str, list[str]] = {}
+    for name, option in entries.items():
+        value = plain(option.default)
+        shown = f"{value:g}" if isinstance(value, float) else value if isinstance(value, str) else show(value)
+        default = "" if option.is_required or value is None else f"; {shown} if not given"
+        found.setdefault(f"{option.doc[:1].lower()}{option.doc[1:].rstrip('.')}{default}.", []).append(name)
+    return " ".join(f"{', '.join(names)}: {sentence}" for sentence, names in found.items())
+
+
+def _type(kind: Any) -> str:
+    bare = unwrap(kind)[0]
+    required = without_none(bare)
+    if typing.get_origin(required) is typing.Literal:
+        text = ", ".join(f"`{choice}`" for choice in typing.get_args(required))
+    else:
+        text = _TYPES[typing.get_origin(required) or required]
+    text = f"{text}, {must(kind)}" if must(kind) else text
+    return text if required is bare else f"{text}; or null"
 
 
 def _default(key: Key) -> str:

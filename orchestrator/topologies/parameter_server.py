@@ -12,11 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from orchestrator.topologies.schedule import Move, Schedule, require_positive
 
 
-def parameter_server(workers: int, servers: int) -> Schedule:
+def parameter_server(
+    workers: int, *, servers: Annotated[int, Field(ge=1, description="How many parameter servers hold slices.")] = 1
+) -> Schedule:
     """One chunk per server; server s has rank workers + s and owns chunk s."""
     require_positive(workers=workers, servers=servers)
     owners = range(workers, workers + servers)

@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from orchestrator.topologies.schedule import Move, Schedule, require_positive
 
@@ -22,7 +25,9 @@ from orchestrator.topologies.schedule import Move, Schedule, require_positive
 CHUNKS = 4
 
 
-def tree(workers: int, arity: int) -> Schedule:
+def tree(
+    workers: int, *, arity: Annotated[int, Field(ge=1, description="Children of a node of the tree.")] = 2
+) -> Schedule:
     """CHUNKS chunks, all owned by the root, worker 0."""
     require_positive(workers=workers, arity=arity)
     return Schedule("tree", workers, 0, (0,) * CHUNKS, _Tree(workers, arity))

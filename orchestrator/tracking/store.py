@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import ConfigurationError, UsageError
+from orchestrator.tracking import lean
 from orchestrator.tracking.rebase import adopt, rebase
 
 if TYPE_CHECKING:
@@ -256,9 +257,9 @@ def server_command(uri: str, port: int) -> tuple[list[str], dict[str, str]]:
 
 
 def _open(uri: str) -> MlflowClient:
-    import mlflow
+    with lean.importing(), _usable(uri):
+        import mlflow
 
-    with _usable(uri):
         client = mlflow.MlflowClient(uri, uri)
         client.search_experiments(max_results=1)
     return client
@@ -267,8 +268,8 @@ def _open(uri: str) -> MlflowClient:
 @contextmanager
 def _usable(uri: str) -> Iterator[None]:
     """Turns what MLflow raises inside the block into a ConfigurationError that names the store and the remedy."""
-    from mlflow.exceptions import MlflowException
-
+    with lean.importing():
+        from mlflow.exceptions import MlflowException
     try:
         yield
     except (MlflowException, sqlite3.Error, OSError, ValueError) as error:

@@ -1,4 +1,7 @@
-"""The optimizers of torch.optim on offer, checked against the settings before a run starts.
+"""The table of optimizers: those of torch.optim on offer, checked against the settings before a run starts.
+
+An entry is called with the model's parameters and the options, which are those of its signature. A user's own meets the laws
+(`broken`) at launch.
 
 Left out by name: LBFGS calls the model again within a step, SparseAdam wants sparse gradients, and both would need an
 exchange of their own. A pipeline may return any other optimizer, of torch or not, as long as it takes a step without a closure
@@ -7,14 +10,12 @@ and keeps what it remembers where `Optimizer.state_dict` finds it.
 
 from __future__ import annotations
 
-import difflib
 import functools
-import inspect
 import io
 import json
 import pickle
 import types
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,13 +24,18 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from orchestrator.errors import PipelineRaised
 from orchestrator.pipeline import naming
+from orchestrator.references import raised
+from orchestrator.table import Table, is_reference
 
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
-    name.lower(): getattr(torch.optim, name)
-    for name in (
-        "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
-    )
-}  # fmt: skip
+_ON_OFFER = (
+    "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
+)  # fmt: skip
+OPTIMIZERS: Table[Callable[..., torch.optim.Optimizer]] = Table(
+    "optimizer",
+    {name.lower(): getattr(torch.optim, name) for name in _ON_OFFER},
+    hidden=("differentiable", "capturable"),
+)
+CLASSES = tuple(getattr(torch.optim, name) for name in _ON_OFFER)
 # Attributes that torch's own classes have only with some options, or with a schedule of torch.
 _AT_TIMES = {"step", "_opt_called", "_step_supports_amp_scaling", "_need_device_dtype_check_for_fused"}
 _TRIED = 64  # a tensor of so many rows and columns, large enough that what counts rows does not
@@ -40,21 +46,19 @@ _UNFIT: dict[type[torch.optim.Optimizer], tuple[str, str]] = {
 }
 _SCHEDULERS = (LRScheduler, ReduceLROnPlateau)  # the second does not call the __init__ of the first, its base
 _OWN_SCHEDULE = "set `schedule` in the configuration, or write the factor as rate(self, step) in the pipeline"
-_NOT_OPTIONS = ("params", "differentiable", "capturable")
 
 
 def problems(name: str, options: Mapping[str, Any]) -> list[str]:
     """What is wrong with the `optimizer` section, a sentence each. torch's own checks count: they come before the one that
     misses the parameters, and nothing expensive is imported up to there."""
-    if name not in OPTIMIZERS:
-        near = difflib.get_close_matches(name, OPTIMIZERS, n=1)
-        unfit = next(("; ".join(why) for kind, why in _UNFIT.items() if kind.__name__.lower() == name), None)
-        hint = f": {unfit}" if unfit else f"; did you mean {near[0]}?" if near else ""
-        return [f"optimizer.name: {name!r} is not on offer{hint} (there are {', '.join(OPTIMIZERS)})"]
-    known = options_of(name)
-    unknown = [key for key in options if key not in known]
-    if unknown:
-        return [f"optimizer.{key}: {name} has no such option (it has {', '.join(known)})" for key in unknown]
+    for kind, (why, remedy) in _UNFIT.items():
+        if kind.__name__.lower() == name:
+            return [f"optimizer.name: {name!r} is not on offer: {why}; {remedy} (there are {', '.join(OPTIMIZERS)})"]
+    if found := OPTIMIZERS.problems(name, options):
+        return found
+    if is_reference(name):
+        problem = broken(lambda model: build(name, options, model))
+        return [] if problem is None else [f"optimizer: {name} {problem}"]
     texts = [key for key, value in options.items() if isinstance(value, str)]
     if texts:
         return [
@@ -76,9 +80,42 @@ def problems(name: str, options: Mapping[str, Any]) -> list[str]:
     raise AssertionError(f"{name} took an empty list of parameters")
 
 
-def options_of(name: str) -> list[str]:
-    """The option names of an optimizer on offer."""
-    return [key for key in inspect.signature(OPTIMIZERS[name]).parameters if key not in _NOT_OPTIONS]
+def broken(make: Callable[[torch.nn.Module], torch.optim.Optimizer]) -> str | None:
+    """The law that an optimizer breaks, as a predicate; None where it keeps to all: it has torch's form, steps without a
+    closure, leaves gradients alone, which other workers still read, and remembers nothing where no checkpoint finds it."""
+    try:
+        return _try_out(make)
+    except PipelineRaised as error:
+        return f"is not fit: {error.message.removeprefix('optimizer() ')} ({error.remedy})"
+    except Exception as error:
+        return raised(error)
+
+
+def _try_out(make: Callable[[torch.nn.Module], torch.optim.Optimizer]) -> str | None:
+    """A few steps with a small model, in a random stream of their own."""
+    with torch.random.fork_rng(devices=[]):
+        model = torch.nn.Linear(2, 2)
+        return _stepping(make(model), model)
+
+
+def _stepping(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> str | None:
+    check(optimizer, model)
+    for step in range(3):
+        aside = kept_aside(optimizer, model)
+        gradients = [torch.full_like(parameter, 0.25 * (step - 1)) for parameter in model.parameters()]
+        before = [(gradient._version, gradient.clone()) for gradient in gradients]
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        for gradient, (version, old) in zip(gradients, before, strict=True):
+            if gradient._version != version or not torch.equal(gradient, old):
+                return "changes gradients, which other workers still read: let step() only read parameter.grad"
+        if changed := sorted(key for key, value in kept_aside(optimizer, model).items() if aside.get(key) != value):
+            return (
+                f"remembers something in its attribute {changed[0]}, where no checkpoint finds it: keep it in state or "
+                "param_groups"
+            )
+    return None
 
 
 def build(name: str, options: Mapping[str, Any], model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -188,9 +225,9 @@ def check_unchanged(optimizer: torch.optim.Optimizer, before: Sequence[dict[str,
 def kept_aside(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, bytes]:
     """What a class that is not torch's keeps in attributes of its own, where no checkpoint finds it: name -> bytes that change
     when it does. Left out is what cannot be pickled, and the model, which is saved as a whole."""
-    if type(optimizer) in OPTIMIZERS.values():
+    if type(optimizer) in CLASSES:
         return {}
-    base: Any = next((kind for kind in OPTIMIZERS.values() if isinstance(optimizer, kind)), None)
+    base: Any = next((kind for kind in CLASSES if isinstance(optimizer, kind)), None)
     torchs = _attributes_of(base)
     own = {name: value for name, value in vars(optimizer).items() if name not in torchs}
     groups = optimizer.param_groups

@@ -4,8 +4,17 @@ alike."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from orchestrator.plan import Watching
+
+@dataclass(frozen=True)
+class Watching:
+    """A metric that decides something once it has not improved for `patience` evaluations in a row."""
+
+    metric: str
+    patience: int
+    mode: Literal["min", "max"]
+    min_change: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import ray
-from ray._private import node, services
+from ray._private import node, services, utils
 
 from orchestrator.cluster.sessions import local
 from orchestrator.cluster.sessions.local import LocalRay
@@ -59,10 +59,11 @@ def started(outcomes: list[Exception | None], monkeypatch: pytest.MonkeyPatch) -
 
 def test_this_ray_can_do_without_its_helpers_and_others_have_them() -> None:
     helpers: list[tuple[Any, str]] = [(node.Node, "start_monitor"), (node.Node, "start_log_monitor")]
-    helpers.append((services, "start_api_server"))
+    helpers += [(services, "start_api_server"), (utils, "get_dashboard_dependency_error")]
     usual = [getattr(place, name) for place, name in helpers]
     with local._fewer_processes():
-        assert [getattr(place, name)("anything") for place, name in helpers] == [None, None, (None, None)]
+        assert [getattr(place, name)("anything") for place, name in helpers[:3]] == [None, None, (None, None)]
+        assert isinstance(utils.get_dashboard_dependency_error(), ImportError)
     assert [getattr(place, name) for place, name in helpers] == usual
 
 

@@ -37,6 +37,7 @@ def test_a_run_over_nodes_gives_the_result_of_a_private_one(
     assert project.processes() == []
 
 
+@pytest.mark.long
 def test_the_characters_over_nodes(digits: Project, two_nodes: Joined) -> None:
     short = ("conf=characters", "run.steps=3", "output=json")
     project = replace(digits, variables=two_nodes.access)
@@ -54,7 +55,9 @@ TOO_MUCH = {
 }
 
 
-@pytest.mark.parametrize("settings", TOO_MUCH)
+@pytest.mark.parametrize(
+    "settings", [pytest.param(each, marks=pytest.mark.long if number else ()) for number, each in enumerate(TOO_MUCH)]
+)
 def test_more_than_there_is_is_refused_at_once(digits: Project, two_nodes: Joined, settings: str) -> None:
     project = replace(digits, variables=two_nodes.access)
     began = time.monotonic()
@@ -90,6 +93,7 @@ def test_a_run_whose_joined_ray_dies_says_so_soon_and_can_be_resumed(digits: Pro
     assert project.processes() == []
 
 
+@pytest.mark.long
 def test_a_worker_that_cannot_compute_on_a_gpu_says_why(digits: Project) -> None:
     """Its node says that it has GPUs; the torch of these tests is built without CUDA."""
     with raylets("2:1") as joined:

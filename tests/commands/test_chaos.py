@@ -11,7 +11,7 @@ from tests.commands import chaos
 from tests.projects import Done, Project
 
 SEEDS = range(64)
-IN_CI = (12, 25)  # digits at servers, which are killed; characters in a ring, whose driver is killed, too
+OF_ALL = (12, 25)  # digits at servers, which are killed; characters in a ring, whose driver is killed, too
 
 
 def test_a_plan_is_a_function_of_its_seed() -> None:
@@ -54,7 +54,8 @@ def short(digits: Project) -> dict[str, Done]:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("seed", IN_CI)
+@pytest.mark.long
+@pytest.mark.parametrize("seed", OF_ALL)
 def test_a_disturbed_run_ends_as_if_nobody_had_touched_it(digits: Project, short: dict[str, Done], seed: int) -> None:
     plan = chaos.plan(seed)
     done, run = chaos.disturb(digits, plan)

@@ -119,9 +119,12 @@ def test_the_driver_is_killed_and_the_run_resumed_on_another_layout(digits: Proj
 def test_an_interrupted_run_says_how_to_go_on_and_does(digits: Project, undisturbed: Done) -> None:
     run = CancellableTransport(digits, *RUN, "cluster.workers=2")
     run.wait_for_steps(50)
-    run.process.send_signal(signal.SIGTERM)
+    run.process.send_signal(signal.SIGINT)
     stopped = run.end()
     assert stopped.code == 130
+    assert "interrupted by SIGINT" in stopped.err
+    assert (stopped.report["status"], stopped.report["error"]["kind"]) == ("killed", "Interrupted")
+    assert "Traceback" not in stopped.err
     assert digits.runs()[run.run_id] == "KILLED"
     assert f"python -m orchestrator resume={run.run_id}" in stopped.err
     assert stopped.report["steps"] >= 50

@@ -112,6 +112,7 @@ def test_a_run_whose_ray_dies_says_so_at_once_and_can_be_resumed(
 
 
 @pytest.mark.root
+@pytest.mark.long
 def test_training_goes_on_when_the_disk_of_the_checkpoints_is_full(
     digits: Project, undisturbed: Done, small_disk: Path
 ) -> None:

@@ -278,6 +278,7 @@ def test_what_is_not_a_function_of_the_record_is_found_at_its_first_step(study: 
     assert {each["share"] for each in done.report["differences"]} == {"outcome"}
 
 
+@pytest.mark.long
 def test_a_run_that_lost_and_gained_workers_and_was_resumed_is_repeated(study: Study) -> None:
     given = ("run.steps=200", "pipeline.args.pause_s=0.03", "cluster.spares=1")
     run = CancellableTransport(study.project, "conf=study", *given, "output=json")

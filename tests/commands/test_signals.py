@@ -32,9 +32,8 @@ def wait_until_training(project: Project, process: subprocess.Popen[str], before
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, *(pytest.param(it, marks=pytest.mark.long) for it in (signal.SIGTERM, signal.SIGHUP))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_run_is_killed_with_130(faulty: Project, number: signal.Signals) -> None:
     before = set(faulty.runs())
     process = faulty.start(*SLOW)

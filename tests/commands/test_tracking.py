@@ -115,6 +115,7 @@ def test_a_server_that_goes_away_costs_the_run_nothing(project: Project, tmp_pat
         assert (folder / name).exists()
 
 
+@pytest.mark.long
 def test_three_launches_at_once_make_one_store(project: Project) -> None:
     processes = [
         project.start("conf=good", "cluster.workers=1", f"run.seed={seed}", "output=json") for seed in range(3)

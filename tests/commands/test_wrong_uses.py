@@ -26,7 +26,7 @@ REFUSED = {
     "conf=good pipeline.target=faults:Incomplete": (2, "does not define datasets and loss"),
     "conf=good pipeline.target=faults:Sized": (2, "missing a required argument: 'size'"),
     "conf=good optimizer=adamx": (2, "did you mean adamax?"),
-    "conf=good optimizer.momentun=0.9": (2, "sgd has no such option"),
+    "conf=good optimizer.momentun=0.9": (2, "sgd has no momentun; did you mean momentum?"),
     "conf=good optimizer.lr=-1": (2, "Invalid learning rate"),
     "conf=good data.inputs=[data/x]": (2, "there is no data/x"),
     "conf=good runs": (2, "exactly one of conf=NAME, "),
@@ -156,7 +156,7 @@ FAILING = {
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    "pipeline", [pytest.param(name, marks=pytest.mark.long if name == "NoFile" else ()) for name in FAILING]
+    "pipeline", [pytest.param(name, marks=() if name == "Raises" else pytest.mark.long) for name in FAILING]
 )
 def test_a_failing_run_says_why_and_is_recorded_as_failed(faulty: Project, pipeline: str) -> None:
     kind, message = FAILING[pipeline]

@@ -40,14 +40,14 @@ def recorded(tmp_path: Path) -> Recorded:
 
 def test_the_execution_may_change(recorded: Recorded) -> None:
     settings = recorded.settings(["cluster.workers=3", "cluster.spares=1"])
-    assert (settings.cluster.workers.most, settings.topology.servers) == (3, 2)
+    assert (settings.cluster.workers.most, settings.topology.options) == (3, {"servers": 2})
 
 
 @pytest.mark.parametrize("override", ["topology=tree", "topology.name=tree", "topology={name: tree, arity: 3}"])
 def test_another_topology_leaves_the_options_of_the_recorded_one_behind(recorded: Recorded, override: str) -> None:
     settings = recorded.settings(["cluster.workers=3", override])
-    assert (settings.topology.name, settings.topology.servers) == ("tree", None)
-    assert recorded.settings(["topology=parameter_server", "topology.servers=1"]).topology.servers == 1
+    assert (settings.topology.name, "servers" in settings.topology.options) == ("tree", False)
+    assert recorded.settings(["topology=parameter_server", "topology.servers=1"]).topology.options == {"servers": 1}
 
 
 def test_what_determines_the_result_may_not_and_all_of_it_is_named(recorded: Recorded) -> None:

@@ -257,7 +257,7 @@ class Elastic:
         self._keeps_width = keeps_width
         self._layout = layout
         self._numbers = itertools.count()
-        self._servers = build_schedule(layout.topology, 1, **settings.topology.options()).servers
+        self._servers = build_schedule(layout.topology, 1, **settings.topology.options).servers
         self.everybody: list[Member] = []
         self.members = [self._start(Worker) for _ in range(layout.workers)]
         self.run_manifest = self.members[0].run_manifest
@@ -309,7 +309,7 @@ class Elastic:
         ]
         generation = Generation(
             self.generations,
-            build_schedule(self._layout.topology, len(workers), **self.settings.topology.options()),
+            build_schedule(self._layout.topology, len(workers), **self.settings.topology.options),
             place(self.settings.data.shards, len(workers)),
             tuple(behind),
             restore,

@@ -60,9 +60,12 @@ class Layout:
     arity: int | None = None
     servers: int | None = None
 
+    def options(self) -> dict[str, int]:
+        given = {"arity": self.arity, "servers": self.servers}
+        return {option: value for option, value in given.items() if value is not None}
+
     def __str__(self) -> str:
-        options = {"arity": self.arity, "servers": self.servers}
-        return f"{self.topology}-{self.workers}" + "".join(f"-{k}{v}" for k, v in options.items() if v is not None)
+        return f"{self.topology}-{self.workers}" + "".join(f"-{k}{v}" for k, v in self.options().items())
 
 
 ONE = Layout()
@@ -127,15 +130,20 @@ def settings_for(
         pipeline=PipelineSettings(target=f"{pipeline.__module__}:{pipeline.__name__}", args=args or {}),
         data=DataSettings(shards=shards, batch_size=batch_size, loaders=loaders),
         cluster=ClusterSettings(workers=Workers.parse(layout.workers), step_timeout_s=PATIENCE_S),
-        topology=TopologySettings(name=layout.topology, arity=layout.arity, servers=layout.servers),
+        topology=TopologySettings(name=layout.topology, options=layout.options()),
         reduction=reduction,
         optimizer=OptimizerSettings(name=options.pop("name", None), options=options),
         gradient=GradientSettings(clip=clip),
         evaluation=EvaluationSettings(every=evaluate_every),
         trace=TraceSettings(digest_every=digest_every, tensors_every=tensors_every),
-        schedule=ScheduleSettings(**(schedule or {})),
+        schedule=_schedule(schedule or {}),
         early_stopping=EarlyStoppingSettings(**(early_stopping or {})),
     )
+
+
+def _schedule(given: dict[str, Any]) -> ScheduleSettings:
+    own = {key: given[key] for key in ("name", "warmup") if key in given}
+    return ScheduleSettings(**own, options={key: value for key, value in given.items() if key not in own})
 
 
 def train(pipeline: type[Pipeline], layout: Layout = ONE, **settings: Any) -> Run:
@@ -176,7 +184,7 @@ class _Members:
     def __init__(self, settings: Settings, wire: Wire = Hub.transport) -> None:
         self._wire = wire
         self._schedule = build_schedule(
-            settings.topology.name, settings.cluster.workers.start, **settings.topology.options()
+            settings.topology.name, settings.cluster.workers.start, **settings.topology.options
         )
         self._hub = Hub(self._schedule.members)
         self._regions = [LocalRegions() for _ in range(self._schedule.members)]

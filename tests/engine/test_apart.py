@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from orchestrator.engine.worker import Worker
-from orchestrator.numerics import cuda, exact, staging
+from orchestrator.numerics import cuda, layout, staging
 from orchestrator.pipeline import Pipeline
 from orchestrator.plan.resolve import resolve
 from orchestrator.settings import Every
@@ -105,7 +105,7 @@ def test_contributions_that_wait_stay_as_they_are(monkeypatch: pytest.MonkeyPatc
     settings: dict[str, Any] = {"shards": 8, "batch_size": 8, "steps": 5, "args": {"rows": 11}}
     direct = train(p.Mlp, **settings)
     monkeypatch.setattr(staging, "on", lambda _: staging.Copying(torch.device("cpu")))
-    monkeypatch.setattr(exact, "_WAITING_BYTES", waiting * 4 * 4096)
+    monkeypatch.setattr(layout, "_WAITING_BYTES", waiting * 4 * 4096)
     for workers in (1, 3, 8):
         assert train(p.Mlp, Layout(workers), **settings).trace == direct.trace
 

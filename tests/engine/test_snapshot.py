@@ -21,7 +21,7 @@ from orchestrator.engine.compute.snapshot import capture, restore
 from orchestrator.errors import Inconsistent, RunFailed
 from orchestrator.numerics import digests
 from orchestrator.numerics.digests import model_digest
-from orchestrator.updates.optimizers import OPTIMIZERS, build, options_of, problems
+from orchestrator.updates.optimizers import OPTIMIZERS, build, problems
 from tests.checkpoints.stores import InMemory
 
 SWITCHES = ("foreach", "fused", "nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay")
@@ -129,13 +129,13 @@ def check(storage: Storage, make: Make, before: int = BEFORE) -> None:
 def variants() -> Iterator[tuple[str, dict[str, Any]]]:
     """Every combination of switches that is not refused, with and without momentum where there is any."""
     for name in OPTIMIZERS:
-        known = [switch for switch in SWITCHES if switch in options_of(name)]
+        known = [switch for switch in SWITCHES if switch in OPTIMIZERS.options(name)]
         for values in itertools.product((False, True), repeat=len(known)):
-            for momentum in (0.0, 0.9) if "momentum" in options_of(name) else (None,):
+            for momentum in (0.0, 0.9) if "momentum" in OPTIMIZERS.options(name) else (None,):
                 options: dict[str, Any] = dict(zip(known, values, strict=True))
                 if momentum is not None:
                     options["momentum"] = momentum
-                if "weight_decay" in options_of(name):
+                if "weight_decay" in OPTIMIZERS.options(name):
                     options["weight_decay"] = 0.01
                 if not problems(name, options):
                     yield name, options

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -11,10 +11,10 @@ import numpy
 import pytest
 import torch
 
-from orchestrator.numerics.compiled import compiled, floats_at
+from orchestrator.numerics import compiled, exact, loops
 from orchestrator.numerics.exact import Accumulator
 from orchestrator.numerics.grid import Grid
-from orchestrator.numerics.layout import Layout
+from orchestrator.numerics.layout import BLOCK, Layout
 
 
 def _nearly_a_tie() -> tuple[float, float]:
@@ -40,34 +40,86 @@ def test_a_product_is_rounded_before_it_is_added(shards: int) -> None:
     assert layout.views(total)[0].tolist() == [2.0 * shards] * 67
 
 
-def test_loops_are_compiled_though_a_user_debugs_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_loops_and_their_callers_both_take_for_granted_is_the_same() -> None:
+    assert (loops.BLOCK, loops.PIECE) == (BLOCK, exact._PIECE)
+
+
+def test_loops_are_made_though_a_user_debugs_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
     config: Any = numba.config
     monkeypatch.setattr(config, "DISABLE_JIT", 1)
-
-    @compiled("(int64,)")
-    def floats(address: int) -> float:
-        return float(floats_at(address, 2)[1])
-
-    values = torch.tensor([1.0, 2.5])
-    assert floats(values.data_ptr()) == 2.5
+    assert set(compiled._made()) == set(compiled._entries())
     assert config.DISABLE_JIT == 1
 
 
-def test_without_a_folder_to_write_to_a_loop_is_compiled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    njit: Callable[..., Any] = numba.njit
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Where machine code is kept in a test; to be asked for after `construction`."""
+    found = [tmp_path / "first", tmp_path / "second"]
+    monkeypatch.setattr(compiled, "_folders", lambda: iter(found))
+    return found
 
-    def nowhere(*args: Any, cache: bool = False, **kwargs: Any) -> Any:
-        if cache:
-            raise RuntimeError("cannot cache function: no locator available")
-        return njit(*args, **kwargs)
 
-    monkeypatch.setattr(numba, "njit", nowhere)
+@pytest.fixture
+def construction(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Grows by a word for each time that loops are made; what is made is taken from the cache of these tests."""
+    made: list[str] = []
+    kept = next(folder / f"loops-{compiled._version()}.o" for folder in compiled._folders())
+    objects = compiled._unpacked(kept.read_bytes())
 
-    @compiled("(float64[::1],)")
-    def double(values: Any) -> None:
-        for i in range(values.size):
-            values[i] *= 2
+    def make() -> dict[str, bytes]:
+        made.append("made")
+        return objects
 
-    values = numpy.arange(3.0)
-    double(values)
-    assert values.tolist() == [0.0, 2.0, 4.0]
+    monkeypatch.setattr(compiled, "_made", make)
+    return made
+
+
+def _adds(found: compiled.Loops) -> bool:
+    total, last = numpy.ones(BLOCK), numpy.full(BLOCK, 2.0)
+    result = numpy.zeros(BLOCK, numpy.float32)
+    arrays = total.ctypes.data, last.ctypes.data
+    found.divide("float64", *arrays, True, BLOCK, 2.0, True, result.ctypes.data, 0)
+    return bool((result == 1.5).all())
+
+
+def test_loops_are_made_once_and_then_read(construction: list[str], folders: list[Path]) -> None:
+    assert _adds(compiled.load())
+    assert _adds(compiled.load())
+    assert construction == ["made"]
+    assert [file.suffix for file in folders[0].iterdir()] == [".o"]
+
+
+def test_a_folder_that_takes_nothing_is_passed_over(construction: list[str], folders: list[Path]) -> None:
+    folders[0].write_text("no folder")
+    assert _adds(compiled.load())
+    assert _adds(compiled.load())
+    assert construction == ["made"]
+
+
+def test_without_a_folder_to_write_to_each_process_makes_them(construction: list[str], folders: list[Path]) -> None:
+    for folder in folders:
+        folder.write_text("no folder")
+    assert _adds(compiled.load())
+    assert construction == ["made"]
+
+
+def test_a_damaged_file_is_made_again(construction: list[str], folders: list[Path]) -> None:
+    compiled.load()
+    file = next(folders[0].iterdir())
+    whole = file.read_bytes()
+    for damaged in (b"", whole[:-1], whole[:40] + b"?" + whole[41:]):
+        file.write_bytes(damaged)
+        assert _adds(compiled.load())
+        assert file.read_bytes() == whole
+    assert len(construction) == 4
+
+
+def test_another_numba_or_processor_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {compiled._version()}
+    monkeypatch.setenv("NUMBA_OPT", "1")
+    versions.add(compiled._version())
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_name", lambda: "another")
+    versions.add(compiled._version())
+    monkeypatch.setattr("importlib.metadata.version", lambda _name: "another")
+    versions.add(compiled._version())
+    assert len(versions) == 4

@@ -271,7 +271,7 @@ def test_how_many_shards_are_added_together_changes_no_bit(
     grid = Grid((-40, -41, -42, -30, -30, -40), len(weights))
     totals = []
     for waiting_bytes in (1, 3 * 4 * layout.size, 32 << 20):
-        monkeypatch.setattr("orchestrator.numerics.exact._WAITING_BYTES", waiting_bytes)
+        monkeypatch.setattr("orchestrator.numerics.layout._WAITING_BYTES", waiting_bytes)
         total = torch.full((layout.size,), 7.0, dtype=torch.float64)
         total[layout.slots[-1].offset + 7 :] = 0.0
         accumulator = Accumulator(layout, total, exact=True)
@@ -410,7 +410,7 @@ def test_a_worker_that_is_alone_finishes_the_same_sum(
     """Where not all shards can wait, it is left to `finish`."""
     sizes = [5000, 3, 0, 4096, 9000, 17]
     layout = Layout.of([(str(i), torch.empty(size)) for i, size in enumerate(sizes)])
-    monkeypatch.setattr("orchestrator.numerics.exact._WAITING_BYTES", (8 if at_once else 2) * 4 * layout.size)
+    monkeypatch.setattr("orchestrator.numerics.layout._WAITING_BYTES", (8 if at_once else 2) * 4 * layout.size)
     generator = torch.Generator().manual_seed(0)
     shards: list[list[torch.Tensor | None]] = [
         [None if i == 3 else torch.randn(size, generator=generator) for i, size in enumerate(sizes)] for _ in range(6)

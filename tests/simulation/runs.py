@@ -239,14 +239,14 @@ def _nothing(*_: Any) -> None:
 def _words(settings: Settings) -> str:
     cluster, topology, checkpoint = settings.cluster, settings.topology, settings.checkpoint
     width = f"{cluster.workers.least} to {cluster.workers.most} workers, {cluster.spares} spares"
-    return f"{width}, {topology.name} {topology.options()}, checkpoints {checkpoint.every}, {checkpoint.keep} kept"
+    return f"{width}, {topology.name} {topology.options}, checkpoints {checkpoint.every}, {checkpoint.keep} kept"
 
 
 def _determining(settings: Settings) -> Layout:
     topology = settings.topology
     if settings.reduction == "exact":
         return Layout(1)
-    return Layout(settings.cluster.workers.start, topology.name, topology.arity, topology.servers)
+    return Layout(settings.cluster.workers.start, topology.name, **topology.options)
 
 
 @functools.cache

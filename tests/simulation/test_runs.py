@@ -20,7 +20,7 @@ def test_a_plan_is_a_function_of_its_seed_and_has_every_layout() -> None:
     layouts = [settings for drawn in plans for settings in drawn.layouts]
     assert {settings.topology.name for settings in layouts} == {"ring", "tree", "parameter_server", "peer_to_peer"}
     assert {settings.cluster.workers.start for settings in layouts} == {1, 2, 3, 4}
-    assert {settings.topology.servers for settings in layouts} == {None, 1, 2}
+    assert {settings.topology.options.get("servers") for settings in layouts} == {None, 1, 2}
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ class Case:
 
 def variants(name: str, workers: int, numbers: Collection[int] = (1, 2, 3, 5)) -> Iterator[Schedule]:
     """The topology with each of `numbers` for each of its options; once, if it has none."""
-    options = TOPOLOGIES[name].options
+    options = TOPOLOGIES.options(name)
     for values in product(numbers, repeat=len(options)):
         yield build_schedule(name, workers, **dict(zip(options, values, strict=True)))
 
@@ -34,6 +34,6 @@ def variants(name: str, workers: int, numbers: Collection[int] = (1, 2, 3, 5)) -
 @st.composite
 def cases(draw: st.DrawFn, max_workers: int = 9) -> Case:
     name = draw(st.sampled_from(NAMES))
-    options = {option: draw(st.integers(1, 6)) for option in TOPOLOGIES[name].options}
+    options = {option: draw(st.integers(1, 6)) for option in TOPOLOGIES.options(name)}
     drawn = build_schedule(name, draw(st.integers(1, max_workers)), **options)
     return Case(drawn, draw(st.frozensets(st.integers(0, drawn.chunks - 1), min_size=1)))

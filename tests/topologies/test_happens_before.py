@@ -10,25 +10,36 @@ Not here: what the transport does with a view once it was read.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from itertools import chain
 
 import pytest
 from hypothesis import given, settings
 
-from orchestrator.topologies import Move, build_schedule
+from orchestrator.topologies import Move, build_schedule, listed
+from orchestrator.topologies.happens_before import Access, Layout, Race, races, separate
+from orchestrator.topologies.schedule import Region
 from tests.topologies.cases import NAMES, Case, cases, variants
-from tests.topologies.happens_before import (
-    Access,
-    Layout,
-    Race,
-    in_place,
-    partial_in_result,
-    partial_in_two_results,
-    races,
-    separate,
-    two_results,
-)
-from tests.topologies.listed import listed
+
+
+def two_results(region: Region, chunk: int, step: int) -> Hashable:
+    """Three regions, and two copies of the results, by the parity of the step."""
+    return (region, chunk, step % 2 if region == "result" else 0)
+
+
+def partial_in_result(region: Region, chunk: int, _step: int) -> Hashable:
+    """Sums grow where the result will lie, one copy of it. (Layout GR of the prototype, rule C1's "one R".)"""
+    return (region == "contribution", chunk)
+
+
+def partial_in_two_results(region: Region, chunk: int, step: int) -> Hashable:
+    """Sums grow where the result will lie, two copies of it. (Layout G1R2 of the prototype.)"""
+    return (region == "contribution", chunk, 0 if region == "contribution" else step % 2)
+
+
+def in_place(_region: Region, chunk: int, _step: int) -> Hashable:
+    """One slot for everything, as libraries that reduce in place have it."""
+    return chunk
 
 
 @pytest.mark.parametrize("name", NAMES)

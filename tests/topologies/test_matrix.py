@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import pytest
 
+from orchestrator.errors import ConfigurationError
 from orchestrator.topologies import TOPOLOGIES, Move, Schedule, build_schedule, matrix
+from orchestrator.topologies.listed import listed
 from orchestrator.topologies.schedule import require_positive
 from tests.topologies.cases import NAMES, variants
-from tests.topologies.listed import listed
 
 
 def one_chunk(*rounds: tuple[Move, ...], workers: int = 2, servers: int = 0, owner: int = 0) -> Schedule:
@@ -78,19 +79,25 @@ def test_a_new_topology_is_one_line_in_the_table(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("name", "workers", "options", "message"),
+    ("name", "options", "message"),
     [
-        ("star", 2, {}, r"no topology 'star'; choose one of ring, tree, parameter_server, peer_to_peer"),
-        ("ring", 2, {"arity": 2}, r"ring has no option arity; it has no options"),
-        ("tree", 2, {"servers": 2}, r"tree has no option servers; its options are arity"),
-        ("tree", 2, {"arity": 0}, r"arity is 0; use 1 or more"),
-        ("parameter_server", 2, {"servers": 0}, r"servers is 0; use 1 or more"),
-        *((name, 0, {}, r"workers is 0; use 1 or more") for name in NAMES),
+        ("star", {}, r"'star' is not on offer .*ring, tree, parameter_server, peer_to_peer, or your own as package"),
+        ("ring", {"arity": 2}, r"topology.arity: ring has no arity; tree has"),
+        ("ring", {"radius": 2}, r"topology.radius: ring has no radius; it has no options"),
+        ("tree", {"aritty": 2}, r"topology.aritty: tree has no aritty; did you mean arity\?"),
+        ("tree", {"arity": 0}, r"topology.arity: must be at least 1, got 0"),
+        ("parameter_server", {"servers": 0}, r"topology.servers: must be at least 1, got 0"),
     ],
 )
-def test_what_cannot_be_built_is_refused(name: str, workers: int, options: dict[str, int], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build_schedule(name, workers, **options)
+def test_what_cannot_be_built_is_refused(name: str, options: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        build_schedule(name, 2, **options)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_schedule_needs_a_worker(name: str) -> None:
+    with pytest.raises(ValueError, match=r"workers is 0; use 1 or more"):
+        build_schedule(name, 0)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -95,3 +98,36 @@ def test_the_place_of_a_store_and_of_all_its_artifacts_is_one_from_everywhere(
 def test_an_address_means_the_same_from_everywhere(monkeypatch: pytest.MonkeyPatch, given: str, meant: str) -> None:
     monkeypatch.setattr("os.getcwd", lambda: "/here")
     assert absolute(given) == meant
+
+
+NEWCOMER = """
+import pathlib, sys
+from orchestrator.tracking import Store, Tracker, lean
+lean.prefer()
+store = Store(None, pathlib.Path(sys.argv[1]))
+tracker = Tracker.create(store, store.experiment("e"), sys.argv[2], every_s=1.0)
+tracker.end("FINISHED")
+print(tracker.trouble)
+"""
+
+
+@pytest.mark.ray
+def test_processes_that_open_a_new_store_at_once_make_one(tmp_path: Path) -> None:
+    names = ["a", "b", "c"]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", NEWCOMER, str(tmp_path), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in names
+    ]
+    ended = [process.communicate(timeout=240) for process in processes]
+    assert [out for out, _ in ended] == ["None\n"] * 3, ended
+    connection = sqlite3.connect(tmp_path / "mlflow.db")
+    runs = connection.execute("select name, status from runs order by name").fetchall()
+    assert runs == [(name, "FINISHED") for name in names]
+    assert connection.execute("select count(*) from experiments where name = 'e'").fetchone() == (1,)
+    connection.close()

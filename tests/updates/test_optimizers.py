@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from orchestrator.errors import PipelineRaised
-from orchestrator.updates.optimizers import OPTIMIZERS, build, check, kept_aside, options_of, problems
+from orchestrator.updates.optimizers import OPTIMIZERS, build, check, kept_aside, problems
 
 SWITCHES = ("foreach", "fused", "nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay")
 
@@ -32,7 +32,7 @@ def test_each_can_be_built_and_steps(name: str) -> None:
 def _variants() -> Iterator[Any]:
     """Every switch of every optimizer, in all combinations."""
     for name in OPTIMIZERS:
-        known = [switch for switch in SWITCHES if switch in options_of(name)]
+        known = [switch for switch in SWITCHES if switch in OPTIMIZERS.options(name)]
         for values in itertools.product((False, True), repeat=len(known)):
             options: dict[str, Any] = dict(zip(known, values, strict=True))
             if options.get("nesterov"):
@@ -45,7 +45,7 @@ def test_none_changes_the_gradients_that_peers_still_read() -> None:
     refused = 0
     for name, options in _variants():
         for decay in (0.0, 0.1):
-            given = {"weight_decay": decay, **options} if "weight_decay" in options_of(name) else options
+            given = {"weight_decay": decay, **options} if "weight_decay" in OPTIMIZERS.options(name) else options
             if problems(name, given):
                 refused += 1
                 continue
@@ -77,9 +77,11 @@ def test_frozen_parameters_are_left_out() -> None:
         ("adanw", {}, ("optimizer.name", "'adanw'", "did you mean adamw", "sgd")),
         ("lbfgs", {}, ("optimizer.name", "not on offer")),
         ("sparseadam", {}, ("optimizer.name", "not on offer")),
-        ("sgd", {"betas": 1}, ("optimizer.betas", "no such option", "momentum")),
-        ("adam", {"params": 1}, ("optimizer.params", "no such option")),
-        ("adam", {"capturable": True}, ("optimizer.capturable", "no such option")),
+        ("sgd", {"betas": 1}, ("optimizer.betas", "sgd has no betas", "momentum")),
+        ("adam", {"params": 1}, ("optimizer.params", "adam has no params")),
+        ("adam", {"capturable": True}, ("optimizer.capturable", "adam has no capturable")),
+        ("sgd", {"momentun": 0.9}, ("optimizer.momentun", "did you mean momentum?")),
+        ("sgd", {"momentum": "much"}, ("optimizer.momentum", "expected a number, got 'much'")),
         ("adam", {"lr": -1.0}, ("adam", "lr", "-1.0")),
         ("adam", {"lr": "0.1"}, ("optimizer.lr", "'0.1' is text", "a number")),
         ("adam", {"betas": [2.0, 0.9]}, ("adam", "beta")),

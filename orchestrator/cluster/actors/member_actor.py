@@ -130,10 +130,13 @@ class MemberActor:
         return piece
 
     def _prepare(self) -> Answer:
-        from orchestrator.cluster.actors.checkpoint_client import CheckpointClient
-        from orchestrator.engine.worker import ProcessServices, Server, Worker
-        from orchestrator.transports.shared_memory import SharedRegions
-        from orchestrator.transports.sockets import Listener
+        from orchestrator.numerics import allocator
+
+        with allocator.without_collections():
+            from orchestrator.cluster.actors.checkpoint_client import CheckpointClient
+            from orchestrator.engine.worker import ProcessServices, Server, Worker
+            from orchestrator.transports.shared_memory import SharedRegions
+            from orchestrator.transports.sockets import Listener
 
         # Only who may need it is reachable by TCP: a private Ray opens no port.
         by_tcp = self._plan.exchange.between_nodes

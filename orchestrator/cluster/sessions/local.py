@@ -146,15 +146,17 @@ def _await_raylet(node: Any, timeout_s: float, check: Callable[[], None]) -> Non
 
 @contextlib.contextmanager
 def _fewer_processes() -> Iterator[None]:
-    """Within this a Ray starts without the autoscaler's monitor, the monitor of logs and the dashboard's server: it has one
-    node, logs that nobody follows and no dashboard, and the three cost seconds of a processor at the start of each run. Ray has
-    no public way to leave them out; a Ray that starts them in another way starts them."""
-    from ray._private import node, services
+    """Within this a Ray starts without the autoscaler's monitor, the monitor of logs and the dashboard's server, and takes the
+    dashboard for not installed, without trying to import it: it has one node, logs that nobody follows and no dashboard, and
+    these cost seconds of a processor at the start of each run. Ray has no public way to leave them out; a Ray that starts them
+    in another way starts them."""
+    from ray._private import node, services, utils
 
     helpers: list[tuple[Any, str, object]] = [
         (node.Node, "start_monitor", None),
         (node.Node, "start_log_monitor", None),
         (services, "start_api_server", (None, None)),
+        (utils, "get_dashboard_dependency_error", ImportError("no dashboard is wanted")),
     ]
     with contextlib.ExitStack() as stack:
         for place, name, answer in helpers:

@@ -15,11 +15,18 @@ from orchestrator.numerics import cuda
 from orchestrator.provenance.code import git, imported, secrets, worktree
 from orchestrator.provenance.data import dvc_files, versions
 from orchestrator.provenance.data.hashing import Scan, scan_input
-from orchestrator.settings import ScheduleSettings, Settings
+from orchestrator.settings import ScheduleSettings, Settings, Workers
+from orchestrator.table import is_reference
+from orchestrator.topologies import TOPOLOGIES
+from orchestrator.topologies import laws as topology_laws
 from orchestrator.tracking.store import absolute, database_of
 from orchestrator.updates import optimizers
+from orchestrator.updates.schedules import SCHEDULES
+from orchestrator.updates.schedules import laws as schedule_laws
 
 ORCHESTRATOR = ("orchestrator",)  # this package is part of the environment, by the hash of its source
+_FEW_WORKERS, _SOME_WORKERS, _MANY_WORKERS = 5, 8, 64  # to look at all moves of more takes seconds
+_SOME_STEPS = 1000  # of a run whose length in steps is known only when its data are
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,7 @@ def check(settings: Settings, project: Path) -> Provenance:
     """Raises ConfigurationError with all problems, and NotRerunnable under `strict` when there are obstacles."""
     problems = [
         *_pipeline_problems(settings),
+        *_variant_problems(settings),
         *_input_problems(settings, project),
         *_checkpoint_problems(settings),
         *_device_problems(settings),
@@ -112,6 +120,28 @@ def _pipeline_problems(settings: Settings) -> list[str]:
             [] if own else ["optimizer: required, because the pipeline has no optimizer(); for example optimizer=adamw"]
         )
     return optimizers.problems(section.name, section.options)
+
+
+def _variant_problems(settings: Settings) -> list[str]:
+    """Of a topology and a schedule of the user's own, which could not be looked at before they were imported."""
+    topology, schedule = settings.topology, settings.schedule
+    problems: list[str] = []
+    if is_reference(topology.name):
+        problems += TOPOLOGIES.problems(topology.name, topology.options) or topology_laws.problems(
+            topology.name, topology.options, _numbers_of_workers(settings.cluster.workers)
+        )
+    if is_reference(schedule.name):
+        problems += SCHEDULES.problems(schedule.name, schedule.options) or schedule_laws.problems(
+            schedule.name, schedule.options, schedule.warmup, settings.run.steps or _SOME_STEPS
+        )
+    return problems
+
+
+def _numbers_of_workers(workers: Workers) -> list[int]:
+    """Those that the run may come to; where it may shrink to one also a few more, so that a slip shows in a small run."""
+    most = max(workers.most, _FEW_WORKERS) if workers.least == 1 else workers.most
+    numbers = {*range(workers.least, min(most, workers.least + _SOME_WORKERS) + 1), workers.start, workers.most}
+    return sorted(number for number in numbers if number <= _MANY_WORKERS) or [_MANY_WORKERS]
 
 
 def _checkpoint_problems(settings: Settings) -> list[str]:

@@ -24,6 +24,7 @@ from orchestrator.numerics.streams import seeded
 from orchestrator.pipeline import Pipeline, defines, find, naming
 from orchestrator.plan import Plan
 from orchestrator.updates import optimizers
+from orchestrator.updates.eager import leave_the_compiler_out
 
 _FEW_ROWS = 16  # with fewer the mean of a batch is a poor guess at the mean of the data
 # What torch calls of a module, with which arguments; a method of the user's may have the name and mean something else.
@@ -50,6 +51,7 @@ def make_model(pipeline: Pipeline, seed: int) -> torch.nn.Module:
 
 def make_optimizer(pipeline: Pipeline, model: torch.nn.Module, plan: Plan) -> torch.optim.Optimizer:
     """Raises PipelineRaised, ConfigurationError."""
+    leave_the_compiler_out(optimizers.CLASSES)
     if not defines(type(pipeline), "optimizer"):
         variant = plan.update.optimizer
         if variant is None:
@@ -87,9 +89,7 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], list[str]]:
     pipeline = make_pipeline(kind, plan.run.pipeline.args, plan.run.seed)
     model = make_model(pipeline, plan.run.seed)
     refuse_unsupported(model)
-    if defines(
-        kind, "optimizer"
-    ):  # the options of others are checked, and to build one takes torch a second the first time
+    if defines(kind, "optimizer"):  # of others the options are checked
         make_optimizer(pipeline, model, plan)
     return weakref.ref(model), _notes(model, plan)
 

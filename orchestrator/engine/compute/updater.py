@@ -12,6 +12,7 @@ from orchestrator.engine.compute.workload import Workload
 from orchestrator.plan import Update
 from orchestrator.updates import optimizers, schedules
 from orchestrator.updates.clipping import Clipping
+from orchestrator.updates.rates import rates_of, set_rates
 from orchestrator.updates.transforms import Chain
 
 
@@ -22,8 +23,8 @@ class Updater:
         self._workload = workload
         self._replica = replica
         self.optimizer = optimizer
-        self._schedule = update.schedule
-        self._rates = schedules.rates_of(optimizer)
+        self._schedule, self._warmup = update.schedule, update.warmup
+        self._rates = rates_of(optimizer)
         self._after = Chain(*([] if update.clip is None else [Clipping(update.clip)]))
         self.state = self._after.init(replica.parameters)
         self._rate: Callable[[int, int], float] = lambda _step, _reductions: 1.0
@@ -35,7 +36,8 @@ class Updater:
         if workload.has_rate:
             self._rate = lambda step, _reductions: workload.rate(step)
         else:
-            self._rate = lambda step, reductions: schedules.factor(schedule, step, steps, reductions, epoch=epoch)
+            factor, warmup = schedules.build(schedule.name, schedule.options), self._warmup
+            self._rate = lambda step, reductions: factor(schedules.Moment(step, steps, warmup, reductions, epoch))
 
     def options(self) -> list[dict[str, object]]:
         """Of the optimizer, to see whether somebody changes them."""
@@ -56,6 +58,6 @@ class Updater:
         gradients, self.state = self._after.update(agreed[:count], self.state)
         for parameter, gradient in zip(self._replica.parameters, gradients, strict=True):
             parameter.grad = gradient
-        schedules.set_rates(self.optimizer, self._rates, self._rate(step, reductions))
+        set_rates(self.optimizer, self._rates, self._rate(step, reductions))
         self._workload.optimize(step, self.optimizer, result)
         self._replica.adopt(agreed[count:], counters)

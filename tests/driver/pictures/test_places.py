@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.driver.report.pictures.places import APART, place_members
 from orchestrator.topologies import TOPOLOGIES, Move, Schedule, build_schedule
-from tests.topologies.listed import listed
+from orchestrator.topologies.listed import listed
 
 SCHEDULES = [
     *(build_schedule(name, workers) for name in TOPOLOGIES for workers in (1, 2, 3, 4, 7, 64)),

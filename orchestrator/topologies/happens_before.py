@@ -18,12 +18,11 @@ heartbeats). Those can only add order.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from orchestrator.topologies import Action, Add, Copy, Finish, Schedule, Send, program
-from orchestrator.topologies.schedule import Region
+from orchestrator.topologies.schedule import Action, Add, Copy, Finish, Region, Schedule, Send, program
 
 Layout = Callable[[Region, int, int], Hashable]
 """Where a member keeps a region's chunk in a step. Equal answers are the same memory."""
@@ -32,26 +31,6 @@ Layout = Callable[[Region, int, int], Hashable]
 def separate(region: Region, chunk: int, _step: int) -> Hashable:
     """What the engine does: three regions, one copy of each."""
     return (region, chunk)
-
-
-def two_results(region: Region, chunk: int, step: int) -> Hashable:
-    """Three regions, and two copies of the results, by the parity of the step."""
-    return (region, chunk, step % 2 if region == "result" else 0)
-
-
-def partial_in_result(region: Region, chunk: int, _step: int) -> Hashable:
-    """Sums grow where the result will lie, one copy of it. (Layout GR of the prototype, rule C1's "one R".)"""
-    return (region == "contribution", chunk)
-
-
-def partial_in_two_results(region: Region, chunk: int, step: int) -> Hashable:
-    """Sums grow where the result will lie, two copies of it. (Layout G1R2 of the prototype.)"""
-    return (region == "contribution", chunk, 0 if region == "contribution" else step % 2)
-
-
-def in_place(_region: Region, chunk: int, _step: int) -> Hashable:
-    """One slot for everything, as libraries that reduce in place have it."""
-    return chunk
 
 
 @dataclass(frozen=True)
@@ -78,7 +57,10 @@ Event = Access | Action
 def races(
     schedule: Schedule, layout: Layout = separate, only: Collection[int] | None = None, steps: int = 4
 ) -> list[Race]:
-    """The races of `steps` steps; at most one for each access and each other member and kind. Empty: there is none."""
+    """The races of `steps` steps; at most one for each access and each other member and kind. Empty: there is none.
+
+    Raises ValueError where the members wait for each other for ever, or for another message than the one that comes.
+    """
     return _Walk(schedule, layout, only, steps).races()
 
 
@@ -110,7 +92,8 @@ class _Walk:
                         waiting[rank] = event
                         break
                     progress = True
-            assert progress or not running, f"deadlock: {waiting}"
+            if running and not progress:
+                raise ValueError(f"deadlock: {_awaited(waiting)}")
         return self.found
 
     def _happen(self, rank: int, step: int, event: Event) -> bool:
@@ -132,7 +115,10 @@ class _Walk:
 
     def _receive(self, rank: int, step: int, event: Add | Copy) -> None:
         sent, sent_in, clock = self.channels[event.peer, rank].popleft()
-        assert (sent.chunk, sent_in) == (event.chunk, step)
+        if (sent.chunk, sent_in) != (event.chunk, step):
+            raise ValueError(
+                f"member {rank} awaits chunk {event.chunk} from {event.peer}, which sends chunk {sent.chunk}"
+            )
         self.clocks[rank] = list(map(max, self.clocks[rank], clock))
         self._access(event.peer, Access(rank, "read", sent.region, event.chunk, step))
         if isinstance(event, Add) and event.base != "nothing":
@@ -148,6 +134,11 @@ class _Walk:
             if known[member] < when and "write" in (kind, access.kind):
                 self.found.append(Race(owner, earlier, access))
         history[access.member, access.kind] = (known[access.member], access)
+
+
+def _awaited(waiting: Mapping[int, tuple[int, Event]]) -> str:
+    receives = [(rank, event) for rank, (_, event) in sorted(waiting.items()) if isinstance(event, Add | Copy)]
+    return ", ".join(f"member {rank} awaits chunk {event.chunk} from {event.peer}" for rank, event in receives)
 
 
 def _life(schedule: Schedule, rank: int, chunks: list[int], steps: int) -> Iterator[tuple[int, Event]]:

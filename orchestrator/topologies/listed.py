@@ -1,11 +1,14 @@
-"""Schedules written down round by round: wrong ones, odd ones, and what a topology should be equal to."""
+"""Schedules written down round by round, which is simplest: a user's own, and in tests wrong ones and odd ones.
+
+What it does not do: scale to very many members, for each of which it reads all moves.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from orchestrator.topologies import Move, Schedule
+from orchestrator.topologies.schedule import Move, Schedule
 
 Rounds = tuple[tuple[Move, ...], ...]
 
@@ -25,7 +28,7 @@ class Listed:
 
 
 def listed(topology: str, workers: int, servers: int, owners: Sequence[int], rounds: Rounds) -> Schedule:
-    """Raises ValueError for a move that the schedule would refuse when it is asked for."""
+    """The schedule of these rounds. Raises ValueError for a move that it would refuse when it is asked for."""
     schedule = Schedule(topology, workers, servers, owners, Listed(rounds))
     for rank in range(schedule.members):
         list(schedule.moves_of(rank))

@@ -1,21 +1,28 @@
-"""One value: what each type of field accepts, what else it must be, and the sentence when it is not.
+"""One value: what each type of setting accepts, what else it must be, and the sentence when it is not.
 
 A value arrives twice, as YAML understands it and as it was typed, so that text stays what was typed: `1e3`, `012` and
-`true` are good names of a run. The types are those of the annotations in `schema.py`: int, float, bool, str, a Literal,
-tuple[str, ...], dict[str, Any], Every, Span, Workers, each also `| None`.
+`true` are good names of a run. The types are int, float, bool, str, a Literal, tuple[str, ...], dict[str, Any], Every, Span
+and Workers, each also `| None`, and `Annotated` with bounds: a `Must`, or those of pydantic's `Field` (`ge`, `gt`, `le`,
+`lt`, `min_length`). Pydantic checks, strictly; the sentences are ours.
 
 What it does not do: know keys, sources or defaults.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import re
 import types
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Self
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 _STEPS = re.compile(r"[0-9]+")
 _EPOCHS = re.compile(r"([0-9]+)epochs?")
@@ -27,8 +34,30 @@ class MismatchError(ValueError):
     """A value that its field cannot take; the message goes behind the key."""
 
 
+class Notation:
+    """A value with a notation of its own."""
+
+    @classmethod
+    def parse(cls, value: object) -> Self:
+        """From what `plain` gives. Raises ValueError."""
+        raise NotImplementedError
+
+    def plain(self) -> Any:
+        """What `parse` reads as this value."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return str(self.plain())
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            lambda value: value if isinstance(value, cls) else cls.parse(value)
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
-class Every:
+class Every(Notation):
     """How often: every so many steps, or every so many seconds; exactly one is set."""
 
     steps: int | None = None
@@ -53,16 +82,13 @@ class Every:
             return cls(seconds=float(seconds[1]))
         raise ValueError(f"not a number of steps or seconds: {value!r}")
 
-    def __str__(self) -> str:
-        return str(self.plain())
-
     def plain(self) -> int | str:
         """What `parse` reads as this value: 20 or "30s"."""
         return self.steps if self.steps is not None else f"{self.seconds!r}".removesuffix(".0") + "s"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Span:
+class Span(Notation):
     """A stretch of a run: so many steps, or so many epochs; exactly one is set. Unlike seconds, both are known beforehand."""
 
     steps: int | None = None
@@ -88,16 +114,13 @@ class Span:
         """epoch: the steps of one."""
         return self.steps if self.steps is not None else (self.epochs or 0) * epoch
 
-    def __str__(self) -> str:
-        return str(self.plain())
-
     def plain(self) -> int | str:
         """What `parse` reads as this value: 20, "1epoch" or "5epochs"."""
         return self.steps if self.steps is not None else f"{self.epochs}epoch{'s' * (self.epochs != 1)}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workers:
+class Workers(Notation):
     """How many workers: `start` begin the run, it pauses below `least`, and grows and is filled up to `most` (rule D4)."""
 
     start: int
@@ -119,9 +142,6 @@ class Workers:
                 return cls(start=least, least=least, most=most)
         raise ValueError(f"not a number of workers: {value!r}")
 
-    def __str__(self) -> str:
-        return str(self.plain())
-
     def plain(self) -> int | dict[str, int]:
         """What `parse` reads as this value."""
         return self.most if (self.start, self.least) == (self.most, 1) else {"min": self.least, "max": self.most}
@@ -137,68 +157,90 @@ class Given:
 
 
 @dataclass(frozen=True)
-class Constraint:
-    """What a value must be beyond its type. `text` completes "must be ..."."""
+class Must:
+    """What a value must be beyond its type, where pydantic has no name for it. `text` completes "must be ..."."""
 
     text: str
     holds: Callable[[Any], bool]
 
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
 
-def at_least(least: int) -> Constraint:
-    return Constraint(f"at least {least}", lambda number: bool(number >= least))
-
-
-def one_of(names: typing.Iterable[str]) -> Constraint:
-    offer = tuple(names)
-    return Constraint(f"one of {', '.join(offer)}", lambda name: name in offer)
-
-
-def matching(pattern: str, form: str) -> Constraint:
-    return Constraint(f"of the form {form}", lambda text: re.fullmatch(pattern, text) is not None)
+    def _check(self, value: Any) -> Any:
+        if not self.holds(value):
+            raise PydanticCustomError("must", "must be something else")
+        return value
 
 
-POSITIVE = Constraint("greater than 0", lambda number: bool(number > 0))
-NOT_NEGATIVE = Constraint("at least 0", lambda number: bool(number >= 0))
-NOT_EMPTY = Constraint("not empty", lambda text: bool(text))
-A_LINE = Constraint("not empty, on one line", lambda text: text.splitlines() == [text])
-NONE_EMPTY = Constraint("a list without empty texts", lambda texts: all(texts))
+def matching(pattern: str, form: str) -> Must:
+    return Must(f"of the form {form}", lambda text: re.fullmatch(pattern, text) is not None)
 
 
-def read(kind: Any, given: Given, must: Constraint | None = None) -> Any:
-    """The value as a field of type `kind` holds it. Raises MismatchError."""
-    required = without_none(kind)
+POSITIVE = Field(gt=0)
+NOT_NEGATIVE = Field(ge=0)
+NOT_EMPTY = Field(min_length=1)
+A_LINE = Must("not empty, on one line", lambda text: text.splitlines() == [text])
+NONE_EMPTY = Must("a list without empty texts", lambda texts: all(texts))
+
+
+def at_least(least: int) -> Any:
+    return Field(ge=least)
+
+
+def read(kind: Any, given: Given) -> Any:
+    """The value as a setting of type `kind` holds it. Raises MismatchError."""
+    bare, bounds = unwrap(kind)
+    required = without_none(bare)
     if given.value is None:
-        if required is not kind:
+        if required is not bare:
             return None
         raise MismatchError(f"has no value; expected {describe(kind)}")
+    value = _as_typed(required, given)
     try:
-        value = _READERS[typing.get_origin(required) or required](required, given)
-    except MismatchError:
-        raise
-    except ValueError:
-        raise MismatchError(f"expected {describe(required)}, got {show(given.value)}") from None
-    if must is not None and not must.holds(value):
-        raise MismatchError(f"must be {must.text}, got {show(value)}")
-    return value
+        return _adapter(required, bounds).validate_python(value)
+    except ValidationError as error:
+        found = error.errors(include_url=False)[0]
+    if found["type"] == "finite_number":
+        raise MismatchError(f"must be finite, got {show(value)}")
+    if found["type"] in _BOUNDS:
+        raise MismatchError(f"must be {must(kind)}, got {show(_coerced(required, value))}")
+    raise MismatchError(f"expected {describe(kind)}, got {show(value if is_text(required) else given.value)}")
+
+
+def unwrap(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """`int` and its bounds for `Annotated[int, Field(ge=1)]`."""
+    if typing.get_origin(kind) is not Annotated:
+        return kind, ()
+    bare, *notes = typing.get_args(kind)
+    bounds = [bound for note in notes for bound in (note.metadata if isinstance(note, FieldInfo) else [note])]
+    return bare, tuple(bound for bound in bounds if _bound_text(bound))
 
 
 def without_none(kind: Any) -> Any:
     """`int` for `int | None`; any other type as it is."""
     if typing.get_origin(kind) not in (types.UnionType, typing.Union):
         return kind
-    (required,) = (part for part in typing.get_args(kind) if part is not types.NoneType)
-    return required
+    required = [part for part in typing.get_args(kind) if part is not types.NoneType]
+    return required[0] if len(required) == 1 else kind
 
 
 def is_text(kind: Any) -> bool:
-    """Whether a field of this type takes its value as typed."""
-    required = without_none(kind)
+    """Whether a setting of this type takes its value as typed."""
+    required = without_none(unwrap(kind)[0])
     return required is str or typing.get_origin(required) is typing.Literal
+
+
+def is_known(kind: Any) -> bool:
+    """Whether this is a type of settings."""
+    required = without_none(unwrap(kind)[0])
+    if typing.get_origin(required) is tuple:
+        return typing.get_args(required) == (str, ...)
+    return typing.get_origin(required) is typing.Literal or (typing.get_origin(required) or required) in _DESCRIPTIONS
 
 
 def plain(value: Any) -> Any:
     """The value as YAML and JSON hold it; a copy where it could be changed."""
-    if isinstance(value, Every | Span | Workers):
+    if isinstance(value, Notation):
         return value.plain()
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
@@ -208,10 +250,15 @@ def plain(value: Any) -> Any:
 
 
 def describe(kind: Any) -> str:
-    required = without_none(kind)
+    required = without_none(unwrap(kind)[0])
     if typing.get_origin(required) is typing.Literal:
         return f"one of {', '.join(typing.get_args(required))}"
     return _DESCRIPTIONS[typing.get_origin(required) or required]
+
+
+def must(kind: Any) -> str:
+    """What its bounds ask for: "at least 1"; empty where there are none."""
+    return " and ".join(_bound_text(bound) for bound in unwrap(kind)[1])
 
 
 def show(value: Any) -> str:
@@ -221,59 +268,37 @@ def show(value: Any) -> str:
     return shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[: _SHOWN_CHARACTERS - 3]}..."
 
 
-def _read_int(_: Any, given: Given) -> int:
-    if isinstance(given.value, int) and not isinstance(given.value, bool):
+@functools.cache
+def _adapter(required: Any, bounds: tuple[Any, ...]) -> TypeAdapter[Any]:
+    checks_itself = inspect.isclass(required) and issubclass(required, Notation)
+    return TypeAdapter(Annotated[required, *bounds] if bounds else required, config=None if checks_itself else _STRICT)
+
+
+def _bound_text(bound: Any) -> str:
+    if isinstance(bound, Must):
+        return bound.text
+    if getattr(bound, "min_length", None) == 1:
+        return "not empty"
+    return next((f"{words} {getattr(bound, name)}" for name, words in _BOUND_WORDS.items() if hasattr(bound, name)), "")
+
+
+def _as_typed(required: Any, given: Given) -> Any:
+    """What pydantic is to look at: text as typed, a tuple for a list; what is no number of its type in Python either stays."""
+    if typing.get_origin(required) is tuple and isinstance(given.value, list | tuple):
+        typed = given.text if isinstance(given.text, list) else [None] * len(given.value)
+        return tuple(_as_typed(str, Given(value, text)) for value, text in zip(given.value, typed, strict=True))
+    if typing.get_origin(required) is dict and isinstance(given.value, dict):
+        _require_yaml(given.value, ())
+    if not is_text(required):
         return given.value
-    raise ValueError
-
-
-def _read_float(_: Any, given: Given) -> float:
-    if not isinstance(given.value, int | float) or isinstance(given.value, bool):
-        raise ValueError
-    try:
-        number = float(given.value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise MismatchError(f"must be finite, got {show(given.value)}")
-    return number
-
-
-def _read_bool(_: Any, given: Given) -> bool:
-    if isinstance(given.value, bool):
-        return given.value
-    raise ValueError
-
-
-def _read_text(_: Any, given: Given) -> str:
     if isinstance(given.text, str):
         return given.text
-    if isinstance(given.value, str):
-        return given.value
-    if isinstance(given.value, int | float):  # an interpolation into text, such as ${run.seed}
-        return show(given.value)
-    raise ValueError
+    number = isinstance(given.value, int | float)  # an interpolation into text, such as ${run.seed}
+    return show(given.value) if number else given.value
 
 
-def _read_literal(kind: Any, given: Given) -> str:
-    text = _read_text(kind, given)
-    if text in typing.get_args(kind):
-        return text
-    raise MismatchError(f"expected {describe(kind)}, got {show(text)}")
-
-
-def _read_texts(kind: Any, given: Given) -> tuple[str, ...]:
-    if not isinstance(given.value, list | tuple):
-        raise ValueError
-    typed = given.text if isinstance(given.text, list) else [None] * len(given.value)
-    return tuple(_read_text(kind, Given(value, text)) for value, text in zip(given.value, typed, strict=True))
-
-
-def _read_mapping(_: Any, given: Given) -> dict[str, Any]:
-    if not isinstance(given.value, dict):
-        raise ValueError
-    _require_yaml(given.value, ())
-    return given.value
+def _coerced(required: Any, value: Any) -> Any:
+    return float(value) if required is float else value
 
 
 def _require_yaml(value: Any, path: tuple[str, ...]) -> None:
@@ -292,31 +317,17 @@ def _require_yaml(value: Any, path: tuple[str, ...]) -> None:
         )
 
 
-def _read_every(_: Any, given: Given) -> Every:
-    return given.value if isinstance(given.value, Every) else Every.parse(given.value)
-
-
-def _read_span(_: Any, given: Given) -> Span:
-    return given.value if isinstance(given.value, Span) else Span.parse(given.value)
-
-
-def _read_workers(_: Any, given: Given) -> Workers:
-    return given.value if isinstance(given.value, Workers) else Workers.parse(given.value)
-
-
-_READERS: dict[Any, Callable[[Any, Given], Any]] = {
-    int: _read_int,
-    float: _read_float,
-    bool: _read_bool,
-    str: _read_text,
-    typing.Literal: _read_literal,
-    tuple: _read_texts,
-    dict: _read_mapping,
-    Every: _read_every,
-    Span: _read_span,
-    Workers: _read_workers,
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+_BOUNDS = {
+    "must",
+    "greater_than_equal",
+    "greater_than",
+    "less_than_equal",
+    "less_than",
+    "string_too_short",
+    "too_short",
 }
-
+_BOUND_WORDS = {"ge": "at least", "gt": "greater than", "le": "at most", "lt": "less than"}
 _DESCRIPTIONS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",

@@ -1,0 +1,219 @@
+"""The loops of `exact` over arrays, for numba to compile. Only `compiled` imports this module, and only to compile it: numba
+costs a process half a second.
+
+Without `fastmath`, LLVM neither reassociates nor contracts what is written in a loop: on every machine each operation is
+rounded once, as IEEE 754 says. Division by zero gives infinity or NaN. No loop allocates or raises: nothing of Python and of
+numba is at hand where the machine code runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numba
+import numpy
+from numba import carray, types  # type: ignore[attr-defined]
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Pointer = Any
+Four = tuple[Any, Any, Any, Any]
+
+PIECE: Final = 128  # elements; longer ones wait longer for the memory, shorter ones for the calls
+BLOCK: Final = 4096  # elements; the layout's
+_MAGNITUDE: Final = numpy.int32(0x7FFF_FFFF)  # the bits of a float32 without its sign
+
+_inlined: Callable[..., Any] = numba.njit(error_model="numpy")
+
+
+def _pointer_to(kind: Any) -> Any:
+    """An intrinsic: the integer as a pointer to what is of this kind."""
+
+    @intrinsic
+    def pointer(_: Any, address: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+        return types.CPointer(kind)(address), generate  # type: ignore[no-untyped-call]
+
+    return pointer
+
+
+_to_floats, _to_bits = _pointer_to(types.float32), _pointer_to(types.int32)
+
+
+@_inlined
+def _floats(address: int, elements: int) -> Any:
+    """The float32 array of so many elements that lies there. Whoever owns it has to keep it alive."""
+    return carray(_to_floats(address), elements)
+
+
+@_inlined
+def _bits(address: int, elements: int) -> Any:
+    """The same as int32."""
+    return carray(_to_bits(address), elements)
+
+
+# --- adding up. Magnitudes are bits of a float32; those of a NaN lie above those of infinity.
+
+
+@_inlined
+def _add_one(address: int, weight: float, anchor: float, part: Array) -> Any:
+    """Returns the largest magnitude."""
+    values, bits = _floats(address, part.size), _bits(address, part.size)
+    largest = numpy.int32(0)
+    for i in range(part.size):
+        part[i] += (values[i] * weight + anchor) - anchor
+        largest = max(largest, bits[i] & _MAGNITUDE)
+    return largest
+
+
+@_inlined
+def _add_four(addresses: Four, weights: Four, anchor: float, part: Array) -> Four:
+    """The same for four shards, which come from memory together, while the total is read and written once."""
+    at_a, at_b, at_c, at_d = addresses
+    size = part.size
+    a, b, c, d = _floats(at_a, size), _floats(at_b, size), _floats(at_c, size), _floats(at_d, size)
+    bits_a, bits_b, bits_c, bits_d = _bits(at_a, size), _bits(at_b, size), _bits(at_c, size), _bits(at_d, size)
+    u, v, w, x = weights
+    most_a = most_b = most_c = most_d = numpy.int32(0)
+    for i in range(part.size):
+        part[i] += (
+            ((a[i] * u + anchor) - anchor)
+            + ((b[i] * v + anchor) - anchor)
+            + ((c[i] * w + anchor) - anchor)
+            + ((d[i] * x + anchor) - anchor)
+        )
+        most_a = max(most_a, bits_a[i] & _MAGNITUDE)
+        most_b = max(most_b, bits_b[i] & _MAGNITUDE)
+        most_c = max(most_c, bits_c[i] & _MAGNITUDE)
+        most_d = max(most_d, bits_d[i] & _MAGNITUDE)
+    return most_a, most_b, most_c, most_d
+
+
+@_inlined
+def _quotients(total: Array, last: Array, divisor: float, inverts: bool, result_at: int) -> Any:
+    """result = total / divisor, or (total + last) / divisor; returns the sum of its bits. inverts: the divisor is a power of
+    two: then the product with its inverse is the quotient, to the bit, and much faster."""
+    result, bits = _floats(result_at, total.size), _bits(result_at, total.size)
+    inverse = 1 / divisor
+    for i in range(total.size):
+        value = total[i] + last[i] if last.size else total[i]
+        result[i] = value * inverse if inverts else value / divisor
+    summed = numpy.int64(0)
+    for i in range(bits.size):
+        summed += bits[i]
+    return summed
+
+
+def _add(
+    shards: int,
+    tensors: int,
+    addresses_at: Pointer,
+    weights_at: Pointer,
+    anchors_at: Pointer,
+    places_at: Pointer,
+    total_at: Pointer,
+    size: int,
+    fresh: bool,
+    largest_at: Pointer,
+    finishing: bool,
+    divisor: float,
+    inverts: bool,
+    result_at: int,
+    scratch_at: Pointer,
+    present_at: Pointer,
+) -> int:
+    """Add up piece by piece: while all shards of a piece come, its total stays in the first-level cache.
+
+    addresses: S x T, 0 where a shard does not have a tensor; places: T x 2, offset and number of elements; total: `size`
+    elements; fresh: what it holds does not count; largest: S x T magnitudes, which stay as they are where there is none.
+    finishing: total / divisor goes into `result` instead, and its fingerprint is returned. scratch: PIECE elements; present: S.
+    """
+    addresses, largest = carray(addresses_at, (shards, tensors)), carray(largest_at, (shards, tensors))
+    weights, anchors, places = carray(weights_at, shards), carray(anchors_at, tensors), carray(places_at, (tensors, 2))
+    total, scratch, present = carray(total_at, size), carray(scratch_at, PIECE), carray(present_at, shards)
+    found = numpy.int64(0)
+    for i in range(anchors.size):
+        offset, elements = places[i]
+        count = 0
+        for s in range(weights.size):
+            if addresses[s, i] != 0:
+                present[count] = s
+                count += 1
+        end = offset
+        while end < offset + elements:
+            start = end
+            end = min(start - start % PIECE + PIECE, offset + elements)  # within a block
+            part = scratch[: end - start] if finishing else total[start:end]
+            if fresh:
+                part[:] = 0
+            at = 4 * (start - offset)
+            for n in range(0, count // 4 * 4, 4):
+                s, t, u, v = present[n], present[n + 1], present[n + 2], present[n + 3]
+                most = _add_four(
+                    (addresses[s, i] + at, addresses[t, i] + at, addresses[u, i] + at, addresses[v, i] + at),
+                    (weights[s], weights[t], weights[u], weights[v]),
+                    anchors[i],
+                    part,
+                )
+                largest[s, i], largest[t, i] = max(largest[s, i], most[0]), max(largest[t, i], most[1])
+                largest[u, i], largest[v, i] = max(largest[u, i], most[2]), max(largest[v, i], most[3])
+            for n in range(count // 4 * 4, count):
+                s = present[n]
+                largest[s, i] = max(largest[s, i], _add_one(addresses[s, i] + at, weights[s], anchors[i], part))
+            if finishing:
+                summed = _quotients(part, part[:0], divisor, inverts, result_at + 4 * start)
+                found += summed * (start // BLOCK + 1)
+    return int(found)
+
+
+# --- whole blocks
+
+
+def _fingerprint(bits_at: Pointer, elements: int, first_block: int) -> int:
+    bits = carray(bits_at, elements)
+    found = numpy.int64(0)
+    for block in range(elements // BLOCK):
+        summed = numpy.int64(0)
+        for i in range(block * BLOCK, (block + 1) * BLOCK):
+            summed += bits[i]
+        found += summed * (first_block + block + 1)
+    return int(found)
+
+
+def _divide(
+    total_at: Pointer,
+    last_at: Pointer,
+    more: bool,
+    elements: int,
+    divisor: float,
+    inverts: bool,
+    result_at: int,
+    first_block: int,
+) -> int:
+    """Block by block, so that the fingerprint reads what is still in the cache. more: whether there is a `last`."""
+    total, last = carray(total_at, elements), carray(last_at, elements if more else 0)
+    found = numpy.int64(0)
+    for start in range(0, elements, BLOCK):
+        end = start + BLOCK
+        rest = last[start:end] if more else last
+        summed = _quotients(total[start:end], rest, divisor, inverts, result_at + 4 * start)
+        found += summed * (first_block + start // BLOCK + 1)
+    return int(found)
+
+
+def _keep(total_at: Pointer, last_at: Pointer, more: bool, elements: int, result_at: Pointer, first_block: int) -> int:
+    """Block by block as `_divide`; the fingerprint is that of `_fingerprint`, over whole elements."""
+    total, last = carray(total_at, elements), carray(last_at, elements if more else 0)
+    result = carray(result_at, elements)
+    found = numpy.int64(0)
+    for start in range(0, elements, BLOCK):
+        summed = numpy.int64(0)
+        for i in range(start, start + BLOCK):
+            result[i] = total[i] + last[i] if more else total[i]
+            summed += result[i]
+        found += summed * (first_block + start // BLOCK + 1)
+    return int(found)
