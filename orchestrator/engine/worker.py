@@ -87,7 +87,7 @@ class Worker:
                 ["early_stopping and schedule=plateau watch a metric, but datasets() returned no validation set"]
             )
         return {
-            "steps": plan.run.length(self._workload.order.steps_per_epoch),
+            "steps": plan.run.length(self._workload.order.steps_of),
             "samples": self._workload.order.samples,
             "evaluation_batches": len(self._workload.evaluation_batches),
             "layout": self._replica.layout.as_dict(),

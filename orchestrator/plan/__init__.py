@@ -11,7 +11,7 @@ What it does not do: anything that needs torch, Ray or the user's code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -79,9 +79,9 @@ class Run:
     steps: int | None
     epochs: int | None
 
-    def length(self, steps_per_epoch: int) -> int:
-        """In steps."""
-        return self.steps if self.steps is not None else (self.epochs or 0) * steps_per_epoch
+    def length(self, steps_of: Callable[[int], int]) -> int:
+        """In steps. steps_of: so many epochs."""
+        return self.steps if self.steps is not None else steps_of(self.epochs or 0)
 
 
 @dataclass(frozen=True)
