@@ -42,6 +42,8 @@ from orchestrator.settings import Settings
 from orchestrator.topologies import Schedule, build_schedule
 from orchestrator.tracking import default_uri, is_server
 
+Sharing = Callable[[Plan], AbstractContextManager[RaySession]]
+
 
 @dataclass(frozen=True)
 class Job:
@@ -52,7 +54,7 @@ class Job:
     project: Path
     display: Progress
     pending_signal: PendingSignal
-    ray: Callable[[Plan], AbstractContextManager[RaySession]] | None = None
+    ray: Sharing | None = None
 
     @cached_property
     def plan(self) -> Plan:
