@@ -40,12 +40,12 @@ def two_results(region: Region, chunk: int, step: int) -> Hashable:
 
 
 def partial_in_result(region: Region, chunk: int, _step: int) -> Hashable:
-    """Sums grow where the result will lie, one copy of it. (Layout GR of the prototype, rule C1's "one R".)"""
+    """Sums grow where the result will lie, one copy of it."""
     return (region == "contribution", chunk)
 
 
 def partial_in_two_results(region: Region, chunk: int, step: int) -> Hashable:
-    """Sums grow where the result will lie, two copies of it. (Layout G1R2 of the prototype.)"""
+    """Sums grow where the result will lie, two copies of it."""
     return (region == "contribution", chunk, 0 if region == "contribution" else step % 2)
 
 

@@ -1,5 +1,5 @@
 """Pipeline, model and optimizer of a run: made under its seed, and checked. Each worker does so; before that the driver does it
-once (`rehearse`), so that what every worker would refuse is refused before anything is started.
+once (`rehearse`), so that what every worker would refuse is refused before anything is started (law 7).
 
 What it does not do: read data, or compute.
 """

@@ -49,8 +49,8 @@ class Updater:
         counters: Sequence[int],
         result: torch.Tensor,
     ) -> None:
-        """agreed: views of `result`, in the order of the layout, None where no shard had anything; counters: the integer
-        buffers' values; reductions: of the plateau schedule so far."""
+        """agreed: views of `result`, in the order of the layout, None where no shard had anything (rule A7); counters: the
+        values of the integer buffers; reductions: how often the plateau schedule has lowered the rate."""
         self._replica.forget()
         count = len(self._replica.parameters)
         gradients, self.state = self._after.update(agreed[:count], self.state)

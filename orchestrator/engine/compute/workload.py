@@ -252,7 +252,7 @@ def _length(dataset: Any, which: str) -> int:
 
 
 def _mean_and_weight(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, float]:
-    """What loss() returned, checked: a scalar float tensor, alone or with its weight."""
+    """What loss() returned, checked: a scalar float tensor, alone or with its weight (rule A5)."""
     loss, weight = returned if isinstance(returned, Sequence) and len(returned) == 2 else (returned, rows)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         raise PipelineRaised(
