@@ -35,6 +35,14 @@ FLOORS = [
     "records",
     "errors",
 ]
+# Rooms of a floor, in the same order: packages, and modules that stand beside them.
+ROOMS = {
+    "driver": ["run", "record", "report", "terminal"],
+    "cluster": ["placement", "sessions", "actors"],
+    "engine": ["worker", "server", "worker_hooks", "execution", "admission", "compute", "exchange", "member"],
+    "provenance": ["data", "environment", "code"],
+    "control": ["controller", "rendezvous", "faults", "decision", "membership", "shard_assignment", "events"],
+}
 ONLY_ROOM = {"ray": "cluster", "mlflow": "tracking", "dvc": "provenance", "matplotlib": "driver"}
 CALLS = ("importlib.import_module", "import_module", "__import__")
 STANDARD_LIBRARY_ONLY = ["records", "errors", "topologies"]
@@ -88,6 +96,28 @@ def test_imports_go_down(file: Path) -> None:
     floor = floor_of(file)
     allowed = {"api", "pipeline"} if floor == "" else set(FLOORS[FLOORS.index(floor) :])
     assert floors_used(file) <= allowed
+
+
+def rooms_of(floor: str) -> set[str]:
+    return {
+        path.stem for path in (PACKAGE / floor).iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+
+
+@pytest.mark.parametrize("floor", ROOMS)
+def test_every_room_has_a_place(floor: str) -> None:
+    assert rooms_of(floor) - {"__init__"} == set(ROOMS[floor])
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if floor_of(file) in ROOMS], ids=relative)
+def test_imports_go_down_within_a_floor(file: Path) -> None:
+    floor = floor_of(file)
+    room = file.relative_to(PACKAGE / floor).parts[0].removesuffix(".py")
+    rooms = ROOMS[floor]
+    allowed = set() if room == "__init__" else set(rooms[rooms.index(room) :])
+    names = [name.split(".") for _, name in imports(file.read_text(), file)]
+    used = {name[2] for name in names if name[:2] == ["orchestrator", floor] and len(name) > 2}
+    assert used & set(rooms) <= allowed
 
 
 @pytest.mark.parametrize("file", FILES, ids=relative)

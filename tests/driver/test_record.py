@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.driver.record.folders import RunFolder
 from orchestrator.driver.record.record import Record
-from orchestrator.driver.run.outcome import Outcome
+from orchestrator.driver.report.outcome import Outcome
 from orchestrator.settings import load
 
 ENVIRONMENT = {"packages": {}, "bits": {"packages_sha256": "p"}}

@@ -13,11 +13,11 @@ import pytest
 
 from orchestrator.cluster.actors.members import ActorPlacement, Heard
 from orchestrator.cluster.placement.actor_slots import ActorSlots
+from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import EventSink
 from orchestrator.driver.run.job import requirements
 from orchestrator.driver.run.member_directory import MemberDirectory
-from orchestrator.driver.run.outcome import Outcome
 from orchestrator.driver.run.session import RunStart, Session, Startup
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import (

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from orchestrator.driver.record.folders import RunFolder
 from orchestrator.driver.record.preflight import ORCHESTRATOR, Provenance
 from orchestrator.driver.report import card
-from orchestrator.driver.run.outcome import Outcome, Status
+from orchestrator.driver.report.outcome import Outcome, Status
 from orchestrator.engine.exchange import footprint
 from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.plan.resolve import resolve

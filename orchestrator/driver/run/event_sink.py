@@ -13,8 +13,8 @@ from typing import Any
 
 from orchestrator.control import events
 from orchestrator.driver.record.record import Record
+from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import SavedCheckpoint
-from orchestrator.driver.run.outcome import Outcome
 from orchestrator.driver.terminal.progress import Progress, say_obstacles
 from orchestrator.engine.member.generation import Generation
 from orchestrator.records.trace import Line

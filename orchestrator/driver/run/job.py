@@ -28,10 +28,10 @@ from orchestrator.control.membership import Requirements
 from orchestrator.driver.record.folders import RunFolder
 from orchestrator.driver.record.record import Record
 from orchestrator.driver.report import pictures, summary
+from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import EventSink
 from orchestrator.driver.run.member_directory import MemberDirectory
-from orchestrator.driver.run.outcome import Outcome
 from orchestrator.driver.run.session import NodeCheck, RunStart, Session, Startup
 from orchestrator.driver.terminal.progress import Progress, say_obstacles
 from orchestrator.driver.terminal.signals import PendingSignal

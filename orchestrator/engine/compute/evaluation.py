@@ -18,7 +18,8 @@ import torch
 from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.workload import Workload
 from orchestrator.engine.exchange.collectives import EVALUATION, EVALUATION_VOTE, Exchange
-from orchestrator.engine.exchange.step_report import EMPTY, Withdrawn, from_slots, to_slots
+from orchestrator.engine.exchange.step_report import EMPTY, from_slots, to_slots
+from orchestrator.engine.member.generation import Withdrawn
 from orchestrator.errors import OrchestratorError, PipelineRaised
 from orchestrator.pipeline import naming
 

@@ -32,10 +32,6 @@ _INTEGER, _FLOAT = struct.Struct("<q"), struct.Struct("<d")
 EMPTY = -(2**63)  # below the bits of every float64 but -0.0, which `to_slots` never produces
 
 
-class Withdrawn(Exception):
-    """This member stops because another member's shard failed; that member tells the story."""
-
-
 @dataclass(frozen=True)
 class Shape:
     """The lengths that every member of a run knows: shards, tensors of the layout, counter values."""

@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 from orchestrator.engine.exchange.collectives import VOTE, Exchange
-from orchestrator.engine.exchange.step_report import Consensus, Requests, Shape, StepReport, Withdrawn
+from orchestrator.engine.exchange.step_report import Consensus, Requests, Shape, StepReport
 from orchestrator.engine.execution.executor import Outcome
 from orchestrator.engine.execution.run_state import RunState
+from orchestrator.engine.member.generation import Withdrawn
 from orchestrator.errors import Inconsistent, PipelineRaised
 from orchestrator.numerics.grid import Grid
 from orchestrator.plan import Plan

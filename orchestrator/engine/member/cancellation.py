@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from orchestrator.engine.exchange.step_report import Withdrawn
-from orchestrator.engine.member.generation import Connect, Ended, Generation, Position
+from orchestrator.engine.member.generation import Connect, Ended, Generation, Position, Withdrawn
 from orchestrator.engine.member.heartbeat import Activity, CalledOff, Heartbeat
 from orchestrator.errors import OrchestratorError
 from orchestrator.transports.base import DeadlineExceeded, PeerLeft, PeerLost, Received, Tag, Transport

@@ -70,6 +70,10 @@ class Generation:
         return self.schedule.peers_of(rank).union(self.donors_of(rank), self.recipients_of(rank))
 
 
+class Withdrawn(Exception):
+    """This member leaves because a shard of another member failed; that member reports the error."""
+
+
 class Writer(Protocol):
     """Writes one member's parts of checkpoints in the background, one at a time."""
 
