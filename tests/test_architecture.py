@@ -44,6 +44,7 @@ ROOMS = {
     "control": ["controller", "rendezvous", "faults", "decision", "membership", "shard_assignment", "events"],
 }
 ONLY_ROOM = {"ray": "cluster", "mlflow": "tracking", "dvc": "provenance", "matplotlib": "driver"}
+MOST_PARAMETERS = 7
 CALLS = ("importlib.import_module", "import_module", "__import__")
 STANDARD_LIBRARY_ONLY = ["records", "errors", "topologies"]
 
@@ -147,6 +148,34 @@ def test_modules_form_no_circle() -> None:
         for others in below.values():
             others.difference_update(free)
     assert below == {}
+
+
+def constructors(text: str) -> Iterator[tuple[str, int]]:
+    """(name, parameters beside self) of every `__init__`, `__new__` and class method; dataclasses have none that is written."""
+    for kind in ast.walk(ast.parse(text)):
+        if not isinstance(kind, ast.ClassDef):
+            continue
+        for each in kind.body:
+            if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            makes = any(ast.unparse(decorator) == "classmethod" for decorator in each.decorator_list)
+            if each.name in ("__init__", "__new__") or makes:
+                found = each.args
+                given = [*found.posonlyargs, *found.args, *found.kwonlyargs]
+                yield f"{kind.name}.{each.name}", len(given) - 1
+
+
+@pytest.mark.parametrize("file", FILES, ids=relative)
+def test_no_constructor_has_many_parameters(file: Path) -> None:
+    """What belongs together is handed over together: a part of the plan, or a small value."""
+    assert [name for name, count in constructors(file.read_text()) if count > MOST_PARAMETERS] == []
+
+
+def test_no_parameter_is_overlooked() -> None:
+    scene = (
+        "class A:\n    def __init__(self, a, /, b, *rest, c=1, **more): ...\n    @classmethod\n    def of(cls, d): ..."
+    )
+    assert list(constructors(scene)) == [("A.__init__", 3), ("A.of", 1)]
 
 
 SCENE = """

@@ -64,17 +64,9 @@ class Worker:
             cuda.start()
         self._prepare_thread()
         source = plan.run.pipeline
-        target = find(source.target, source.args)
+        kind = find(source.target, source.args)
         self._services.heartbeat.beat("prepare")
-        self._workload = Workload(
-            target,
-            dict(source.args),
-            seed=plan.run.seed,
-            batch_size=plan.data.batch_size,
-            shards=plan.data.shards,
-            precision=plan.run.compute.precision,
-            staging=self._staging,
-        )
+        self._workload = Workload(kind, plan.run, plan.data, self._staging)
         self._services.heartbeat.beat("prepare")
         self._replica = Replica(self._workload.model, self._staging)
         optimizer = construction.make_optimizer(self._workload.pipeline, self._workload.model, plan)

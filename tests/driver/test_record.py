@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.driver.record.folders import RunFolder
-from orchestrator.driver.record.record import Record
+from orchestrator.driver.record.record import Contents, Record
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.settings import load
 
@@ -37,7 +37,7 @@ def record_of(folder: Path, run_id: str) -> tuple[Record, list[str]]:
     told = {"run_id": run_id, "name": "n", "started_ms": 0, "trouble": None}
     tracker: Any = SimpleNamespace(**told, tag=nothing, artifact=nothing, end=ended.append)
     store: Any = SimpleNamespace(of_identity=lambda _: [])
-    record = Record(settings, store, tracker, files, [], [], [], None)
+    record = Record(settings, store, tracker, files, [], Contents([], [], None))
     record.run_manifest = {"initial_parameters": "i"}
     return record, ended
 

@@ -13,6 +13,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -40,6 +41,15 @@ _NAMED = 10  # runs in a tag
 _URL_SECRET = re.compile(r"(?<=://)[^/@\s]*@")
 
 
+@dataclass(frozen=True)
+class Contents:
+    """What a run is made of, as it was recorded. work: None where the code could not be; obstacles: to an exact rerun."""
+
+    inputs: list[Input]
+    obstacles: list[str]
+    work: worktree.WorkTree | None
+
+
 class Record:
     """Opened by `open_record` or `reopen_record`; `journal` and `trace` are appended live.
 
@@ -54,9 +64,7 @@ class Record:
         tracker: Tracker,
         files: RunFolder,
         orphans: list[str],
-        inputs: list[Input],
-        obstacles: list[str],
-        work: worktree.WorkTree | None,
+        contents: Contents,
     ) -> None:
         self.store = store
         self.tracker = tracker
@@ -64,13 +72,13 @@ class Record:
         self.orphans = orphans
         self.journal = LineFile(files.journal)
         self.trace = LineFile(files.trace)
-        self.obstacles = obstacles
+        self.obstacles = list(contents.obstacles)
         self.run_manifest: Mapping[str, Any] = {}
         self.profile: dict[str, Any] | None = None
         self._settings = settings
-        self._inputs = inputs
+        self._inputs = contents.inputs
         self._said: list[str] = []
-        self._work = work
+        self._work = contents.work
         self._nodes: dict[str, Any] = _read(files.environment).get("nodes", {})
         self._code = _read(files.code)
 
@@ -250,7 +258,7 @@ def open_record(settings: Settings, folder: Path, provenance: Provenance, origin
     _write(files.data, {"inputs": [item.as_dict() for item in inputs], "profile": None})
     _write(files.origins, origins)
     work = None if provenance.work is None else _keep(provenance.work, files, tracker)
-    return Record(settings, store, tracker, files, orphans, inputs, obstacles, work)
+    return Record(settings, store, tracker, files, orphans, Contents(inputs, obstacles, work))
 
 
 def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance: Provenance) -> Record:
@@ -260,7 +268,7 @@ def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance
         tracker = Tracker.reopen(store, files.path.name, every_s=settings.tracking.every_s)
         orphans = store.mark_orphans(tracker.experiment_id)
     files.error.unlink(missing_ok=True)
-    return Record(settings, store, tracker, files, orphans, inputs, obstacles, provenance.work)
+    return Record(settings, store, tracker, files, orphans, Contents(inputs, obstacles, provenance.work))
 
 
 def _keep(work: worktree.WorkTree, files: RunFolder, tracker: Tracker) -> worktree.WorkTree | None:

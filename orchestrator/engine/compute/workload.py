@@ -22,6 +22,7 @@ from orchestrator.errors import NonFinite, PipelineRaised
 from orchestrator.numerics import streams
 from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.pipeline import Pipeline, has_rate, naming, takes_step
+from orchestrator.plan import Data, Run
 from orchestrator.updates import optimizers
 from orchestrator.updates.optimizers import kept_aside
 
@@ -41,32 +42,23 @@ class _MicroBatch(NamedTuple):
 class Workload:
     """Micro-batches and evaluation batches of one run. Built under the run's seed; raises PipelineRaised."""
 
-    def __init__(
-        self,
-        pipeline: type[Pipeline],
-        args: dict[str, Any],
-        *,
-        seed: int,
-        batch_size: int,
-        shards: int,
-        precision: str = "float32",
-        staging: Staging | None = None,
-    ) -> None:
-        self._seed = seed
-        self._mixed = precision == "bfloat16"
+    def __init__(self, kind: type[Pipeline], run: Run, data: Data, staging: Staging | None = None) -> None:
+        """kind: the class that `run.pipeline` names."""
+        self._seed = seed = run.seed
+        self._mixed = run.compute.precision == "bfloat16"
         self._staging = staging or Direct()
         self._loaders: Loaders | None = None
         self._planned: dict[tuple[int, int], _MicroBatch] = {}
-        self.pipeline = construction.make_pipeline(pipeline, args, seed)
+        self.pipeline = construction.make_pipeline(kind, run.pipeline.args, seed)
         with naming("reading the parameters of loss()"):
             self._takes_step = takes_step(self.pipeline)
         with naming("datasets()"), streams.seeded(seed, "datasets"):
             self._train, self._validation = self._datasets()
         self.model = construction.make_model(self.pipeline, seed)
-        self.order = Order(seed, _length(self._train, "training"), batch_size, shards)
+        self.order = Order(seed, _length(self._train, "training"), data.batch_size, data.shards)
         self._sampler = Sampler(self.order)
         held_out = 0 if self._validation is None else _length(self._validation, "validation")
-        self.evaluation_batches = evaluation_batches(held_out, max(1, batch_size // shards))
+        self.evaluation_batches = evaluation_batches(held_out, max(1, data.batch_size // data.shards))
 
     @property
     def training_data(self) -> Any:
