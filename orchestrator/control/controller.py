@@ -323,7 +323,7 @@ def _heartbeat(decision: Decision, event: Heartbeat) -> None:
     if member is None:
         return
     old = member.heartbeat
-    same = old is not None and (old.place, old.beats) == (event.place, event.beats)
+    same = old is not None and (old.activity, old.beats) == (event.activity, event.beats)
     decision.update(member.id, heartbeat=event, heard=decision.now, moved=member.moved if same else decision.now)
 
 

@@ -76,7 +76,7 @@ class Heartbeat:
     """
 
     member: int
-    place: Activity
+    activity: Activity
     step: int | None
     shard: int | None
     beats: int

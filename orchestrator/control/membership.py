@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from orchestrator.control.events import Begin, Finished, Heartbeat, Left, Position, Role
-from orchestrator.control.shard_assignment import place
+from orchestrator.control.shard_assignment import assign_shards
 from orchestrator.errors import Inconsistent
 
 Phase = Literal["preparing", "running", "regrouping", "paused", "saving", "ended"]
@@ -228,7 +228,7 @@ def compose(state: ControllerState) -> Begin | str:
         members=tuple(member.id for member in [*workers, *servers]),
         workers=len(workers),
         servers=len(servers),
-        shards=place(state.requirements.shards, len(workers)),
+        shards=assign_shards(state.requirements.shards, len(workers)),
         state_transfers=_state_transfers(workers, len(servers), restore),
         restore=restore,
         without_servers=state.requirements.servers > 0 and not servers,

@@ -66,7 +66,7 @@ class Server:
                 state, _ = state_transfer.take(transport, generation.number, donor, deadline_s)
                 loop.run_state = loop.run_state.resumed(state.values)
             self._loop = loop
-            transport.place = "exchange"
+            transport.activity = "exchange"
             exchange = Exchange(generation.schedule, rank, generation.number, transport, memory, deadline_s)
             lockstep = Lockstep(Adder(), exchange, StepContents.of(plan, run_manifest))
             halted = loop.run(lockstep, exchange, _Listener(), saving=bool(generation.writers))

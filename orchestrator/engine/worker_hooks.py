@@ -75,7 +75,7 @@ class WorkerHooks:
                 self._services.emit(entry)
         self._give(transport)
         self._state.has_state = True
-        transport.place = "exchange"
+        transport.activity = "exchange"
 
     def running(self) -> None:
         number, step = self._generation.number, self._state.loop.run_state.steps - 1

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 
 from orchestrator.checkpoints.state import TrainingState
-from orchestrator.control.shard_assignment import place
+from orchestrator.control.shard_assignment import assign_shards
 from orchestrator.engine.member.generation import Position
 from orchestrator.engine.member.heartbeat import Activity, Heartbeat
 from orchestrator.engine.worker import Ended, Generation, ProcessServices, Server, Worker
@@ -145,9 +145,9 @@ class Counted(Heartbeat):
         super().__init__()
         self._meet = meet
 
-    def beat(self, place: Activity, step: int | None = None, shard: int | None = None) -> None:
+    def beat(self, activity: Activity, step: int | None = None, shard: int | None = None) -> None:
         self._meet()
-        super().beat(place, step, shard)
+        super().beat(activity, step, shard)
 
 
 class Scripted:
@@ -310,7 +310,7 @@ class Elastic:
         generation = Generation(
             self.generations,
             build_schedule(self._layout.topology, len(workers), **self.settings.topology.options()),
-            place(self.settings.data.shards, len(workers)),
+            assign_shards(self.settings.data.shards, len(workers)),
             tuple(behind),
             restore,
             tuple(range(0, len(workers), 2)),

@@ -47,7 +47,9 @@ def with_imports(heartbeat: Answer) -> Answer:
     """A heartbeat in which each imported module is a beat while the member prepares: on a busy machine importing torch alone
     takes minutes, in which nothing else moves."""
     return (
-        {**heartbeat, "beats": heartbeat["beats"] + len(sys.modules)} if heartbeat["place"] == "prepare" else heartbeat
+        {**heartbeat, "beats": heartbeat["beats"] + len(sys.modules)}
+        if heartbeat["activity"] == "prepare"
+        else heartbeat
     )
 
 

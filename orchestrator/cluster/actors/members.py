@@ -119,7 +119,7 @@ class Members:
         except OSError:
             return False
 
-    def last_place(self, member: int) -> Mapping[str, Any] | None:
+    def last_activity(self, member: int) -> Mapping[str, Any] | None:
         """Where a dead member was in the end, as its heartbeat would have said; None where that cannot be known."""
         crash_record = self._members[member].crash_record
         return None if crash_record is None else crash_record.last()

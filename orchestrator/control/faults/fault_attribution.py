@@ -45,7 +45,7 @@ def stuck(state: ControllerState, now: float) -> list[tuple[LostMember, str]]:
                     f"did not answer for {silent:.1f} s, the limit is {limit:g} s",
                 )
             )
-        elif still > limit and member.heartbeat is not None and member.heartbeat.place not in _WAITS:
+        elif still > limit and member.heartbeat is not None and member.heartbeat.activity not in _WAITS:
             why = f"stood still for {still:.1f} s {where(member.heartbeat)}, the limit is {limit:g} s"
             found.append((LostMember(member=member, how="stalled"), why))
     return found
@@ -55,7 +55,7 @@ def where(heartbeat: Heartbeat) -> str:
     """In words, to follow a verb."""
     step = "" if heartbeat.step is None else f" of step {heartbeat.step}"
     shard = "" if heartbeat.shard is None else f", shard {heartbeat.shard}"
-    return f"in the {heartbeat.place} phase{step}{shard}"
+    return f"in the {heartbeat.activity} phase{step}{shard}"
 
 
 def accusations(state: ControllerState) -> list[tuple[Member, int]]:
@@ -134,7 +134,7 @@ def computing(fallen: LostMember) -> tuple[int, int] | None:
     if (
         not fallen.certain
         or heartbeat is None
-        or heartbeat.place != "compute"
+        or heartbeat.activity != "compute"
         or heartbeat.step is None
         or heartbeat.shard is None
     ):
@@ -153,9 +153,9 @@ def _suspects(generation: GenerationStatus, fallen: LostMember, step: int) -> tu
     if heartbeat is not None:
         at = heartbeat.step if heartbeat.step is not None else -1
         fresh = fallen.how == "stalled" or at >= step
-        if fresh and heartbeat.place == "compute" and heartbeat.shard is not None:
+        if fresh and heartbeat.activity == "compute" and heartbeat.shard is not None:
             return [(at, heartbeat.shard)], True
-        if heartbeat.place == "state_transfer" or (fresh and heartbeat.place in _PAST_COMPUTING):
+        if heartbeat.activity == "state_transfer" or (fresh and heartbeat.activity in _PAST_COMPUTING):
             return [], True
     return [(step, shard) for shard in generation.begin.shards[rank]], False
 

@@ -232,8 +232,8 @@ class Session:
         self._asked.pop(member, None)
         self._actor_slots.leave(member)
         pid = self._members.pid(member)
-        place = self._members.last_place(member)
-        last = None if place is None else events.Heartbeat(member, **place)
+        activity = self._members.last_activity(member)
+        last = None if activity is None else events.Heartbeat(member, **activity)
         why = f"its process (pid {pid}) ended" if pid is not None else "its process ended"
         why += "" if last is None else f" {fault_attribution.where(last)}"
         self._event_sink.lost(self._roles[member], member, why)

@@ -22,18 +22,21 @@ _FAREWELL_S: Final = 0.2  # for peers that do not read, when there is no time to
 
 
 class CancellableTransport:
-    """Implements `transports.base.Transport`; its waits may raise CalledOff too. place: where the heartbeat is meanwhile."""
+    """A transport whose waits beat, and may raise CalledOff too; implements `transports.base.Transport`.
+
+    activity: what the heartbeat is told while it waits.
+    """
 
     def __init__(self, inner: Transport, heartbeat: Heartbeat) -> None:
         self._inner = inner
         self._heartbeat = heartbeat
-        self.place: Activity = "state_transfer"
+        self.activity: Activity = "state_transfer"
         self.send = inner.send
         self.close = inner.close
         self.abort = inner.abort
 
     def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
-        self._heartbeat.beat(self.place, tag.step)
+        self._heartbeat.beat(self.activity, tag.step)
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -42,7 +45,7 @@ class CancellableTransport:
                 self._go_on_waiting(error, tag, deadline, timeout_s)
 
     def flush(self, timeout_s: float) -> None:
-        self._heartbeat.beat(self.place)
+        self._heartbeat.beat(self.activity)
         deadline = time.monotonic() + timeout_s
         while True:
             try:

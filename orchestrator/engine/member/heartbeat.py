@@ -1,7 +1,7 @@
 """Where a member is, for those who ask whether it still moves; and what they want of it. The one object that threads share.
 
-    compute thread    beat(place)   at every phase, micro-batch and validation batch; raises CalledOff
-    control thread    snapshot()    for the hang rule: who is in one place for long, and waits for nobody, is stuck
+    compute thread    beat(activity) at every phase, micro-batch and validation batch; raises CalledOff
+    control thread    snapshot()    for the hang rule: who is in one activity for long, and waits for nobody, is stuck
                       call_off(g)   generation g is over: the compute thread leaves it at its next beat
                       ask(what)     regroup, stop or save at the next step boundary; stays until it was heard
 
@@ -37,18 +37,18 @@ class CalledOff(Exception):
         super().__init__(f"generation {generation} was called off")
 
 
-def _nowhere(place: Activity, step: int | None, shard: int | None) -> None:
+def _ignore(activity: Activity, step: int | None, shard: int | None) -> None:
     pass
 
 
 class Heartbeat:
     """Thread-safe. The compute thread beats, enters and hears; any other thread looks, asks and calls off. note: is told every
-    place, for whoever has to know it when this process has died (`crash_record.py`)."""
+    activity, for whoever has to know it when this process has died (`crash_record.py`)."""
 
-    def __init__(self, note: Callable[[Activity, int | None, int | None], None] = _nowhere) -> None:
+    def __init__(self, note: Callable[[Activity, int | None, int | None], None] = _ignore) -> None:
         self._note = note
         self._lock = threading.Lock()
-        self._place: Activity = "prepare"
+        self._activity: Activity = "prepare"
         self._step: int | None = None
         self._shard: int | None = None
         self._beats = 0
@@ -63,10 +63,10 @@ class Heartbeat:
             self._requests.discard("regroup")
         self.beat("state_transfer")
 
-    def beat(self, place: Activity, step: int | None = None, shard: int | None = None) -> None:
+    def beat(self, activity: Activity, step: int | None = None, shard: int | None = None) -> None:
         """This member moves, and is now here. Raises CalledOff."""
         with self._lock:
-            self._be(place, step, shard)
+            self._be(activity, step, shard)
             self._check()
 
     def check(self) -> None:
@@ -83,14 +83,14 @@ class Heartbeat:
         with self._lock:
             self._be("idle")
 
-    def _be(self, place: Activity, step: int | None = None, shard: int | None = None) -> None:
-        self._place, self._step, self._shard = place, step, shard
+    def _be(self, activity: Activity, step: int | None = None, shard: int | None = None) -> None:
+        self._activity, self._step, self._shard = activity, step, shard
         self._beats += 1
-        self._note(place, step, shard)
+        self._note(activity, step, shard)
 
     def snapshot(self) -> dict[str, Any]:
         with self._lock:
-            return {"place": self._place, "step": self._step, "shard": self._shard, "beats": self._beats}
+            return {"activity": self._activity, "step": self._step, "shard": self._shard, "beats": self._beats}
 
     def call_off(self, generation: int) -> None:
         """This generation, and earlier ones. Before a member enters it, too."""
