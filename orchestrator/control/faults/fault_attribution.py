@@ -1,17 +1,17 @@
-"""Whose fault it is: who is stuck, who has lost contact with whom, and which micro-batch costs workers (rules C5 and
-D3). Pure.
+"""Who or what is at fault: which member is stuck, which pairs have lost contact, which micro-batch costs workers (rules
+C5 and D3). Pure.
 
 A member that waits for others is never to blame; the stuck one is. Of a worker that died on the driver's machine it is
-certain where it was; of any other the last heartbeat is known, which may be older than its death. So a micro-batch is named
-in one of two ways: *seen*, when it is certain that the worker was computing it, or when that heartbeat tells so of the step
-in which the generation stood, or of a later one; or *inferred*, when the heartbeat tells nothing of that step: then every
-shard it hosted there is as likely. Losses while a worker waited, updated, evaluated, saved or took over a state count
-against no micro-batch.
+certain what it was doing; of any other the last heartbeat is known, which may be older than its death. So a micro-batch is
+named in one of two ways: *seen*, when it is certain that the worker was computing it, or when that heartbeat tells so
+of the step in which the generation stood, or of a later one; or *inferred*, when the heartbeat tells nothing of that
+step: then every shard it hosted there is as likely. Losses while a worker waited, updated, evaluated, saved or took
+over a state count against no micro-batch.
 
-A generation has one host for each shard, so several workers killed at once count once for each. Who kills workers
-from outside, again and again within one step, looks like poison only through what is inferred. Therefore the limits
-of rule D3, three losses or two time-outs, hold for what was seen, and one more is needed as soon as any was inferred.
-Once a step is committed it is innocent.
+A generation has one host for each shard, so several workers killed at once count once for each. Repeated kills from
+outside within one step can look like a faulty micro-batch only through what is inferred. Therefore the limits of rule
+D3, three losses or two time-outs, hold for what was seen, and one more is needed as soon as any was inferred. The
+micro-batches of a committed step are not at fault.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def stuck(state: ControllerState, now: float) -> list[tuple[LostMember, str]]:
 
 
 def where(heartbeat: Heartbeat) -> str:
-    """In words, to follow a verb."""
+    """What the heartbeat says, in words, to follow a verb."""
     step = "" if heartbeat.step is None else f" of step {heartbeat.step}"
     shard = "" if heartbeat.shard is None else f", shard {heartbeat.shard}"
     return f"in the {heartbeat.activity} phase{step}{shard}"
@@ -161,7 +161,7 @@ def _suspects(generation: GenerationStatus, fallen: LostMember, step: int) -> tu
 
 
 def poison(losses: Suspicions, stalls: Suspicions) -> RunFailed | None:
-    """The end of a run that one micro-batch would keep from going on."""
+    """The error of a run that cannot go on because of one micro-batch; None while there is none."""
     for suspicions, limit, kind in ((losses, LOSSES, WorkerLost), (stalls, STALLS, Stalled)):
         guilty = sorted(micro_batch for micro_batch, hits in suspicions.items() if _is_guilty(hits, limit))
         if guilty:

@@ -1,5 +1,5 @@
-"""The update of a worker's replica by a summed gradient: transforms after the sum, learning rate, optimizer, buffers. The
-same at every worker."""
+"""The update of a worker's replica by a summed gradient: transforms after the sum, learning rate, optimizer, buffers.
+It is the same at every worker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from orchestrator.updates.transforms import Chain
 
 
 class Updater:
-    """Built when the optimizer still has the rates that it was made with; started once the length of the run is known."""
+    """Applies summed gradients to a replica. Built while the optimizer still has the rates that it was made with;
+    started once the length of the run is known."""
 
     def __init__(self, workload: Workload, replica: Replica, optimizer: torch.optim.Optimizer, update: Update) -> None:
         self._workload = workload
@@ -29,7 +30,7 @@ class Updater:
         self._rate: Callable[[int, int], float] = lambda _step, _reductions: 1.0
 
     def start(self, steps: int) -> None:
-        """The run has this length."""
+        """Set the length of the run."""
         workload, schedule = self._workload, self._schedule
         epoch = workload.order.steps_per_epoch
         if workload.has_rate:
@@ -38,7 +39,7 @@ class Updater:
             self._rate = lambda step, reductions: schedules.factor(schedule, step, steps, reductions, epoch=epoch)
 
     def options(self) -> list[dict[str, object]]:
-        """Of the optimizer, to see whether somebody changes them."""
+        """The optimizer's options, to see whether anything changes them."""
         return optimizers.options(self.optimizer)
 
     def apply(

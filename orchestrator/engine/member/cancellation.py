@@ -1,9 +1,9 @@
-"""A transport whose waiting can be called off, and how a member leaves a generation.
+"""A transport whose waits can be cancelled, and how a member leaves a generation.
 
-Waits are cut into slices, between which the heartbeat is asked: a call-off reaches a member that waits for a peer without any
-descriptor, and it can still say farewell to the others, so that nobody takes it for dead (rule C5).
+Waits are cut into slices, between which the heartbeat is asked: so a member that waits for a peer notices a call-off
+without any descriptor, and it can still say farewell to the others, so that it is not taken for dead (rule C5).
 
-What it does not do: call off a `connect`; the listener is cancelled for that.
+What it does not do: cancel a `connect`; the listener is cancelled for that.
 """
 
 from __future__ import annotations
@@ -68,8 +68,9 @@ def live(
     walk: Callable[[CancellableTransport], Ended],
     position: Callable[[], Position | None],
 ) -> Ended:
-    """Connect, walk, and leave as it has to be done: whoever leaves for somebody else's loss, a call-off or a fault of the
-    pipeline says farewell, so that only the neighbours of a dead member accuse it. position: asked when the walk is over.
+    """Take part in a generation: connect, call `walk`, and leave properly. A member that leaves because of another's
+    loss, a call-off or an error of the pipeline says farewell first, so that only the neighbours of a dead member
+    accuse it. position: called when the walk is over.
 
     Raises what is this member's own: OrchestratorError, and what connecting may raise apart from losses and call-offs.
     """

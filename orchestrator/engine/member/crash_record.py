@@ -1,14 +1,15 @@
-"""Where a member was when it died: a few words of memory that outlive it, because its driver has mapped them too.
+"""What a member was doing when it died: a small piece of memory that outlives it, because its driver has mapped it too.
 
-What a member says of itself is older than the death that it has to explain, and a lone worker that dies takes everything with
-it. A memfd has no name, so nothing stays behind; the driver on the same host opens it through /proc while the member lives, and
-the kernel keeps the pages for whoever maps them. To note an activity costs a few stores and no system call.
+The last heartbeat that the driver has received is older than the death that it has to explain, and the death of a lone
+worker ends the run's state too. A memfd has no name, so nothing stays behind; the driver on the same host opens it
+through /proc while the member lives, and the kernel keeps the pages as long as they are mapped. To note an activity
+costs a few stores and no system call.
 
-Death may come between two stores. Therefore there are two records by turns, and the word that says which one is whole is
-written last; a word of eight bytes is written at once.
+A member may die between two stores. Therefore two records are written by turns, and the word that says which one is
+complete is written last; a word of eight bytes is written at once.
 
-Source: memfd_create(2), proc_pid_fd(5). Linux only. What it does not do: tell anything of a living member, whose heartbeat is
-asked instead, or of one on another host.
+Source: memfd_create(2), proc_pid_fd(5). Linux only. What it does not do: report on a living member, whose heartbeat is
+asked instead, or on one on another host.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _RECORD: Final = 3  # words: activity, step, shard; -1 where there is none
 
 
 class CrashRecord:
-    """The member's side. One thread at a time notes."""
+    """The member's side: writes the record. Only one thread at a time may call `note`."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
@@ -45,7 +46,7 @@ class CrashRecord:
 
 
 class CrashRecordReader:
-    """The driver's side: a view of the memory of the member that was process `pid` and told `fd`."""
+    """The driver's side: reads the record of the member that is process `pid` and reported the descriptor `fd`."""
 
     def __init__(self, pid: int, fd: int) -> None:
         """Raises OSError when there is none: the member is dead already, or another user's."""
