@@ -1,6 +1,6 @@
 """A server's part in a run.
 
-A server hosts no shards and only adds (topology parameter_server, rule D5). It knows the facts that the workers agreed
+A server hosts no shards and only adds (topology parameter_server, rule D5). It knows the run manifest that the workers agreed
 on, and keeps the run state up to date from every vote.
 """
 

@@ -100,8 +100,8 @@ class Saved:
 
 
 class Writes:
-    """Implements `engine.generation.Writer`. It copies what is steady as late as it may, so whoever changes that too early
-    spoils the checkpoint; then it is busy for as many looks as a test wants."""
+    """A writer that copies what is steady as late as it may, so a change that comes too early spoils the checkpoint; then it
+    is busy for as many looks as a test wants. Implements `engine.member.generation.Writer`."""
 
     def __init__(self, saved: Saved, busy_for: int) -> None:
         self._saved = saved
@@ -234,7 +234,7 @@ class Member:
 
 
 class Elastic:
-    """One run, from its first generation to its end. facts of all workers have to agree, whenever they come."""
+    """One run, from its first generation to its end. The run manifests of all workers have to agree."""
 
     def __init__(
         self,

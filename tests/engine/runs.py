@@ -171,7 +171,7 @@ def members_end(
 
 
 class _Members:
-    """The members of one run, prepared; their facts have to agree, as the controller wants."""
+    """The members of one run, prepared; their run manifests have to agree, as the controller wants."""
 
     def __init__(self, settings: Settings, wire: Wire = Hub.transport) -> None:
         self._wire = wire

@@ -40,11 +40,13 @@ _LAST_S = 10.0  # for what members were asked about themselves, and have not ans
 
 
 class ActorSlots(Protocol):
+    """Where members are started."""
+
     def take(self, member: int) -> ActorPlacement:
-        """Where a new member lives."""
+        """The slot for a new member."""
 
     def leave(self, member: int) -> None:
-        """The member is no more; its seat is free."""
+        """The member is gone, and its slot is free again."""
 
 
 NodeCheck = Callable[[str], str | None]  # why a member on this node cannot take part; None when it can
