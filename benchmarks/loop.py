@@ -26,7 +26,7 @@ from orchestrator.numerics.determinism import prepare_environment
 
 prepare_environment()
 
-from orchestrator.control.shard_assignment import place  # noqa: E402
+from orchestrator.control.shard_assignment import assign_shards  # noqa: E402
 from orchestrator.data.loading import fetch  # noqa: E402
 from orchestrator.data.order import Order, Sampler  # noqa: E402
 from orchestrator.engine.worker import Generation, ProcessServices, Worker  # noqa: E402
@@ -102,7 +102,7 @@ def run_engine(settings: Settings, emit: Callable[[dict[str, Any]], None]) -> No
     worker = Worker(resolve(settings), regions, ProcessServices(emit=emit))
     run_manifest = {**worker.prepare(), "evaluation_batches": 0}
     schedule = build_schedule(settings.topology.name, 1)
-    generation = Generation(0, schedule, place(settings.data.shards, 1))
+    generation = Generation(0, schedule, assign_shards(settings.data.shards, 1))
     worker.run(generation, 0, lambda: hub.transport(0, regions), run_manifest)
 
 

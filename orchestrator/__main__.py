@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from orchestrator.cluster.sessions.environment import prepare_environment
-from orchestrator.driver.run.outcome import Outcome
+from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.terminal import console, signals
 from orchestrator.errors import Interrupted, OrchestratorError, UsageError
 from orchestrator.numerics import determinism

@@ -10,8 +10,8 @@ from pathlib import Path
 from orchestrator.driver.record import preflight
 from orchestrator.driver.record.folders import project_folder
 from orchestrator.driver.record.record import open_record
+from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.job import Job, Sharing, requirements
-from orchestrator.driver.run.outcome import Outcome
 from orchestrator.driver.run.session import RunStart
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import for_stream

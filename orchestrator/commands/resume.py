@@ -18,8 +18,8 @@ from orchestrator.driver.record import preflight
 from orchestrator.driver.record.folders import RunFolder, project_folder
 from orchestrator.driver.record.record import reopen_record
 from orchestrator.driver.record.recorded import Recorded
+from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.job import Job, requirements, storage_of
-from orchestrator.driver.run.outcome import Outcome
 from orchestrator.driver.run.session import RunStart
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import Progress, for_stream

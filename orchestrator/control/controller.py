@@ -6,10 +6,11 @@
     paused    --enough are ready-->           running
     any       --an error that another try would repeat, or an interruption--> ended
 
-Source: rules C2, C5 and D. Here is what each event means; who belongs to a generation is in `membership`, who is to
-blame in `fault_attribution`, what is judged when a generation is over in `regrouping`, what comes after it in `forming`.
-`decide` is pure: `Decision` gathers the changes of one call and is forgotten. It trusts its events to be true, in any order;
-those of a member that is gone and those of an earlier generation change nothing.
+Source: rules C2, C5 and D. This module handles each kind of event; who belongs to a generation is in `membership`, who
+is at fault in `faults.fault_attribution`, what is decided when a generation is over in `rendezvous.conclusion`, and
+what comes after it in `rendezvous.formation`. `decide` is pure: a `Decision` collects the changes of one call and is
+dropped. Events are taken to be true, in any order; those of a member that is gone and those of an earlier generation
+change nothing.
 """
 
 from __future__ import annotations
@@ -57,15 +58,15 @@ from orchestrator.control.rendezvous.formation import ask, begin, end_interrupte
 from orchestrator.control.rendezvous.scaling import RETRY_S, start_failed, start_missing
 from orchestrator.errors import ClusterUnavailable, RunFailed, WorkerLost
 
-GRACE_S = 10.0  # a withdrawal waits so long for the failure that caused it
-SAVE_S = 20.0  # an interrupted run waits so long for its checkpoint
-LISTEN_S = 2.0  # longer pauses between ticks are the driver's own and are not counted as anybody's silence
-START_DEATHS = 2  # deaths before the first generation that are made good
+GRACE_S = 10.0  # how long a withdrawal waits for the failure that caused it
+SAVE_S = 20.0  # how long an interrupted run waits for its checkpoint
+LISTEN_S = 2.0  # a longer pause between ticks is the driver's own, and is not counted as silence of a member
+START_DEATHS = 2  # deaths before the first generation that are replaced
 _KILLER = "unless somebody killed it, look for the kernel's out-of-memory killer (dmesg)"
 
 
 def initial(requirements: Requirements, now: float) -> tuple[ControllerState, tuple[Command, ...]]:
-    """The state before anything has happened, and the starts of the first workers, then spares, then servers."""
+    """The state before anything has happened, and the commands that start the first workers, spares and servers."""
     done = requirements.checkpoint or 0
     state = ControllerState(
         requirements=requirements,
@@ -92,7 +93,7 @@ def decide(state: ControllerState, event: Event, now: float) -> tuple[Controller
     return decision.state, tuple(decision.commands), "; ".join(decision.reasons)
 
 
-# ---- becoming ready, and coming to nothing
+# ---- becoming ready, and failing to start
 
 
 def _ready(decision: Decision, event: Ready) -> None:
@@ -209,7 +210,8 @@ def _lost_at_start(decision: Decision, member: Member, why: str, details: str) -
 
 
 def _lost(decision: Decision, losses: list[tuple[LostMember, str]]) -> None:
-    """Members, removed already, were lost after the first generation began; several at once are told together."""
+    """Handle losses, after the first generation began, of members that are removed already; several at once are handled
+    together."""
     for fallen, why in losses:
         decision.say(f"{fallen.member.name} {why}")
         decision.set(trouble=f"{fallen.member.name} {why}")
@@ -230,7 +232,7 @@ def _took_part(state: ControllerState, member: Member) -> bool:
 
 
 def _note_loss(decision: Decision, fallen: LostMember) -> None:
-    """The generation has lost a member: the others are called off, unless it and another one had done all steps."""
+    """Call off the generation, which has lost a member, unless that member and another one had done all steps."""
     member, generation = fallen.member, decision.generation()
     others_finished = any(
         isinstance(other.report, Finished) for other in present(decision.state) if other.role == "worker"
@@ -246,7 +248,7 @@ def _note_loss(decision: Decision, fallen: LostMember) -> None:
 
 
 def _open_loss(decision: Decision) -> None:
-    """From now on a recovery is under way; several losses before the next step are one."""
+    """Begin a recovery; several losses before the next step are one recovery."""
     if all(recovery.kind == "joined" for recovery in decision.state.recoveries):
         decision.set(recoveries=(*decision.state.recoveries, Recovery(kind="lost", since=decision.now)))
 
@@ -294,7 +296,8 @@ def _position(event: Left | Finished) -> tuple[int, int] | None:
 
 
 def _reporter(decision: Decision, event: Left | Finished) -> Member | None:
-    """Who reports; None when the report is of another generation, or of a member that has reported or is gone."""
+    """The member that reports; None when the report is of another generation, or of a member that has reported or is
+    gone."""
     generation = decision.state.generation
     if generation is None or event.generation != generation.number:
         return None
@@ -323,7 +326,7 @@ def _heartbeat(decision: Decision, event: Heartbeat) -> None:
     if member is None:
         return
     old = member.heartbeat
-    same = old is not None and (old.place, old.beats) == (event.place, event.beats)
+    same = old is not None and (old.activity, old.beats) == (event.activity, event.beats)
     decision.update(member.id, heartbeat=event, heard=decision.now, moved=member.moved if same else decision.now)
 
 
@@ -366,7 +369,7 @@ def _tick(decision: Decision, _: Tick) -> None:
 
 
 def _forgive_own_pause(decision: Decision) -> None:
-    """Who did not listen cannot say that nobody spoke: a long time between two ticks counts as `LISTEN_S`."""
+    """Do not count the driver's own pause as silence of members: a long time between two ticks counts as `LISTEN_S`."""
     pause = decision.now - decision.state.listened - LISTEN_S
     decision.set(listened=decision.now)
     if pause > 0:

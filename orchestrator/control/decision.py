@@ -1,4 +1,4 @@
-"""One decision in the making: the changing state, the commands and the reasons. It lives for one call of `decide`."""
+"""The changes of one decision: the new state, the commands and the reasons. It lives for one call of `decide`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from orchestrator.errors import OrchestratorError
 
 
 class Decision:
-    """What a decision changes, in the words of the rules; only its state, commands and reasons get out."""
+    """Collects what one decision changes, with a method for each kind of change; `decide` returns its state, commands
+    and reasons."""
 
     def __init__(self, state: ControllerState, now: float) -> None:
         self.state = state

@@ -1,8 +1,8 @@
 """Who belongs to a run: its members, the present generation, and how the next one is made of the living. Pure.
 
-A generation is made when every member of the one before has reported or is gone, so that nobody can still touch a
-region of memory or commit a step (rule C2). Whoever is at the top position gives its state to all who are not (rule
-D1); a worker of the last generation goes before one that holds no state yet, and ranks go by age.
+A generation is made when every member of the one before has reported or is gone, so that no member of it can still use
+a memory region or commit a step (rule C2). A member with the highest position gives its state to all that are behind
+(rule D1). A worker of the last generation is preferred to one that has no state yet, and ranks follow the order of age.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from orchestrator.control.events import Begin, Finished, Heartbeat, Left, Position, Role
-from orchestrator.control.shard_assignment import place
+from orchestrator.control.shard_assignment import assign_shards
 from orchestrator.errors import Inconsistent
 
 Phase = Literal["preparing", "running", "regrouping", "paused", "saving", "ended"]
@@ -20,12 +20,12 @@ Phase = Literal["preparing", "running", "regrouping", "paused", "saving", "ended
 
 @dataclass(frozen=True, kw_only=True)
 class Requirements:
-    """What a run asks for.
+    """What a run requires.
 
-    start: workers that must be ready to begin; least: it pauses below; most: it grows to. servers: 0 where the
-    topology has none. checkpoint: the newest committed one when the run begins, so None unless it is a resume.
-    whole: no generation begins without all of them, because the layout determines the result. stores: checkpoints can
-    be written. start_timeout_s: how long a start may go without progress. generation, member: the first numbers to give,
+    start: workers that must be ready to begin; least: it pauses below; most: it grows to. servers: 0 where the topology
+    has none. checkpoint: the newest committed one when the run begins, so None unless it is a resume. whole: no
+    generation begins without all workers and servers, because the layout determines the result. stores: checkpoints can
+    be written. start_timeout_s: how long a start may go without progress. generation, member: the first numbers to use,
     above all that an earlier part of the run has used.
     """
 
@@ -54,8 +54,9 @@ class Requirements:
 class Member:
     """A living member.
 
-    asked: when its start was ordered; ready: since when it is prepared; joins: it got ready while there was room for it
-    in a generation (a spare did not). heard, moved: when it last answered, and when its compute thread last moved.
+    asked: when its start was ordered; ready: since when it is prepared; joins: it became ready while there was room for
+    it in a generation (a spare did not). heard, moved: when it last answered, and when its compute thread last made
+    progress.
     """
 
     id: int
@@ -94,8 +95,8 @@ class GenerationStatus:
     """The present (or last) generation.
 
     steps: how many were committed when it began; before: the position that each member then had; asked: what its
-    members were asked for; withdrawn: when the first one withdrew, and why; lost: members of it that are gone,
-    reported or not.
+    members were asked to request; withdrawn: when the first one withdrew, and why; fallen: the members that were lost
+    before they reported; lost: how many of its members are gone, reported or not.
     """
 
     begin: Begin
@@ -117,7 +118,7 @@ class GenerationStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """Something that the next completed step makes good."""
+    """A loss, a join or a restart that ends with the next completed step."""
 
     kind: Literal["lost", "joined", "restarted"]
     since: float
@@ -128,8 +129,8 @@ class Recovery:
 class ControllerState:
     """All that the controller remembers.
 
-    members: the living. next_member: the next id to give; lower ones are living or gone. facts: what generation
-    0 agreed on. checkpoint: the newest committed one. seen: steps that the driver has seen completed; best: the most
+    members: the living. next_member: the next id to give; lower ones are living or gone. run_manifest: what the first
+    generation agreed on. checkpoint: the newest committed one. seen: steps that the driver has seen completed; best: the most
     it ever has. mark: the position that has to be passed to count as progress; without_progress: generations since then that
     ended without and with a loss; restarts: losses of all state in a row. failures: starts in a row that came to
     nothing. deaths: in preparation. retry: when a start is tried again after there was no room. link_failures: pairs of
@@ -181,12 +182,12 @@ def present(state: ControllerState) -> list[Member]:
 
 
 def waiting(state: ControllerState) -> list[Member]:
-    """Those of them that have not reported."""
+    """The members of the present generation that have not reported."""
     return [member for member in present(state) if member.report is None]
 
 
 def progressed(member: Member) -> float:
-    """When its start last got on: it was ordered, its process answered, imported a module, built a part, was ready."""
+    """When its start last made progress: ordered, process answered, module imported, part built, ready."""
     return member.moved if member.ready is None else member.ready
 
 
@@ -201,7 +202,8 @@ def top(members: Iterable[Member]) -> Position | None:
 
 
 def quorum(state: ControllerState) -> int:
-    """How many workers the next generation needs. One is enough to save what there is, where a step of one is as good."""
+    """How many workers the next generation needs. One is enough to save the state, unless the layout determines the
+    result."""
     if state.interrupted is not None and not state.requirements.whole:
         return 1
     return state.requirements.start if state.generation is None else state.requirements.least
@@ -228,7 +230,7 @@ def compose(state: ControllerState) -> Begin | str:
         members=tuple(member.id for member in [*workers, *servers]),
         workers=len(workers),
         servers=len(servers),
-        shards=place(state.requirements.shards, len(workers)),
+        shards=assign_shards(state.requirements.shards, len(workers)),
         state_transfers=_state_transfers(workers, len(servers), restore),
         restore=restore,
         without_servers=state.requirements.servers > 0 and not servers,
@@ -243,7 +245,8 @@ def to_restore(state: ControllerState, workers: Sequence[Member]) -> bool:
 
 
 def _state_transfers(workers: Sequence[Member], servers: int, restore: int | None) -> tuple[tuple[int, int], ...]:
-    """Who is at the top gives to who is not, in turn; a server always takes, since it forgets with its generation."""
+    """Members with the highest position give to all others, in turn; a server always takes, since it keeps nothing
+    between generations."""
     highest = top(workers)
     if restore is not None:
         donors = [restore]
@@ -256,9 +259,9 @@ def _state_transfers(workers: Sequence[Member], servers: int, restore: int | Non
 
 
 def skew(state: ControllerState) -> str:
-    """The positions that are too far apart, in words; empty where they differ by a step at most (rule D1).
+    """The positions that are too far apart, in words; empty where they differ by one step at most (rule D1).
 
-    Who was to take a state and still is where it was has not taken it; the others cannot have gone on without it.
+    A recipient that is where it was has not taken its state; the others cannot have gone on without it.
     """
     generation = state.generation
     assert generation is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def place(shards: int, workers: int) -> tuple[tuple[int, ...], ...]:
+def assign_shards(shards: int, workers: int) -> tuple[tuple[int, ...], ...]:
     """For each rank the shards it hosts: every shard once, sizes that differ by at most one, larger shares first.
 
     Raises ValueError when a worker would be left without a shard.

@@ -1,7 +1,7 @@
-"""A server's whole life in a run.
+"""A server's part in a run.
 
-A server hosts no shards and only adds (topology parameter_server, rule D5). It knows of the run the facts that the workers
-agreed on and the run state, which it follows by hearing every vote.
+A server hosts no shards and only adds (topology parameter_server, rule D5). It knows the run manifest that the workers agreed
+on, and keeps the run state up to date from every vote.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from orchestrator.transports.base import Regions
 
 
 class Server:
-    """`prepare` and `run` are called from the compute thread, as a worker's."""
+    """A member that only adds. `prepare` and `run` are called from the compute thread, as a worker's are."""
 
     def __init__(self, plan: Plan, regions: Regions, services: ProcessServices | None = None) -> None:
         self._plan = plan
@@ -43,13 +43,13 @@ class Server:
 
     @property
     def position(self) -> Position | None:
-        """None before it has heard where the run is, in each generation anew."""
+        """None until it has been given the run state, in each generation anew."""
         return None if self._loop is None else self._loop.run_state.position
 
     def run(self, generation: Generation, rank: int, connect: Connect, run_manifest: Mapping[str, Any]) -> Ended:
-        """Live one generation: take part in every step and every evaluation.
+        """Take part in one generation: every step and every evaluation.
 
-        It forgets where it was in the one before: with no worker left that was there, the run begins anew.
+        Nothing is kept from the generation before: if no worker of it is left, the run begins anew.
         """
         plan, heartbeat = self._plan, self._services.heartbeat
         deadline_s = plan.cluster.timeouts.deadline_s
@@ -66,7 +66,7 @@ class Server:
                 state, _ = state_transfer.take(transport, generation.number, donor, deadline_s)
                 loop.run_state = loop.run_state.resumed(state.values)
             self._loop = loop
-            transport.place = "exchange"
+            transport.activity = "exchange"
             exchange = Exchange(generation.schedule, rank, generation.number, transport, memory, deadline_s)
             lockstep = Lockstep(Adder(), exchange, StepContents.of(plan, run_manifest))
             halted = loop.run(lockstep, exchange, _Listener(), saving=bool(generation.writers))
@@ -79,7 +79,7 @@ class Server:
 
 
 class _Listener:
-    """Implements `engine.loop.Hooks` for who hears everything and has nothing to say."""
+    """The hooks of a member that has nothing to contribute beside the step; implements `engine.execution.loop.Hooks`."""
 
     def running(self) -> None:
         pass

@@ -1,10 +1,9 @@
-"""A member's whole life in a run: prepare once, then run any number of generations; in a Ray actor or in a thread.
+"""A member in a run: it prepares once, then takes part in any number of generations; in a Ray actor or in a thread.
 
 A worker hosts shards, holds a replica and reports the trace; a server (server.py) hosts none and only adds.
 
-What a worker keeps between generations is its position's state: the run state, model and optimizer. Whatever ends a generation,
-and wherever, leaves it in the state of its last committed step, with or without the evaluation after it. A server keeps
-nothing.
+Between generations a worker keeps the run state, the model and the optimizer. However a generation ends, they are in
+the state of the last committed step, with or without the evaluation after it. A server keeps nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ __all__ = ["Ended", "Generation", "ProcessServices", "Server", "Worker"]
 
 
 class Worker:
-    """Built in the compute thread's process; `prepare` and `run` are called from the compute thread."""
+    """A member that hosts shards and holds a replica. `prepare` and `run` are called from the compute thread."""
 
     def __init__(self, plan: Plan, regions: Regions, services: ProcessServices | None = None) -> None:
         self._plan = plan
@@ -64,17 +63,9 @@ class Worker:
             cuda.start()
         self._prepare_thread()
         source = plan.run.pipeline
-        target = find(source.target, source.args)
+        kind = find(source.target, source.args)
         self._services.heartbeat.beat("prepare")
-        self._workload = Workload(
-            target,
-            dict(source.args),
-            seed=plan.run.seed,
-            batch_size=plan.data.batch_size,
-            shards=plan.data.shards,
-            precision=plan.run.compute.precision,
-            staging=self._staging,
-        )
+        self._workload = Workload(kind, plan.run, plan.data, self._staging)
         self._services.heartbeat.beat("prepare")
         self._replica = Replica(self._workload.model, self._staging)
         optimizer = construction.make_optimizer(self._workload.pipeline, self._workload.model, plan)
@@ -105,10 +96,11 @@ class Worker:
         return None if self._state is None else self._state.position
 
     def run(self, generation: Generation, rank: int, connect: Connect, run_manifest: Mapping[str, Any]) -> Ended:
-        """Live one generation: connect, give or take state where the generation says so, then run steps until it ends.
+        """Take part in one generation: connect, give or take state where the generation says so, then run steps until
+        it ends.
 
-        Raises this member's own faults: what a step raises (engine.lockstep, engine.evaluation), what loading a checkpoint
-        raises, MemoryError.
+        Raises this member's own errors: what a step raises (engine.execution.lockstep, engine.compute.evaluation), what
+        loading a checkpoint raises, MemoryError.
         """
         self._prepare_thread()
         if self._state is None:
@@ -123,13 +115,13 @@ class Worker:
         )
 
     def close(self) -> None:
-        """End what this worker has started. Safe to call twice."""
+        """Stop the loader processes. Safe to call twice."""
         if self._loaders is not None:
             self._loaders.close()
         self._loaders = None
 
     def training_data(self) -> Any:
-        """The data set. Not to be read while a generation runs: that may draw random numbers."""
+        """The training data set. Not to be read while a generation runs: that may draw random numbers."""
         return self._workload.training_data
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -142,7 +134,7 @@ class Worker:
         return determinism.prepare_thread(compute.threads, compute.device, tf32=compute.tf32)
 
     def _first_state(self, run_manifest: Mapping[str, Any]) -> WorkerState:
-        """Of a run that is about to begin for this worker."""
+        """The state of a worker that has not taken part in a generation yet."""
         services, writer = self._services, self._services.writer
         timing = Timing(self._plan, services.heartbeat, lambda: writer.busy)
         self._updater.start(run_manifest["steps"])
@@ -183,7 +175,7 @@ class Worker:
         return Ended("finished", self.position, digest=model_digest(self._workload.model))
 
     def _fetch_ahead(self, shards: tuple[int, ...], steps: int) -> None:
-        """Loader processes, where the plan wants them; they outlive generations."""
+        """Have loader processes fetch batches, where the plan wants them; they outlive generations."""
         run, loaders = self._plan.run, self._plan.data.loaders
         if loaders == 0:
             return

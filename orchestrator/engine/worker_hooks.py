@@ -1,6 +1,6 @@
-"""A worker's part in one generation, apart from its steps: arriving with the right state, evaluating, telling, saving.
+"""A worker's part in one generation beside its steps: taking over or giving state, evaluating, reporting, saving.
 
-What it does not do: decide when. The loop says when, alike at every member.
+What it does not do: decide when. The loop decides, equally at every member.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from orchestrator.records import trace
 
 @dataclass
 class WorkerState:
-    """What a worker keeps between generations. has_state: of the run; a fresh worker has only the initial one."""
+    """What a worker keeps between generations. has_state: whether that is a state of the run; a new worker has only the
+    initial one."""
 
     plan: Plan
     services: ProcessServices
@@ -40,11 +41,11 @@ class WorkerState:
         return self.loop.run_state.position if self.has_state else None
 
     def capture(self, run_state: RunState) -> TrainingState:
-        """Views of what is in use."""
+        """The training state, as views of the tensors in use."""
         return self.trainer.capture(run_state.as_dict())
 
     def take_over(self, state: TrainingState) -> None:
-        """Be as far as whoever this state is from. Raises CalledOff; or Inconsistent, where it does not fit; and has changed
+        """Replace the state by this one. Raises CalledOff; or Inconsistent, where it does not fit; and has changed
         nothing then."""
         self.services.await_copied()
         self.loop.run_state = self.loop.run_state.resumed(self.trainer.restore(state))
@@ -52,7 +53,7 @@ class WorkerState:
 
 
 class WorkerHooks:
-    """Implements `engine.execution.loop.Hooks`."""
+    """What a worker does in one generation beside its steps; implements `engine.execution.loop.Hooks`."""
 
     def __init__(self, state: WorkerState, workload: Workload, generation: Generation, rank: int) -> None:
         self._state = state
@@ -63,7 +64,7 @@ class WorkerHooks:
         self.deadline_s = state.plan.cluster.timeouts.deadline_s
 
     def arrive(self, transport: CancellableTransport) -> None:
-        """Load, take and give what this generation says."""
+        """Load, take and give state, as this generation says."""
         generation, restore = self._generation, self._generation.restore
         if restore is not None and restore[0] == self._rank:
             self._services.heartbeat.beat("prepare")
@@ -75,7 +76,7 @@ class WorkerHooks:
                 self._services.emit(entry)
         self._give(transport)
         self._state.has_state = True
-        transport.place = "exchange"
+        transport.activity = "exchange"
 
     def running(self) -> None:
         number, step = self._generation.number, self._state.loop.run_state.steps - 1
@@ -135,5 +136,5 @@ def _is_due(step: int, every: int) -> bool:
 
 
 def _is_of_the_run(entry: Entry) -> bool:
-    """What every worker would tell; not what this one printed."""
+    """Whether every worker would report the same entry; not so what this worker printed."""
     return "trace" in entry or entry.get("event") == "evaluated"

@@ -37,9 +37,9 @@ def test_a_fault_is_an_answer(said: str, remedy: str) -> None:
 
 
 def test_while_a_member_prepares_each_import_is_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    heartbeat = {"place": "prepare", "beats": 3}
+    heartbeat = {"activity": "prepare", "beats": 3}
     before = with_imports(heartbeat)["beats"]
     monkeypatch.setitem(sys.modules, "imported_just_now", sys)
     assert with_imports(heartbeat)["beats"] == before + 1
-    training = {"place": "compute", "beats": 3}
+    training = {"activity": "compute", "beats": 3}
     assert with_imports(training) == training

@@ -530,7 +530,7 @@ def lose(play: Play, heartbeat: Heartbeat | None, *, step: int) -> None:
     begin = play.begin()
     victim, other = begin.members[0], begin.members[1]
     if heartbeat is not None:
-        play(Heartbeat(victim, heartbeat.place, heartbeat.step, heartbeat.shard, heartbeat.beats))
+        play(Heartbeat(victim, heartbeat.activity, heartbeat.step, heartbeat.shard, heartbeat.beats))
     play(Died(victim, ""), Left(other, begin.generation, "called off", (step, 1)))
     if play.state.phase != "ended":
         play(Ready(play.of(Start)[-1].member, FACTS))
@@ -560,11 +560,11 @@ def test_inferred_losses_need_one_more_and_name_the_shards_in_common() -> None:
     assert "step 5, one of the shards 0, 1: 4 workers" in str(play.error())
 
 
-@pytest.mark.parametrize("place", ["exchange", "update", "evaluate", "checkpoint", "state_transfer"])
-def test_losses_outside_of_computing_count_against_no_micro_batch(place: Any) -> None:
+@pytest.mark.parametrize("activity", ["exchange", "update", "evaluate", "checkpoint", "state_transfer"])
+def test_losses_outside_of_computing_count_against_no_micro_batch(activity: Any) -> None:
     play = begun(requirements(spares=1))
     for _ in range(6):
-        lose(play, Heartbeat(0, place, 5, None, 1), step=5)
+        lose(play, Heartbeat(0, activity, 5, None, 1), step=5)
     assert play.state.phase == "running"
     assert play.state.losses == {}
 

@@ -143,7 +143,7 @@ class Run(RuleBasedStateMachine):
         loss all state may be lost, which ends a run too when it happens again and again."""
         self.near_losses += 1
         heartbeat = self.world.heartbeat(process)
-        if heartbeat.place == "compute":
+        if heartbeat.activity == "compute":
             self.at_work[heartbeat.step, heartbeat.shard] += 1
         return self.near_losses <= 9 and self.at_work[heartbeat.step, heartbeat.shard] <= 2
 

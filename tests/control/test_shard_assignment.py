@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.control.shard_assignment import place
+from orchestrator.control.shard_assignment import assign_shards
 
 
 @given(st.integers(1, 300), st.data())
 def test_shards_are_shared_out(shards: int, data: st.DataObject) -> None:
     workers = data.draw(st.integers(1, shards))
-    hosted = place(shards, workers)
+    hosted = assign_shards(shards, workers)
     assert len(hosted) == workers
     assert [shard for own in hosted for shard in own] == list(range(shards))  # contiguous runs, in order of rank
     lengths = [len(own) for own in hosted]
@@ -22,12 +22,12 @@ def test_shards_are_shared_out(shards: int, data: st.DataObject) -> None:
 
 
 def test_some_placements() -> None:
-    assert place(5, 3) == ((0, 1), (2, 3), (4,))
-    assert place(4, 1) == ((0, 1, 2, 3),)
-    assert place(1, 1) == ((0,),)
+    assert assign_shards(5, 3) == ((0, 1), (2, 3), (4,))
+    assert assign_shards(4, 1) == ((0, 1, 2, 3),)
+    assert assign_shards(1, 1) == ((0,),)
 
 
 @pytest.mark.parametrize(("shards", "workers"), [(3, 4), (0, 1), (3, 0), (3, -1), (0, 0)])
 def test_a_worker_without_a_shard_is_refused(shards: int, workers: int) -> None:
     with pytest.raises(ValueError, match=f"{workers} workers cannot share {shards} shards"):
-        place(shards, workers)
+        assign_shards(shards, workers)

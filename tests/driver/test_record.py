@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from orchestrator.driver.record.folders import RunFolder
-from orchestrator.driver.record.record import Record
-from orchestrator.driver.run.outcome import Outcome
+from orchestrator.driver.record.record import Contents, Record
+from orchestrator.driver.report.outcome import Outcome
 from orchestrator.settings import load
 
 ENVIRONMENT = {"packages": {}, "bits": {"packages_sha256": "p"}}
@@ -37,7 +37,7 @@ def record_of(folder: Path, run_id: str) -> tuple[Record, list[str]]:
     told = {"run_id": run_id, "name": "n", "started_ms": 0, "trouble": None}
     tracker: Any = SimpleNamespace(**told, tag=nothing, artifact=nothing, end=ended.append)
     store: Any = SimpleNamespace(of_identity=lambda _: [])
-    record = Record(settings, store, tracker, files, [], [], [], None)
+    record = Record(settings, store, tracker, files, [], Contents([], [], None))
     record.run_manifest = {"initial_parameters": "i"}
     return record, ended
 

@@ -13,11 +13,11 @@ import pytest
 
 from orchestrator.cluster.actors.members import ActorPlacement, Heard
 from orchestrator.cluster.placement.actor_slots import ActorSlots
+from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import EventSink
 from orchestrator.driver.run.job import requirements
 from orchestrator.driver.run.member_directory import MemberDirectory
-from orchestrator.driver.run.outcome import Outcome
 from orchestrator.driver.run.session import RunStart, Session, Startup
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import (
@@ -34,7 +34,7 @@ from orchestrator.settings import load
 
 FACTS = {"steps": 2}
 LINES = [{"step": step, "loss": "0x1.8p+0", "gradient": "00"} for step in range(2)]
-PULSE = {"place": "compute", "step": 0, "shard": 0, "beats": 1}
+PULSE = {"activity": "compute", "step": 0, "shard": 0, "beats": 1}
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Script:
     last_words: dict[int, list[dict[str, Any]]]
     done: list[tuple[Any, ...]] = field(default_factory=list)
     gone: set[int] = field(default_factory=set)
-    last_places: dict[int, dict[str, Any]] = field(default_factory=dict)
+    last_activities: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def hear(self, timeout_s: float) -> Iterator[Heard]:  # noqa: ARG002
         yield next(self.said)
@@ -74,8 +74,8 @@ class Script:
     def pid(self, member: int) -> int | None:
         return 100 + member
 
-    def last_place(self, member: int) -> dict[str, Any] | None:
-        return self.last_places.get(member)
+    def last_activity(self, member: int) -> dict[str, Any] | None:
+        return self.last_activities.get(member)
 
     def save_weights(self, member: int, path: str) -> None:
         self.done.append(("save weights", member, path))
@@ -123,13 +123,13 @@ def play(
     signal: str | None = None,
     gone: set[int] | None = None,
     trouble: str | None = None,
-    last_places: dict[int, dict[str, Any]] | None = None,
+    last_activities: dict[int, dict[str, Any]] | None = None,
     checkpoint: int | None = None,
     catalog: Any = None,
     niceness: int | None = None,
     **before: Any,
 ) -> Played:
-    """A run of two workers. gone: whose process has ended, whether or not Ray has said so; last_places: what the dead were
+    """A run of two workers. gone: whose process has ended, whether or not Ray has said so; last_activities: what the dead were
     doing; niceness: the driver's; checkpoint, before: of a run that is resumed."""
     settings = load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], ["cluster.workers=2"])
     shown: list[str] = []
@@ -140,7 +140,7 @@ def play(
     record: Any = SimpleNamespace(
         memory=None, tracker=tracker, journal=journal, trace=trace, origin=None, describe=lambda *_: ["of a node"]
     )
-    script = Script(iter(said), last_words or {}, gone=gone or set(), last_places=last_places or {})
+    script = Script(iter(said), last_words or {}, gone=gone or set(), last_activities=last_activities or {})
     members: Any = script
     pending_signal = PendingSignal()
     pending_signal.signal = signal
@@ -252,9 +252,9 @@ def test_an_accused_member_whose_process_has_ended_is_lost_before_ray_says_so(tm
 
 def test_what_the_dead_were_doing_is_told_though_nothing_of_theirs_was_heard(tmp_path: Path) -> None:
     """Two of two are lost, one by one and with all state, and then whoever begins anew: the driver has seen no step."""
-    place = {"place": "compute", "step": 1, "shard": 5, "beats": 40}
+    activity = {"activity": "compute", "step": 1, "shard": 5, "beats": 40}
     said = [*BEGIN, DESCRIBED, Heard(1, "died"), left(0, "peer", 1, accuses=1), Heard(0, "died"), prepared(2)]
-    played = play(tmp_path, [*said, Heard(2, "died")], last_places={0: place, 1: place, 2: place})
+    played = play(tmp_path, [*said, Heard(2, "died")], last_activities={0: activity, 1: activity, 2: activity})
     assert isinstance(played.outcome.error, WorkerLost)
     assert "step 1, shard 5: 3 workers in a row were lost while they computed it" in str(played.outcome.error)
     why = [event["why"] for event in played.journal if event["event"] == "worker_lost"]

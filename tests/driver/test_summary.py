@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.driver.report import summary
-from orchestrator.driver.run.outcome import Outcome
+from orchestrator.driver.report.outcome import Outcome
 
 OWN = "sqlite:////project/.orchestrator/mlflow.db"
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 
 from orchestrator.checkpoints.state import TrainingState
-from orchestrator.control.shard_assignment import place
+from orchestrator.control.shard_assignment import assign_shards
 from orchestrator.engine.member.generation import Position
 from orchestrator.engine.member.heartbeat import Activity, Heartbeat
 from orchestrator.engine.worker import Ended, Generation, ProcessServices, Server, Worker
@@ -100,8 +100,8 @@ class Saved:
 
 
 class Writes:
-    """Implements `engine.generation.Writer`. It copies what is steady as late as it may, so whoever changes that too early
-    spoils the checkpoint; then it is busy for as many looks as a test wants."""
+    """A writer that copies what is steady as late as it may, so a change that comes too early spoils the checkpoint; then it
+    is busy for as many looks as a test wants. Implements `engine.member.generation.Writer`."""
 
     def __init__(self, saved: Saved, busy_for: int) -> None:
         self._saved = saved
@@ -145,9 +145,9 @@ class Counted(Heartbeat):
         super().__init__()
         self._meet = meet
 
-    def beat(self, place: Activity, step: int | None = None, shard: int | None = None) -> None:
+    def beat(self, activity: Activity, step: int | None = None, shard: int | None = None) -> None:
         self._meet()
-        super().beat(place, step, shard)
+        super().beat(activity, step, shard)
 
 
 class Scripted:
@@ -234,7 +234,7 @@ class Member:
 
 
 class Elastic:
-    """One run, from its first generation to its end. facts of all workers have to agree, whenever they come."""
+    """One run, from its first generation to its end. The run manifests of all workers have to agree."""
 
     def __init__(
         self,
@@ -310,7 +310,7 @@ class Elastic:
         generation = Generation(
             self.generations,
             build_schedule(self._layout.topology, len(workers), **self.settings.topology.options),
-            place(self.settings.data.shards, len(workers)),
+            assign_shards(self.settings.data.shards, len(workers)),
             tuple(behind),
             restore,
             tuple(range(0, len(workers), 2)),

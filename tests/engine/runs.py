@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from orchestrator.control.shard_assignment import place
+from orchestrator.control.shard_assignment import assign_shards
 from orchestrator.engine.worker import Ended, Generation, ProcessServices, Server, Worker
 from orchestrator.pipeline import Pipeline
 from orchestrator.plan.resolve import resolve
@@ -179,7 +179,7 @@ def members_end(
 
 
 class _Members:
-    """The members of one run, prepared; their facts have to agree, as the controller wants."""
+    """The members of one run, prepared; their run manifests have to agree, as the controller wants."""
 
     def __init__(self, settings: Settings, wire: Wire = Hub.transport) -> None:
         self._wire = wire
@@ -198,7 +198,9 @@ class _Members:
         run_manifest = [member.prepare() for member in self.members]
         assert all(other == run_manifest[0] for other in run_manifest[: self._schedule.workers])
         self._run_manifest = run_manifest[0]
-        self._generation = Generation(0, self._schedule, place(settings.data.shards, settings.cluster.workers.start))
+        self._generation = Generation(
+            0, self._schedule, assign_shards(settings.data.shards, settings.cluster.workers.start)
+        )
 
     def run(self) -> list[End]:
         with ThreadPoolExecutor(self._schedule.members) as pool:

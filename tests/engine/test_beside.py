@@ -17,7 +17,7 @@ from torch import nn
 from orchestrator.checkpoints.catalog import Catalog, load
 from orchestrator.checkpoints.state import TrainingState
 from orchestrator.checkpoints.writer import Writer
-from orchestrator.control.shard_assignment import place
+from orchestrator.control.shard_assignment import assign_shards
 from orchestrator.engine.member.heartbeat import Heartbeat
 from orchestrator.engine.worker import Ended, Generation, ProcessServices, Worker
 from orchestrator.errors import PipelineRaised
@@ -76,7 +76,7 @@ class Scene:
 
     def run(self, number: int = 0) -> Ended:
         restore = None if self._restored is None else (0, "there")
-        shards = place(self._settings.data.shards, 1)
+        shards = assign_shards(self._settings.data.shards, 1)
         generation = Generation(number, build_schedule("ring", 1), shards, (), restore, (0,))
         return self.worker.run(generation, 0, lambda: Hub(1).transport(0, self._regions), self._run_manifest)
 
@@ -117,7 +117,7 @@ def test_the_update_waits_until_the_state_is_copied(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(Visited, "visit", lambda _: scene.writer._copy is None or held.begun.wait(PATIENCE_S))
         running = pool.submit(scene.run)
         assert scene.heartbeat.waiting.wait(PATIENCE_S)
-        assert scene.heartbeat.snapshot()["place"] == "update"
+        assert scene.heartbeat.snapshot()["activity"] == "update"
         assert scene.trace() == undisturbed.trace()[:SAVED]
         parameters = dict(scene.worker._workload.model.named_parameters())
         saved = undisturbed.checkpoint(SAVED).tensors

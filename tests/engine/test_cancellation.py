@@ -49,7 +49,7 @@ def test_a_call_off_ends_a_wait_and_the_member_says_farewell() -> None:
         ended = ending.result()
     assert (ended.kind, ended.position, ended.accuses) == ("called off", (4, 1), None)
     assert ended.as_answer()["left"] == "called off"
-    assert heartbeat.snapshot()["place"] == "idle"
+    assert heartbeat.snapshot()["activity"] == "idle"
     with pytest.raises(PeerLeft):
         hub.transport(1).receive(0, TAG, PATIENCE_S)
 

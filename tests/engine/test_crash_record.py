@@ -14,23 +14,23 @@ from orchestrator.engine.member.crash_record import CrashRecord, CrashRecordRead
 from orchestrator.engine.member.heartbeat import Heartbeat
 
 
-def test_it_tells_the_last_place_of_a_process_that_was_killed() -> None:
+def test_it_tells_the_last_activity_of_a_process_that_was_killed() -> None:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_beat_and_be_killed, args=(there,))
     process.start()
-    box = CrashRecordReader(*here.recv())
-    assert box.last() is None
+    record = CrashRecordReader(*here.recv())
+    assert record.last() is None
     here.send("go on")
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    assert box.last() == {"place": "compute", "step": 2**40, "shard": 3, "beats": 2001}
+    assert record.last() == {"activity": "compute", "step": 2**40, "shard": 3, "beats": 2001}
 
 
 def _beat_and_be_killed(pipe: Connection) -> None:
-    box = CrashRecord()
-    heartbeat = Heartbeat(box.note)
-    pipe.send((os.getpid(), box.fd))
+    record = CrashRecord()
+    heartbeat = Heartbeat(record.note)
+    pipe.send((os.getpid(), record.fd))
     pipe.recv()
     for step in range(1000):
         heartbeat.beat("update", step)
@@ -40,9 +40,9 @@ def _beat_and_be_killed(pipe: Connection) -> None:
 
 
 def test_it_tells_what_the_pulse_tells() -> None:
-    box = CrashRecord()
-    heartbeat = Heartbeat(box.note)
-    found = CrashRecordReader(os.getpid(), box.fd)
+    record = CrashRecord()
+    heartbeat = Heartbeat(record.note)
+    found = CrashRecordReader(os.getpid(), record.fd)
     heartbeat.enter(0)
     assert found.last() == heartbeat.snapshot()
     heartbeat.beat("compute", 0, 0)
@@ -52,16 +52,16 @@ def test_it_tells_what_the_pulse_tells() -> None:
 
 
 def test_a_note_that_death_cut_off_is_not_told() -> None:
-    box = CrashRecord()
-    found = CrashRecordReader(os.getpid(), box.fd)
-    box.note("update", 6, None)
+    record = CrashRecord()
+    found = CrashRecordReader(os.getpid(), record.fd)
+    record.note("update", 6, None)
     with pytest.raises(TypeError):
-        box.note("compute", 7, "cut off")  # type: ignore[arg-type]
-    assert found.last() == {"place": "update", "step": 6, "shard": None, "beats": 1}
+        record.note("compute", 7, "cut off")  # type: ignore[arg-type]
+    assert found.last() == {"activity": "update", "step": 6, "shard": None, "beats": 1}
 
 
-def test_what_is_no_black_box_is_not_read(tmp_path: Path) -> None:
-    with (tmp_path / "file").open("w") as other, pytest.raises(FileNotFoundError, match="is no black box"):
+def test_what_is_no_crash_record_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("w") as other, pytest.raises(FileNotFoundError, match="is no crash record"):
         CrashRecordReader(os.getpid(), other.fileno())
     with pytest.raises(FileNotFoundError):
         CrashRecordReader(os.getpid(), 10_000)

@@ -10,14 +10,14 @@ from orchestrator.engine.member.heartbeat import CalledOff, Halt, Heartbeat
 def test_a_beat_says_where_and_counts() -> None:
     heartbeat = Heartbeat()
     before = heartbeat.snapshot()
-    assert (before["place"], before["beats"]) == ("prepare", 0)
+    assert (before["activity"], before["beats"]) == ("prepare", 0)
     heartbeat.enter(3)
     heartbeat.beat("compute", 7, 2)
-    assert heartbeat.snapshot() == {"place": "compute", "step": 7, "shard": 2, "beats": 2}
+    assert heartbeat.snapshot() == {"activity": "compute", "step": 7, "shard": 2, "beats": 2}
     heartbeat.check()  # which is no beat
     assert heartbeat.snapshot()["beats"] == 2
     heartbeat.rest()
-    assert heartbeat.snapshot()["place"] == "idle"
+    assert heartbeat.snapshot()["activity"] == "idle"
 
 
 def test_a_call_off_ends_that_generation_and_earlier_ones_only() -> None:

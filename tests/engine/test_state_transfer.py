@@ -71,7 +71,7 @@ def test_what_came_altered_is_not_taken(back: int) -> None:
     pieces = _pieces()
     hub = Hub(2)
     state_transfer.give(Altering(hub.transport(0), pieces - back), 0, [1], STATE, ENTRIES, PATIENCE_S)
-    with pytest.raises(PeerLost, match="member 0: the state that it handed over came altered"):
+    with pytest.raises(PeerLost, match="member 0: the state that it sent arrived altered"):
         state_transfer.take(hub.transport(1), 0, 0, PATIENCE_S)
 
 

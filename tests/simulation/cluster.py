@@ -74,7 +74,7 @@ class Member(Process):
     actor: Any = None
     ready: bool = False
     stuck: bool = False
-    place: dict[str, Any] | None = None  # in its black box
+    last_beat: dict[str, Any] | None = None  # in its crash record
     hubs: list[tuple[Hub, int]] = field(default_factory=list)
     calls: dict[str, list[tuple[float, Callable[[], None]]]] = field(default_factory=dict)
     pending: list[Reference] = field(default_factory=list)
@@ -134,7 +134,7 @@ class Cluster:
         """heard: whether what it answered comes through."""
         if not member.alive:
             return
-        self.tell(f"{member.name} dies at {member.position}, {member.place}")
+        self.tell(f"{member.name} dies at {member.position}, {member.last_beat}")
         member.alive = False
         for hub, rank in member.hubs:
             hub.kill(rank)
@@ -380,7 +380,7 @@ class Found:
             raise FileNotFoundError("its process has ended")
 
     def last(self) -> dict[str, Any] | None:
-        return self._member.place
+        return self._member.last_beat
 
 
 class Beating(heartbeat.Heartbeat):
@@ -389,14 +389,14 @@ class Beating(heartbeat.Heartbeat):
         self._member = cluster.here()
         super().__init__(self._remember)
 
-    def beat(self, place: heartbeat.Activity, step: int | None = None, shard: int | None = None) -> None:
+    def beat(self, activity: heartbeat.Activity, step: int | None = None, shard: int | None = None) -> None:
         self._cluster.meet(self._member)
-        super().beat(place, step, shard)
+        super().beat(activity, step, shard)
         self._cluster.misfortune.beats(self._member)
 
-    def _remember(self, place: heartbeat.Activity, step: int | None, shard: int | None) -> None:
+    def _remember(self, activity: heartbeat.Activity, step: int | None, shard: int | None) -> None:
         if self._member.alive:  # and not while its thread unwinds
-            self._member.place = {"place": place, "step": step, "shard": shard, "beats": self._beats}
+            self._member.last_beat = {"activity": activity, "step": step, "shard": shard, "beats": self._beats}
 
 
 class Store:

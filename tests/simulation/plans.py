@@ -179,11 +179,11 @@ class Chance(Misfortune):
         getattr(self, f"_{self._dice.choice(_KINDS)}")(member)
 
     def beats(self, member: Member) -> None:
-        place = None if member.place is None else member.place["place"]
-        if self._left > 0 and place in _BUSY and self._dice.random() < self._rate / 4 and self._may_stall():
+        activity = None if member.last_beat is None else member.last_beat["activity"]
+        if self._left > 0 and activity in _BUSY and self._dice.random() < self._rate / 4 and self._may_stall():
             self._left -= 1
             member.stuck = True
-            self.cluster.tell(f"{member.name} is stuck {member.place}")
+            self.cluster.tell(f"{member.name} is stuck {member.last_beat}")
             self.cluster.schedule.wait_for(lambda: False)
 
     def stores(self, verb: str) -> None:

@@ -27,11 +27,11 @@ from orchestrator.checkpoints.catalog import Catalog
 from orchestrator.cluster.actors.members import ActorPlacement
 from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.commands import resume
+from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import EventSink
 from orchestrator.driver.run.job import requirements
 from orchestrator.driver.run.member_directory import MemberDirectory
-from orchestrator.driver.run.outcome import Outcome
 from orchestrator.driver.run.session import RunStart, Session, Startup
 from orchestrator.errors import CheckpointDamaged, ClusterUnavailable, Interrupted, Stalled, WorkerLost
 from orchestrator.plan import Plan as ResolvedPlan

@@ -1,6 +1,7 @@
-"""A member's way to the checkpoints of its run, opened when a generation first says where they lie.
+"""How a member reads and writes the checkpoints of its run.
 
-A member prepares while the driver still opens the record of the run, so the place is not known when the member is built.
+A member prepares while the driver still opens the record of the run, so where the checkpoints lie is not known when the
+member is built; `open` is called by the first generation that names the location.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from orchestrator.errors import CheckpointDamaged
 
 
 class CheckpointClient:
-    """Implements `engine.generation.Writer`, and `load` for its Host. emit: takes what is said of the parts."""
+    """Reads and writes the checkpoints of one member; implements `engine.member.generation.Writer`, and `load` of its
+    ProcessServices. emit: receives the events about written parts."""
 
     def __init__(self, emit: Callable[[dict[str, Any]], None]) -> None:
         self._emit = emit
@@ -24,7 +26,7 @@ class CheckpointClient:
         self._writer: Writer | None = None
 
     def open(self, place: str) -> None:
-        """Raises ConfigurationError for a place that cannot be one."""
+        """Use this location. Raises ConfigurationError where it cannot hold checkpoints."""
         if self._storage is None:
             self._storage = open_storage(place)
             self._writer = Writer(self._storage, self._emit)
@@ -44,7 +46,8 @@ class CheckpointClient:
         return self._writer is None or self._writer.wait(timeout_s)
 
     def load(self, step: str) -> TrainingState:
-        """Of the checkpoint of that step, every byte verified. Raises CheckpointDamaged, also where it cannot be read."""
+        """The state in the checkpoint of that step, with every byte verified. Raises CheckpointDamaged, also where it
+        cannot be read."""
         assert self._storage is not None
         try:
             return load(self._storage, read(self._storage, int(step)))

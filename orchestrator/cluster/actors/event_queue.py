@@ -1,4 +1,4 @@
-"""What an actor has to tell, kept until the driver has it: a list with a number for each entry, read by long polling."""
+"""The events of an actor, kept until the driver has received them: a numbered list that is read by long polling."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Entry = dict[str, Any]
 
 
 class EventQueue:
-    """Written by the compute thread, read by the actor's control thread."""
+    """A queue of numbered entries, written by the compute thread and read by the actor's control thread."""
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
@@ -19,20 +19,20 @@ class EventQueue:
         self._changed = threading.Condition()
 
     def put(self, entry: Entry, *, urgent: bool = False) -> None:
-        """urgent: what waits to gather more goes at once."""
+        """Append an entry. urgent: send it at once, and with it what still waits for more to be sent together."""
         with self._changed:
             self._entries.append(entry)
             self._urgent = self._urgent or urgent
             self._changed.notify_all()
 
     def kept(self) -> list[Entry]:
-        """What the driver may not have yet."""
+        """The entries that the driver may not have received yet."""
         with self._changed:
             return list(self._entries)
 
     def take(self, after: int, wait_s: float, gather_s: float) -> list[Entry]:
-        """Forget the entries before number `after`, which the driver has; wait up to `wait_s` for others, then `gather_s`
-        more, so that a fast run sends many at once; return them."""
+        """Forget the entries before number `after`, which the driver has; wait up to `wait_s` for others, then
+        `gather_s` more, so that a fast run sends many at once; return them."""
         with self._changed:
             del self._entries[: max(0, after - self._first)]
             self._first = max(self._first, after)
@@ -43,7 +43,7 @@ class EventQueue:
 
 
 class Printed:
-    """A text stream that puts whole lines into an event_queue: what the user's code prints must reach the user."""
+    """A text stream that puts whole lines into an event queue, since what the user's code prints has to reach the user."""
 
     encoding = "utf-8"
     errors = "replace"

@@ -1,8 +1,8 @@
 """A member that hears nothing from its driver for `cluster.lease_s` ends itself (rule C6).
 
-The driver polls every member all the time, so silence means that it is gone, or that the network between them is. A thread of
-its own looks, because the compute thread may be stuck; and when that thread itself was held up (the process was stopped, or
-user code held the interpreter), the silence is its own fault, and the driver gets another lease to be heard in.
+The driver polls every member all the time, so silence means that the driver or the network between them is gone. A
+separate thread watches, because the compute thread may be stuck. When that thread itself was held up (the process was
+stopped, or user code held the interpreter), the time does not count, and a new lease begins.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EXIT_CODE = 75
 
 
 class Silence:
-    """How long the driver has not been heard: a pure account, all times from its caller."""
+    """How long the driver has not been heard; pure, all times are passed in by the caller."""
 
     def __init__(self, seconds: float, now: float) -> None:
         self.pause_s = seconds / _LOOKS
@@ -29,7 +29,7 @@ class Silence:
         self._heard = now
 
     def is_over(self, now: float) -> bool:
-        """Whether the lease is. Asked every `pause_s`; if that was not possible, the account begins anew."""
+        """Whether the lease has run out. Asked every `pause_s`; after a longer pause the lease begins anew."""
         if now - self._looked > _HELD_UP * self.pause_s:
             self._heard = now
         self._looked = now
@@ -37,7 +37,7 @@ class Silence:
 
 
 class Lease:
-    """Running from its construction. expire: what happens at the end."""
+    """A lease that runs from its construction. expire: called when it runs out."""
 
     def __init__(self, seconds: float, expire: Callable[[], None] = lambda: os._exit(_EXIT_CODE)) -> None:
         self._silence = Silence(seconds, time.monotonic())

@@ -37,23 +37,25 @@ _URGENT = "generation_running"  # what tells that a recovery is over does not wa
 
 
 def _hide_gpus() -> None:
-    """Those that are not set aside for this member, which Ray does for some only: what a pipeline computes on a GPU that nobody
-    records cannot be repeated. To be called before torch is imported."""
+    """Hide the GPUs that are not set aside for this member, which Ray does for some only: what a pipeline computes on a
+    GPU that is not recorded cannot be repeated. To be called before torch is imported."""
     if not ray.get_runtime_context().get_accelerator_ids()["GPU"]:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def with_imports(heartbeat: Answer) -> Answer:
-    """A heartbeat in which each imported module is a beat while the member prepares: on a busy machine importing torch alone
-    takes minutes, in which nothing else moves."""
+    """The heartbeat, with one beat more for each imported module while the member prepares: on a busy machine importing
+    torch alone takes minutes, in which nothing else would show progress."""
     return (
-        {**heartbeat, "beats": heartbeat["beats"] + len(sys.modules)} if heartbeat["place"] == "prepare" else heartbeat
+        {**heartbeat, "beats": heartbeat["beats"] + len(sys.modules)}
+        if heartbeat["activity"] == "prepare"
+        else heartbeat
     )
 
 
 class MemberActor:
-    """One member's process. project: the folder from which the pipeline is imported; None for the copy that Ray has made
-    the working directory already."""
+    """One member's process: a worker or a server, with its event queue and its lease. project: the folder from which
+    the pipeline is imported; None where Ray has already made a copy the working directory."""
 
     def __init__(self, role: Role, plan: Plan, secret: bytes, project: str | None) -> None:
         _hide_gpus()
@@ -79,13 +81,13 @@ class MemberActor:
         return self._answer(self._prepare)
 
     def run(self, generation: Generation, rank: int, peers: dict[int, Any], run_manifest: dict[str, Any]) -> Answer:
-        """Live a generation: how it ended (`engine.member.generation.Ended`)."""
+        """Take part in a generation; returns how it ended (`engine.member.generation.Ended`)."""
         answer = self._answer(lambda: self._run(generation, rank, peers, run_manifest))
         return {**answer, "generation": generation.number}
 
     @ray.method(concurrency_group="control")
     def take(self, after: int, wait_s: float, gather_s: float) -> dict[str, Any]:
-        """Long poll for entries of the event queue (see there), and the member's heartbeat."""
+        """Long poll for entries of the event queue (see there), together with the member's heartbeat."""
         self._lease.renew()
         return {
             "entries": self._event_queue.take(after, wait_s, gather_s),
@@ -94,12 +96,12 @@ class MemberActor:
 
     @ray.method(concurrency_group="control")
     def ask(self, what: Literal["regroup", "stop", "save"]) -> None:
-        """Have this put to the vote at the next step boundary."""
+        """Ask for this at the vote of the next step boundary."""
         self._heartbeat.ask(what)
 
     @ray.method(concurrency_group="control")
     def call_off(self, generation: int) -> None:
-        """Leave this generation, wherever in it this member is."""
+        """Leave this generation, at whatever point this member is."""
         self._heartbeat.call_off(generation)
         self._listener.cancel(generation)
 
@@ -123,7 +125,7 @@ class MemberActor:
             save_file(self._member.state(), path)
 
     def read_weights(self, offset: int, limit: int) -> bytes:
-        """A piece of what is kept; it is let go with the piece at its end, which is empty."""
+        """A piece of the weights kept in memory; they are released with the last piece, which is empty."""
         piece = self._weights[offset : offset + limit]
         if not piece:
             self._weights = b""

@@ -1,4 +1,4 @@
-"""The driver's side of the actors: start them, wait for whatever happens next, speak to them, end them."""
+"""The driver's side of the actors: start them, wait for what they report, call them, end them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ _PIECE_BYTES = 32 * 2**20
 
 @dataclass(frozen=True)
 class ActorPlacement:
-    """project: the folder in which the member works, None for a carried copy; options: for `ray.remote`."""
+    """Where and how a member's actor is started. project: the folder in which it works, None for a copy that Ray
+    unpacks; options: for `ray.remote`."""
 
     project: str | None
     options: Mapping[str, Any]
@@ -41,8 +42,8 @@ Kind = Literal["prepared", "ran", "entries", "described", "died"]
 
 @dataclass(frozen=True)
 class Heard:
-    """An answer to `prepare` or `run`, entries of the event queue with the member's heartbeat, or the news that the member died
-    (`why`: in Ray's words)."""
+    """Something that came from a member: an answer to `prepare` or `run`, entries of its event queue with its
+    heartbeat, or its death (`why`: Ray's message)."""
 
     member: int
     kind: Kind
@@ -62,10 +63,7 @@ class _Member:
 
 
 class Members:
-    """The members of a run, by id.
-
-    secret: what they prove to each other.
-    """
+    """All members of a run, by id. secret: with which they authenticate to each other."""
 
     def __init__(self, plan: Plan, secret: bytes) -> None:
         options: dict[str, Any] = {"max_restarts": 0, "concurrency_groups": {"control": 3}}
@@ -84,7 +82,7 @@ class Members:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End all of them; a Ray that outlives the run must not keep them."""
+        """End all members; a Ray that outlives the run must not keep them."""
         for member in self._members.values():
             with contextlib.suppress(Exception):  # of a Ray that is gone
                 ray.kill(member.actor, no_restart=True)
@@ -97,18 +95,18 @@ class Members:
         self._poll(member)
 
     def run(self, member: int, generation: Generation, rank: int, peers: dict[int, Any], run_manifest: Any) -> None:
-        """Have it live a generation; "ran" is heard when it has ended for this member. The entries of rank 0 are wanted at
-        once; the others' may wait."""
+        """Have the member take part in a generation; "ran" is heard when it has ended for this member. The entries of
+        rank 0 are wanted at once; the others' may wait."""
         if rank == 0:
             self._eager = member
         self._ask(member, "ran", self._members[member].actor.run.remote(generation, rank, peers, run_manifest))
 
     def pid(self, member: int) -> int | None:
-        """Of its process; None before it has said so."""
+        """The id of its process; None before the member has reported it."""
         return self._members[member].pid
 
     def is_gone(self, member: int) -> bool:
-        """Whether its process has ended: seen at once where it lived on this node, while Ray's news takes its time."""
+        """Whether its process has ended; on this node that is seen at once, while Ray reports it later."""
         known = self._members[member]
         if known.pid is None or known.node != this_node():
             return False
@@ -119,17 +117,17 @@ class Members:
         except OSError:
             return False
 
-    def last_place(self, member: int) -> Mapping[str, Any] | None:
-        """Where a dead member was in the end, as its heartbeat would have said; None where that cannot be known."""
+    def last_activity(self, member: int) -> Mapping[str, Any] | None:
+        """What a dead member did last, in the form of its heartbeat; None where that cannot be known."""
         crash_record = self._members[member].crash_record
         return None if crash_record is None else crash_record.last()
 
     def ask(self, member: int, what: str) -> None:
-        """Have "regroup", "stop" or "save" put to the vote."""
+        """Have the member ask for "regroup", "stop" or "save" at its next vote."""
         self._members[member].actor.ask.remote(what)
 
     def describe(self, member: int, origin: str | None) -> None:
-        """Have it say what its process is made of; "described" is heard."""
+        """Have the member report what its process is made of; "described" is heard."""
         self._ask(member, "described", self._members[member].actor.describe.remote(origin))
 
     def profile(self, member: int) -> dict[str, Any] | None:
@@ -169,7 +167,7 @@ class Members:
             raise _unwritten(path, error) from error
 
     def hear(self, timeout_s: float) -> Iterator[Heard]:
-        """Whatever came within `timeout_s`; nothing when nothing came."""
+        """Whatever came within `timeout_s`; an empty list when nothing came."""
         if not self._waiting:
             return
         ready, _ = ray.wait(list(self._waiting), num_returns=1, timeout=timeout_s)
@@ -186,7 +184,7 @@ class Members:
             yield self._heard(member, kind, answer)
 
     def drain(self, member: int) -> list[dict[str, Any]]:
-        """What the member still has to say after its last answer."""
+        """The entries that are still in the member's queue after its last answer."""
         known = self._members[member]
         try:
             answer: dict[str, Any] = ray.get(known.actor.take.remote(known.seen, 0.0, 0.0), timeout=_DRAIN_S)

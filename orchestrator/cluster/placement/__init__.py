@@ -1,1 +1,1 @@
-"""Where members live: resources, nodes, the project's files there."""
+"""Where members run: resources, nodes, the project's files on them."""

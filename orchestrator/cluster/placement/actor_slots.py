@@ -1,8 +1,10 @@
-"""Which place each member lives in: a reserved one, again when its member is gone; beyond those, wherever there is room.
+"""Which slot each member gets: a reserved one, used again when its member is gone; beyond those, wherever there is
+room.
 
-A run's first members get a placement group with a seat for each. A replacement takes the seat of a lost member, whose CPUs
-are free again; where its node is gone, Ray moves the seat to another node that has room. Members beyond the reserved seats
-(a range of workers that grows with the cluster) are started by Ray whenever a node has room for them.
+A run's first members get a placement group with a bundle for each. A replacement takes the bundle of a lost member,
+whose CPUs are free again; where its node is gone, Ray moves the bundle to another node that has room. Members beyond
+the reserved bundles (a range of workers that grows with the cluster) are started by Ray whenever a node has room for
+them.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from orchestrator.cluster.actors.members import ActorPlacement
 
 
 class ActorSlots:
-    """places: the reserved ones; elsewhere: for everybody else."""
+    """The slots of a run's members. places: the reserved ones; elsewhere: for all further members."""
 
     def __init__(self, places: Sequence[ActorPlacement], elsewhere: ActorPlacement) -> None:
         self._free = list(reversed(places))
@@ -21,14 +23,14 @@ class ActorSlots:
         self._taken: dict[int, ActorPlacement] = {}
 
     def take(self, member: int) -> ActorPlacement:
-        """A place for a new member."""
+        """The slot for a new member."""
         if not self._free:
             return self._elsewhere
         self._taken[member] = self._free.pop()
         return self._taken[member]
 
     def leave(self, member: int) -> None:
-        """The member is no more."""
+        """The member is gone, and its slot is free again."""
         place = self._taken.pop(member, None)
         if place is not None:
             self._free.append(place)

@@ -32,8 +32,8 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Workspace:
-    """Where the members of a node work. project: None for the carried copy, which Ray makes their working directory;
-    runtime_env: Ray's."""
+    """Where the members of a node work. project: None for a copy, which Ray makes their working directory; runtime_env:
+    Ray's."""
 
     project: str | None
     runtime_env: Mapping[str, Any]
@@ -50,7 +50,7 @@ class Project:
 
 
 def prepare_workspaces(project: Project, nodes: Iterable[Node], say: Callable[[str], None]) -> dict[str, Workspace]:
-    """The ground of each node, by its id. say: told what is carried and why. Raises ClusterUnavailable."""
+    """The workspace of each node, by node id. say: told what is copied and why. Raises ClusterUnavailable."""
     every = {node.id: node for node in nodes}
     expected = node_tree.capture(project.path, project.inputs)
     in_place = Workspace(str(project.path), {"env_vars": environment.of_workers()})
@@ -104,7 +104,7 @@ def _refuse(problems: Mapping[str, list[str]], nodes: Mapping[str, Node]) -> Non
 
 
 def _survey(project: Project, nodes: Iterable[Node], workspace: Workspace) -> dict[str, Tree | RayError]:
-    """What each node has on that ground; an error where the question itself could not be asked."""
+    """What each node has in that workspace; an error where the node could not be asked."""
     task: Any = ray.remote(num_cpus=0, max_retries=0, runtime_env=dict(workspace.runtime_env))(_look)
     waiting = {}
     for node in nodes:
@@ -132,7 +132,7 @@ def _survey(project: Project, nodes: Iterable[Node], workspace: Workspace) -> di
 
 
 def _look(project: str | None, inputs: list[str]) -> dict[str, Any]:
-    """Runs on the node."""
+    """What this node has; runs on the node."""
     return asdict(node_tree.capture(Path.cwd() if project is None else Path(project), inputs, git=project is not None))
 
 

@@ -25,7 +25,7 @@ _PARTS = 10_000  # Ray counts resources in ten-thousandths
 
 @dataclass(frozen=True)
 class Need:
-    """members, each with that much; together: all on one node."""
+    """The resources that a run needs: members, each with that much; together: all on one node."""
 
     members: int
     cpus: float
@@ -62,7 +62,7 @@ class Node:
 
 @dataclass(frozen=True)
 class ActorSlot:
-    """Where a member lives. options: for `ray.remote`."""
+    """A reserved bundle in which a member is started. options: for `ray.remote`."""
 
     node: Node
     options: Mapping[str, Any]

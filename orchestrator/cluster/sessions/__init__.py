@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class RaySession(AbstractContextManager["RaySession"], Protocol):
-    """A Ray, in use within the block."""
+    """A Ray that is in use within the block."""
 
     def trouble(self) -> str | None:
-        """What is wrong with it, if anything is: then nothing goes on."""
+        """What is wrong with this Ray, so that the run cannot go on; None while it works."""

@@ -38,7 +38,7 @@ def prepare_environment(address: str | None) -> None:
 
 
 def enter(address: str, **options: Any) -> None:
-    """`ray.init` without a word on the terminal, and with our handlers of signals. Raises what Ray raises."""
+    """`ray.init` without output on the terminal, and with our signal handlers. Raises what Ray raises."""
     import ray
 
     logging.getLogger("ray").setLevel(logging.ERROR)
@@ -48,7 +48,8 @@ def enter(address: str, **options: Any) -> None:
 
 @contextlib.contextmanager
 def patient(seconds: float) -> Iterator[None]:
-    """A private Ray that is started within this waits so long for its own processes; what the user has set stands."""
+    """A private Ray that is started within this block waits this long for its own processes; values that the user has
+    set are kept."""
     ours = {name: str(math.ceil(seconds) * unit) for name, unit in _PATIENCE.items() if name not in os.environ}
     os.environ.update(ours)
     try:
@@ -81,5 +82,5 @@ def _handlers_left_alone() -> contextlib.AbstractContextManager[None]:
 
 
 def of_workers() -> dict[str, str]:
-    """What has to be in force in a worker before it imports torch: on other nodes nothing is inherited."""
+    """The variables that must be set in a worker before it imports torch: on other nodes nothing is inherited."""
     return {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}

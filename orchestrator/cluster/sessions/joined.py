@@ -1,9 +1,9 @@
-"""A Ray that runs already, joined for one run and left as it was: nothing of it is started and nothing stopped.
+"""A Ray that runs already and is joined for one run: nothing of it is started or stopped.
 
-The driver has to run on one of its nodes, because Ray attaches a driver to the node it runs on. Whether a
-gRPC server listens at the address is tried first, because Ray itself goes on trying for minutes. For the same reason the head
-is called all the time while the run lasts: Ray waits a minute for it to come back, and then ends the driver's process. With the
-raylet of its own node a driver loses all its members, wherever they are, and cannot start another one.
+The driver has to run on one of its nodes, because Ray attaches a driver to the node it runs on. Whether a gRPC server
+listens at the address is tried first, because Ray itself goes on trying for minutes. For the same reason the head is
+called regularly while the run lasts: Ray waits a minute for it to come back, and then ends the driver's process. A
+driver that loses the raylet of its own node loses all its members, wherever they are, and cannot start others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 
 
 
 class JoinedRay:
-    """A context manager of the shape of LocalRay. address: host:port of the head, as `ray start --head` prints it."""
+    """A Ray that was joined; implements RaySession. address: host:port of the head, as `ray start --head` prints it."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -57,7 +57,8 @@ class JoinedRay:
         return self
 
     def trouble(self) -> str | None:
-        """That its head or this node's raylet is gone. Other nodes may go; the members that are lost with them tell."""
+        """An error text when the head or this node's raylet is gone. The loss of another node is not one: its members
+        are lost, and reported as such."""
         if self._in_vain >= _CALLS:
             return f"the head of the Ray at {self._address} is gone: {self._in_vain} calls in a row were in vain"
         if self._raylet is not None and _has_ended(self._raylet):
@@ -98,7 +99,7 @@ def _pidfd_of_raylet() -> int | None:
 
 
 def _tells_of_the_other_side(error: OSError) -> bool:
-    """And not of this one, as having no descriptor or no port left."""
+    """Whether the error is one of the other side, and not of this one, such as no descriptor or no port left."""
     return isinstance(error, ConnectionError | TimeoutError) or error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 

@@ -32,9 +32,12 @@ _SOCKET_PATH_LIMIT = 40  # characters of the folder; Ray adds some 65, and a Uni
 
 
 class LocalRay:
-    """A context manager. cpus: how many CPUs the actors will ask for, whether or not the machine has them. start_timeout_s: how
-    long each of Ray's processes may take to come up, and until when a start that failed is tried again. check: called while
-    waiting, may raise."""
+    """A private Ray, running within the block; implements RaySession.
+
+    cpus: how many CPUs the actors will ask for, whether or not the machine has them. start_timeout_s: how long each of
+    Ray's processes may take to start, and until when a start that failed is tried again. check: called while waiting,
+    may raise.
+    """
 
     def __init__(self, cpus: float, start_timeout_s: float, check: Callable[[], None] = lambda: None) -> None:
         self._cpus = cpus
@@ -71,7 +74,8 @@ class LocalRay:
             )
 
     def trouble(self) -> str | None:
-        """Which of its two processes has ended by itself; no member outlives them for long, and none can be started."""
+        """Which of its two processes has ended by itself: the members do not outlive them for long, and no other can be
+        started."""
         from ray._private import worker
 
         node = worker._global_node
@@ -103,7 +107,7 @@ def _not_started(error: Exception, tries: int, seconds: float) -> ClusterUnavail
 
 
 def _busy(load: float, cores: int) -> str:
-    """What to do about it when more wants to compute than there are cores; empty when not."""
+    """What to do when more processes want to compute than there are cores; empty where that is not so."""
     if load <= cores:
         return ""
     return f"this machine is busy (load {load:.0f} on {cores} cores): end what else runs on it; "

@@ -1,17 +1,17 @@
-"""Whose fault it is: who is stuck, who has lost contact with whom, and which micro-batch costs workers (rules C5 and
-D3). Pure.
+"""Who or what is at fault: which member is stuck, which pairs have lost contact, which micro-batch costs workers (rules
+C5 and D3). Pure.
 
 A member that waits for others is never to blame; the stuck one is. Of a worker that died on the driver's machine it is
-certain where it was; of any other the last heartbeat is known, which may be older than its death. So a micro-batch is named
-in one of two ways: *seen*, when it is certain that the worker was computing it, or when that heartbeat tells so of the step
-in which the generation stood, or of a later one; or *inferred*, when the heartbeat tells nothing of that step: then every
-shard it hosted there is as likely. Losses while a worker waited, updated, evaluated, saved or took over a state count
-against no micro-batch.
+certain what it was doing; of any other the last heartbeat is known, which may be older than its death. So a micro-batch is
+named in one of two ways: *seen*, when it is certain that the worker was computing it, or when that heartbeat tells so
+of the step in which the generation stood, or of a later one; or *inferred*, when the heartbeat tells nothing of that
+step: then every shard it hosted there is as likely. Losses while a worker waited, updated, evaluated, saved or took
+over a state count against no micro-batch.
 
-A generation has one host for each shard, so several workers killed at once count once for each. Who kills workers
-from outside, again and again within one step, looks like poison only through what is inferred. Therefore the limits
-of rule D3, three losses or two time-outs, hold for what was seen, and one more is needed as soon as any was inferred.
-Once a step is committed it is innocent.
+A generation has one host for each shard, so several workers killed at once count once for each. Repeated kills from
+outside within one step can look like a faulty micro-batch only through what is inferred. Therefore the limits of rule
+D3, three losses or two time-outs, hold for what was seen, and one more is needed as soon as any was inferred. The
+micro-batches of a committed step are not at fault.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ def stuck(state: ControllerState, now: float) -> list[tuple[LostMember, str]]:
                     f"did not answer for {silent:.1f} s, the limit is {limit:g} s",
                 )
             )
-        elif still > limit and member.heartbeat is not None and member.heartbeat.place not in _WAITS:
+        elif still > limit and member.heartbeat is not None and member.heartbeat.activity not in _WAITS:
             why = f"stood still for {still:.1f} s {where(member.heartbeat)}, the limit is {limit:g} s"
             found.append((LostMember(member=member, how="stalled"), why))
     return found
 
 
 def where(heartbeat: Heartbeat) -> str:
-    """In words, to follow a verb."""
+    """What the heartbeat says, in words, to follow a verb."""
     step = "" if heartbeat.step is None else f" of step {heartbeat.step}"
     shard = "" if heartbeat.shard is None else f", shard {heartbeat.shard}"
-    return f"in the {heartbeat.place} phase{step}{shard}"
+    return f"in the {heartbeat.activity} phase{step}{shard}"
 
 
 def accusations(state: ControllerState) -> list[tuple[Member, int]]:
@@ -134,7 +134,7 @@ def computing(fallen: LostMember) -> tuple[int, int] | None:
     if (
         not fallen.certain
         or heartbeat is None
-        or heartbeat.place != "compute"
+        or heartbeat.activity != "compute"
         or heartbeat.step is None
         or heartbeat.shard is None
     ):
@@ -153,15 +153,15 @@ def _suspects(generation: GenerationStatus, fallen: LostMember, step: int) -> tu
     if heartbeat is not None:
         at = heartbeat.step if heartbeat.step is not None else -1
         fresh = fallen.how == "stalled" or at >= step
-        if fresh and heartbeat.place == "compute" and heartbeat.shard is not None:
+        if fresh and heartbeat.activity == "compute" and heartbeat.shard is not None:
             return [(at, heartbeat.shard)], True
-        if heartbeat.place == "state_transfer" or (fresh and heartbeat.place in _PAST_COMPUTING):
+        if heartbeat.activity == "state_transfer" or (fresh and heartbeat.activity in _PAST_COMPUTING):
             return [], True
     return [(step, shard) for shard in generation.begin.shards[rank]], False
 
 
 def poison(losses: Suspicions, stalls: Suspicions) -> RunFailed | None:
-    """The end of a run that one micro-batch would keep from going on."""
+    """The error of a run that cannot go on because of one micro-batch; None while there is none."""
     for suspicions, limit, kind in ((losses, LOSSES, WorkerLost), (stalls, STALLS, Stalled)):
         guilty = sorted(micro_batch for micro_batch, hits in suspicions.items() if _is_guilty(hits, limit))
         if guilty:

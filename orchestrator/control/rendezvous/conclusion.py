@@ -1,8 +1,8 @@
 """The end of a generation: when it is over, what is judged then, and whether the run is over with it.
 
 It is over when every member has reported or is gone (rule C2). Then come, in this order: the assertion that no two
-replicas are more than a step apart (rule D1), poisonous micro-batches (rule D3), the bounds on going round without a
-step, and pairs that lost each other (rule C5). What is left goes on in `forming`.
+replicas are more than a step apart (rule D1), faulty micro-batches (rule D3), the limits on generations without a
+step, and pairs that lost each other (rule C5). What remains is done by `formation`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def conclude(decision: Decision) -> None:
 
 
 def awaits_cause(state: ControllerState) -> bool:
-    """Somebody withdrew because of a failure that nobody has told yet; a loss would explain it."""
+    """Whether a member withdrew because of an error that no member has reported yet; a loss would explain it."""
     generation = state.generation
     return generation is not None and generation.withdrawn is not None and not generation.lost
 
@@ -121,7 +121,7 @@ def _without_progress(decision: Decision) -> RunFailed | None:
 
 
 def _put_out(decision: Decision) -> None:
-    """Of two living members that lost each other a second time, the younger goes."""
+    """End the younger of two living members that have lost contact a second time."""
     out, link_failures = fault_attribution.judge_link_failures(decision.state)
     for member in [decision.state.members[id_] for id_ in out]:
         decision.kill(member, "it lost contact with the same living member twice")
@@ -131,7 +131,7 @@ def _put_out(decision: Decision) -> None:
 
 
 def _may_save(decision: Decision) -> bool:
-    """After a voted stop of an interrupted run nothing begins any more; its checkpoint may still be on its way."""
+    """Whether an interrupted run only waits for its checkpoint: after a voted stop no generation begins any more."""
     state = decision.state
     stopped = all(isinstance(member.report, Left) and member.report.why == "stop" for member in present(state))
     if state.interrupted is None or not stopped or not present(state) or decision.generation().lost:

@@ -1,7 +1,7 @@
-"""What comes after a generation: the next one, a pause until there can be one, or the end.
+"""What follows a generation: the next one, a pause until there can be one, or the end.
 
-Who belongs to it is decided in `membership.compose`. Here is what follows: the accounts of what was lost, the pause
-below the least number of workers, the restart after the loss of all state, and the end of an interrupted run.
+Who belongs to the next one is decided in `membership.compose`. This module does the rest: it accounts for what was
+lost, pauses below the least number of workers, restarts after the loss of all state, and ends an interrupted run.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def worth_saving(state: ControllerState) -> bool:
 
 def _give_up_if_nobody_comes(decision: Decision, why: str) -> None:
     state = decision.state
-    # An order alone is no progress: those who never come would be ordered again and again.
+    # To order a start is no progress: members that never start would be ordered again and again.
     moving = [each.moved for each in state.members.values() if each.ready is None and each.heartbeat is not None]
     late = decision.now - max([state.since, *moving]) > state.requirements.start_timeout_s
     hopeless = state.failures >= FAILURES and all(member.ready is not None for member in state.members.values())
@@ -103,7 +103,8 @@ def _first_step(state: ControllerState, plan: Begin, workers: list[Member]) -> i
 
 
 def _account(decision: Decision, plan: Begin, workers: list[Member], steps: int) -> None:
-    """What the new generation makes good: a loss, the loss of all state, a joiner; said when its first step is done."""
+    """Note the recoveries that the new generation completes: a loss, the loss of all state, a joiner. They are reported
+    when its first step is done."""
     state = decision.state
     lost = max(0, state.seen - steps)
     restarted = plan.restore is not None or top(workers) is None or lost > 1
@@ -137,7 +138,7 @@ def _restart(decision: Decision, steps: int, lost: int) -> None:
 
 
 def ask(decision: Decision, what: Any, why: str) -> None:
-    """Ask once per generation; any member that has not reported can bring it to the vote."""
+    """Have a member request this, once per generation; any member that has not reported can bring it to the vote."""
     decision.say(why)
     if decision.state.phase != "running" or what in decision.generation().asked:
         return

@@ -6,8 +6,8 @@ from orchestrator.control.decision import Decision
 from orchestrator.control.events import Role
 from orchestrator.control.membership import living
 
-RETRY_S = 10.0  # a start is tried again so long after there was no room
-FAILURES = 3  # starts in a row that come to nothing before no more are tried
+RETRY_S = 10.0  # how long after a lack of room a start is tried again
+FAILURES = 3  # failed starts in a row, after which no more are tried
 
 
 def start_failed(decision: Decision, why: str) -> None:
@@ -20,7 +20,7 @@ def start_failed(decision: Decision, why: str) -> None:
 
 
 def start_missing(decision: Decision) -> None:
-    """Start what is missing. Where there was no room, one at a time."""
+    """Start the members that are missing; one at a time where there was no room."""
     state = decision.state
     if state.phase not in ("running", "regrouping", "paused") or state.interrupted or state.failures >= FAILURES:
         return

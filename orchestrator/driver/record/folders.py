@@ -26,7 +26,7 @@ def project_folder(project: Path) -> Path:
 
 
 class RunFolder:
-    """`.orchestrator/<run id>/`: the files of one run."""
+    """The files of one run, in `.orchestrator/<run id>/`."""
 
     def __init__(self, folder: Path, run_id: str) -> None:
         self.path = folder / run_id
@@ -59,7 +59,7 @@ class RunFolder:
             ) from None
 
     def artifacts(self) -> list[Path]:
-        """The files that are logged under `run/`, those that exist."""
+        """The existing files that are logged under `run/`."""
         code = [self.bundle, self.patch, self.code]
         inputs = [self.settings, self.origins, *code, self.data, self.environment, self.identity]
         files = [*inputs, self.journal, self.trace, self.card, self.verdict, self.error]

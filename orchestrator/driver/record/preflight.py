@@ -31,8 +31,11 @@ _SOME_STEPS = 1000  # of a run whose length in steps is known only when its data
 
 @dataclass(frozen=True)
 class Provenance:
-    """What was found. work: None where it cannot be recorded; scans: what lies at each of the inputs; in_code: what of the code
-    is an obstacle to an exact rerun; notes: what a person should know before it is recorded."""
+    """What was found about code and data before the start.
+
+    work: None where the code cannot be recorded; scans: what lies at each of the inputs; in_code: the obstacles to an
+    exact rerun that are in the code; notes: what a person should know before the run is recorded.
+    """
 
     project: Path
     work: worktree.WorkTree | None
@@ -42,18 +45,19 @@ class Provenance:
 
     @cached_property
     def inputs(self) -> list[versions.Input]:
-        """With what DVC and git know of them. The first call imports DVC, so it is left to the thread that opens the record,
-        unless `strict` asks earlier. Raises ConfigurationError."""
+        """The inputs, with what DVC and git know of them. The first call imports DVC, so it is left to the thread that
+        opens the record, unless `strict` asks earlier. Raises ConfigurationError."""
         return versions.look_up(self.project, self.scans)
 
     @property
     def obstacles(self) -> list[str]:
-        """To an exact rerun, each with its remedy."""
+        """The obstacles to an exact rerun, each with its remedy."""
         return [*self.in_code, *(item.obstacle for item in self.inputs if item.obstacle is not None)]
 
 
 def check(settings: Settings, project: Path) -> Provenance:
-    """Raises ConfigurationError with all problems, and NotRerunnable under `strict` when there are obstacles."""
+    """What is known of code and data. Raises ConfigurationError with all problems, and NotRerunnable under `strict`
+    when there are obstacles."""
     problems = [
         *_pipeline_problems(settings),
         *_variant_problems(settings),

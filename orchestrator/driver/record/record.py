@@ -13,6 +13,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +21,7 @@ from typing import Any, Literal
 from orchestrator.driver.record.folders import RunFolder
 from orchestrator.driver.record.preflight import ORCHESTRATOR, Provenance
 from orchestrator.driver.report import card
-from orchestrator.driver.run.outcome import Outcome, Status
+from orchestrator.driver.report.outcome import Outcome, Status
 from orchestrator.engine.exchange import footprint
 from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.plan.resolve import resolve
@@ -40,11 +41,21 @@ _NAMED = 10  # runs in a tag
 _URL_SECRET = re.compile(r"(?<=://)[^/@\s]*@")
 
 
-class Record:
-    """Opened by `open_record` or `reopen_record`; `journal` and `trace` are appended live.
+@dataclass(frozen=True)
+class Contents:
+    """What a run is made of, as it was recorded. work: None where the code could not be; obstacles: to an exact rerun."""
 
-    obstacles: to an exact rerun, as far as they are known; facts: what the workers agreed on, once they have; profile: of the
-    training data.
+    inputs: list[Input]
+    obstacles: list[str]
+    work: worktree.WorkTree | None
+
+
+class Record:
+    """The record of one run, opened by `open_record` or `reopen_record`; `journal` and `trace` are appended while it
+    runs.
+
+    obstacles: to an exact rerun, as far as they are known; run_manifest: what the workers agreed on, once they have;
+    profile: of the training data.
     """
 
     def __init__(
@@ -54,9 +65,7 @@ class Record:
         tracker: Tracker,
         files: RunFolder,
         orphans: list[str],
-        inputs: list[Input],
-        obstacles: list[str],
-        work: worktree.WorkTree | None,
+        contents: Contents,
     ) -> None:
         self.store = store
         self.tracker = tracker
@@ -64,13 +73,13 @@ class Record:
         self.orphans = orphans
         self.journal = LineFile(files.journal)
         self.trace = LineFile(files.trace)
-        self.obstacles = obstacles
+        self.obstacles = list(contents.obstacles)
         self.run_manifest: Mapping[str, Any] = {}
         self.profile: dict[str, Any] | None = None
         self._settings = settings
-        self._inputs = inputs
+        self._inputs = contents.inputs
         self._said: list[str] = []
-        self._work = work
+        self._work = contents.work
         self._nodes: dict[str, Any] = _read(files.environment).get("nodes", {})
         self._code = _read(files.code)
 
@@ -81,7 +90,7 @@ class Record:
 
     @property
     def memory(self) -> str | None:
-        """What a worker needs, once that is known."""
+        """How much memory a worker needs, in words, once that is known."""
         return footprint.sentence(self.run_manifest, resolve(self._settings))
 
     def describe(self, node: str, environment: Mapping[str, Any], modules: list[dict[str, Any]]) -> list[str]:
@@ -111,7 +120,8 @@ class Record:
         return list(judged.obstacles)
 
     def compare_with_like(self, digest: str | None) -> list[str]:
-        """Runs of the same identity must have the same digest (law 2): sentences for a person, and tags on all of them."""
+        """Compare the digest with that of every run of the same identity, which must be equal (law 2). Returns
+        sentences for a person, and tags all of these runs."""
         self._identify()
         own = _read(self.files.identity).get("identity")
         if own is None or digest is None:
@@ -131,7 +141,7 @@ class Record:
         return self._said
 
     def _tag(self, what: str, others: list[str]) -> None:
-        """On this run, and on the others too: whoever looks at one of them is to see it."""
+        """Tag this run and the others, so that each of them names the others."""
         for run_id in others[:_NAMED]:
             self.tracker.tag_other(run_id, what, self.tracker.run_id)
         if others:
@@ -209,7 +219,7 @@ class Record:
         )
 
     def _identify(self) -> None:
-        """What determines the result, and one hash over it; only known once workers were ready."""
+        """Write what determines the result, and one hash over it; it is only known once workers were ready."""
         if self.files.identity.exists() or "initial_parameters" not in self.run_manifest or not self._nodes:
             return
         work, modules = self._work, self._code.get("modules", {})
@@ -250,7 +260,7 @@ def open_record(settings: Settings, folder: Path, provenance: Provenance, origin
     _write(files.data, {"inputs": [item.as_dict() for item in inputs], "profile": None})
     _write(files.origins, origins)
     work = None if provenance.work is None else _keep(provenance.work, files, tracker)
-    return Record(settings, store, tracker, files, orphans, inputs, obstacles, work)
+    return Record(settings, store, tracker, files, orphans, Contents(inputs, obstacles, work))
 
 
 def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance: Provenance) -> Record:
@@ -260,11 +270,12 @@ def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance
         tracker = Tracker.reopen(store, files.path.name, every_s=settings.tracking.every_s)
         orphans = store.mark_orphans(tracker.experiment_id)
     files.error.unlink(missing_ok=True)
-    return Record(settings, store, tracker, files, orphans, inputs, obstacles, provenance.work)
+    return Record(settings, store, tracker, files, orphans, Contents(inputs, obstacles, provenance.work))
 
 
 def _keep(work: worktree.WorkTree, files: RunFolder, tracker: Tracker) -> worktree.WorkTree | None:
-    """Write the snapshot of the code: the tree as it was written. What keeps that from being done is told, and ends nothing."""
+    """Write the snapshot of the code: the tree as it was written. What prevents that is reported as a tag, and does not
+    end the run."""
     try:
         kept = snapshot.keep(work, tracker.run_id)
         snapshot.bundle(kept, files.bundle)
@@ -277,7 +288,7 @@ def _keep(work: worktree.WorkTree, files: RunFolder, tracker: Tracker) -> worktr
 
 
 def _tags(provenance: Provenance) -> dict[str, str]:
-    """What is found again by a search: who, from what code, which data."""
+    """Tags by which runs are found: the user, the code, the data."""
     tags = {
         "mlflow.source.name": _public(" ".join(sys.argv)),
         "mlflow.source.type": "LOCAL",
@@ -293,7 +304,7 @@ def _tags(provenance: Provenance) -> dict[str, str]:
 
 
 def _public(text: str) -> str:
-    """Without names and passwords in addresses."""
+    """The text without names and passwords in addresses."""
     return _URL_SECRET.sub("", text)
 
 
@@ -310,7 +321,8 @@ def _write(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def _put(path: Path, text: str) -> None:
-    """Whole, or what was there before stays: a full disk is told of by the trace, and ends nothing here."""
+    """Write the whole file, or leave the one before: a full disk is reported by the trace, and does not end the run
+    here."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     try:
         unfinished.write_text(text, encoding="utf-8")

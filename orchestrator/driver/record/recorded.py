@@ -1,4 +1,4 @@
-"""A run of the past as its record tells it: its folder's files, brought from MLflow's artifacts where they are not here."""
+"""A recorded run: the files of its folder, fetched from MLflow's artifacts where they are not on this machine."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ _RESULTS = ("train/", "validation/")  # metrics of the execution differ from run
 
 @dataclass(frozen=True)
 class Recorded:
-    """past: what MLflow knows of it; files: of its folder here."""
+    """A recorded run. past: what MLflow knows of it; files: of its folder here."""
 
     past: Past
     files: RunFolder
 
     @classmethod
     def find(cls, store: Store, folder: Path, name: str) -> Recorded:
-        """folder: the project's `.orchestrator`. Raises UsageError for a name that names no run, ConfigurationError."""
+        """The run of this name in the project whose `.orchestrator` is `folder`. Raises UsageError for a name that
+        names no run, ConfigurationError."""
         past = store.find(name)
         return cls.of(store, folder, past)
 
@@ -40,7 +41,7 @@ class Recorded:
         return cls(past, files)
 
     def settings(self, overrides: Sequence[str] = ()) -> Settings:
-        """Those of the run, with what leaves the result as it is changed. Raises ConfigurationError for anything else."""
+        """The settings of the run, with overrides that do not change the result. Raises ConfigurationError for others."""
         settings = load([str(self.files.settings)], overrides)
         before, after = determining(load([str(self.files.settings)], [])), determining(settings)
         changed = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
@@ -64,7 +65,7 @@ class Recorded:
             )
 
     def _require_whole(self) -> None:
-        """Nothing may be called exact after a comparison with half a record."""
+        """Raises NotRerunnable for an incomplete record, with which no comparison can be called exact."""
         steps, found = self.past.steps or 0, len(self.trace())
         if self.past.status == "FINISHED" and found < steps:
             raise _damaged(self.files.trace, f"it has {found} of {steps} steps")
@@ -83,11 +84,11 @@ class Recorded:
 
     @property
     def environments(self) -> list[Mapping[str, Any]]:
-        """One per node."""
+        """The recorded environments, one per node."""
         return list(_read(self.files.environment).get("nodes", {}).values())
 
     def trace(self) -> list[dict[str, Any]]:
-        """Raises NotRerunnable for a damaged one."""
+        """The lines of the trace. Raises NotRerunnable for a damaged one."""
         try:
             found = list(lines.read(self.files.trace)) if self.files.trace.exists() else []
         except ValueError as error:
@@ -97,7 +98,7 @@ class Recorded:
         return found
 
     def as_run(self) -> Run:
-        """For a comparison; what the record does not hold is left out."""
+        """The run as a value for comparisons; what the record does not hold is left out."""
         metrics = {name: value for name, value in self.past.metrics.items() if name.startswith(_RESULTS)}
         found: Run = {"digest": self.past.digest, "metrics": metrics, "trace": self.trace()}
         if self.files.settings.exists():
@@ -116,7 +117,7 @@ class Recorded:
 
 
 def _needed(files: RunFolder) -> dict[str, Path]:
-    """What a rerun cannot do without."""
+    """The files that a rerun needs, by what they are."""
     return {
         "its settings": files.settings,
         "the snapshot of its code": files.bundle,

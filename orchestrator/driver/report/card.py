@@ -1,7 +1,7 @@
-"""The run card: one page in Markdown that says what ran, on what, how it ended, and how to have it again.
+"""The run card: one page in Markdown that says what ran, on what, how it ended, and how to repeat it.
 
-Written beside the files that hold the same for programs, and made of them alone: of a run that was recorded long ago it can be
-made anew. Nothing here is read back.
+It is made only of the files that hold the same for programs, so the card of an old run can be made again. Nothing reads
+it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ _PACKAGES = ("torch", "ray", "numpy", "mlflow", "dvc")
 
 @dataclass(frozen=True)
 class CardContents:
-    """code, data, nodes, identity: the contents of the run's files, empty where there is none; settings: flat, those that
-    determine the result; execution: the others. outcome: the rows of the table of results; said: what the comparison with
-    other runs found; obstacles: to an exact rerun."""
+    """What stands on a run card.
+
+    code, data, nodes, identity: the contents of the run's files, empty where there is none; settings: flat, those that
+    determine the result; execution: the others. outcome: the rows of the table of results; said: what the comparison
+    with other runs found; obstacles: to an exact rerun.
+    """
 
     run_id: str
     name: str
@@ -36,27 +39,27 @@ class CardContents:
     obstacles: Sequence[str]
 
 
-def card(run_manifest: CardContents) -> str:
-    """The page."""
+def card(contents: CardContents) -> str:
+    """The page, in Markdown."""
     parts = [
-        f"# {run_manifest.name}: {run_manifest.status}",
-        _bullets({"run": run_manifest.run_id, "started": run_manifest.started, "command": run_manifest.command}),
-        *_section("Result", _bullets(run_manifest.outcome), _list(run_manifest.said)),
-        *_section("Code", _code(run_manifest.code)),
-        *_section("Data", _data(run_manifest.data)),
-        *_section("Settings that determine the result", _table(run_manifest.settings)),
-        *_section("Environment", *(_node(name, node) for name, node in run_manifest.nodes.items())),
-        *_section("Execution (another run may change these, and keeps the bits)", _table(run_manifest.execution)),
-        *_section("Again", _again(run_manifest)),
+        f"# {contents.name}: {contents.status}",
+        _bullets({"run": contents.run_id, "started": contents.started, "command": contents.command}),
+        *_section("Result", _bullets(contents.outcome), _list(contents.said)),
+        *_section("Code", _code(contents.code)),
+        *_section("Data", _data(contents.data)),
+        *_section("Settings that determine the result", _table(contents.settings)),
+        *_section("Environment", *(_node(name, node) for name, node in contents.nodes.items())),
+        *_section("Execution (another run may change these, and keeps the bits)", _table(contents.execution)),
+        *_section("Again", _again(contents)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _again(run_manifest: CardContents) -> str:
-    command = f"    python -m orchestrator rerun={run_manifest.run_id}"
-    if not run_manifest.obstacles:
+def _again(contents: CardContents) -> str:
+    command = f"    python -m orchestrator rerun={contents.run_id}"
+    if not contents.obstacles:
         return f"This repeats it and says whether it came out the same:\n\n{command}"
-    return f"It may be that it cannot be repeated exactly:\n\n{_list(run_manifest.obstacles)}\n\nTo try:\n\n{command}"
+    return f"It may be that it cannot be repeated exactly:\n\n{_list(contents.obstacles)}\n\nTo try:\n\n{command}"
 
 
 def _code(code: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from orchestrator.driver.run.outcome import Outcome
+from orchestrator.driver.report.outcome import Outcome
 from orchestrator.tracking import is_server
 
 

@@ -1,9 +1,10 @@
-"""Checkpoints as the driver sees them: parts come from the workers, and here they become a checkpoint.
+"""Checkpoints in the driver: workers report the parts that they have written, and the driver commits them as a
+checkpoint.
 
-A checkpoint exists if and only if its manifest does (law 5), and only this process writes and removes manifests (rule D7).
-Parts of one (generation, step) belong together; of two checkpoints that follow each other closely they may come mixed, since
-each worker tells for itself. A checkpoint whose generation has ended before all parts came is given up, and `given_up` says
-that another is wanted at once.
+A checkpoint exists if and only if its manifest does (law 5), and only this process writes and removes manifests (rule
+D7). Parts of one (generation, step) belong together; the parts of two checkpoints that follow each other closely may
+come interleaved, since each worker reports on its own. A checkpoint whose generation has ended before all parts came is
+given up, and `given_up` says that another one is to be begun at once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _Key = tuple[int, int]  # generation, step
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """A committed checkpoint. stall_s: the longest that a worker stood still for it."""
+    """A committed checkpoint. stall_s: the longest time that a worker stopped training for it."""
 
     step: int
     parts: int
@@ -30,8 +31,11 @@ class SavedCheckpoint:
 
 
 class Saving:
-    """Collects parts and commits. catalog: None where no checkpoints are kept. trouble: why the last one could not be written,
-    for the caller to tell and to clear; given_up: one was begun that will never be complete, likewise."""
+    """Collects parts and commits checkpoints.
+
+    catalog: None where no checkpoints are kept. trouble: why the last one could not be written, for the caller to
+    report and to clear; given_up: one was begun that will never be complete, likewise.
+    """
 
     def __init__(self, catalog: Catalog | None) -> None:
         self._catalog = catalog
@@ -48,7 +52,8 @@ class Saving:
         return None if found.manifest is None else found.manifest.step, found.reasons
 
     def heard(self, entry: dict[str, Any]) -> SavedCheckpoint | None:
-        """A `part_written` or `part_failed` entry of a worker; the checkpoint that is committed with it, if one is."""
+        """Take a `part_written` or `part_failed` entry of a worker; returns the checkpoint that is committed with it,
+        if one is."""
         assert self._catalog is not None
         key = (entry["generation"], entry["step"])
         if key <= self._committed:
@@ -63,7 +68,7 @@ class Saving:
         return self._commit(key) if len(parts) == entry["parts"] else None
 
     def generation_ended(self) -> None:
-        """Parts that are still missing do not come any more."""
+        """Parts of it that are still missing will not come any more."""
         if self._open:
             self.given_up = True
         for key in list(self._open):

@@ -1,7 +1,7 @@
-"""What happens in a run, told where it belongs: the journal, the trace, MLflow, the person who watches, the outcome.
+"""Writes what happens in a run to where it belongs: the journal, the trace, MLflow, the terminal, the outcome.
 
-The journal holds what settings do not determine (law 4): who came and went, the generations, the decisions with their reasons,
-the checkpoints. Nothing here decides or waits.
+The journal holds what settings do not determine (law 4): who came and went, the generations, the decisions with their
+reasons, the checkpoints. Nothing here decides or waits.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from orchestrator.control import events
 from orchestrator.driver.record.record import Record
+from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import SavedCheckpoint
-from orchestrator.driver.run.outcome import Outcome
 from orchestrator.driver.terminal.progress import Progress, say_obstacles
 from orchestrator.engine.member.generation import Generation
 from orchestrator.records.trace import Line
@@ -28,7 +28,7 @@ _NO_CHECKPOINTS = (
 
 
 class EventSink:
-    """outcome: what the run has come to so far."""
+    """Receives the events of a run and writes them down. outcome: the result of the run so far."""
 
     def __init__(self, record: Record, progress: Progress) -> None:
         self._record = record
@@ -41,7 +41,7 @@ class EventSink:
         self._told_of_trouble = False
         self._told_of_disk = False
         self._uploaded_at = time.monotonic()
-        self._first_news: tuple[int, float] | None = None  # steps that were done, and when that was heard
+        self._first_report: tuple[int, float] | None = None  # steps that were done, and when they were reported
         self.outcome = Outcome()
 
     @property
@@ -50,23 +50,23 @@ class EventSink:
         return self._record.origin
 
     def goes_on(self, steps: int, loss: float | None, metrics: Mapping[str, float], checkpoint: int | None) -> None:
-        """What has been told before, of a run that is resumed."""
+        """A run is resumed: take over what was reported before."""
         outcome = self.outcome
         outcome.steps, outcome.loss, outcome.metrics, outcome.checkpoint = steps, loss, dict(metrics), checkpoint
 
     def agreed(self, run_manifest: Mapping[str, Any]) -> None:
-        """What the workers agree on about the run."""
+        """Record the run manifest that the workers agree on."""
         self._record.run_manifest = run_manifest
         needed = self._record.memory
         if needed is not None and self.outcome.generations == 1:
             self._progress.say(needed)
 
     def described(self, node: str, environment: Mapping[str, Any], modules: list[dict[str, Any]]) -> None:
-        """What the process of a worker on this node is made of."""
+        """Record what the process of a worker on this node is made of."""
         say_obstacles(self._progress, self._record.describe(node, environment, modules))
 
     def gives_way(self, node: str, niceness: int, ours: int) -> None:
-        """Members of a Ray that was joined have a lower priority than this process."""
+        """Note that members of a joined Ray have a lower priority than this process."""
         self._progress.say(
             f"note: workers on node {node[:8]} run at nice level {niceness}, this driver at {ours}: whatever else computes "
             "there goes first, which slows training down\n"
@@ -83,14 +83,14 @@ class EventSink:
             )
 
     def event(self, event: str, **details: Any) -> None:
-        """A line of the journal."""
+        """Append an event to the journal."""
         self._journal.append([{"event": event, **details}])
 
     def decided(self, before: str, after: str, reason: str) -> None:
         self.event("decided", **{"from": before, "to": after, "reason": reason})
 
     def begins(self, generation: Generation, members: Sequence[int], steps: int, reason: str) -> None:
-        """A generation."""
+        """A generation begins."""
         self.event("generation_started", **generation.as_event(), members=members, steps=steps)
         self.outcome.generations += 1
         self.outcome.workers = generation.workers
@@ -103,7 +103,7 @@ class EventSink:
             self._progress.say(f"generation {generation.number}, {generation.workers} workers: {reason}")
 
     def lines(self, new: list[Line]) -> None:
-        """Lines of the trace that are new, in order."""
+        """Record new lines of the trace, in order."""
         self._trace.append(new)
         if self._trace.trouble is not None and not self._told_of_disk:
             self._told_of_disk = True
@@ -117,14 +117,14 @@ class EventSink:
             self.outcome.steps = line["step"] + 1
             self.outcome.loss = float.fromhex(line["loss"])
             self._tracker.metrics(line["step"], {"train/loss": self.outcome.loss})
-        if self._first_news is None:
-            self._first_news = (self.outcome.steps, now)
-        elif now > self._first_news[1]:
-            self.outcome.steps_per_s = (self.outcome.steps - self._first_news[0]) / (now - self._first_news[1])
+        if self._first_report is None:
+            self._first_report = (self.outcome.steps, now)
+        elif now > self._first_report[1]:
+            self.outcome.steps_per_s = (self.outcome.steps - self._first_report[0]) / (now - self._first_report[1])
         self._progress.step(self.outcome.steps, self.outcome.loss or 0.0)
 
     def evaluated(self, step: int, metrics: dict[str, float]) -> None:
-        """Every worker tells of every evaluation; the first is enough."""
+        """Record an evaluation. Every worker reports every evaluation; the first report is enough."""
         if step in self._evaluated:
             return
         self._evaluated[step] = metrics
@@ -145,7 +145,8 @@ class EventSink:
         self._progress.say(f"{what} after {seconds:g} s, {steps}")
 
     def sync(self) -> None:
-        """The trace has to be on the disk before a checkpoint that stands behind it. Raises OSError when it cannot be."""
+        """Wait until the trace is on the disk, as it has to be before a checkpoint of its last step. Raises OSError
+        when it cannot be."""
         self._trace.sync()
 
     def saved(self, saved: SavedCheckpoint) -> None:
@@ -169,7 +170,7 @@ class EventSink:
         self._progress.say(f"warning: the checkpoint of step {step} could not be written, training goes on: {why}")
 
     def passed_over(self, reason: str) -> None:
-        """A checkpoint that is damaged."""
+        """A checkpoint is damaged, and an older one is used."""
         self.event("checkpoint_passed_over", why=reason)
         self._progress.say(f"warning: {reason}")
 
@@ -182,7 +183,7 @@ class EventSink:
         self._progress.say(f"worker {worker}: {why}")
 
     def printed(self, who: str, line: str) -> None:
-        """What the pipeline prints, with its worker; the same line from the other workers is shown once."""
+        """Show what the pipeline prints, with its worker; the same line from other workers is shown once."""
         if len(self._said) > _REMEMBERED_LINES:
             self._said.clear()
         if self._said.setdefault(line, who) == who:

@@ -1,4 +1,5 @@
-"""One job from the start of its Ray to the end of its record: places for the members, the session, the weights, the summary.
+"""One job from the start of its Ray to the end of its record: slots for the members, the session, the weights, the
+summary.
 
 Launching and resuming differ in how a run begins (`session.RunStart`) and are the same from there on.
 """
@@ -28,10 +29,10 @@ from orchestrator.control.membership import Requirements
 from orchestrator.driver.record.folders import RunFolder
 from orchestrator.driver.record.record import Record
 from orchestrator.driver.report import pictures, summary
+from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import EventSink
 from orchestrator.driver.run.member_directory import MemberDirectory
-from orchestrator.driver.run.outcome import Outcome
 from orchestrator.driver.run.session import NodeCheck, RunStart, Session, Startup
 from orchestrator.driver.terminal.progress import Progress, say_obstacles
 from orchestrator.driver.terminal.signals import PendingSignal
@@ -47,8 +48,11 @@ Sharing = Callable[[Plan], AbstractContextManager[RaySession]]
 
 @dataclass(frozen=True)
 class Job:
-    """project: the folder from which the pipeline is imported; settings: of the run; ray: the Ray to run on, entered for the
-    time of the job: one of its own, or one that outlives it and other jobs share."""
+    """A run with its resources, executed by `complete`.
+
+    settings: of the run; project: the folder from which the pipeline is imported; ray: the Ray to run on, entered for
+    the time of the job: a private one, or one that outlives it and other jobs share.
+    """
 
     settings: Settings
     project: Path
@@ -61,7 +65,7 @@ class Job:
         return resolve(self.settings)
 
     def complete(self, opening: Future[Record], run_start: RunStart) -> tuple[str, Outcome]:
-        """Run, and bring the record to its end, whatever happens; the run's id and what it came to."""
+        """Run the job and close its record, whatever happens; returns the run's id and its outcome."""
         plan, display = self.plan, self.display
         try:
             if is_server(self.settings.tracking.uri):
@@ -204,13 +208,13 @@ def requirements(plan: Plan, *, checkpoint: int | None = None, generation: int =
 
 
 def storage_of(plan: Plan, files: RunFolder) -> str:
-    """Where the run's checkpoints lie: a path, or a URL under which runs may share a place."""
+    """Where the run's checkpoints lie: a path, or a URL under which several runs may lie."""
     uri = plan.checkpoints.uri
     return str(files.checkpoints) if uri is None else f"{uri.rstrip('/')}/{files.path.name}"
 
 
 def layout(plan: Plan) -> str:
-    """What a run runs on, such as "3 workers and 1 server, topology parameter_server"."""
+    """What a run was executed on, in words, such as "3 workers and 1 server, topology parameter_server"."""
     of = plan.cluster.members
     number = str(of.most) if of.start == of.most else f"{of.start} to {of.most}"
     counts = [(number, "worker"), (str(of.spares), "spare"), (str(of.servers), "server")]

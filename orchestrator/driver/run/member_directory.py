@@ -1,5 +1,5 @@
-"""Where the members can be reached, and so a generation as they are told of it: who is connected with whom, who writes
-checkpoints."""
+"""The addresses of the members, and from them a generation as its members get it: who is connected with whom, and who
+writes checkpoints."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _STAND_IN = Variant("peer_to_peer", {})  # while no server lives: any exact topo
 
 
 class MemberDirectory:
-    """Where the members can be reached. here: the driver's node; storage: where checkpoints lie, None where none are kept;
-    everywhere: every node reaches it."""
+    """The addresses and nodes of the members. here: the driver's node; storage: where checkpoints lie, None where none
+    are kept; everywhere: every node reaches it."""
 
     def __init__(self, exchange: Exchange, here: str, storage: str | None, *, everywhere: bool) -> None:
         self._exchange = exchange
@@ -33,7 +33,7 @@ class MemberDirectory:
         return self._storage is not None and (self._everywhere or self._nodes[member] == self._here)
 
     def generation(self, begin: Begin, checkpoint: int | None) -> Generation:
-        """checkpoint: the one that is restored, if any is."""
+        """The generation as its members get it. checkpoint: the step of the one to restore, if any."""
         topology = _STAND_IN if begin.without_servers else self._exchange.topology
         servers = {"servers": begin.servers} if begin.servers else {}
         return Generation(

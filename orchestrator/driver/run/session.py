@@ -1,6 +1,7 @@
-"""The driver's loop: what members say goes to the controller and into the event sink; what the controller orders is done.
+"""The driver's loop: passes reports of members to the controller and the event sink, and carries out the controller's
+commands.
 
-All decisions are `control.controller.decide`; all numbers come from the members; here they only pass through.
+All decisions are made by `control.controller.decide`, and all numbers come from the members.
 """
 
 from __future__ import annotations
@@ -39,11 +40,13 @@ _LAST_S = 10.0  # for what members were asked about themselves, and have not ans
 
 
 class ActorSlots(Protocol):
+    """Where members are started."""
+
     def take(self, member: int) -> ActorPlacement:
-        """Where a new member lives."""
+        """The slot for a new member."""
 
     def leave(self, member: int) -> None:
-        """The member is no more; its seat is free."""
+        """The member is gone, and its slot is free again."""
 
 
 NodeCheck = Callable[[str], str | None]  # why a member on this node cannot take part; None when it can
@@ -51,8 +54,11 @@ NodeCheck = Callable[[str], str | None]  # why a member on this node cannot take
 
 @dataclass(frozen=True)
 class RunStart:
-    """Where a run begins. terms: what it asks for. When it is resumed, written: how many lines of its trace stand; loss,
-    metrics: the last ones until there; cut: the lines behind them, with which what is computed again is compared."""
+    """Where a run begins.
+
+    requirements: what it asks of the controller. When it is resumed, written: how many lines of its trace stand; loss,
+    metrics: the last ones up to there; cut: the lines after them, with which what is computed again is compared.
+    """
 
     requirements: Requirements
     written: int = 0
@@ -63,8 +69,8 @@ class RunStart:
 
 @dataclass(frozen=True)
 class Startup:
-    """The first members of a run, started already: they prepare while the driver opens the record. niceness: this process's,
-    where members that give way to it are worth a note."""
+    """The first members of a run, started already: they prepare while the driver opens the record. niceness: of this
+    process, where a lower priority of the members is worth a note."""
 
     run_start: RunStart
     members: Members
@@ -91,7 +97,7 @@ class Startup:
 
 
 class Session:
-    """One run, from its first members to the end of the last step."""
+    """One run in the driver, from its first members to the end of the last step."""
 
     def __init__(
         self, startup: Startup, member_directory: MemberDirectory, saving: Saving, event_sink: EventSink
@@ -117,9 +123,11 @@ class Session:
         event_sink.goes_on(run_start.written, run_start.loss, run_start.metrics, self._state.checkpoint)
 
     def run(self, pending_signal: PendingSignal, trouble: Callable[[], str | None] = lambda: None) -> None:
-        """Until the controller says the end. Never raises for what a member or the user did: see the outcome's error.
+        """Run until the controller ends the run. Never raises for what a member or the user did: see the outcome's
+        error.
 
-        trouble: what is wrong with the Ray under all members, if anything is."""
+        trouble: what is wrong with the Ray that the members run on, if anything is.
+        """
         posted: str | None = None
         while self._state.phase != "ended":
             if pending_signal.signal is not None and pending_signal.signal != posted:
@@ -219,21 +227,21 @@ class Session:
         self._event_sink.event(f"{role}_started", **{role: member}, rank=rank, **self._ready[member], **hosted)
 
     def _look_for_dead(self) -> None:
-        """Somebody lost a peer: who of the generation has died is known now, and need not be waited for."""
+        """After a report of a lost peer: find out at once who of the generation has died, without waiting for Ray."""
         for member in [each.id for each in waiting(self._state)]:
             if self._members.is_gone(member):
                 self._died(member, "")
 
     def _died(self, member: int, details: str) -> None:
-        """Every question that waits for a dead member's answer ends in the same news; the first is enough."""
+        """Handle a death once: each pending call to a dead member ends with the same report."""
         if member in self._over:
             return
         self._over.add(member)
         self._asked.pop(member, None)
         self._actor_slots.leave(member)
         pid = self._members.pid(member)
-        place = self._members.last_place(member)
-        last = None if place is None else events.Heartbeat(member, **place)
+        activity = self._members.last_activity(member)
+        last = None if activity is None else events.Heartbeat(member, **activity)
         why = f"its process (pid {pid}) ended" if pid is not None else "its process ended"
         why += "" if last is None else f" {fault_attribution.where(last)}"
         self._event_sink.lost(self._roles[member], member, why)
@@ -308,7 +316,7 @@ class Session:
         self._event_sink.lost(self._roles[member], member, why)
 
     def _end(self, error: OrchestratorError | None) -> None:
-        """The first error is the one to tell."""
+        """End the run. The first error is the one that is reported."""
         self._event_sink.outcome.error = self._event_sink.outcome.error or error
 
     def _entries(self, member: int, entries: list[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""A command run as a child that gets our signals, and does not outlive us."""
+"""A command run as a child process that gets our signals and does not outlive us."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @dataclass(frozen=True)
 class Done:
-    """code: its exit code; out: what it wrote to stdout. (Its stderr is ours.)"""
+    """How a child ended. code: its exit code; out: what it wrote to stdout. (Its stderr is ours.)"""
 
     code: int
     out: str
 
 
 def never() -> bool:
-    """There is never enough: a child runs to its own end."""
+    """False: let the child run to its own end."""
     return False
 
 
@@ -35,10 +35,8 @@ def run(
     pending_signal: PendingSignal,
     enough: Callable[[], bool] = never,
 ) -> Done:
-    """In a session of its own, so that a Ctrl-C reaches it once, through us; when we are killed, it is terminated.
-
-    enough: asked every now and then; once it says so, the child is terminated.
-    """
+    """Run the command in a session of its own, so that a Ctrl-C reaches it once, through us; when we are killed, it is
+    terminated. enough: asked now and then; once it returns True, the child is terminated."""
     child = subprocess.Popen(
         command,
         cwd=folder,

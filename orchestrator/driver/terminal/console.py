@@ -1,4 +1,5 @@
-"""The standard streams, which a run outlives: a terminal is closed, `| head` has read enough, the disk of the log is full."""
+"""The standard streams, which may end before the run does: a terminal is closed, `| head` has read enough, a disk is
+full."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any, TextIO
 
 
 class Lasting:
-    """Stands for a stream to people. What it does not take any more is dropped: that is no reason to lose the work."""
+    """A stream to people whose failures are ignored: a closed terminal is no reason to end a run."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -39,8 +40,8 @@ def prepare() -> None:
 
 
 def answer(text: str, code: int) -> int:
-    """Write what programs read to stdout, whole. The exit code: `code`, but 1 where that was 0 and the text is lost. Who has
-    read enough has lost nothing."""
+    """Write the result for programs to stdout, whole. Returns the exit code: `code`, but 1 where that was 0 and the
+    text was lost. A reader that closed the pipe early has lost nothing."""
     try:
         print(text, flush=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""One calm display on stderr: a bar on a terminal, a plain line now and then otherwise."""
+"""The progress display on stderr: a bar on a terminal, a plain line now and then otherwise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Progress(Protocol):
 
 
 def for_stream(stream: TextIO | None = None) -> Progress:
-    """A bar where `stream` (stderr) is a terminal, plain lines elsewhere."""
+    """The display for `stream` (stderr): a bar on a terminal, plain lines elsewhere."""
     stream = cast(TextIO, Lasting(stream or sys.stderr))
     return Bar(stream) if stream.isatty() else Plain(stream)
 
@@ -56,7 +56,7 @@ class Plain:
         self._stream = stream
         self._steps = 0
         self._said_at = time.monotonic()
-        self._first: tuple[int, float] | None = None  # steps done and time when the first news came
+        self._first: tuple[int, float] | None = None  # steps done, and the time, at the first report
 
     def start(self, steps: int) -> None:
         self._steps = steps

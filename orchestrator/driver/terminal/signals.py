@@ -1,5 +1,5 @@
-"""SIGINT, SIGTERM and SIGHUP (a terminal that was closed) only post an event (rule D8); a second one of the same kind ends the
-process at once. Before there is a run that could hear of it, they interrupt what a command prepares."""
+"""SIGINT, SIGTERM and SIGHUP (a terminal that was closed) only post an event (rule D8); a second one of the same kind
+ends the process at once. Before a run exists that could receive the event, they interrupt what a command prepares."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class PendingSignal:
         self.signal: str | None = None
 
     def watch(self) -> None:
-        """Post the signals from now on. Ray takes SIGTERM for itself when it starts, so this is called again after that."""
+        """From now on signals are posted here. Ray takes SIGTERM for itself when it starts, so this is called again
+        after that."""
         if self.signal is None and threading.current_thread() is threading.main_thread():  # others get no signals
             _handle(self._post)
 
@@ -29,7 +30,8 @@ class PendingSignal:
 
 
 def interrupt() -> None:
-    """From now on they raise KeyboardInterrupt, with the signal's name: while nothing runs yet that could end in order."""
+    """From now on signals raise KeyboardInterrupt with the signal's name: while no run exists that could be ended in
+    order."""
     if threading.current_thread() is threading.main_thread():
         _handle(_interrupt)
 
@@ -46,13 +48,14 @@ def _handle(handler: Callable[[int, FrameType | None], None]) -> None:
 
 
 def _leave(number: int) -> None:
-    """To the second one. A terminal hangs up more than once, the shell for its jobs and the system for the group."""
+    """Let a second signal of this kind end the process. Further SIGHUPs are ignored instead, since a closed terminal
+    sends more than one: the shell to its jobs, and the system to the group."""
     signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else signal.SIG_DFL)
 
 
 @contextmanager
 def posted() -> Iterator[PendingSignal]:
-    """Inside the block the signals are posted; behind it they are handled as before."""
+    """Within the block signals are posted; after it they are handled as before."""
     before = {number: signal.getsignal(number) for number in WATCHED}
     pending_signal = PendingSignal()
     pending_signal.watch()

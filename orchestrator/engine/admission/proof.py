@@ -1,8 +1,8 @@
 """Admission by proof (rule B4): a worker shows that it computes the bits of the others before it may take part.
 
-Micro-batch 0 is computed, then micro-batch 1, then 0 again, where a pipeline that keeps state betrays itself: by other bits, or
-by what it holds. The same is asked of validation batches, since decisions may follow from metrics; so a fault in metrics() is
-told before the training, not after it.
+Micro-batch 0 is computed, then micro-batch 1, then 0 again, which exposes a pipeline that keeps state: by other bits,
+or by what has changed in its objects. The same is done with validation batches, since decisions may follow from
+metrics; so an error in metrics() is reported before the training and not after it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def reference(workload: Workload, replica: Replica) -> str:
 
 
 def _prove(workload: Workload, what: str, batches: range, compute: Callable[[int], str | None]) -> str | None:
-    """What `compute` gives for batch 0, each time. None: for one of the batches it gives nothing. Raises Inconsistent."""
+    """What `compute` returns for batch 0, which has to be the same each time; None where it returns None for one of the
+    batches. Raises Inconsistent."""
     if not batches:
         return None
     results = [compute(batches[0])]
@@ -100,7 +101,7 @@ def _fingerprint(workload: Workload, replica: Replica, shard: int) -> str | None
 
 
 def _evaluated(workload: Workload, replica: Replica, batch: int) -> str:
-    """The numbers of a validation batch, to the bit."""
+    """The numbers of a validation batch, bit for bit."""
     results = evaluation.compute(workload, replica, [batch], len(workload.evaluation_batches), -1, lambda: None)
     if results.fault is not None:
         raise results.fault[1]

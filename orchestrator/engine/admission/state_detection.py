@@ -1,7 +1,7 @@
 """What a pipeline keeps between batches, found by looking at it before and after a batch is computed again.
 
 State that matters only later (a curriculum that counts batches, an augmentation that is rarely drawn) changes no bit of the
-first micro-batches, so computing them again does not betray it. Looked for are
+first micro-batches, so computing them again does not expose it. These are looked at:
 
     generators  of numpy, `random` and torch, wherever the pipeline, its model, its datasets or their modules hold one
     numbers     in attributes with public names of the pipeline and of the model's layers, in globals, and in containers there
@@ -32,7 +32,7 @@ Observations = dict[str, tuple[bool, bytes]]  # by its place: whether it is stat
 
 
 def look(roots: Mapping[str, Any], model: torch.nn.Module) -> Observations:
-    """At everything that these objects keep now, by their names, among them "pipeline" and its model."""
+    """The present state of everything that these objects hold. roots: by name, among them "pipeline" and its model."""
     walk = _Walk(model)
     for name, root in roots.items():
         walk.through(name, root, counts=not name.rpartition(".")[2].startswith("_"))
@@ -47,7 +47,7 @@ def grown(first: Observations, second: Observations, third: Observations) -> dic
 
 
 class _Walk:
-    """Depth first through attributes and small containers, each object once."""
+    """A depth-first walk through attributes and small containers that visits each object once."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.found: Observations = {}
@@ -106,7 +106,7 @@ def _items(container: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _state(value: Any) -> bytes | None:
-    """Of a generator of random numbers; None for anything else."""
+    """The state of a generator of random numbers; None for anything else."""
     if isinstance(value, torch.Generator):
         return value.get_state().numpy().tobytes()
     if isinstance(value, random.Random):
@@ -119,7 +119,7 @@ def _state(value: Any) -> bytes | None:
 
 
 def _content(array: Any) -> bytes | None:
-    """None for what holds no numbers, or not one beside the other; what lies on a GPU is copied from there."""
+    """A hash of an array's elements. None where they are not numbers in strided memory; an array on a GPU is copied."""
     if isinstance(array, torch.Tensor):
         if array.layout != torch.strided or array.is_meta or array.is_quantized:
             return None

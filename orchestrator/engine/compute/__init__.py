@@ -1,1 +1,1 @@
-"""What a worker computes: micro-batches, gradients, evaluations, the state that results."""
+"""What a worker computes: micro-batches, gradients, evaluations, and the state that follows."""

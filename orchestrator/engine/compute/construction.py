@@ -1,5 +1,6 @@
-"""Pipeline, model and optimizer of a run: made under its seed, and checked. Each worker does so; before that the driver does it
-once (`rehearse`), so that what every worker would refuse is refused before anything is started.
+"""Building and checking the pipeline, the model and the optimizer of a run, under its seed. Each worker does so; before
+that the driver does it once (`rehearse`), so that what every worker would refuse is refused before anything is started
+(law 7).
 
 What it does not do: read data, or compute.
 """
@@ -37,7 +38,7 @@ def make_pipeline(kind: type[Pipeline], args: Mapping[str, Any], seed: int) -> P
 
 
 def make_model(pipeline: Pipeline, seed: int) -> torch.nn.Module:
-    """In training mode."""
+    """The pipeline's model, in training mode."""
     with naming("model()"), seeded(seed, "model"):
         model: Any = pipeline.model()
     if not isinstance(model, torch.nn.Module):
@@ -66,10 +67,10 @@ def make_optimizer(pipeline: Pipeline, model: torch.nn.Module, plan: Plan) -> to
 
 
 def rehearse(plan: Plan) -> list[str]:
-    """Make all three, check them as a worker does, and let go of them; what a person should know of them, a sentence each.
+    """Build all three, check them as a worker does, and release them; returns notes for a person, a sentence each.
 
-    The data sets are not made, which may take long. What the pipeline itself raises is left to the workers, for it may want
-    what `datasets` finds. Raises ConfigurationError; leaves the process as it was.
+    The data sets are not made, which may take long. What the pipeline itself raises is left to the workers, since it
+    may depend on what `datasets` finds. Raises ConfigurationError; leaves the process as it was.
     """
     try:
         with left_as_it_was(), warnings.catch_warnings(), open(devnull, "w") as nowhere, redirect_stdout(nowhere):
@@ -167,7 +168,8 @@ def _refuse_tensors(model: torch.nn.Module) -> None:
 
 
 def _refuse_shared_memory(model: torch.nn.Module) -> None:
-    """Parameters move, and would leave whatever shares their memory behind. Buffers may share it among themselves."""
+    """Raises PipelineRaised for parameters that share memory: they are moved, and would be separated. Buffers may share
+    memory among themselves."""
     owners: dict[int, str] = {}
     for name, parameter in model.named_parameters():
         owner = owners.setdefault(_address(parameter), name) if parameter.numel() else name

@@ -1,8 +1,10 @@
-"""Evaluation on the validation set, spread over the workers, with a result free of their number (rule A6).
+"""Evaluation on the validation set, divided among the workers, with a result that does not depend on their number (rule
+A6).
 
-Validation batch j belongs to shard j modulo the number of shards and so to that shard's host. Each batch fills its own row of
-slots; the rows are combined by maximum and reduced with `math.fsum`. Two walks: the first tells how many metrics there are,
-whether all have the same names and whether a batch failed; the second carries the rows, and the names for who has no batch.
+Validation batch j belongs to shard j modulo the number of shards and so to that shard's host. Each batch fills its own
+row of slots; the rows are combined by maximum and reduced with `math.fsum`. There are two exchanges: the first agrees
+on how many metrics there are, whether all have the same names and whether a batch failed; the second carries the rows,
+and the names for members without a batch.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ import torch
 from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.workload import Workload
 from orchestrator.engine.exchange.collectives import EVALUATION, EVALUATION_VOTE, Exchange
-from orchestrator.engine.exchange.step_report import EMPTY, Withdrawn, from_slots, to_slots
+from orchestrator.engine.exchange.step_report import EMPTY, from_slots, to_slots
+from orchestrator.engine.member.generation import Withdrawn
 from orchestrator.errors import OrchestratorError, PipelineRaised
 from orchestrator.pipeline import naming
 
@@ -29,7 +32,7 @@ _FIXED = 3  # loss, its weight, rows; the metrics follow
 
 
 class Results:
-    """What one member computed: the names of the metrics, a row of values per batch, or the fault that stopped it."""
+    """What one member computed: the names of the metrics, a row of values per batch, or the error that stopped it."""
 
     def __init__(self) -> None:
         self.names: list[str] | None = None
@@ -77,7 +80,8 @@ def _restoring(replica: Replica) -> Iterator[None]:
 
 @contextmanager
 def _in_eval_mode(model: torch.nn.Module) -> Iterator[None]:
-    """Afterwards every module is in the mode it was in: a pipeline may keep some of them frozen."""
+    """Within the block the model is in evaluation mode; afterwards every module is in the mode it was in, since a
+    pipeline may keep some of them frozen."""
     with naming("eval() of the model"):
         modes = [(module, module.training) for module in model.modules()]
         model.eval()
@@ -155,12 +159,12 @@ def _from_words(words: list[int]) -> list[str]:
 
 
 def _hash(names: list[str]) -> int:
-    """63 bits."""
+    """A hash of the names, 63 bits."""
     return int.from_bytes(hashlib.blake2b(repr(names).encode(), digest_size=8).digest(), "little") >> 1
 
 
 def _mean(values: list[tuple[float, float]]) -> float:
-    """The weighted mean; not a number where the model's values are not, which evaluation reports and does not judge."""
+    """The weighted mean; NaN where a value is not finite, which evaluation reports and does not judge."""
     values = [(value, weight) for value, weight in values if weight > 0]
     total = math.fsum(weight for _, weight in values)
     if not all(math.isfinite(value) for value, _ in values):

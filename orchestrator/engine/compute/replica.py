@@ -33,8 +33,8 @@ _IN_MODEL = "make all layers in model(): what comes later is not trained, and no
 
 
 class Replica:
-    """Owns the model, and has it moved to where it computes. Parameters are moved into one flat buffer there, each at a 64-byte
-    boundary.
+    """One worker's copy of the model, prepared for exact exchange. It owns the model and moves it to the device that
+    computes; parameters are moved into one flat buffer there, each at a 64-byte boundary.
 
     Raises PipelineRaised for models that cannot be trained exactly, naming the tensor and the remedy.
     """
@@ -80,15 +80,15 @@ class Replica:
         self._watch([piece for turn in self._turns for piece in itertools.islice(turn, _PIECES)])
 
     def begin_shard(self) -> None:
-        """The step's buffers again, and no gradients."""
+        """Reset the buffers to those of the step, and drop all gradients."""
         if self._start:
             torch._foreach_copy_([*self.statistics, *self.counters.values()], self._start)
         for parameter in self._parameters.values():
             parameter.grad = None
 
     def give_up_shard(self) -> None:
-        """The step's buffers again, behind whatever happened. A GPU that has failed copies nothing any more: what it failed of
-        is the error to tell, and where none is under way, whatever comes next raises it."""
+        """Reset the buffers to those of the step after whatever happened. A GPU that has failed copies nothing any
+        more: its error is reported already, or is raised by whatever is done next."""
         with suppress(torch.AcceleratorError):
             self.begin_shard()
 
@@ -132,7 +132,7 @@ class Replica:
         return [name for name, counter in self.counters.items() for _ in range(counter.numel())]
 
     def adopt(self, statistics: Sequence[torch.Tensor | None], counters: Sequence[int]) -> None:
-        """Take the step's agreed buffers over; None: no shard touched it. The next step starts from them."""
+        """Set the buffers to the agreed values of the step; None: no shard changed it. The next step starts from them."""
         for buffer, agreed, start in zip(self.statistics, statistics, self._start, strict=False):
             buffer.copy_(start if agreed is None else agreed)
         position = 0
@@ -143,7 +143,8 @@ class Replica:
         self.begin_step()
 
     def _watch(self, pieces: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """All parameters stay what they are until the step is applied, and these pieces of them are compared."""
+        """Remember all parameters' versions, and copies of these pieces, to see whether they change before the step is
+        applied."""
         self._marks = _marks(self._parameters.values())
         views = {
             piece.data_ptr(): (name, piece.view(torch.int32)) for name, piece in pieces

@@ -1,7 +1,7 @@
-"""What a shard contributes to a step: the gradient of its micro-batch, and what a transform before the sum makes of it.
+"""What a shard contributes to a step: the gradient of its micro-batch, after the transforms before the sum.
 
-The seam for other contributions (local steps, compression): each gives a loss, a weight and tensors of the layout, or None
-where a shard has nothing to contribute, and keeps its state in `ShardStates`.
+This is the interface for other contributions (local steps, compression): each returns a loss, a weight and tensors of
+the layout, or None where a shard has nothing to contribute, and keeps its state in `ShardStates`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from orchestrator.updates.transforms import Chain
 
 
 class Contribution(NamedTuple):
-    """loss: the mean over the micro-batch; tensors: in the order of the layout, None for a parameter without gradient."""
+    """What one shard contributes. loss: the mean over the micro-batch; tensors: in the order of the layout, None for a
+    parameter without gradient."""
 
     loss: float
     weight: float
@@ -26,7 +27,7 @@ class Contribution(NamedTuple):
 
 
 class ShardGradients:
-    """before: applied to a shard's gradients, with a state per shard."""
+    """Computes the contributions of shards. before: transforms of a shard's gradients, with a state per shard."""
 
     def __init__(self, workload: Workload, replica: Replica, before: Chain) -> None:
         self._workload = workload
@@ -35,12 +36,12 @@ class ShardGradients:
         self.states = ShardStates(lambda: before.init(replica.parameters))
 
     def plan(self, step: int, shards: Sequence[int]) -> None:
-        """These are computed next."""
+        """Prepare for these micro-batches, which are computed next."""
         self.states.discard()
         self._workload.plan(step, shards)
 
     def compute(self, step: int, shard: int) -> Contribution | None:
-        """Raises PipelineRaised, NonFinite."""
+        """The contribution of a shard. Raises PipelineRaised, NonFinite."""
         self._replica.begin_shard()
         computed = self._workload.loss(step, shard)
         self._replica.check_shard()

@@ -1,7 +1,7 @@
-"""What shards keep from step to step, by shard: that of the hosted ones, changed only when a step commits.
+"""State that belongs to a shard and is kept from step to step by its host; it changes only when a step commits.
 
-A shard's state is computed with its contribution, before the vote; written then, it would be ahead of a step that is repeated
-or given up. So it is staged, and takes effect with the step.
+A shard's state is computed with its contribution, before the vote; stored then, it would be ahead of a step that is
+repeated or given up. So it is staged, and takes effect with the step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ State = Mapping[str, torch.Tensor]
 
 
 class ShardStates:
-    """initial: of a shard that has had no step yet."""
+    """The states of the hosted shards. initial: the state of a shard that has had no step yet."""
 
     def __init__(self, initial: Callable[[], State]) -> None:
         self._initial = initial
@@ -22,13 +22,13 @@ class ShardStates:
         self._staged: dict[int, State] = {}
 
     def of(self, shard: int) -> State:
-        """As of the last committed step."""
+        """The shard's state after the last committed step."""
         if shard not in self._rows:
             self._rows[shard] = self._initial()
         return self._rows[shard]
 
     def stage(self, shard: int, state: State) -> None:
-        """What it is from the present step on, if that commits."""
+        """Set the shard's state if the present step commits."""
         self._staged[shard] = state
 
     def commit(self) -> None:
@@ -36,9 +36,9 @@ class ShardStates:
         self._staged = {}
 
     def discard(self) -> None:
-        """What is staged: the step is repeated, or given up."""
+        """Drop what is staged: the step is repeated, or given up."""
         self._staged = {}
 
     def keep(self, shards: Iterable[int]) -> None:
-        """From now on only these are hosted."""
+        """Keep only the states of these shards, which are hosted from now on."""
         self._rows = {shard: self._rows[shard] for shard in shards if shard in self._rows}

@@ -2,7 +2,7 @@
 
     model/<name>                       parameters, frozen ones too; buffers, also those that state_dict leaves out; tied once
     optimizer/state/<parameter>/<key>  the optimizer's tensors; its groups and other values stand in State.values
-    run state/...                         tensors of the run state, if it has any
+    run_state/...                      tensors of the run state, if it has any
 
 torch's own `Optimizer.load_state_dict` is not used: it casts state to the dtype of the parameter, so float64 state comes back
 rounded, and it hands tensors over without a copy. Here a state has to fit exactly, or nothing is changed.
@@ -28,8 +28,9 @@ _MODEL = "model/"
 
 
 def capture(model: torch.nn.Module, optimizer: torch.optim.Optimizer, run_state: RunState) -> TrainingState:
-    """The state as views of what is in use: read it before the next step changes it. Its parameters and the optimizer's tensors
-    are steady; buffers change while a step is computed, and what is on a GPU is copied at once, in the order of its stream.
+    """The state as views of the tensors in use: read it before the next step changes it. Parameters and the optimizer's
+    tensors are steady; buffers change while a step is computed, and what is on a GPU is copied at once, in the order of
+    its stream.
 
     Raises RunFailed for what a checkpoint cannot hold, naming its place.
     """
@@ -45,8 +46,8 @@ def capture(model: torch.nn.Module, optimizer: torch.optim.Optimizer, run_state:
 def restore(state: TrainingState, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> RunState:
     """Put a captured state into a model and an optimizer built the same way; returns the run state.
 
-    The model's tensors are written in place, the optimizer gets tensors of its own. Raises Inconsistent, naming what does not
-    fit; model and optimizer are untouched then.
+    The model's tensors are written in place, the optimizer gets tensors of its own. Raises Inconsistent, naming what
+    does not fit; model and optimizer are unchanged then.
     """
     targets = {_MODEL + name: tensor for name, tensor in _model_tensors(model)}
     _check_model(targets, {name: t for name, t in state.tensors.items() if name.startswith(_MODEL)})
@@ -65,8 +66,8 @@ def _model_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
 
 
 def _write(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Also into a buffer that was expanded: of a dimension with stride 0 there is one element, and torch refuses to write it
-    several times."""
+    """Copy the source into the target, which may be an expanded buffer: of a dimension with stride 0 there is one
+    element, and torch refuses to write it several times."""
     for dimension, stride in enumerate(target.stride()):
         if stride == 0 and target.shape[dimension] > 1:
             target, source = target.narrow(dimension, 0, 1), source.narrow(dimension, 0, 1)
@@ -78,7 +79,7 @@ def _names(model: torch.nn.Module) -> dict[torch.Tensor, str]:
 
 
 def _optimizer_tree(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Everything of an optimizer, with parameters by their names."""
+    """All values of an optimizer, with parameters by their names."""
     names = _names(model)
     return {
         "name": type(optimizer).__name__,

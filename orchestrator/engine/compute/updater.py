@@ -1,5 +1,5 @@
-"""The update of a worker's replica by a summed gradient: transforms after the sum, learning rate, optimizer, buffers. The
-same at every worker."""
+"""The update of a worker's replica by a summed gradient: transforms after the sum, learning rate, optimizer, buffers.
+It is the same at every worker."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from orchestrator.updates.transforms import Chain
 
 
 class Updater:
-    """Built when the optimizer still has the rates that it was made with; started once the length of the run is known."""
+    """Applies summed gradients to a replica. Built while the optimizer still has the rates that it was made with;
+    started once the length of the run is known."""
 
     def __init__(self, workload: Workload, replica: Replica, optimizer: torch.optim.Optimizer, update: Update) -> None:
         self._workload = workload
@@ -30,7 +31,7 @@ class Updater:
         self._rate: Callable[[int, int], float] = lambda _step, _reductions: 1.0
 
     def start(self, steps: int) -> None:
-        """The run has this length."""
+        """Set the length of the run."""
         workload, schedule = self._workload, self._schedule
         epoch = workload.order.steps_per_epoch
         if workload.has_rate:
@@ -40,7 +41,7 @@ class Updater:
             self._rate = lambda step, reductions: factor(schedules.Moment(step, steps, warmup, reductions, epoch))
 
     def options(self) -> list[dict[str, object]]:
-        """Of the optimizer, to see whether somebody changes them."""
+        """The optimizer's options, to see whether anything changes them."""
         return optimizers.options(self.optimizer)
 
     def apply(
@@ -51,8 +52,8 @@ class Updater:
         counters: Sequence[int],
         result: torch.Tensor,
     ) -> None:
-        """agreed: views of `result`, in the order of the layout, None where no shard had anything; counters: the integer
-        buffers' values; reductions: of the plateau schedule so far."""
+        """agreed: views of `result`, in the order of the layout, None where no shard had anything (rule A7); counters: the
+        values of the integer buffers; reductions: how often the plateau schedule has lowered the rate."""
         self._replica.forget()
         count = len(self._replica.parameters)
         gradients, self.state = self._after.update(agreed[:count], self.state)

@@ -1,7 +1,7 @@
-"""The user's side of a step: batches from the pipeline's datasets, losses and metrics from its functions, faults by name.
+"""The calls into the user's pipeline: batches from its datasets, losses and metrics from its functions, errors by name.
 
-Everything that calls the user's code stands here, so that every exception of it is turned into one PipelineRaised that names
-the place, with the user's own frames in the message and the full traceback in `details`.
+All calls of the user's code in a step are here, so that every exception of it becomes one PipelineRaised that names the
+step and the shard, with the user's own frames in the message and the full traceback in `details`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from orchestrator.errors import NonFinite, PipelineRaised
 from orchestrator.numerics import streams
 from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.pipeline import Pipeline, has_rate, naming, takes_step
+from orchestrator.plan import Data, Run
 from orchestrator.updates import optimizers
 from orchestrator.updates.optimizers import kept_aside
 
@@ -30,7 +31,7 @@ _SMALLEST_WEIGHT, _LARGEST_WEIGHT = 1e-100, 1e100  # so that no product with a f
 
 
 class _MicroBatch(NamedTuple):
-    """What it holds, how messages call it, and the seeds for reading it and for computing it."""
+    """A micro-batch: its samples, how messages call it, and the seeds for reading it and for computing it."""
 
     key: Key
     where: str
@@ -41,32 +42,23 @@ class _MicroBatch(NamedTuple):
 class Workload:
     """Micro-batches and evaluation batches of one run. Built under the run's seed; raises PipelineRaised."""
 
-    def __init__(
-        self,
-        pipeline: type[Pipeline],
-        args: dict[str, Any],
-        *,
-        seed: int,
-        batch_size: int,
-        shards: int,
-        precision: str = "float32",
-        staging: Staging | None = None,
-    ) -> None:
-        self._seed = seed
-        self._mixed = precision == "bfloat16"
+    def __init__(self, kind: type[Pipeline], run: Run, data: Data, staging: Staging | None = None) -> None:
+        """kind: the class that `run.pipeline` names."""
+        self._seed = seed = run.seed
+        self._mixed = run.compute.precision == "bfloat16"
         self._staging = staging or Direct()
         self._loaders: Loaders | None = None
         self._planned: dict[tuple[int, int], _MicroBatch] = {}
-        self.pipeline = construction.make_pipeline(pipeline, args, seed)
+        self.pipeline = construction.make_pipeline(kind, run.pipeline.args, seed)
         with naming("reading the parameters of loss()"):
             self._takes_step = takes_step(self.pipeline)
         with naming("datasets()"), streams.seeded(seed, "datasets"):
             self._train, self._validation = self._datasets()
         self.model = construction.make_model(self.pipeline, seed)
-        self.order = Order(seed, _length(self._train, "training"), batch_size, shards)
+        self.order = Order(seed, _length(self._train, "training"), data.batch_size, data.shards)
         self._sampler = Sampler(self.order)
         held_out = 0 if self._validation is None else _length(self._validation, "validation")
-        self.evaluation_batches = evaluation_batches(held_out, max(1, batch_size // shards))
+        self.evaluation_batches = evaluation_batches(held_out, max(1, data.batch_size // data.shards))
 
     @property
     def training_data(self) -> Any:
@@ -92,7 +84,7 @@ class Workload:
         return factor
 
     def held(self) -> dict[str, Any]:
-        """All objects of the user's, by names for messages; and the globals of the modules that their classes are in."""
+        """All objects of the user's, by names for messages, and the globals of the modules that define their classes."""
         held = {"pipeline": self.pipeline, "model": self.model, "train": self._train, "validation": self._validation}
         names = sorted({type(each).__module__ for each in held.values()})
         modules = [(name, sys.modules.get(name)) for name in names]
@@ -100,18 +92,18 @@ class Workload:
         return held | {f"{name}.{key}": value for name, found in written for key, value in found.items()}
 
     def fetch_ahead(self, loaders: Loaders, shards: Sequence[int], steps: int) -> None:
-        """From now on, training batches come from `loaders`, for a worker that hosts `shards` in a run of `steps`."""
+        """Take training batches from `loaders` from now on, for a worker that hosts `shards` in a run of `steps`."""
         self._loaders, self._hosted, self._steps = loaders, tuple(shards), steps
 
     def prove(self, loaders: Loaders) -> None:
-        """Raises Inconsistent where these read other samples than this process does."""
+        """Raises Inconsistent where the loaders read other samples than this process does."""
         shards = range(self.order.shards)
         first = next(found for shard in shards if (found := self._micro_batch(0, shard)).key.indices)
         loaders.prove(first.key, self._read(first))
 
     def plan(self, step: int, shards: Sequence[int]) -> None:
-        """Work out together what these micro-batches hold and how they are seeded. Between two of them a backward pass drives
-        that code out of the processor's cache, and it takes ten times as long."""
+        """Prepare the samples and seeds of these micro-batches together: between two backward passes the same code
+        takes ten times as long, because it has been evicted from the processor's cache."""
         self._planned = {(step, shard): self._micro_batch(step, shard) for shard in shards}
 
     def loss(self, step: int, shard: int) -> tuple[float, float] | None:
@@ -225,7 +217,7 @@ class Workload:
 
 
 def _is_written_here(module: Any) -> bool:
-    """Rather than installed."""
+    """Whether the module is part of a project, and not an installed package."""
     file = getattr(module, "__file__", None)
     return file is not None and "site-packages" not in file
 
@@ -252,7 +244,7 @@ def _length(dataset: Any, which: str) -> int:
 
 
 def _mean_and_weight(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, float]:
-    """What loss() returned, checked: a scalar float tensor, alone or with its weight."""
+    """What loss() returned, checked: a scalar float tensor, alone or with its weight (rule A5)."""
     loss, weight = returned if isinstance(returned, Sequence) and len(returned) == 2 else (returned, rows)
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         raise PipelineRaised(

@@ -1,14 +1,15 @@
-"""Walking a schedule over a transport: every member runs its program (`topologies.schedule.program`) and so all get one result.
+"""Collective operations: every member runs its program of the schedule (`topologies.schedule.program`) over a
+transport.
 
-Three kinds of walk. `maximum` combines small int64 vectors by their elementwise maximum: votes, magnitudes, scalars in slots.
-`total` sums the flat float64 contributions chunk by chunk; the owner of a chunk divides, casts to float32 and fingerprints it
-once, and only float32 travels back. `add_up` does that for any memory, also for one of integers, whose sums stay what they
-are. `gather` brings every worker's payload, of any length, to every worker. All are free of order, so any schedule gives the
-same bits.
+`maximum` combines small int64 vectors by their elementwise maximum: votes, magnitudes, scalars in slots. `total` sums
+the flat float64 contributions chunk by chunk; the owner of a chunk divides, casts to float32 and fingerprints it once,
+and only float32 travels back. `add_up` does that for any memory, also for one of integers, whose sums stay what they
+are. `gather` brings every worker's payload, of any length, to every worker. No result depends on the order of messages,
+so any schedule gives the same bits.
 
-Memory, per member (rule C1): `contribution` is written by the compute phase, `partial` only by this module and only by members
-that add before they hand on, and `result` once: whoever writes the next one has heard from everybody that the last one was read
-(`tests/topologies/test_happens_before.py`).
+Memory, per member (rule C1): `contribution` is written by the compute phase, `partial` only by this module and only by
+members that add before they hand on, and `result` once: whoever writes the next one has heard from everybody that the
+last one was read (`tests/topologies/test_happens_before.py`).
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ VOTE, SUM, EVALUATION_VOTE, EVALUATION, END, STATE_TRANSFER = range(6)  # phases
 
 
 class Memory:
-    """The regions of one member; they outlive generations.
+    """The memory regions of one member, which outlive generations.
 
-    sums: of what kind they are. contribution: of the dtype of the sums, of the layout's size, of a server none; result: of
-    the dtype of their results, of the layout's size; partial: of the first, as much as the generations so far have needed.
-    finished: the fingerprint of the present step's result where a worker that is alone has written it already; else None.
+    sums: what kind of sums they hold. contribution: of the dtype of the sums and of the layout's size, empty for a
+    server; result: of the dtype of their results, of the layout's size; partial: of the dtype of the sums, as large as
+    the generations so far have needed. finished: the fingerprint of the present step's result where a worker that is
+    alone has written it already; else None.
     """
 
     def __init__(self, layout: Layout, regions: Regions, *, sums: exact.Sums, contributes: bool = True) -> None:
@@ -47,8 +49,8 @@ class Memory:
         self._regions = regions
 
     def suit(self, schedule: Schedule, rank: int) -> None:
-        """Have what this member needs in a generation. Before its peers connect, for those map the regions that are there then;
-        those of the last generation are not connected any more."""
+        """Allocate what this member needs in a generation. Called before its peers connect, since they map the regions
+        that exist then; those of the last generation are not connected any more."""
         needed = sum(place.stop - place.start for place in partial_places(self.layout, schedule, rank).values())
         if needed > self.partial.numel():
             self._regions.free(self.partial)
@@ -57,7 +59,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Moment:
-    """When a walk happens: the part of a tag that all its messages share."""
+    """When a collective call happens: the part of a tag that all its messages share."""
 
     generation: int
     step: int
@@ -69,14 +71,14 @@ class Moment:
 
 
 class Way(NamedTuple):
-    """What one member does to add up vectors of one size, where their chunks lie, and where its sums of them."""
+    """How one member adds up vectors of one size: the borders of chunks, its actions, and where its partial sums lie."""
 
     borders: tuple[int, ...]
     actions: tuple[Action, ...]
     partial_places: dict[int, slice]
 
     def place(self, memory: Memory, region: Region | Base, chunk: int) -> torch.Tensor:
-        """Where this chunk lies."""
+        """The memory of this chunk in that region."""
         if region == "partial":
             return memory.partial[self.partial_places[chunk]]
         whole = memory.contribution if region == "contribution" else memory.result
@@ -84,7 +86,8 @@ class Way(NamedTuple):
 
 
 class Exchange:
-    """One member's part in one generation. Raises what the transport raises: PeerLost, DeadlineExceeded."""
+    """One member's collective operations in one generation. They raise what the transport raises: PeerLost,
+    DeadlineExceeded."""
 
     def __init__(
         self, schedule: Schedule, rank: int, generation: int, transport: Transport, memory: Memory, timeout_s: float

@@ -35,7 +35,7 @@ def partial_places(layout: Layout, schedule: Schedule, rank: int) -> dict[int, s
 
 
 def region_bytes(layout: Layout, schedule: Schedule, rank: int, sums: exact.Sums) -> int:
-    """What the regions of this member hold in a generation, if it is its first."""
+    """The size of this member's regions in a generation, if it is its first."""
     kept: int = sum(place.stop - place.start for place in partial_places(layout, schedule, rank).values())
     contributed = layout.size if rank < schedule.workers else 0
     return (contributed + kept) * sums.dtype.itemsize + layout.size * sums.result.itemsize
@@ -75,11 +75,11 @@ def _megabytes(size: int) -> str:
 
 
 def completes(action: Add, following: Action | None) -> bool:
-    """Whether this is the last addition to a chunk that is finished at once, so that both can be done in one go."""
+    """Whether this is the last addition to a chunk that is finished at once, so that both are done in one pass."""
     finishes = isinstance(following, Finish) and (following.chunk, following.base) == (action.chunk, "partial")
     return finishes and action.base != "nothing"
 
 
 def filled(borders: tuple[int, ...]) -> frozenset[int]:
-    """The chunks that hold anything; a small model leaves some empty."""
+    """The chunks that are not empty; a small model leaves some empty."""
     return frozenset(chunk for chunk in range(len(borders) - 1) if borders[chunk] < borders[chunk + 1])

@@ -38,7 +38,7 @@ def give(
     entries: list[Entry],
     timeout_s: float,
 ) -> None:
-    """Hand this state to all recipients. Raises what the transport raises."""
+    """Send this state to all recipients. Raises what the transport raises."""
     header = torch.frombuffer(bytearray(_header(state, entries)), dtype=torch.uint8)
     hashed = hashlib.sha256()
     number = 0
@@ -53,8 +53,8 @@ def give(
 
 
 def take(transport: Transport, generation: int, donor: int, timeout_s: float) -> tuple[TrainingState, list[Entry]]:
-    """The state that the donor hands over, with memory of its own, and the entries beside it. Raises PeerLost too when what
-    came is not what was sent, and what the transport raises."""
+    """The state that the donor sends, in memory of its own, and the entries sent with it. Raises PeerLost also when its
+    digest is wrong, and what the transport raises."""
     stream = _Stream(transport, generation, donor, timeout_s)
     first, length = stream.next()
     text = stream.fill(torch.empty(length, dtype=torch.uint8), first)
@@ -67,7 +67,7 @@ def take(transport: Transport, generation: int, donor: int, timeout_s: float) ->
     expected = stream.digest()
     came, _ = stream.next()
     if came.numpy().tobytes() != expected:
-        raise PeerLost(donor, "the state that it handed over came altered")
+        raise PeerLost(donor, "the state that it sent arrived altered")
     return TrainingState(header["values"], tensors), header["entries"]
 
 
@@ -86,7 +86,7 @@ def _hand(
 
 
 class _Stream:
-    """The recipient's end."""
+    """The receiving end of a state transfer."""
 
     def __init__(self, transport: Transport, generation: int, donor: int, timeout_s: float) -> None:
         self._transport = transport

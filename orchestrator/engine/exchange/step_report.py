@@ -1,17 +1,17 @@
-"""What the members of a generation tell each other before any gradient moves: one int64 vector, combined by maximum (rule A4).
+"""What the members of a generation report before any gradient moves: one int64 vector, combined by maximum (rule A4).
 
-A maximum is associative and commutative, so the agreed vector is the same for every schedule and every number of workers.
-Everything that has to be agreed is put into that form:
+A maximum is associative and commutative, so the agreed vector is the same for every schedule and every number of
+workers. Everything that has to be agreed on is encoded for that:
 
     failing shard     shards - shard, so that the first failing shard wins
     evaluate          1 where a member's clock says that an evaluation is due
-    halt              what is asked for at the end of the step, a `heartbeat.Halt`
-    save              1 where a member's clock, or somebody through it, asks for a checkpoint
-    busy              1 where a member's writer of checkpoints still works
+    halt              what is requested for the end of the step, a `heartbeat.Halt`
+    save              1 where a member's clock, or the controller through it, requests a checkpoint
+    busy              1 where a member's writer of checkpoints is still working
     magnitudes        bits of the largest weighted element, per tensor of the layout; ABSENT where no shard contributes
     present           1 per tensor of the layout that some shard has a gradient for, or has changed
     weights, losses   one slot per shard, the bits of a float64; EMPTY everywhere but at the shard's host
-    counters          each value and its complement, so that consensus is seen as maximum == minimum
+    counters          each value and its complement, so that members agree where maximum == minimum
 """
 
 from __future__ import annotations
@@ -32,10 +32,6 @@ _INTEGER, _FLOAT = struct.Struct("<q"), struct.Struct("<d")
 EMPTY = -(2**63)  # below the bits of every float64 but -0.0, which `to_slots` never produces
 
 
-class Withdrawn(Exception):
-    """This member stops because another member's shard failed; that member tells the story."""
-
-
 @dataclass(frozen=True)
 class Shape:
     """The lengths that every member of a run knows: shards, tensors of the layout, counter values."""
@@ -47,7 +43,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Requests:
-    """What a member asks of the others beside the step itself; combined, what all of them will do."""
+    """What a member requests beside the step itself; combined, what all of them will do."""
 
     evaluate: bool = False
     halt: Halt = Halt.NONE
@@ -57,7 +53,7 @@ class Requests:
 
 @dataclass(frozen=True)
 class StepReport:
-    """One member's part. A server's step report is the default one."""
+    """One member's part of the vote. A server sends the default one."""
 
     failing_shard: int | None = None
     requests: Requests = Requests()
@@ -86,7 +82,8 @@ class StepReport:
 
 @dataclass(frozen=True)
 class Consensus:
-    """What all members know after the vote. weights and losses have an entry for each shard that was computed."""
+    """The combined step reports, equal at all members. weights and losses have an entry for each shard that was
+    computed."""
 
     failing_shard: int | None
     requests: Requests

@@ -1,4 +1,4 @@
-"""A server's part in a lockstep step: it has nothing to say and nothing to learn, it only adds (rule D5)."""
+"""A server's part in a lockstep step (rule D5): an empty step report, no faults, nothing to apply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the loop knows of how a run advances: the seam behind which lockstep stands, and every other way to synchronise."""
+"""The interface between the loop and the way in which replicas advance: lockstep, and later other ways to synchronise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from orchestrator.records.trace import Line
 
 @dataclass(frozen=True)
 class Outcome:
-    """lines: of the trace, one per step that is committed now; grid: for the next one; requests: of all members together."""
+    """What one advance has done. lines: of the trace, one per step that was committed; grid: for the next one;
+    requests: of all members together."""
 
     lines: tuple[Line, ...]
     grid: Grid
@@ -21,6 +22,8 @@ class Outcome:
 
 
 class Executor(Protocol):
+    """A way to bring all replicas from one boundary to the next."""
+
     def advance(self, state: RunState) -> Outcome:
-        """Bring all replicas to the next boundary, where they are equal. A call that raises has changed nothing that belongs to
-        the state of the run."""
+        """Bring all replicas to the next boundary, where they are equal. A call that raises has changed nothing of the
+        run's state."""

@@ -1,4 +1,4 @@
-"""A worker's part in a lockstep step: compute the hosted shards onto the grid, then take the summed gradient over."""
+"""A worker's part in a lockstep step: compute the hosted shards onto the grid, then apply the summed gradient."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from orchestrator.updates.transforms import Gradients
 
 
 class LocalTrainer:
-    """Implements `engine.lockstep.Member`. Hosts the shards that `take_on` gives it, others in each generation."""
+    """Computes and applies the steps of one worker; implements `engine.execution.lockstep.Member`. The shards are set
+    by `take_on`, in each generation anew."""
 
     def __init__(
         self,
@@ -52,7 +53,8 @@ class LocalTrainer:
         self.take_on(())
 
     def take_on(self, shards: Sequence[int], *, alone: bool = False) -> None:
-        """From now on these, starting with a new step. alone: they are all, and there is no other member."""
+        """Host these shards from now on, starting with a new step. alone: they are all shards, and there is no other
+        member."""
         self._shards = tuple(shards)
         self._alone = alone
         self._gradients.states.keep(self._shards)
@@ -106,12 +108,11 @@ class LocalTrainer:
         self._gradients.states.commit()
 
     def capture(self, values: dict[str, Any]) -> TrainingState:
-        """The state as views of what is in use, with these values beside it."""
+        """The training state as views of the tensors in use, with these values."""
         return snapshot.capture(self.replica.model, self._updater.optimizer, values)
 
     def restore(self, state: TrainingState) -> dict[str, Any]:
-        """Be as far as whoever this state is from; returns the values beside it. Raises Inconsistent, and has changed nothing
-        then."""
+        """Replace the state by this one; returns the values in it. Raises Inconsistent, and has changed nothing then."""
         values = snapshot.restore(state, self.replica.model, self._updater.optimizer)
         self.replica.begin_step()
         self.replica.begin_shard()
@@ -133,8 +134,8 @@ class LocalTrainer:
         return None if computed is None else computed._replace(tensors=self._host_transfer.out(computed.tensors, nth))
 
     def _disturbance(self) -> tuple[int, OrchestratorError] | None:
-        """What the user's code changed while the shards were computed, though only the optimizer's step may change it; told of
-        the last shard."""
+        """An error for what the user's code changed while the shards were computed, though only the optimizer's step
+        may change it; attributed to the last shard."""
         try:
             self.replica.check_step()
             optimizers.check_unchanged(self._updater.optimizer, self._options)
@@ -161,7 +162,7 @@ class LocalTrainer:
 
 
 class _Tally:
-    """What the hosted shards of one attempt add up to, apart from the gradient itself."""
+    """What the hosted shards of one attempt report, apart from the gradient itself."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
@@ -173,7 +174,7 @@ class _Tally:
 
     @property
     def shards(self) -> list[int]:
-        """Those added, in order."""
+        """The shards added so far, in order."""
         return list(self._weights)
 
     @property

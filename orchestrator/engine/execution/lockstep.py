@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 from orchestrator.engine.exchange.collectives import VOTE, Exchange
-from orchestrator.engine.exchange.step_report import Consensus, Requests, Shape, StepReport, Withdrawn
+from orchestrator.engine.exchange.step_report import Consensus, Requests, Shape, StepReport
 from orchestrator.engine.execution.executor import Outcome
 from orchestrator.engine.execution.run_state import RunState
+from orchestrator.engine.member.generation import Withdrawn
 from orchestrator.errors import Inconsistent, PipelineRaised
 from orchestrator.numerics.grid import Grid
 from orchestrator.plan import Plan
@@ -28,7 +29,7 @@ ATTEMPTS = 2
 
 
 class Member(Protocol):
-    """What differs between a worker, which learns, and a server, which only adds."""
+    """What a worker and a server do differently in a step: a worker computes and applies, a server only adds."""
 
     def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:
         """Put this member's exact contribution into its region and say what the others must know. Never raises for a fault
@@ -38,12 +39,13 @@ class Member(Protocol):
         """The fault of `shard`, if this member hosts it."""
 
     def apply(self, state: RunState, consensus: Consensus) -> None:
-        """Take the summed gradient over. state: before this step."""
+        """Apply the summed gradient. state: before this step."""
 
 
 @dataclass(frozen=True)
 class StepContents:
-    """What is added up in a step. names: of the layout's tensors, then of the counters; exact: on a grid."""
+    """What is added up in a step. shape: the lengths of a step report; names: of the layout's tensors, then of the
+    counters; exact: on a grid."""
 
     shape: Shape
     names: tuple[str, ...]
@@ -58,8 +60,8 @@ class StepContents:
 
 
 class Lockstep:
-    """An Executor (loop.py): one advance is one step. It has no state of its own, and nothing can interrupt a step between its
-    sum and its end, so a step that raises has changed nothing (rule D1)."""
+    """An Executor (executor.py) whose `advance` is one step. It has no state of its own, and nothing interrupts a step
+    between its sum and its end, so a step that raises has changed nothing (rule D1)."""
 
     def __init__(
         self, member: Member, exchange: Exchange, contents: StepContents, requests: Callable[[], Requests] = Requests
@@ -80,7 +82,7 @@ class Lockstep:
         return Outcome((trace.line(step, consensus.loss, fingerprint),), grid, consensus.requests)
 
     def _agree(self, step: int, grid: Grid) -> tuple[int, Consensus, Grid]:
-        """Attempts until the grid fits; the number, the consensus and the grid of the last one."""
+        """Vote until the grid fits. Returns the number, the consensus and the grid of the last attempt."""
         earlier: Consensus | None = None
         for attempt in range(ATTEMPTS):
             consensus = self._vote(step, attempt, grid)
@@ -109,7 +111,8 @@ class Lockstep:
         return consensus
 
     def _check_repeated(self, step: int, first: Consensus, second: Consensus) -> None:
-        """Computing a micro-batch again gives the same bits, or nothing here can be exact."""
+        """Raises Inconsistent where the same micro-batch, computed again, gave other bits: then nothing here can be
+        exact."""
         computed = sorted(first.losses.keys() | second.losses.keys())
         shards = [s for s in computed if first.computed(s) != second.computed(s)]
         tensors = [self._contents.names[i] for i, m in enumerate(first.magnitudes) if m != second.magnitudes[i]]

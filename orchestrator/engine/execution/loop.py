@@ -2,12 +2,12 @@
 
     until the run ends or a halt was voted:
         evaluate, where that is due          also as the first thing of a generation, when the one before was given up there
-        tell the step                        trace line, metrics
+        report the step                      trace line, metrics
         take a checkpoint, where one is due  unless somebody's writer is busy: then at the next boundary
         step                                 vote, sum, apply
 
-Workers and servers walk through one loop. Whether to evaluate, to lower the learning rate, to save or to stop follows from what
-all members have agreed on in the step itself, so nobody has to be told. Between generations the state of a worker is its
+Workers and servers run the same loop. Whether to evaluate, to lower the learning rate, to save or to stop follows from what
+all members have agreed on in the step itself, so it needs no further message. Between generations the state of a worker is its
 run state, its replica and its optimizer; a loop of a worker that is left by an exception is entered again where it was left.
 """
 
@@ -32,7 +32,7 @@ Halted = Literal["finished", "regroup", "stop"]
 
 
 class Hooks(Protocol):
-    """What differs between a worker and a server in one generation, beside the step itself."""
+    """What a worker and a server do differently in one generation, beside the step itself."""
 
     def running(self) -> None:
         """The first step of this generation is committed."""
@@ -41,7 +41,7 @@ class Hooks(Protocol):
         """This member's part of the evaluation after a step."""
 
     def publish(self, lines: Sequence[trace.Line], metrics: Mapping[str, float] | None, *, last: bool) -> None:
-        """The last step is done with all that belongs to it."""
+        """Report the last steps: all that belongs to them is done."""
 
     def save(self, run_state: RunState) -> None:
         """Copy this member's part of a checkpoint and have it written, after the one that is being written."""
@@ -51,7 +51,7 @@ class Hooks(Protocol):
 
 
 class Loop:
-    """One member's way through the run; a worker's outlives generations. run_state: where it is."""
+    """The sequence of a run's steps at one member; a worker's loop outlives generations. run_state: how far it is."""
 
     def __init__(self, plan: Plan, run_manifest: Mapping[str, Any], timing: Timing, heartbeat: Heartbeat) -> None:
         self._steps: int = run_manifest["steps"]
@@ -62,12 +62,12 @@ class Loop:
 
     @property
     def ended(self) -> bool:
-        """No step is to come; nor is an evaluation."""
+        """Whether no step and no evaluation is left to do."""
         run_state = self.run_state
         return not run_state.evaluation_due and (run_state.steps == self._steps or run_state.stopped_early)
 
     def run(self, executor: Executor, exchange: Exchange, hooks: Hooks, *, saving: bool) -> Halted:
-        """Until the end of the run or a halt. saving: this generation has writers of checkpoints."""
+        """Run steps until the end of the run or a halt. saving: this generation has writers of checkpoints."""
         agreed = Requests(busy=True)  # at the first boundary nobody has asked the writers
         is_running = False
         while True:
@@ -102,7 +102,7 @@ class Loop:
             self._heartbeat.heard("save")  # from now on it is due, wherever this member goes
 
     def _complete(self, exchange: Exchange, hooks: Hooks) -> None:
-        """All that belongs to the last step: its evaluation, then telling it."""
+        """Finish the last step: evaluate where that is due, then report."""
         metrics = None
         if self.run_state.evaluation_due:
             step = self.run_state.steps - 1
@@ -126,7 +126,7 @@ class Loop:
         return "stop"
 
     def _finish(self, exchange: Exchange, hooks: Hooks, *, saving: bool) -> Halted:
-        """Nobody leaves, and nothing is final, before all have committed the last step (rule D1)."""
+        """End the run. No member leaves, and nothing is final, before all have committed the last step (rule D1)."""
         exchange.maximum(self.run_state.steps, 0, END, torch.zeros(1, dtype=torch.int64))
         if saving:
             self._save(hooks)

@@ -1,8 +1,9 @@
-"""How far a run is, apart from its tensors: what has to be known to go on with the next step as if nothing had happened.
+"""How far a run is, apart from its tensors: all that is needed to go on with the next step as if there had been no
+interruption.
 
-It changes as a whole, when a step commits and when the evaluation after it is done, and by what all members agreed on, so it
-is the same at every member that is equally far, servers too. Whatever interrupts a member, its run state is that of one of
-these two moments. It travels with the tensors, in state transfers and checkpoints.
+It is replaced as a whole, when a step commits and when the evaluation after it is done, and follows from what all
+members agreed on, so it is the same at every member that is equally far, servers too. An interrupted member has the run
+state of one of these two moments. It is sent with the tensors in state transfers and stored with them in checkpoints.
 
 What it does not do: know the time, the members, or the generation.
 """
@@ -22,9 +23,12 @@ from orchestrator.updates.patience import Patience
 
 @dataclass(frozen=True)
 class RunState:
-    """grid: for the next step. steps: committed ones. evaluation_due: after the last of them. save_due: a checkpoint, at the
-    next boundary where it can be taken. unpublished: the trace lines since the last boundary, without digest, until its
-    evaluation is done. stopping, plateau: what early stopping and the plateau schedule have seen."""
+    """How far a run is.
+
+    grid: for the next step. steps: committed ones. evaluation_due: after the last of them. save_due: a checkpoint, at
+    the next boundary where it can be taken. unpublished: the trace lines since the last boundary, without digest, until
+    its evaluation is done. stopping, plateau: what early stopping and the plateau schedule have seen.
+    """
 
     grid: Grid
     steps: int = 0
@@ -36,7 +40,7 @@ class RunState:
 
     @classmethod
     def start(cls, plan: Plan, tensors: int) -> RunState:
-        """Of a run that begins, with so many tensors in its layout."""
+        """The run state of a run that begins. tensors: how many its layout has."""
         grid = Grid.unset(tensors, plan.data.shards)
         return cls(grid, stopping=_patience(plan.update.stopping), plateau=_patience(plan.update.plateau))
 
@@ -54,7 +58,7 @@ class RunState:
         return self.stopping is not None and self.stopping.exhausted > 0
 
     def watched(self) -> list[str]:
-        """The metrics that decide something."""
+        """The metrics on which early stopping or the schedule depend."""
         return [patience.watching.metric for patience in (self.stopping, self.plateau) if patience is not None]
 
     def committed(self, grid: Grid, lines: tuple[Line, ...], *, evaluation_due: bool, save_due: bool) -> RunState:
@@ -82,7 +86,7 @@ class RunState:
         return replace(self, save_due=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able and exact."""
+        """The run state as values for JSON, without loss."""
         return {
             "grid": list(self.grid.exponents),
             "steps": self.steps,

@@ -1,6 +1,7 @@
-"""When evaluations and checkpoints are due, and what this member asks of the others now.
+"""When evaluations and checkpoints are due, and what this member requests at the next vote.
 
-By steps that is a function of the step; by seconds the clock of one member is put to the vote.
+By steps that is a function of the step. By seconds the clock of one member decides, and its request is part of the
+vote.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from orchestrator.plan import Interval, Plan
 
 
 class Timer:
-    """Something that comes every so many steps or seconds."""
+    """Something that is due every so many steps or seconds."""
 
     def __init__(self, every: Interval | None) -> None:
         self._steps = every.steps if every is not None else None
@@ -22,10 +23,11 @@ class Timer:
         self._since = time.monotonic()
 
     def asks(self) -> bool:
+        """Whether its time in seconds has passed."""
         return self._seconds is not None and time.monotonic() - self._since >= self._seconds
 
     def due(self, steps: int) -> bool:
-        """After so many committed steps."""
+        """Whether it is due after this number of committed steps."""
         return self._steps is not None and steps % self._steps == 0
 
     def restart(self) -> None:

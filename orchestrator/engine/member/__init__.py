@@ -1,1 +1,1 @@
-"""A member of a run: its life over generations, what it says of itself, how it leaves."""
+"""A member's part in generations: how it is told to begin, its heartbeat, how it leaves."""

@@ -1,9 +1,9 @@
-"""A transport whose waiting can be called off, and how a member leaves a generation.
+"""A transport whose waits can be cancelled, and how a member leaves a generation.
 
-Waits are cut into slices, between which the heartbeat is asked: a call-off reaches a member that waits for a peer without any
-descriptor, and it can still say farewell to the others, so that nobody takes it for dead (rule C5).
+Waits are cut into slices, between which the heartbeat is asked: so a member that waits for a peer notices a call-off
+without any descriptor, and it can still say farewell to the others, so that it is not taken for dead (rule C5).
 
-What it does not do: call off a `connect`; the listener is cancelled for that.
+What it does not do: cancel a `connect`; the listener is cancelled for that.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from orchestrator.engine.exchange.step_report import Withdrawn
-from orchestrator.engine.member.generation import Connect, Ended, Generation, Position
+from orchestrator.engine.member.generation import Connect, Ended, Generation, Position, Withdrawn
 from orchestrator.engine.member.heartbeat import Activity, CalledOff, Heartbeat
 from orchestrator.errors import OrchestratorError
 from orchestrator.transports.base import DeadlineExceeded, PeerLeft, PeerLost, Received, Tag, Transport
@@ -23,18 +22,21 @@ _FAREWELL_S: Final = 0.2  # for peers that do not read, when there is no time to
 
 
 class CancellableTransport:
-    """Implements `transports.base.Transport`; its waits may raise CalledOff too. place: where the heartbeat is meanwhile."""
+    """A transport whose waits beat, and may raise CalledOff too; implements `transports.base.Transport`.
+
+    activity: what the heartbeat is told while it waits.
+    """
 
     def __init__(self, inner: Transport, heartbeat: Heartbeat) -> None:
         self._inner = inner
         self._heartbeat = heartbeat
-        self.place: Activity = "state_transfer"
+        self.activity: Activity = "state_transfer"
         self.send = inner.send
         self.close = inner.close
         self.abort = inner.abort
 
     def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
-        self._heartbeat.beat(self.place, tag.step)
+        self._heartbeat.beat(self.activity, tag.step)
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -43,7 +45,7 @@ class CancellableTransport:
                 self._go_on_waiting(error, tag, deadline, timeout_s)
 
     def flush(self, timeout_s: float) -> None:
-        self._heartbeat.beat(self.place)
+        self._heartbeat.beat(self.activity)
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -66,8 +68,9 @@ def live(
     walk: Callable[[CancellableTransport], Ended],
     position: Callable[[], Position | None],
 ) -> Ended:
-    """Connect, walk, and leave as it has to be done: whoever leaves for somebody else's loss, a call-off or a fault of the
-    pipeline says farewell, so that only the neighbours of a dead member accuse it. position: asked when the walk is over.
+    """Take part in a generation: connect, call `walk`, and leave properly. A member that leaves because of another's
+    loss, a call-off or an error of the pipeline says farewell first, so that only the neighbours of a dead member
+    accuse it. position: called when the walk is over.
 
     Raises what is this member's own: OrchestratorError, and what connecting may raise apart from losses and call-offs.
     """

@@ -1,8 +1,7 @@
-"""What a member is told at the start of a generation, what its process gives it, and how it leaves again.
+"""What a member is told at the start of a generation, what its process provides, and how it leaves.
 
-Generation     who does what, the same for every member
-Host           the member's process as seen from the engine: where words, checkpoints and requests come and go
-Ended          how a generation ended for one member; its own faults are exceptions instead
+Generation who does what, the same for every member ProcessServices the member's process as the engine sees it:
+heartbeat, events, checkpoints Ended how a generation ended for one member; its own errors are exceptions instead
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ _LOOK_S: Final = 0.1  # between two looks at whether the generation still stands
 
 @dataclass(frozen=True)
 class Generation:
-    """One membership. Ranks 0..workers-1 are workers, then come the servers.
+    """One membership with its assignment of shards. Ranks 0..workers-1 are workers, then come the servers.
 
-    shards: by worker's rank. state_transfers: (donor, recipient) pairs of ranks, done before the first step. restore: (rank,
-    where): that rank loads a checkpoint before anything else. writers: the ranks that write the parts of checkpoints, in
-    order, and storage: where these lie.
+    shards: by worker's rank. state_transfers: (donor, recipient) pairs of ranks, done before the first step. restore:
+    (rank, where): that rank loads a checkpoint before anything else. writers: the ranks that write the parts of
+    checkpoints, in order, and storage: where these lie.
     """
 
     number: int
@@ -46,7 +45,7 @@ class Generation:
         return self.schedule.workers
 
     def as_event(self) -> dict[str, Any]:
-        """For the journal, JSON-able."""
+        """The generation for the journal, as values for JSON."""
         return {
             "number": self.number,
             "topology": self.schedule.topology,
@@ -66,8 +65,12 @@ class Generation:
         return [recipient for donor, recipient in self.state_transfers if donor == rank]
 
     def peers_of(self, rank: int) -> frozenset[int]:
-        """The ranks that `rank` talks with and has to be connected with."""
+        """The ranks that `rank` exchanges messages with and has to be connected with."""
         return self.schedule.peers_of(rank).union(self.donors_of(rank), self.recipients_of(rank))
+
+
+class Withdrawn(Exception):
+    """This member leaves because a shard of another member failed; that member reports the error."""
 
 
 class Writer(Protocol):
@@ -81,14 +84,14 @@ class Writer(Protocol):
         the rest may as soon as this returns. since: `time.monotonic()` when training stopped for this."""
 
     def copied(self, timeout_s: float | None = None) -> bool:
-        """Until what was begun is copied, and from then on it is written; whether that came in time."""
+        """Wait until what was begun is copied, and have it written from then on; returns whether that came in time."""
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Until what was begun is written, or has failed; whether that came in time."""
+        """Wait until what was begun is written, or has failed; returns whether that came in time."""
 
 
 class NoWriter:
-    """For members that never write."""
+    """The writer of a member that never writes checkpoints."""
 
     busy = False
 
@@ -114,8 +117,11 @@ def _ignore(entry: Entry) -> None:
 
 @dataclass(frozen=True)
 class ProcessServices:
-    """emit: takes `{"trace": line}` and events for the driver. unacknowledged: the entries of those that the driver may not
-    have yet; they go along when this member hands its state over. load: the state in a checkpoint."""
+    """What the process of a member provides to the engine.
+
+    emit: takes `{"trace": line}` and events for the driver. unacknowledged: the entries that the driver may not have
+    received yet; they are sent with the state when this member gives it to others. load: the state in a checkpoint.
+    """
 
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     emit: Emit = _ignore
@@ -124,23 +130,24 @@ class ProcessServices:
     writer: Writer = field(default_factory=NoWriter)
 
     def await_copied(self) -> None:
-        """Until no checkpoint is being copied: before that nobody may change the state. Raises CalledOff."""
+        """Wait until no checkpoint is being copied: before that the state may not change. Raises CalledOff."""
         while not self.writer.copied(_LOOK_S):
             self.heartbeat.check()
 
     def await_written(self) -> None:
-        """Until no checkpoint is being written. Raises CalledOff."""
+        """Wait until no checkpoint is being written. Raises CalledOff."""
         while not self.writer.wait(_LOOK_S):
             self.heartbeat.check()  # no beat: a storage that hangs is no progress
 
 
 @dataclass(frozen=True)
 class Ended:
-    """kind: finished, or why it left: a peer was lost; the controller called the generation off; a halt that all voted for;
-    another member's shard failed, and that member tells the story.
+    """How a generation ended for one member.
 
-    position: None for one that has no state of the run yet. digest: of a worker that finished. accuses: the rank of a peer
-    that this member itself found dead or silent.
+    kind: finished, or why it left: a peer was lost; the controller called the generation off; a halt that all voted
+    for; a shard of another member failed, and that member reports it. position: None for one that has no state of the
+    run yet. digest: of a worker that finished. accuses: the rank of a peer that this member itself found dead or
+    silent.
     """
 
     kind: Literal["finished", "peer", "called off", "regroup", "stop", "withdrew"]
@@ -150,7 +157,7 @@ class Ended:
     why: str = ""
 
     def as_answer(self) -> dict[str, Any]:
-        """JSON-able, for the driver."""
+        """The answer to the driver, as values for JSON."""
         position = None if self.position is None else list(self.position)
         if self.kind == "finished":
             return {"finished": self.digest, "position": position}

@@ -1,9 +1,9 @@
-"""Where a member is, for those who ask whether it still moves; and what they want of it. The one object that threads share.
+"""What a member is doing, for the driver to see whether it makes progress; and requests to it. Threads share only this object.
 
-    compute thread    beat(place)   at every phase, micro-batch and validation batch; raises CalledOff
-    control thread    snapshot()    for the hang rule: who is in one place for long, and waits for nobody, is stuck
+    compute thread    beat(activity) at every phase, micro-batch and validation batch; raises CalledOff
+    control thread    snapshot()    to find who hangs: a member that stays in one activity and waits for nobody
                       call_off(g)   generation g is over: the compute thread leaves it at its next beat
-                      ask(what)     regroup, stop or save at the next step boundary; stays until it was heard
+                      ask(what)     request regroup, stop or save at the next step boundary; kept until `heard`
 
 `exchange` and `state_transfer` mean waiting for others, `idle` waiting for a generation: none of them is to blame for a stall.
 
@@ -23,7 +23,7 @@ Request = Literal["regroup", "stop", "save"]
 
 
 class Halt(enum.IntEnum):
-    """What a step report asks for at the end of a step; the highest wins."""
+    """What a step report requests for the end of a step; the highest wins."""
 
     NONE = 0
     REGROUP = 1
@@ -37,18 +37,21 @@ class CalledOff(Exception):
         super().__init__(f"generation {generation} was called off")
 
 
-def _nowhere(place: Activity, step: int | None, shard: int | None) -> None:
+def _ignore(activity: Activity, step: int | None, shard: int | None) -> None:
     pass
 
 
 class Heartbeat:
-    """Thread-safe. The compute thread beats, enters and hears; any other thread looks, asks and calls off. note: is told every
-    place, for whoever has to know it when this process has died (`crash_record.py`)."""
+    """What a member is doing, and requests to it; thread-safe.
 
-    def __init__(self, note: Callable[[Activity, int | None, int | None], None] = _nowhere) -> None:
+    The compute thread calls `enter`, `beat` and `heard`; any other thread calls `snapshot`, `ask` and `call_off`. note:
+    receives every activity, to keep it for the case that this process dies (`crash_record.py`).
+    """
+
+    def __init__(self, note: Callable[[Activity, int | None, int | None], None] = _ignore) -> None:
         self._note = note
         self._lock = threading.Lock()
-        self._place: Activity = "prepare"
+        self._activity: Activity = "prepare"
         self._step: int | None = None
         self._shard: int | None = None
         self._beats = 0
@@ -57,20 +60,20 @@ class Heartbeat:
         self._requests: set[Request] = set()
 
     def enter(self, generation: int) -> None:
-        """From now on beats are those of this generation, which is what a wish to regroup was for. Raises CalledOff."""
+        """Beats belong to this generation from now on, which fulfils a request to regroup. Raises CalledOff."""
         with self._lock:
             self._generation = generation
             self._requests.discard("regroup")
         self.beat("state_transfer")
 
-    def beat(self, place: Activity, step: int | None = None, shard: int | None = None) -> None:
-        """This member moves, and is now here. Raises CalledOff."""
+    def beat(self, activity: Activity, step: int | None = None, shard: int | None = None) -> None:
+        """This member has made progress and now does this. Raises CalledOff."""
         with self._lock:
-            self._be(place, step, shard)
+            self._be(activity, step, shard)
             self._check()
 
     def check(self) -> None:
-        """Raises CalledOff; no beat: for who looks again and again while nothing moves."""
+        """Raises CalledOff; no beat, for waits in which nothing progresses."""
         with self._lock:
             self._check()
 
@@ -79,21 +82,21 @@ class Heartbeat:
             raise CalledOff(self._generation)
 
     def rest(self) -> None:
-        """Between generations."""
+        """The member is idle, between generations."""
         with self._lock:
             self._be("idle")
 
-    def _be(self, place: Activity, step: int | None = None, shard: int | None = None) -> None:
-        self._place, self._step, self._shard = place, step, shard
+    def _be(self, activity: Activity, step: int | None = None, shard: int | None = None) -> None:
+        self._activity, self._step, self._shard = activity, step, shard
         self._beats += 1
-        self._note(place, step, shard)
+        self._note(activity, step, shard)
 
     def snapshot(self) -> dict[str, Any]:
         with self._lock:
-            return {"place": self._place, "step": self._step, "shard": self._shard, "beats": self._beats}
+            return {"activity": self._activity, "step": self._step, "shard": self._shard, "beats": self._beats}
 
     def call_off(self, generation: int) -> None:
-        """This generation, and earlier ones. Before a member enters it, too."""
+        """Call off this generation and earlier ones, also before the member enters it."""
         with self._lock:
             self._called_off = max(self._called_off, generation)
 
@@ -102,7 +105,7 @@ class Heartbeat:
             self._requests.add(what)
 
     def halt(self) -> Halt:
-        """The halt that is asked for."""
+        """The halt that is requested."""
         with self._lock:
             if "stop" in self._requests:
                 return Halt.STOP
@@ -114,6 +117,6 @@ class Heartbeat:
             return "save" in self._requests
 
     def heard(self, *requests: Request) -> None:
-        """These are fulfilled, or others see to it now."""
+        """Drop these requests: they are fulfilled, or are now part of the run state."""
         with self._lock:
             self._requests.difference_update(requests)

@@ -4,7 +4,7 @@
     series.py     what of a long trace can be seen: pure, no drawing
     drawing.py    both, with matplotlib, which only this module imports, and only when it draws
 
-A picture is a comfort: `draw` never raises, and says in a sentence what it could not do.
+A run is complete without its pictures: `draw` never raises, and returns a sentence that says what it could not do.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run came to, as a value; and as the JSON object that the command line promises."""
+"""How a run ended, as a value and as the JSON object that the command line promises."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ Status = Literal["finished", "failed", "killed"]
 
 @dataclass
 class Outcome:
-    """workers: of the last generation; loss: of the last step; metrics: of the last evaluation; first_step_at: when the driver
-    heard of the first step, on the monotonic clock; steps_per_s: from the first news of a step to the last, evaluations
-    included; checkpoint: the step of the newest one; not_recorded: why MLflow has not got all of it, which makes no run a
-    failed one."""
+    """How a run ended, filled in while it runs.
+
+    workers: of the last generation; loss: of the last step; metrics: of the last evaluation; first_step_at: when the
+    driver heard of the first step, on the monotonic clock; steps_per_s: from the first report of a step to the last,
+    evaluations included; checkpoint: the step of the newest one; not_recorded: why MLflow does not have all of it,
+    which does not make the run a failed one.
+    """
 
     workers: int = 0
     steps: int = 0
@@ -38,7 +41,7 @@ class Outcome:
         return "killed" if isinstance(self.error, Interrupted) else "failed"
 
     def as_dict(self, run_id: str | None, started: float) -> dict[str, Any]:
-        """The object of the contract. run_id: None when no run was created; started: time of the command."""
+        """The JSON object. run_id: None when no run was created; started: time of the command."""
         report: dict[str, Any] = {
             "run_id": run_id,
             "status": self.status,
