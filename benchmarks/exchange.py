@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from orchestrator.engine.exchange import Exchange, Memory
+from orchestrator.engine.exchange.collectives import Exchange, Memory
 from orchestrator.numerics.exact import FAST_MEANS, MEANS
 from orchestrator.numerics.layout import Layout
 from orchestrator.topologies import build_schedule

@@ -26,12 +26,13 @@ from orchestrator.numerics.determinism import prepare_environment
 
 prepare_environment()
 
-from orchestrator.control.placement import place  # noqa: E402
+from orchestrator.control.shard_assignment import assign_shards  # noqa: E402
 from orchestrator.data.loading import fetch  # noqa: E402
 from orchestrator.data.order import Order, Sampler  # noqa: E402
-from orchestrator.engine.worker import Generation, Host, Worker  # noqa: E402
+from orchestrator.engine.worker import Generation, ProcessServices, Worker  # noqa: E402
 from orchestrator.numerics.streams import seeded  # noqa: E402
 from orchestrator.pipeline import find  # noqa: E402
+from orchestrator.plan.resolve import resolve  # noqa: E402
 from orchestrator.settings import Settings, load  # noqa: E402
 from orchestrator.topologies import build_schedule  # noqa: E402
 from orchestrator.transports.memory import Hub, LocalRegions  # noqa: E402
@@ -98,11 +99,11 @@ def run_engine(settings: Settings, emit: Callable[[dict[str, Any]], None]) -> No
     """All steps of a run of one worker; `emit` gets each line of the trace."""
     regions = LocalRegions()
     hub = Hub(1)
-    worker = Worker(settings, regions, Host(emit=emit))
-    facts = {**worker.prepare(), "evaluation_batches": 0}
+    worker = Worker(resolve(settings), regions, ProcessServices(emit=emit))
+    run_manifest = {**worker.prepare(), "evaluation_batches": 0}
     schedule = build_schedule(settings.topology.name, 1)
-    generation = Generation(0, schedule, place(settings.data.shards, 1))
-    worker.run(generation, 0, lambda: hub.transport(0, regions), facts)
+    generation = Generation(0, schedule, assign_shards(settings.data.shards, 1))
+    worker.run(generation, 0, lambda: hub.transport(0, regions), run_manifest)
 
 
 def side_by_side(settings: Settings) -> list[Pair]:
@@ -138,7 +139,7 @@ def profile(settings: Settings) -> None:
     profiler.disable()
     found = pstats.Stats(profiler).strip_dirs()
     found.sort_stats("cumulative").print_stats(
-        "(exact|replica|learner|work|exchange|lockstep|ballots|streams|clipping)", 24
+        "(exact|replica|local trainer|work|exchange|lockstep|step reports|streams|clipping)", 24
     )
     found.sort_stats("tottime").print_stats(16)
 

@@ -30,8 +30,8 @@ from typing import Any
 import torch
 
 from benchmarks.loop import PIPELINES, run_engine, settings_of
-from orchestrator.driver import preflight
-from orchestrator.engine import term
+from orchestrator.driver.record import preflight
+from orchestrator.engine import worker_hooks
 from orchestrator.numerics import exact
 from orchestrator.numerics.layout import Layout
 from orchestrator.pipeline import find
@@ -119,7 +119,7 @@ def in_a_step(name: str, steps: int) -> tuple[float, dict[str, float]]:
 
     with (
         metered(trace, "line") as line,
-        metered(term, "model_digest") as digest,
+        metered(worker_hooks, "model_digest") as digest,
     ):
         run_engine(settings, emit)
     step = statistics.median(later - earlier for earlier, later in itertools.pairwise(started))

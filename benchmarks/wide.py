@@ -1,7 +1,7 @@
 """The model of benchmarks/recovery.py, trained here and by Ray Train: wide layers, AdamW, and a mark for each completed step.
 
 A mark is a line `<CLOCK_MONOTONIC in s> <steps completed>` in a file that is named for the process. All processes of one host
-share that clock. The number comes from AdamW's own state, which travels with checkpoints and hand-overs, so it is right on
+share that clock. The number comes from AdamW's own state, which travels with checkpoints and state transfers, so it is right on
 both sides after any recovery.
 """
 

@@ -20,9 +20,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from orchestrator.cluster.environment import prepare_environment
-from orchestrator.driver import console, signals
-from orchestrator.driver.outcome import Outcome
+from orchestrator.cluster.sessions.environment import prepare_environment
+from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.terminal import console, signals
 from orchestrator.errors import Interrupted, OrchestratorError, UsageError
 from orchestrator.numerics import determinism
 from orchestrator.settings import load, origins

@@ -26,7 +26,7 @@ def launch(conf: str | Path | Mapping[str, Any], *overrides: str) -> Run:
     conf: a name in conf/, a path, or a mapping with the keys of such a file, in which the pipeline's target may be the class
     itself. The project is the working directory. Raises OrchestratorError when the run is refused or fails.
     """
-    from orchestrator.cluster.environment import prepare_environment
+    from orchestrator.cluster.sessions.environment import prepare_environment
     from orchestrator.numerics import determinism
     from orchestrator.settings import load, origins
 

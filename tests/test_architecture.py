@@ -27,6 +27,7 @@ FLOORS = [
     "data",
     "numerics",
     "control",
+    "plan",
     "settings",
     "updates",
     "pipeline",
@@ -37,7 +38,16 @@ FLOORS = [
     "records",
     "errors",
 ]
+# Rooms of a floor, in the same order: packages, and modules that stand beside them.
+ROOMS = {
+    "driver": ["run", "record", "report", "terminal"],
+    "cluster": ["placement", "sessions", "actors"],
+    "engine": ["worker", "server", "worker_hooks", "execution", "admission", "compute", "exchange", "member"],
+    "provenance": ["data", "environment", "code"],
+    "control": ["controller", "rendezvous", "faults", "decision", "membership", "shard_assignment", "events"],
+}
 ONLY_ROOM = {"ray": "cluster", "mlflow": "tracking", "dvc": "provenance", "matplotlib": "driver"}
+MOST_PARAMETERS = 7
 CALLS = ("importlib.import_module", "import_module", "__import__")
 STANDARD_LIBRARY_ONLY = ["records", "errors", "references"]
 PYDANTIC_TOO = ["values", "table", "topologies"]
@@ -93,6 +103,28 @@ def test_imports_go_down(file: Path) -> None:
     assert floors_used(file) <= allowed
 
 
+def rooms_of(floor: str) -> set[str]:
+    return {
+        path.stem for path in (PACKAGE / floor).iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+
+
+@pytest.mark.parametrize("floor", ROOMS)
+def test_every_room_has_a_place(floor: str) -> None:
+    assert rooms_of(floor) - {"__init__"} == set(ROOMS[floor])
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if floor_of(file) in ROOMS], ids=relative)
+def test_imports_go_down_within_a_floor(file: Path) -> None:
+    floor = floor_of(file)
+    room = file.relative_to(PACKAGE / floor).parts[0].removesuffix(".py")
+    rooms = ROOMS[floor]
+    allowed = set() if room == "__init__" else set(rooms[rooms.index(room) :])
+    names = [name.split(".") for _, name in imports(file.read_text(), file)]
+    used = {name[2] for name in names if name[:2] == ["orchestrator", floor] and len(name) > 2}
+    assert used & set(rooms) <= allowed
+
+
 @pytest.mark.parametrize("file", FILES, ids=relative)
 def test_heavy_libraries_have_one_room(file: Path) -> None:
     for _, name in imports(file.read_text(), file):
@@ -126,6 +158,34 @@ def test_modules_form_no_circle() -> None:
     assert below == {}
 
 
+def constructors(text: str) -> Iterator[tuple[str, int]]:
+    """(name, parameters beside self) of every `__init__`, `__new__` and class method; dataclasses have none that is written."""
+    for kind in ast.walk(ast.parse(text)):
+        if not isinstance(kind, ast.ClassDef):
+            continue
+        for each in kind.body:
+            if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            makes = any(ast.unparse(decorator) == "classmethod" for decorator in each.decorator_list)
+            if each.name in ("__init__", "__new__") or makes:
+                found = each.args
+                given = [*found.posonlyargs, *found.args, *found.kwonlyargs]
+                yield f"{kind.name}.{each.name}", len(given) - 1
+
+
+@pytest.mark.parametrize("file", FILES, ids=relative)
+def test_no_constructor_has_many_parameters(file: Path) -> None:
+    """What belongs together is handed over together: a part of the plan, or a small value."""
+    assert [name for name, count in constructors(file.read_text()) if count > MOST_PARAMETERS] == []
+
+
+def test_no_parameter_is_overlooked() -> None:
+    scene = (
+        "class A:\n    def __init__(self, a, /, b, *rest, c=1, **more): ...\n    @classmethod\n    def of(cls, d): ..."
+    )
+    assert list(constructors(scene)) == [("A.__init__", 3), ("A.of", 1)]
+
+
 SCENE = """
 import ray.util
 def late():
@@ -134,23 +194,23 @@ def late():
     importlib.import_module("mlflow")
 if TYPE_CHECKING:
     from . import session
-    from ..cluster.local import LocalRay
+    from ...cluster.sessions.local import LocalRay
 """
 
 
 def test_no_way_of_importing_is_overlooked() -> None:
     """The tests above are only as good as this reading."""
-    found = {name for _, name in imports(SCENE, PACKAGE / "driver" / "scene.py")}
+    found = {name for _, name in imports(SCENE, PACKAGE / "driver" / "run" / "scene.py")}
     assert found == {
         "ray.util",
         "importlib",
         "mlflow",
         "orchestrator.engine",
         "orchestrator.engine.worker",
-        "orchestrator.driver",
-        "orchestrator.driver.session",
-        "orchestrator.cluster.local",
-        "orchestrator.cluster.local.LocalRay",
+        "orchestrator.driver.run",
+        "orchestrator.driver.run.session",
+        "orchestrator.cluster.sessions.local",
+        "orchestrator.cluster.sessions.local.LocalRay",
     }
     assert len(set(FLOORS)) == len(FLOORS)
     assert all(a != b for a, b in itertools.pairwise(FLOORS))

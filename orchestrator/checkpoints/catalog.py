@@ -21,7 +21,7 @@ import torch
 
 from orchestrator.checkpoints.manifest import Blob, Manifest, is_blob, manifest_name, steps_among
 from orchestrator.checkpoints.parts import read_part
-from orchestrator.checkpoints.state import State
+from orchestrator.checkpoints.state import TrainingState
 from orchestrator.checkpoints.storage import Storage
 from orchestrator.errors import CheckpointDamaged
 
@@ -143,12 +143,12 @@ def read(storage: Storage, step: int) -> Manifest:
     return manifest
 
 
-def load(storage: Storage, manifest: Manifest) -> State:
+def load(storage: Storage, manifest: Manifest) -> TrainingState:
     """The state, every file and every tensor verified. Raises CheckpointDamaged, or OSError when the storage fails."""
     tensors: dict[str, torch.Tensor] = {}
     for blob in manifest.blobs:
         tensors.update(read_part(storage, blob))
-    return State(manifest.values, tensors)
+    return TrainingState(manifest.values, tensors)
 
 
 def _manifest(step: int, parts: Sequence[Mapping[str, Any]]) -> Manifest:

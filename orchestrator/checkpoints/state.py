@@ -1,4 +1,4 @@
-"""What a checkpoint or a hand-over carries: JSON values and named tensors; and any tree of Python values as these two.
+"""What a checkpoint or a state transfer carries: JSON values and named tensors; and any tree of Python values as these two.
 
     None, bool, int, str   themselves
     float                  {"float": "0x1.8p+0"}: JSON has no infinities, and a reader must not round
@@ -29,7 +29,7 @@ _SCALARS = (type(None), bool, int, str)
 
 
 @dataclass(frozen=True)
-class State:
+class TrainingState:
     """values: JSON-able, keys are strings; tensors: any shapes and strides, possibly views of what is in use. steady: the names
     of those that stay as they are until the next update, so that they can be copied while a step is computed."""
 

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from orchestrator.checkpoints.parts import Copier, Part, share_of, write_part
-from orchestrator.checkpoints.state import State
+from orchestrator.checkpoints.state import TrainingState
 from orchestrator.checkpoints.storage import Storage
 
 Emit = Callable[[dict[str, Any]], None]
@@ -51,7 +51,7 @@ class Writer:
         return self._copy is not None or self._writing.busy
 
     def begin(
-        self, state: State, *, step: int, generation: int, part: int, parts: int, since: float | None = None
+        self, state: TrainingState, *, step: int, generation: int, part: int, parts: int, since: float | None = None
     ) -> None:
         """Copy this member's part of `state` and write it, both in the background. What is steady in it may not change before
         `copied` has returned True, the rest may as soon as this returns. since: when training stopped for this, as

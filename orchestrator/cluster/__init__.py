@@ -1,1 +1,1 @@
-"""Ray, and nothing else imports ray: a private or a joined one, room in it, one project on all nodes, the members' actors."""
+"""Ray, which nothing else imports: a private or a joined one, resources, one project on all nodes, the members' actors."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.driver.folders import project_folder
-from orchestrator.driver.recorded import Recorded
+from orchestrator.driver.record.folders import project_folder
+from orchestrator.driver.record.recorded import Recorded
 from orchestrator.errors import UsageError
 from orchestrator.provenance.code.changes import Change, changes
 from orchestrator.records import comparison

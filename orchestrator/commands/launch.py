@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from orchestrator.driver import preflight, signals
-from orchestrator.driver.folders import project_folder
-from orchestrator.driver.job import Job, terms
-from orchestrator.driver.outcome import Outcome
-from orchestrator.driver.progress import for_stream
-from orchestrator.driver.record import open_record
-from orchestrator.driver.session import Beginning
-from orchestrator.engine import making
+from orchestrator.driver.record import preflight
+from orchestrator.driver.record.folders import project_folder
+from orchestrator.driver.record.record import open_record
+from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.run.job import Job, Sharing, requirements
+from orchestrator.driver.run.session import RunStart
+from orchestrator.driver.terminal import signals
+from orchestrator.driver.terminal.progress import for_stream
+from orchestrator.engine.compute import construction
+from orchestrator.plan.resolve import resolve
 from orchestrator.settings import Settings
 
+_rehearsing = threading.Lock()  # it changes things of the whole process for a moment
 
-def launch(settings: Settings, origins: Mapping[str, str]) -> tuple[str, Outcome]:
-    """The whole story; returns the run's id and what it came to. origins: where the settings were given, by key.
+
+def launch(settings: Settings, origins: Mapping[str, str], ray: Sharing | None = None) -> tuple[str, Outcome]:
+    """The whole story; returns the run's id and what it came to. origins: where the settings were given, by key; ray: the one
+    to run on, which outlives the run and may serve others beside it, each in a thread of its own.
 
     Raises ConfigurationError and NotRerunnable before anything is started; an error of the run itself is in the outcome.
     """
     project = Path.cwd()
     provenance = preflight.check(settings, project)
-    notes = [*provenance.notes, *making.rehearse(settings)]
+    with _rehearsing:
+        notes = [*provenance.notes, *construction.rehearse(resolve(settings))]
     folder = project_folder(project)
     display = for_stream()
     for note in notes:
         display.say(f"note: {note}")
-    with signals.posted() as mailbox, ThreadPoolExecutor(1) as pool:
+    with signals.posted() as pending_signal, ThreadPoolExecutor(1) as pool:
         # MLflow and DVC take as long to import as Ray to start, so they do it side by side.
         opening = pool.submit(open_record, settings, folder, provenance, origins)
-        return Job(settings, project, display, mailbox).complete(opening, Beginning(terms(settings)))
+        job = Job(settings, project, display, pending_signal, ray)
+        return job.complete(opening, RunStart(requirements(job.plan)))

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.driver import children, signals
-from orchestrator.driver.progress import Progress
-from orchestrator.driver.recorded import Recorded
+from orchestrator.driver.record.recorded import Recorded
+from orchestrator.driver.terminal import child_process, signals
+from orchestrator.driver.terminal.progress import Progress
 from orchestrator.errors import Interrupted, OrchestratorError, RunFailed, from_dict
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.data import restoring
@@ -49,7 +49,7 @@ class Repeater:
                     display.say(f"  note: {note}")
             restoring.lend_storage(restored.project, self.project, restored.root)
             runs = restored.project / self.folder.name
-            enough = children.never if last is None else Reached(runs, last)
+            enough = child_process.never if last is None else Reached(runs, last)
             report = _launch(original, restored, self.overrides, self.store.uri, enough)
             run_id = report["run_id"]
             if run_id is not None:
@@ -101,8 +101,8 @@ def _launch(
         *overrides,
         *("strict=false", f"tracking.uri={uri}", "output=json"),
     ]
-    with signals.posted() as mailbox:
-        done = children.run(command, restored.project, _variables(original, restored.root), mailbox, enough)
+    with signals.posted() as pending_signal:
+        done = child_process.run(command, restored.project, _variables(original, restored.root), pending_signal, enough)
     try:
         return dict(json.loads(done.out.splitlines()[-1]))
     except (IndexError, ValueError):

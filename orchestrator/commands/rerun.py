@@ -18,9 +18,9 @@ from typing import Any
 
 from orchestrator.commands.compare import between
 from orchestrator.commands.repeater import Repeater, failure
-from orchestrator.driver.folders import RunFolder, project_folder
-from orchestrator.driver.progress import for_stream
-from orchestrator.driver.recorded import Recorded
+from orchestrator.driver.record.folders import RunFolder, project_folder
+from orchestrator.driver.record.recorded import Recorded
+from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError
 from orchestrator.records import lines
 from orchestrator.records.explanation import Explanation, explain

@@ -14,15 +14,18 @@ from pathlib import Path
 
 from orchestrator.checkpoints.catalog import Catalog
 from orchestrator.checkpoints.storage import open_storage
-from orchestrator.driver import preflight, signals
-from orchestrator.driver.folders import RunFolder, project_folder
-from orchestrator.driver.job import Job, storage_of, terms
-from orchestrator.driver.outcome import Outcome
-from orchestrator.driver.progress import Progress, for_stream
-from orchestrator.driver.record import reopen_record
-from orchestrator.driver.recorded import Recorded
-from orchestrator.driver.session import Beginning
+from orchestrator.driver.record import preflight
+from orchestrator.driver.record.folders import RunFolder, project_folder
+from orchestrator.driver.record.record import reopen_record
+from orchestrator.driver.record.recorded import Recorded
+from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.run.job import Job, requirements, storage_of
+from orchestrator.driver.run.session import RunStart
+from orchestrator.driver.terminal import signals
+from orchestrator.driver.terminal.progress import Progress, for_stream
 from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable, UsageError
+from orchestrator.plan import Plan
+from orchestrator.plan.resolve import resolve
 from orchestrator.provenance.code import changes, checkout, worktree
 from orchestrator.provenance.data import hashing, restoring
 from orchestrator.records import lines
@@ -53,10 +56,10 @@ def resume(name: str, overrides: Sequence[str], uri: str | None) -> tuple[str, O
     display = for_stream()
     with recorded_project(recorded, project, folder, display) as place:
         provenance = preflight.check(settings, place)  # its notes are on what a launch is about to record
-        beginning = beginning_of(settings, recorded.files, display.say)
-        with signals.posted() as mailbox, ThreadPoolExecutor(1) as pool:
+        run_start = beginning_of(resolve(settings), recorded.files, display.say)
+        with signals.posted() as pending_signal, ThreadPoolExecutor(1) as pool:
             opening = pool.submit(reopen_record, settings, store, recorded.files, provenance)
-            return Job(settings, place, display, mailbox).complete(opening, beginning)
+            return Job(settings, place, display, pending_signal).complete(opening, run_start)
 
 
 def _check_filed(before: Settings, after: Settings) -> None:
@@ -106,9 +109,9 @@ def _changed(recorded: Recorded, project: Path) -> list[str]:
     return [*(changes.since(recorded.files.bundle, work) if recorded.files.bundle.exists() else ["the code"]), *found]
 
 
-def beginning_of(settings: Settings, files: RunFolder, say: Callable[[str], None]) -> Beginning:
+def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> RunStart:
     """Where the run goes on, by what it has left; its trace is cut there. Raises CheckpointDamaged."""
-    found = Catalog(open_storage(storage_of(settings, files)), settings.checkpoint.keep).latest()
+    found = Catalog(open_storage(storage_of(plan, files)), plan.checkpoints.keep).latest()
     for reason in found.reasons:
         say(f"warning: {reason}")
     step = None if found.manifest is None else found.manifest.step
@@ -129,9 +132,9 @@ def beginning_of(settings: Settings, files: RunFolder, say: Callable[[str], None
     generations = [event["number"] for event in journal if event["event"] == "generation_started"]
     # Spares and whoever was lost while it prepared belong to no generation, and an id is never given again (rule F9).
     members = [event[role] for event in journal for role in ("worker", "server") if role in event]
-    return Beginning(
-        terms(
-            settings, checkpoint=step, generation=max(generations, default=-1) + 1, member=max(members, default=-1) + 1
+    return RunStart(
+        requirements(
+            plan, checkpoint=step, generation=max(generations, default=-1) + 1, member=max(members, default=-1) + 1
         ),
         len(written),
         float.fromhex(written[-1]["loss"]) if written else None,

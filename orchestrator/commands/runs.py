@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from orchestrator.driver.folders import NAME, project_folder
+from orchestrator.driver.record.folders import NAME, project_folder
 from orchestrator.tracking import Past, Store, is_server
 
 _SHOWN_METRICS = 2

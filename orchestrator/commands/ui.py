@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final
 
-from orchestrator.driver.children import end_with_parent
-from orchestrator.driver.folders import NAME, project_folder
-from orchestrator.driver.signals import WATCHED
+from orchestrator.driver.record.folders import NAME, project_folder
+from orchestrator.driver.terminal.child_process import end_with_parent
+from orchestrator.driver.terminal.signals import WATCHED
 from orchestrator.errors import RunFailed, UsageError
 from orchestrator.tracking import Store, is_server, server_command
 

@@ -1,10 +1,10 @@
-"""What the controller hears and what it orders: plain values, one per thing that can happen in a run.
+"""The events that the controller receives and the commands that it returns: plain values.
 
-The driver turns the news of Ray, of the members and of the user into events, and carries out the commands; nothing
-here decides. A member is named by its id, which is never reused and grows with every start, so the order of ids is
-the order of age. A position is (steps, evaluated): the committed steps, and whether what was due after the last of
-them is done; it is compared as a tuple. A member that was never given a state has the position None: the state it has
-built itself, the initial one.
+The driver turns reports of Ray, of the members and of the user into events, and carries out the commands; it decides
+nothing. A member is named by its id, which is never reused and grows with every start, so the order of ids is the order
+of age. A position is (steps, evaluated): the committed steps, and whether the evaluation that was due after the last of
+them is done; positions are compared as tuples. A member that was never given a state has the position None: it has the
+initial state, which it has built itself.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from orchestrator.errors import OrchestratorError
 
 Position = tuple[int, int]
 Role = Literal["worker", "server"]
-Place = Literal["prepare", "compute", "exchange", "update", "evaluate", "checkpoint", "handover", "idle"]
+Activity = Literal["prepare", "compute", "exchange", "update", "evaluate", "checkpoint", "state_transfer", "idle"]
 
 
 @dataclass(frozen=True)
 class Ready:
     """A member is prepared.
 
-    facts: what it found out about the run (a server: nothing); can_restore: it reaches the checkpoints.
+    run_manifest: what it found out about the run (a server: nothing); can_restore: it reaches the checkpoints.
     """
 
     member: int
-    facts: Mapping[str, Any]
+    run_manifest: Mapping[str, Any]
     can_restore: bool = False
 
 
@@ -59,7 +59,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Failed:
-    """A fault that another try would repeat: the pipeline raised, a number is not finite, replicas disagree.
+    """An error that another try would repeat: the pipeline raised, a number is not finite, replicas disagree.
 
     member: whose; None where the driver found it.
     """
@@ -69,14 +69,14 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Pulse:
+class Heartbeat:
     """A member's control thread answered just now.
 
     beats: how often its compute thread has moved since it was started.
     """
 
     member: int
-    place: Place
+    activity: Activity
     step: int | None
     shard: int | None
     beats: int
@@ -84,12 +84,13 @@ class Pulse:
 
 @dataclass(frozen=True)
 class Died:
-    """why: for the message; details: all that is known, for the run's folder; last: where it was then, if that is certain."""
+    """A member's process has ended. why: for the message; details: all that is known, for the run's folder; last: what
+    it was doing, if that is certain."""
 
     member: int
     why: str
     details: str = ""
-    last: Pulse | None = None
+    last: Heartbeat | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ class Stepped:
 
 
 @dataclass(frozen=True)
-class Saved:
+class CheckpointSaved:
     """The newest good checkpoint holds this many updates: it was committed now, or a later one was found damaged."""
 
     step: int
@@ -108,7 +109,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class NoRoom:
-    """The cluster has no place for the process now. It is no fault; it is tried again later."""
+    """The cluster has no resources for the process now. It is no error; it is tried again later."""
 
     member: int
     why: str
@@ -116,7 +117,7 @@ class NoRoom:
 
 @dataclass(frozen=True)
 class StartFailed:
-    """The process could not be started, or could not prepare, and is gone."""
+    """The process could not be started or could not prepare, and is gone."""
 
     member: int
     why: str
@@ -124,7 +125,7 @@ class StartFailed:
 
 @dataclass(frozen=True)
 class Interrupt:
-    """urgent: the user does not want to wait for a checkpoint (a second signal)."""
+    """A signal asks the run to stop. urgent: without waiting for a checkpoint (a second signal)."""
 
     signal: str
     urgent: bool = False
@@ -132,10 +133,23 @@ class Interrupt:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed, and everything that was heard has been told."""
+    """Time has passed, and all reports up to now have been passed on."""
 
 
-Event = Ready | Left | Finished | Failed | Died | Pulse | Stepped | Saved | NoRoom | StartFailed | Interrupt | Tick
+Event = (
+    Ready
+    | Left
+    | Finished
+    | Failed
+    | Died
+    | Heartbeat
+    | Stepped
+    | CheckpointSaved
+    | NoRoom
+    | StartFailed
+    | Interrupt
+    | Tick
+)
 
 
 @dataclass(frozen=True)
@@ -150,7 +164,7 @@ class Start:
 class Begin:
     """Begin a generation: its members by rank, workers (oldest first) before servers, all of them idle.
 
-    shards: by worker rank. handovers: (donor rank, recipient rank). restore: the rank that first loads the newest
+    shards: by worker rank. state_transfers: (donor rank, recipient rank). restore: the rank that first loads the newest
     checkpoint; it is the donor then. without_servers: the topology wants servers and none lives, so the workers use
     another exact topology.
     """
@@ -160,10 +174,10 @@ class Begin:
     workers: int
     servers: int
     shards: tuple[tuple[int, ...], ...]
-    handovers: tuple[tuple[int, int], ...]
+    state_transfers: tuple[tuple[int, int], ...]
     restore: int | None
     without_servers: bool
-    facts: Mapping[str, Any]
+    run_manifest: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -176,7 +190,7 @@ class CallOff:
 
 @dataclass(frozen=True)
 class Ask:
-    """A wish for the members' vote; that one of them brings it is enough."""
+    """Have one member request this at the next vote, which is enough for all."""
 
     member: int
     what: Literal["regroup", "stop", "save"]
@@ -184,7 +198,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Kill:
-    """End this process surely and at once; for the controller it is gone, and its death is no news."""
+    """End this process for certain and at once; for the controller it is gone, and its death is not reported again."""
 
     member: int
     why: str
@@ -192,7 +206,8 @@ class Kill:
 
 @dataclass(frozen=True)
 class Recovered:
-    """seconds: from the detection of a loss (or the readiness of a joiner) to the next completed step."""
+    """A recovery is complete. seconds: from the detection of a loss (or the readiness of a joiner) to the next
+    completed step."""
 
     kind: Literal["lost", "joined", "restarted"]
     seconds: float

@@ -1,8 +1,8 @@
 """Who belongs to a run: its members, the present generation, and how the next one is made of the living. Pure.
 
-A generation is made when every member of the one before has reported or is gone, so that nobody can still touch a
-region of memory or commit a step (rule C2). Whoever is at the top position gives its state to all who are not (rule
-D1); a worker of the last generation goes before one that holds no state yet, and ranks go by age.
+A generation is made when every member of the one before has reported or is gone, so that no member of it can still use
+a memory region or commit a step (rule C2). A member with the highest position gives its state to all that are behind
+(rule D1). A worker of the last generation is preferred to one that has no state yet, and ranks follow the order of age.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from orchestrator.control.events import Begin, Finished, Left, Position, Pulse, Role
-from orchestrator.control.placement import place
+from orchestrator.control.events import Begin, Finished, Heartbeat, Left, Position, Role
+from orchestrator.control.shard_assignment import assign_shards
 from orchestrator.errors import Inconsistent
 
 Phase = Literal["preparing", "running", "regrouping", "paused", "saving", "ended"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
-    """What a run asks for.
+class Requirements:
+    """What a run requires.
 
-    start: workers that must be ready to begin; least: it pauses below; most: it grows to. servers: 0 where the
-    topology has none. checkpoint: the newest committed one when the run begins, so None unless it is a resume.
-    whole: no generation begins without all of them, because the layout determines the result. stores: checkpoints can
-    be written. start_timeout_s: how long a start may go without progress. generation, member: the first numbers to give,
+    start: workers that must be ready to begin; least: it pauses below; most: it grows to. servers: 0 where the topology
+    has none. checkpoint: the newest committed one when the run begins, so None unless it is a resume. whole: no
+    generation begins without all workers and servers, because the layout determines the result. stores: checkpoints can
+    be written. start_timeout_s: how long a start may go without progress. generation, member: the first numbers to use,
     above all that an earlier part of the run has used.
     """
 
@@ -54,22 +54,23 @@ class Terms:
 class Member:
     """A living member.
 
-    asked: when its start was ordered; ready: since when it is prepared; joins: it got ready while there was room for it
-    in a generation (a spare did not). heard, moved: when it last answered, and when its compute thread last moved.
+    asked: when its start was ordered; ready: since when it is prepared; joins: it became ready while there was room for
+    it in a generation (a spare did not). heard, moved: when it last answered, and when its compute thread last made
+    progress.
     """
 
     id: int
     role: Role
     asked: float
     ready: float | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    run_manifest: Mapping[str, Any] = field(default_factory=dict)
     can_restore: bool = False
     joins: bool = False
     position: Position | None = None
     report: Left | Finished | None = None
     heard: float = 0.0
     moved: float = 0.0
-    pulse: Pulse | None = None
+    heartbeat: Heartbeat | None = None
 
     @property
     def name(self) -> str:
@@ -77,11 +78,11 @@ class Member:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fallen:
+class LostMember:
     """A member that was lost in the present generation before it reported.
 
     how: it died; it was killed because its compute thread stood still, or because it was not heard of (silent). certain: its
-    pulse is from the moment of its death, and not from some time before.
+    heartbeat is from the moment of its death, and not from some time before.
     """
 
     member: Member
@@ -90,12 +91,12 @@ class Fallen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Generation:
+class GenerationStatus:
     """The present (or last) generation.
 
     steps: how many were committed when it began; before: the position that each member then had; asked: what its
-    members were asked for; withdrawn: when the first one withdrew, and why; lost: members of it that are gone,
-    reported or not.
+    members were asked to request; withdrawn: when the first one withdrew, and why; fallen: the members that were lost
+    before they reported; lost: how many of its members are gone, reported or not.
     """
 
     begin: Begin
@@ -104,7 +105,7 @@ class Generation:
     called_off: bool = False
     asked: frozenset[str] = frozenset()
     withdrawn: tuple[float, str] | None = None
-    fallen: tuple[Fallen, ...] = ()
+    fallen: tuple[LostMember, ...] = ()
     lost: int = 0
 
     @property
@@ -117,7 +118,7 @@ class Generation:
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """Something that the next completed step makes good."""
+    """A loss, a join or a restart that ends with the next completed step."""
 
     kind: Literal["lost", "joined", "restarted"]
     since: float
@@ -125,39 +126,39 @@ class Recovery:
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class ControllerState:
     """All that the controller remembers.
 
-    members: the living. next_member: the next id to give; lower ones are living or gone. facts: what generation
-    0 agreed on. checkpoint: the newest committed one. seen: steps that the driver has seen completed; best: the most
-    it ever has. mark: the position that has to be passed to count as progress; fruitless: generations since then that
+    members: the living. next_member: the next id to give; lower ones are living or gone. run_manifest: what the first
+    generation agreed on. checkpoint: the newest committed one. seen: steps that the driver has seen completed; best: the most
+    it ever has. mark: the position that has to be passed to count as progress; without_progress: generations since then that
     ended without and with a loss; restarts: losses of all state in a row. failures: starts in a row that came to
-    nothing. deaths: in preparation. retry: when a start is tried again after there was no room. quarrels: pairs of
+    nothing. deaths: in preparation. retry: when a start is tried again after there was no room. link_failures: pairs of
     living members that have lost each other once. losses, stalls: by micro-batch, whether each was seen or inferred.
     recoveries: open ones. interrupted: the signal and when. since: when the present phase began. listened: the last
     tick.
     """
 
-    terms: Terms
+    requirements: Requirements
     started: float
     phase: Phase = "preparing"
     since: float = 0.0
     listened: float = 0.0
     members: Mapping[int, Member] = field(default_factory=dict)
     next_member: int = 0
-    facts: Mapping[str, Any] | None = None
-    generation: Generation | None = None
+    run_manifest: Mapping[str, Any] | None = None
+    generation: GenerationStatus | None = None
     checkpoint: int | None = None
     seen: int = 0
     best: int = 0
     mark: Position = (0, 0)
-    fruitless: tuple[int, int] = (0, 0)
+    without_progress: tuple[int, int] = (0, 0)
     restarts: int = 0
     failures: int = 0
     deaths: int = 0
     trouble: str = ""
     retry: float | None = None
-    quarrels: frozenset[frozenset[int]] = frozenset()
+    link_failures: frozenset[frozenset[int]] = frozenset()
     losses: Mapping[tuple[int, int], tuple[bool, ...]] = field(default_factory=dict)
     stalls: Mapping[tuple[int, int], tuple[bool, ...]] = field(default_factory=dict)
     recoveries: tuple[Recovery, ...] = ()
@@ -168,31 +169,31 @@ class State:
         return known.name if known is not None else f"member {member}"
 
 
-def living(state: State, role: Role) -> list[Member]:
+def living(state: ControllerState, role: Role) -> list[Member]:
     """The oldest first."""
     return sorted((member for member in state.members.values() if member.role == role), key=lambda member: member.id)
 
 
-def present(state: State) -> list[Member]:
+def present(state: ControllerState) -> list[Member]:
     """The living members of the present generation, by rank."""
     if state.generation is None:
         return []
     return [state.members[member] for member in state.generation.begin.members if member in state.members]
 
 
-def waiting(state: State) -> list[Member]:
-    """Those of them that have not reported."""
+def waiting(state: ControllerState) -> list[Member]:
+    """The members of the present generation that have not reported."""
     return [member for member in present(state) if member.report is None]
 
 
 def progressed(member: Member) -> float:
-    """When its start last got on: it was ordered, its process answered, imported a module, built a part, was ready."""
+    """When its start last made progress: ordered, process answered, module imported, part built, ready."""
     return member.moved if member.ready is None else member.ready
 
 
-def room(state: State) -> int:
+def room(state: ControllerState) -> int:
     """How many workers more the present generation could take."""
-    return state.terms.most - sum(member.role == "worker" for member in present(state))
+    return state.requirements.most - sum(member.role == "worker" for member in present(state))
 
 
 def top(members: Iterable[Member]) -> Position | None:
@@ -200,50 +201,52 @@ def top(members: Iterable[Member]) -> Position | None:
     return max((member.position for member in members if member.position is not None), default=None)
 
 
-def quorum(state: State) -> int:
-    """How many workers the next generation needs. One is enough to save what there is, where a step of one is as good."""
-    if state.interrupted is not None and not state.terms.whole:
+def quorum(state: ControllerState) -> int:
+    """How many workers the next generation needs. One is enough to save the state, unless the layout determines the
+    result."""
+    if state.interrupted is not None and not state.requirements.whole:
         return 1
-    return state.terms.start if state.generation is None else state.terms.least
+    return state.requirements.start if state.generation is None else state.requirements.least
 
 
-def compose(state: State) -> Begin | str:
+def compose(state: ControllerState) -> Begin | str:
     """The next generation of those who are ready; or why there can be none yet."""
     ready = [member for member in living(state, "worker") if member.ready is not None]
     before = () if state.generation is None else state.generation.begin.members
     holders_first = sorted(ready, key=lambda member: (member.position is None, member.id not in before, member.id))
-    workers = sorted(holders_first[: state.terms.most], key=lambda member: member.id)
+    workers = sorted(holders_first[: state.requirements.most], key=lambda member: member.id)
     servers = [member for member in living(state, "server") if member.ready is not None]
     if len(workers) < quorum(state):
         return f"{len(workers)} workers are ready, {quorum(state)} are needed"
-    if (state.generation is None or state.terms.whole) and len(servers) < state.terms.servers:
-        return f"{len(servers)} servers are ready, {state.terms.servers} are needed"
+    if (state.generation is None or state.requirements.whole) and len(servers) < state.requirements.servers:
+        return f"{len(servers)} servers are ready, {state.requirements.servers} are needed"
     restore = None
     if to_restore(state, workers):
         restore = next((rank for rank, member in enumerate(workers) if member.can_restore), None)
         if restore is None:
             return f"none of the {len(workers)} ready workers reaches the checkpoint of step {state.checkpoint}"
     return Begin(
-        generation=state.terms.generation if state.generation is None else state.generation.number + 1,
+        generation=state.requirements.generation if state.generation is None else state.generation.number + 1,
         members=tuple(member.id for member in [*workers, *servers]),
         workers=len(workers),
         servers=len(servers),
-        shards=place(state.terms.shards, len(workers)),
-        handovers=_handovers(workers, len(servers), restore),
+        shards=assign_shards(state.requirements.shards, len(workers)),
+        state_transfers=_state_transfers(workers, len(servers), restore),
         restore=restore,
-        without_servers=state.terms.servers > 0 and not servers,
-        facts=state.facts if state.facts is not None else workers[0].facts,
+        without_servers=state.requirements.servers > 0 and not servers,
+        run_manifest=state.run_manifest if state.run_manifest is not None else workers[0].run_manifest,
     )
 
 
-def to_restore(state: State, workers: Sequence[Member]) -> bool:
+def to_restore(state: ControllerState, workers: Sequence[Member]) -> bool:
     """Whether the newest checkpoint is ahead of every one of them."""
     highest = top(workers)
     return state.checkpoint is not None and (highest is None or highest[0] < state.checkpoint)
 
 
-def _handovers(workers: Sequence[Member], servers: int, restore: int | None) -> tuple[tuple[int, int], ...]:
-    """Who is at the top gives to who is not, in turn; a server always takes, since it forgets with its generation."""
+def _state_transfers(workers: Sequence[Member], servers: int, restore: int | None) -> tuple[tuple[int, int], ...]:
+    """Members with the highest position give to all others, in turn; a server always takes, since it keeps nothing
+    between generations."""
     highest = top(workers)
     if restore is not None:
         donors = [restore]
@@ -255,14 +258,14 @@ def _handovers(workers: Sequence[Member], servers: int, restore: int | None) -> 
     return tuple((donors[i % len(donors)], recipient) for i, recipient in enumerate(recipients))
 
 
-def skew(state: State) -> str:
-    """The positions that are too far apart, in words; empty where they differ by a step at most (rule D1).
+def skew(state: ControllerState) -> str:
+    """The positions that are too far apart, in words; empty where they differ by one step at most (rule D1).
 
-    Who was to take a state and still is where it was has not taken it; the others cannot have gone on without it.
+    A recipient that is where it was has not taken its state; the others cannot have gone on without it.
     """
     generation = state.generation
     assert generation is not None
-    recipients = {generation.begin.members[recipient] for _, recipient in generation.begin.handovers}
+    recipients = {generation.begin.members[recipient] for _, recipient in generation.begin.state_transfers}
     steps = {}
     for member in present(state):
         before = generation.before[member.id]
@@ -274,13 +277,15 @@ def skew(state: State) -> str:
     return ", ".join(f"{name} at step {step}" for name, step in steps.items())
 
 
-def disagreement(one: str, facts: Mapping[str, Any], other: str, others: Mapping[str, Any]) -> Inconsistent | None:
+def disagreement(
+    one: str, run_manifest: Mapping[str, Any], other: str, others: Mapping[str, Any]
+) -> Inconsistent | None:
     """Admission by proof (rule B4): every fact has to be equal but the machine, which explains why others are not."""
-    different = sorted(key for key in facts if key != "machine" and facts[key] != others.get(key))
+    different = sorted(key for key in run_manifest if key != "machine" and run_manifest[key] != others.get(key))
     if not different:
         return None
     if different == ["reference"]:
-        here, there = facts.get("machine", {}), others.get("machine", {})
+        here, there = run_manifest.get("machine", {}), others.get("machine", {})
         why = [f"{key} {here[key]} and {there.get(key)}" for key in here if here[key] != there.get(key)]
         return Inconsistent(
             f"{one} and {other} compute different bits from the same micro-batch ({'; '.join(why) or 'like machines'})",

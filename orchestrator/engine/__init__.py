@@ -1,1 +1,1 @@
-"""A worker's life: compute shards, agree, sum, step. No Ray, no MLflow: a thread of a test can live it too."""
+"""The work of a member: compute shards, vote, sum, step. No Ray and no MLflow: tests run members in threads."""

@@ -42,10 +42,10 @@ _KINDS: Final = {torch.float64: "float64", torch.float32: "float32"}  # of the t
 
 
 class Accumulator:
-    """The running total of one worker's contributions: `clear`, then `add` for each shard, then `settle`.
+    """The running total of one worker's contributions: `clear`, then `add` for each shard, then `complete`.
 
-    total: float64 (exact) or float32 (fast), of the layout's size; the caller owns it, and may read it after `settle`.
-    finished: the fingerprint of what `settle` has written in place of the total, or None.
+    total: float64 (exact) or float32 (fast), of the layout's size; the caller owns it, and may read it after `complete`.
+    finished: the fingerprint of what `complete` has written in place of the total, or None.
     most_waiting: with so many since `clear`, and again with so many more, all that wait are added up, and may change then.
     """
 
@@ -65,7 +65,7 @@ class Accumulator:
         self.finished: int | None = None
 
     def add(self, tensors: Tensors, weight: float, grid: Grid) -> None:
-        """Take weight * tensors in; None contributes nothing. The tensors must stay as they are until `settle`; the grid is
+        """Take weight * tensors in; None contributes nothing. The tensors must stay as they are until `complete`; the grid is
         the same since `clear`. A tensor whose grid is not set yet is added without rounding: the step will be repeated."""
         self._grid = grid
         # At once: whatever Python touches here has just been made, and will have left the cache by the time all are added up.
@@ -78,7 +78,7 @@ class Accumulator:
         if len(self._waiting) == self.most_waiting:
             self._add_waiting()
 
-    def settle(self, alone: tuple[float, torch.Tensor] | None = None) -> NDArray[numpy.int64]:
+    def complete(self, alone: tuple[float, torch.Tensor] | None = None) -> NDArray[numpy.int64]:
         """Complete the total. alone: (divisor, result), where nobody else has anything to add; then, if all can be added up
         at once, the result of `finish` is written instead and the total is not, which would be long out of the cache.
 

@@ -23,7 +23,7 @@ from orchestrator.numerics.layout import Layout
 Tensors = Sequence[torch.Tensor | None]  # float32, in the order of the layout
 
 
-class Ferry(Protocol):
+class HostTransfer(Protocol):
     """Carries the tensors of one layout. result: the summed gradient where the model computes."""
 
     @property
@@ -47,7 +47,7 @@ class Staging(Protocol):
     def batch(self, batch: Any) -> Any:
         """The batch with its tensors on the device."""
 
-    def ferry(self, layout: Layout, result: torch.Tensor) -> Ferry:
+    def host_transfer(self, layout: Layout, result: torch.Tensor) -> HostTransfer:
         """result: flat, float32, in host memory; it is only read."""
 
 
@@ -62,7 +62,7 @@ class Direct:
     def batch(self, batch: Any) -> Any:
         return batch
 
-    def ferry(self, layout: Layout, result: torch.Tensor) -> Ferry:
+    def host_transfer(self, layout: Layout, result: torch.Tensor) -> HostTransfer:
         return _InPlace(layout.views(result))
 
 
@@ -102,7 +102,7 @@ class Copying:
             return self._fields(batch)
         return batch
 
-    def ferry(self, layout: Layout, result: torch.Tensor) -> Ferry:
+    def host_transfer(self, layout: Layout, result: torch.Tensor) -> HostTransfer:
         return _Carrying(layout, result, self.device)
 
     def _fields(self, batch: Any) -> Any:
@@ -120,7 +120,7 @@ def on(device: str) -> Staging:
 
 
 class _InPlace:
-    """Implements `Ferry` where there is no water."""
+    """Implements `HostTransfer` where there is no water."""
 
     def __init__(self, result: Sequence[torch.Tensor]) -> None:
         self.result = result
@@ -133,7 +133,7 @@ class _InPlace:
 
 
 class _Carrying:
-    """Implements `Ferry`. One flat buffer on the device serves both ways: gradients leave before a sum comes."""
+    """Implements `HostTransfer`. One flat buffer on the device serves both ways: gradients leave before a sum comes."""
 
     def __init__(self, layout: Layout, result: torch.Tensor, device: torch.device) -> None:
         self._layout = layout

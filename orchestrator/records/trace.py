@@ -42,7 +42,7 @@ class Merger:
     """Merges the traces that all workers send, in whatever order they come, into one, checking that they agree.
 
     A line is new once, when its first copy has come and all before it are there. Other copies, of other workers or of a step
-    that is computed again after a loss, have to be equal. start: the first step that is not written yet.
+    that is computed again after a loss, have to be equal (rule D2). start: the first step that is not written yet.
     """
 
     def __init__(self, start: int = 0) -> None:

@@ -316,7 +316,7 @@ class Settings:
 
     @property
     def watches_a_metric(self) -> bool:
-        """Whether the course of the run depends on evaluations."""
+        """Whether the run state of the run depends on evaluations."""
         return self.early_stopping.patience is not None or self.schedule.name == "plateau"
 
 

@@ -1,6 +1,6 @@
 """What every topology has to keep to: the tests hold those of the table to it, and a launch a user's own.
 
-    agreement    both ends of a move tell of it, in the same order, and nobody else does
+    consensus    both ends of a move tell of it, in the same order, and nobody else does
     exact        each worker, and whoever finishes a chunk, ends with each worker's contribution to it exactly once
     no deadlock  every member comes to the end of its program, with every message received
     no race      nothing is overwritten while a peer may still read it (see `happens_before`)
@@ -71,15 +71,15 @@ def disagreement(schedule: Schedule) -> str | None:
     told = {rank: list(schedule.moves_of(rank)) for rank in range(schedule.members)}
     for rank, moves in told.items():
         if strange := [move for _, move in moves if rank not in (move.source, move.target)]:
-            return f"is no agreement: member {rank} tells of {strange[0]}, in which it has no part"
+            return f"is no consensus: member {rank} tells of {strange[0]}, in which it has no part"
         if any(before > after for (before, _), (after, _) in pairwise(moves)):
-            return f"is no agreement: member {rank} does not tell of its moves in the order of rounds"
+            return f"is no consensus: member {rank} does not tell of its moves in the order of rounds"
         if schedule.peers_of(rank) != {end for _, move in moves for end in (move.source, move.target)} - {rank}:
-            return f"is no agreement: the peers of member {rank} are not those that its moves name"
+            return f"is no consensus: the peers of member {rank} are not those that its moves name"
         for peer in schedule.peers_of(rank):
             sent = [(number, move) for number, move in moves if move.target == peer]
             if sent != [(number, move) for number, move in told[peer] if move.source == rank]:
-                return f"is no agreement: members {rank} and {peer} tell differently of what the first one sends to the second"
+                return f"is no consensus: members {rank} and {peer} tell differently of what the first one sends to the second"
     return None
 
 

@@ -28,7 +28,7 @@ class Tag(NamedTuple):
 
 
 class Received(NamedTuple):
-    """payload: 1-D, possibly a view of the sender's memory (read only, by agreement); note: 64 bits beside it, signed."""
+    """payload: 1-D, possibly a view of the sender's memory (not to be written); note: 64 bits beside it, signed."""
 
     payload: torch.Tensor
     note: int

@@ -1,6 +1,6 @@
 """One connection with one peer, and the poller that a transport's connections share. Nothing here blocks but `wait`.
 
-A link reads frames into an inbox and writes what the socket does not take at once from an outbox, whenever the poller
+A link reads frames into an inbox and writes what the socket does not take at once from a send queue, whenever the poller
 says that it can. Why everything readable is read, whoever is waited for: the end of a stream stands behind its data,
 and two members that send each other more than the kernel buffers would otherwise both wait for ever.
 
@@ -83,7 +83,7 @@ class Link:
         self.memory = tuple(memory)
         self._poller = poller
         self._socket = connection
-        self._outbox: deque[memoryview] = deque()
+        self._send_queue: deque[memoryview] = deque()
         self._header = bytearray(frames.HEADER_BYTES)
         self._body: tuple[frames.Frame, torch.Tensor] | None = None  # announced by the header, being read
         self._wanted = memoryview(self._header)
@@ -102,15 +102,15 @@ class Link:
     @property
     def flushed(self) -> bool:
         """Nothing that was written is still to be handed to the kernel."""
-        return not self._outbox
+        return not self._send_queue
 
     def write(self, header: bytes, body: memoryview) -> None:
         """Send what goes at once and keep a copy of the rest. Writing to a link that has ended does nothing."""
-        if self._outbox:
+        if self._send_queue:
             self._flush()
         if self.ended:
             return
-        sent, idle = 0, not self._outbox
+        sent, idle = 0, not self._send_queue
         if idle:
             try:
                 sent = self._socket.sendmsg((header, body), (), socket.MSG_NOSIGNAL)
@@ -121,7 +121,7 @@ class Link:
                 return
         if sent < len(header) + len(body):
             rest = header[sent:], body[max(0, sent - len(header)) :]
-            self._outbox.append(memoryview(b"".join(rest)))
+            self._send_queue.append(memoryview(b"".join(rest)))
             if idle:
                 self._poller.watch(self._socket.fileno(), self._on_ready, select.EPOLLIN | select.EPOLLOUT)
 
@@ -201,7 +201,7 @@ class Link:
             raise ProtocolError(f"member {self.peer} sent what is no frame: {error}") from error
 
     def _on_ready(self) -> None:
-        if self._outbox:
+        if self._send_queue:
             self._flush()
         self.read()
 
@@ -211,11 +211,11 @@ class Link:
 
     def _flush(self) -> None:
         try:
-            while self._outbox:
-                sent = self._socket.send(self._outbox[0], socket.MSG_NOSIGNAL)
-                self._outbox[0] = self._outbox[0][sent:]
-                if not self._outbox[0]:
-                    self._outbox.popleft()
+            while self._send_queue:
+                sent = self._socket.send(self._send_queue[0], socket.MSG_NOSIGNAL)
+                self._send_queue[0] = self._send_queue[0][sent:]
+                if not self._send_queue[0]:
+                    self._send_queue.popleft()
         except BlockingIOError:
             return
         except OSError as error:
@@ -232,7 +232,7 @@ class Link:
         if self.ended:
             return
         self.ended = why
-        self._outbox.clear()
+        self._send_queue.clear()
         self._poller.forget(self._socket.fileno())
         if self._pidfd is not None:
             self._poller.forget(self._pidfd)

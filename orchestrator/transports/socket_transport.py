@@ -12,7 +12,7 @@ Thread use: one thread sends, receives and closes. `abort` may come from any oth
 it ends the connections at once, and so wakes the thread that waits, and takes the descriptors away when that thread
 has let go.
 
-What it does not do: make the peer read. What a peer has not taken lies in this member's outbox, without a limit of
+What it does not do: make the peer read. What a peer has not taken lies in this member's send queue, without a limit of
 its own: a schedule bounds it.
 """
 

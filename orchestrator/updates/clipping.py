@@ -12,6 +12,21 @@ from collections.abc import Sequence
 
 import torch
 
+from orchestrator.updates.transforms import Gradients, State
+
+
+class Clipping:
+    """Implements `transforms.Transform`. limit: of the norm."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+
+    def init(self, parameters: Sequence[torch.Tensor]) -> State:  # noqa: ARG002
+        return {}
+
+    def update(self, gradients: Gradients, state: State) -> tuple[Gradients, State]:
+        return clip(gradients, self._limit), state
+
 
 def clip(gradients: Sequence[torch.Tensor | None], limit: float) -> list[torch.Tensor | None]:
     """The gradients, scaled down together so that their norm is at most `limit`; None stays None."""

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from orchestrator.checkpoints.parts import Copier, Part, share_of, write_part
-from orchestrator.checkpoints.state import State
+from orchestrator.checkpoints.state import TrainingState
 from orchestrator.checkpoints.storage import Buffer, Storage
 
 
@@ -100,14 +100,16 @@ class Held:
         self.gate.set()
 
 
-def example(step: int, tensors: int = 3) -> State:
+def example(step: int, tensors: int = 3) -> TrainingState:
     """A state that differs from step to step, but for one tensor that never changes."""
     generator = torch.Generator().manual_seed(step)
     named = {f"model/{i}": torch.randn(i + 1, 2, generator=generator) for i in range(tensors)}
-    return State({"step": step}, {**named, "model/frozen": torch.ones(50)})
+    return TrainingState({"step": step}, {**named, "model/frozen": torch.ones(50)})
 
 
-def events(storage: Storage, state: State, step: int, parts: int = 2, generation: int = 1) -> list[dict[str, Any]]:
+def events(
+    storage: Storage, state: TrainingState, step: int, parts: int = 2, generation: int = 1
+) -> list[dict[str, Any]]:
     """Write all parts in the foreground; what their writers would report."""
     reported = []
     for part in range(parts):
@@ -117,7 +119,7 @@ def events(storage: Storage, state: State, step: int, parts: int = 2, generation
     return reported
 
 
-def same(left: State, right: State) -> bool:
+def same(left: TrainingState, right: TrainingState) -> bool:
     """Equal to the bit, values, names, dtypes and shapes included."""
     if left.values != right.values or left.tensors.keys() != right.tensors.keys():
         return False

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from orchestrator.checkpoints.catalog import Catalog, load
-from orchestrator.checkpoints.state import State
+from orchestrator.checkpoints.state import TrainingState
 from orchestrator.checkpoints.storage import Buffer
 from orchestrator.checkpoints.writer import Writer
 from tests.checkpoints.stores import Failing, Held, InMemory, example, same
@@ -93,15 +93,15 @@ def test_too_little_memory_is_told() -> None:
     told: list[dict[str, Any]] = []
     writer = Writer(InMemory(), told.append)
     huge = {"a": torch.ones(1).expand(1 << 50)}
-    for state in (State({}, huge), State({}, huge, frozenset("a"))):
+    for state in (TrainingState({}, huge), TrainingState({}, huge, frozenset("a"))):
         writer.begin(state, step=1, generation=1, part=0, parts=1)
         assert "no memory for a copy of" in told.pop()["why"]
 
 
-def steady(step: int) -> State:
+def steady(step: int) -> TrainingState:
     """`example` with one tensor that may change at once."""
     plain = example(step)
-    return State(plain.values, plain.tensors, frozenset(plain.tensors) - {"model/0"})
+    return TrainingState(plain.values, plain.tensors, frozenset(plain.tensors) - {"model/0"})
 
 
 @pytest.fixture

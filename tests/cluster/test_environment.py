@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.cluster.environment import enter, of_workers, patient, prepare_environment
+from orchestrator.cluster.sessions.environment import enter, of_workers, patient, prepare_environment
 from orchestrator.numerics.determinism import ENVIRONMENT
 
 AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN")

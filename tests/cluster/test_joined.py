@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from orchestrator.cluster import joined
-from orchestrator.cluster.joined import JoinedRay
+from orchestrator.cluster.sessions import joined
+from orchestrator.cluster.sessions.joined import JoinedRay
 
 
 def call(ray: JoinedRay, times: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.cluster.lease import Lease, Silence
+from orchestrator.cluster.actors.lease import Lease, Silence
 
 LEASE_S = 10.0
 

@@ -12,8 +12,8 @@ import pytest
 import ray
 from ray._private import node, services, utils
 
-from orchestrator.cluster import local
-from orchestrator.cluster.local import LocalRay
+from orchestrator.cluster.sessions import local
+from orchestrator.cluster.sessions.local import LocalRay
 from orchestrator.errors import ClusterUnavailable, Interrupted
 
 

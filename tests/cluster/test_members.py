@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 from ray.exceptions import GetTimeoutError
 
-from orchestrator.cluster import members
-from orchestrator.cluster.members import Members, Place
+from orchestrator.cluster.actors import members
+from orchestrator.cluster.actors.members import ActorPlacement, Members
 from orchestrator.errors import WorkerLost
+from orchestrator.plan.resolve import resolve
+from orchestrator.settings import load
 
 
 class SlowRay:
@@ -43,8 +45,8 @@ class SlowRay:
 def members_on(ray: Any, monkeypatch: pytest.MonkeyPatch) -> Members:
     monkeypatch.setattr(members, "ray", ray)
     monkeypatch.setattr(members, "this_node", lambda: None)
-    found = Members("settings", b"secret", 30.0)
-    found.start(0, "worker", Place(None, {}))
+    found = Members(resolve(load([{"run": {"steps": 1}, "pipeline": {"target": "a:B"}}], [])), b"secret")
+    found.start(0, "worker", ActorPlacement(None, {}))
     return found
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cluster import node_tree
-from orchestrator.cluster.node_tree import capture, differences, foreign, listing, outside, pack
+from orchestrator.cluster.placement import node_tree
+from orchestrator.cluster.placement.node_tree import capture, differences, foreign, listing, outside, pack
 
 INPUTS = ["data/numbers"]
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tests.cluster.conftest import SHORT, Joined, Result, raylets, result_of
-from tests.commands.watching import Watched
+from tests.commands.watching import CancellableTransport
 from tests.projects import PATIENCE_S, Project
 
 pytestmark = pytest.mark.ray
@@ -80,7 +80,7 @@ def test_a_run_whose_joined_ray_dies_says_so_soon_and_can_be_resumed(digits: Pro
     with raylets(2) as joined:
         project = replace(digits, variables=joined.access)
         endless = ("conf=digits", "run.steps=1000000", "evaluation.every=1000", "checkpoint.every=20", "output=json")
-        run = Watched(project, *endless, f"cluster.address={joined.address}", "cluster.workers=2")
+        run = CancellableTransport(project, *endless, f"cluster.address={joined.address}", "cluster.workers=2")
         run.wait_for("checkpoint_saved")
         joined.kill(program)
         done = run.end()
@@ -124,7 +124,7 @@ def test_a_run_that_loses_a_node_goes_on_without_it(digits: Project) -> None:
     length = "run.steps=300"
     with raylets(1, 1) as joined:
         project = replace(digits, variables=joined.access)
-        run = Watched(
+        run = CancellableTransport(
             project, "conf=digits", length, f"cluster.address={joined.address}", "cluster.workers=2", "output=json"
         )
         run.wait_for_steps(20)

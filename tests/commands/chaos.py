@@ -7,8 +7,8 @@
 `plan` is a pure function from a seed to a layout and a list of blows: when (in completed steps), what (SIGKILL, SIGSTOP, or
 SIGKILL of the driver, followed by `resume=` on another layout) and whom (workers, servers, spares, members that still prepare,
 all workers at once). An echo strikes again at the next news of the journal: the loss itself, the next generation (its
-hand-overs are under way then), the arrival of the replacement. `disturb` carries a plan out on a true command line, and `check`
-compares the run with an undisturbed one, byte for byte.
+state transfers are under way then), the arrival of the replacement. `disturb` carries a plan out on a true command line, and
+`check` compares the run with an undisturbed one, byte for byte.
 
 What it does not do: strike so that one micro-batch loses three hosts in a row, or is stopped in twice, for that is poison and
 ends a run (rule D3); hence two blows of a kind at most without steps between them, one where they stop.
@@ -32,7 +32,7 @@ from random import Random
 from typing import Any, Literal
 
 from orchestrator.records.lines import read
-from tests.commands.watching import Watched
+from tests.commands.watching import CancellableTransport
 from tests.projects import PATIENCE_S, Done, Project, make_digits
 
 TOPOLOGIES = ("ring", "tree", "parameter_server", "peer_to_peer")
@@ -135,7 +135,7 @@ class Disturbed:
 
     def __init__(self, project: Project, plan: Plan) -> None:
         self._project = project
-        self._run = Watched(project, *RUNS[plan.pipeline], *plan.layout)
+        self._run = CancellableTransport(project, *RUNS[plan.pipeline], *plan.layout)
         self._begun = 0  # events of the journal that are of earlier drivers
         self.struck: list[tuple[int, int]] = []
         self.lives = 0
@@ -177,7 +177,7 @@ class Disturbed:
         self._begun = len(self._run.journal())
         self.lives += 1
         again = (f"resume={self._run.run_id}", *blow.again, "output=json")
-        self._run = Watched(self._project, *again, run_id=self._run.run_id)
+        self._run = CancellableTransport(self._project, *again, run_id=self._run.run_id)
 
     def _strike(self, pids: Sequence[int], blow: Blow) -> None:
         for pid in pids:

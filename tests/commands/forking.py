@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from orchestrator.__main__ import main
-from orchestrator.driver import preflight
+from orchestrator.driver.record import preflight
 
 
 def answer(arguments: list[str]) -> dict[str, object]:

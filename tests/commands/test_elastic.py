@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.provenance.code.worktree import LARGE_FILE_BYTES
-from tests.commands.watching import Watched
+from tests.commands.watching import CancellableTransport
 from tests.projects import Done, Project
 
 pytestmark = pytest.mark.ray
@@ -38,7 +38,7 @@ def same(project: Project, done: Done, undisturbed: Done) -> None:
 
 def test_workers_are_killed_and_replaced(digits: Project, undisturbed: Done) -> None:
     """Two at once, then one more; replacements join, and at most a step that only the dead had applied is computed twice."""
-    run = Watched(digits, *RUN, "cluster.workers=4", "topology=tree")
+    run = CancellableTransport(digits, *RUN, "cluster.workers=4", "topology=tree")
     run.wait_for_steps(20)
     living = run.living()
     for worker in (0, 2):
@@ -56,7 +56,7 @@ def test_workers_are_killed_and_replaced(digits: Project, undisturbed: Done) -> 
 
 def test_a_server_is_killed_and_then_all_workers(digits: Project, undisturbed: Done) -> None:
     """Without a checkpoint the run begins anew, and the server that is left forgets what it was told."""
-    run = Watched(digits, *RUN, "cluster.workers=2", "topology=parameter_server", "topology.servers=2")
+    run = CancellableTransport(digits, *RUN, "cluster.workers=2", "topology=parameter_server", "topology.servers=2")
     run.wait_for_steps(20)
     run.kill(run.living("server")[2])
     run.wait_for("recovered")
@@ -71,7 +71,7 @@ def test_a_server_is_killed_and_then_all_workers(digits: Project, undisturbed: D
 
 
 def test_a_stopped_worker_is_found_and_a_spare_takes_its_place(digits: Project, undisturbed: Done) -> None:
-    run = Watched(digits, *RUN, "cluster.workers=2", "cluster.spares=1", "cluster.step_timeout_s=12")
+    run = CancellableTransport(digits, *RUN, "cluster.workers=2", "cluster.spares=1", "cluster.step_timeout_s=12")
     run.wait_for_steps(20)
     first, victim = run.journal("generation_started")[0]["members"]  # whoever was ready first; the third is the spare
     (spare,) = {0, 1, 2} - {first, victim}
@@ -83,7 +83,7 @@ def test_a_stopped_worker_is_found_and_a_spare_takes_its_place(digits: Project, 
 
 
 def test_a_range_of_workers_grows(digits: Project, undisturbed: Done) -> None:
-    run = Watched(digits, *RUN, "run.steps=1000000", "cluster.workers={min: 1, max: 3}")
+    run = CancellableTransport(digits, *RUN, "run.steps=1000000", "cluster.workers={min: 1, max: 3}")
     run.wait(lambda: run.journal("generation_started")[-1:][0]["workers"] == 3 or None if run.steps else None)
     run.wait_for_steps(STEPS)
     run.process.send_signal(signal.SIGTERM)
@@ -97,7 +97,7 @@ def test_a_range_of_workers_grows(digits: Project, undisturbed: Done) -> None:
 
 
 def test_the_driver_is_killed_and_the_run_resumed_on_another_layout(digits: Project, undisturbed: Done) -> None:
-    run = Watched(digits, *RUN, "cluster.workers=3", "checkpoint.every=15")
+    run = CancellableTransport(digits, *RUN, "cluster.workers=3", "checkpoint.every=15")
     run.wait_for_steps(60)
     run.wait_for("checkpoint_saved", 2)
     run.process.kill()
@@ -117,7 +117,7 @@ def test_the_driver_is_killed_and_the_run_resumed_on_another_layout(digits: Proj
 
 
 def test_an_interrupted_run_says_how_to_go_on_and_does(digits: Project, undisturbed: Done) -> None:
-    run = Watched(digits, *RUN, "cluster.workers=2")
+    run = CancellableTransport(digits, *RUN, "cluster.workers=2")
     run.wait_for_steps(50)
     run.process.send_signal(signal.SIGINT)
     stopped = run.end()
@@ -148,7 +148,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(digits: Project, undistur
 def test_all_workers_are_lost_and_the_run_starts_again_from_a_damaged_last_checkpoint(
     digits: Project, undisturbed: Done
 ) -> None:
-    run = Watched(digits, *RUN, "cluster.workers=2", "checkpoint.every=20")
+    run = CancellableTransport(digits, *RUN, "cluster.workers=2", "checkpoint.every=20")
     run.wait_for("checkpoint_saved", 3)
     _spoil(run.folder / "checkpoints")
     for pid in run.living().values():

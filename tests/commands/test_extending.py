@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.driver import preflight
+from orchestrator.driver.record import preflight
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings import load
 from tests.projects import REPOSITORY, Project

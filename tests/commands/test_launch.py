@@ -78,7 +78,7 @@ def test_the_report_has_the_fields_of_the_contract(launched: dict[Layout, Done])
 def test_the_output_is_calm(launched: dict[Layout, Done]) -> None:
     done = launched["ring", 1]  # the first: it has none to be compared with
     assert len(done.out.splitlines()) == 1
-    expected = ("note: ", "starting ", "after step ", "step ", "digits: finished ", "  ")
+    expected = ("note: ", "starting ", "each worker holds ", "after step ", "step ", "digits: finished ", "  ")
     assert [line for line in done.err.splitlines() if not line.startswith(expected)] == []
 
 

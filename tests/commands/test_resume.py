@@ -10,10 +10,11 @@ from typing import Any
 from orchestrator.checkpoints.catalog import Catalog
 from orchestrator.checkpoints.storage import open_storage
 from orchestrator.commands.resume import beginning_of, recorded_project
-from orchestrator.driver.folders import RunFolder, project_folder
-from orchestrator.driver.job import storage_of
-from orchestrator.driver.progress import for_stream
-from orchestrator.driver.recorded import Recorded
+from orchestrator.driver.record.folders import RunFolder, project_folder
+from orchestrator.driver.record.recorded import Recorded
+from orchestrator.driver.run.job import storage_of
+from orchestrator.driver.terminal.progress import for_stream
+from orchestrator.plan.resolve import resolve
 from orchestrator.provenance.code import snapshot
 from orchestrator.provenance.data import dvc_files
 from orchestrator.records.lines import LineFile
@@ -23,7 +24,7 @@ from tests.checkpoints.stores import events, example
 from tests.provenance.code.repositories import create, take, write
 from tests.provenance.data.dvc_project import capture
 
-SETTINGS = load([{"run": {"steps": 9}, "pipeline": {"target": "a:B"}}], [])
+PLAN = resolve(load([{"run": {"steps": 9}, "pipeline": {"target": "a:B"}}], []))
 
 
 def files_with(folder: Path, journal: list[dict[str, Any]]) -> RunFolder:
@@ -41,14 +42,14 @@ def test_numbers_of_members_and_generations_are_never_given_again(tmp_path: Path
     for event, role in (("worker_started", "worker"), ("worker_lost", "worker"), ("server_started", "server")):
         (tmp_path / event).mkdir()
         files = files_with(tmp_path / event, [*started, *generations, {"event": event, role: 7}])
-        terms = beginning_of(SETTINGS, files, lambda _sentence: None).terms
-        assert (terms.member, terms.generation, terms.checkpoint) == (8, 2, None)
+        requirements = beginning_of(PLAN, files, lambda _sentence: None).requirements
+        assert (requirements.member, requirements.generation, requirements.checkpoint) == (8, 2, None)
 
 
 def test_a_run_that_has_left_nothing_begins_as_a_new_one(tmp_path: Path) -> None:
     said: list[str] = []
-    begin = beginning_of(SETTINGS, RunFolder(tmp_path, "b" * 32), said.append)
-    assert (begin.terms.member, begin.terms.generation, begin.written, list(begin.cut)) == (0, 0, 0, [])
+    begin = beginning_of(PLAN, RunFolder(tmp_path, "b" * 32), said.append)
+    assert (begin.requirements.member, begin.requirements.generation, begin.written, list(begin.cut)) == (0, 0, 0, [])
     assert said == ["no checkpoint: from the beginning"]
 
 
@@ -57,12 +58,12 @@ def test_what_was_told_until_the_checkpoint_is_told_again(tmp_path: Path) -> Non
     metrics = [{"validation/loss": float(step), "validation/odd": "nan"} for step in range(4)]
     evaluated = [{"event": "evaluated", "step": step, "metrics": metrics[step]} for step in (0, 1, 2, 3, 1)]
     files = files_with(tmp_path, evaluated)
-    catalog, state = Catalog(open_storage(storage_of(SETTINGS, files)), 1), example(3)
-    catalog.commit(3, events(open_storage(storage_of(SETTINGS, files)), state, 3))
+    catalog, state = Catalog(open_storage(storage_of(PLAN, files)), 1), example(3)
+    catalog.commit(3, events(open_storage(storage_of(PLAN, files)), state, 3))
     trace = LineFile(files.trace)
     trace.append({"step": step, "loss": float(step).hex()} for step in range(5))
     trace.close()
-    begin = beginning_of(SETTINGS, files, lambda _sentence: None)
+    begin = beginning_of(PLAN, files, lambda _sentence: None)
     assert (begin.written, begin.loss, begin.metrics["validation/loss"]) == (3, 2.0, 2.0)
     assert math.isnan(begin.metrics["validation/odd"])
     assert [line["step"] for line in begin.cut] == [3, 4]
@@ -71,7 +72,7 @@ def test_what_was_told_until_the_checkpoint_is_told_again(tmp_path: Path) -> Non
 def test_a_checkpoint_that_has_vanished_is_missed(tmp_path: Path) -> None:
     files = files_with(tmp_path, [{"event": "checkpoint_saved", "step": step} for step in (20, 40)])
     said: list[str] = []
-    assert beginning_of(SETTINGS, files, said.append).terms.checkpoint is None
+    assert beginning_of(PLAN, files, said.append).requirements.checkpoint is None
     warning = "warning: the checkpoint of step 40, of which the journal tells, is gone from its place"
     assert said == [warning, "no checkpoint: from the beginning"]
 

@@ -20,25 +20,25 @@ from orchestrator.control.events import (
     Ask,
     Begin,
     CallOff,
+    CheckpointSaved,
     Command,
     Died,
     End,
     Event,
     Finished,
+    Heartbeat,
     Kill,
     Left,
     NoRoom,
     Position,
-    Pulse,
     Ready,
     Recovered,
     Role,
-    Saved,
     Start,
     Stepped,
     Tick,
 )
-from orchestrator.control.membership import Terms
+from orchestrator.control.membership import Requirements
 
 FACTS = {"steps": 9}
 
@@ -57,7 +57,7 @@ class Process:
     to_take: bool = False
     to_give: set[int] = field(default_factory=set)
     to_restore: bool = False
-    wish: int = 0
+    request: int = 0
     voted: int = 0
     halt: int = 0
     called_off: bool = False
@@ -79,7 +79,7 @@ class World:
 
     def __init__(
         self,
-        terms: Terms,
+        requirements: Requirements,
         *,
         steps: int = 9,
         evaluate_every: int = 3,
@@ -89,7 +89,7 @@ class World:
         poison: tuple[int, int] | None = None,
         cut: tuple[int, int] | None = None,
     ) -> None:
-        self.terms, self.steps, self.evaluate_every, self.deaf = terms, steps, evaluate_every, deaf
+        self.requirements, self.steps, self.evaluate_every, self.deaf = requirements, steps, evaluate_every, deaf
         self.near, self.races, self.poison, self.cut = near, races, poison, cut
         self.now = 0.0
         self.processes: dict[int, Process] = {}
@@ -97,10 +97,10 @@ class World:
         self.begins: list[Begin] = []
         self.recovered: list[Recovered] = []
         self.end: End | None = None
-        self.checkpoint = terms.checkpoint
+        self.checkpoint = requirements.checkpoint
         self.seen: set[int] = set()
         self.log: list[str] = []
-        self.state, commands = controller.initial(terms, self.now)
+        self.state, commands = controller.initial(requirements, self.now)
         self._execute(commands)
 
     # ---- the driver
@@ -137,28 +137,28 @@ class World:
         positions = [process.position for process in self.living("worker") if process.position is not None]
         if positions and self.end is None:
             self.checkpoint = max(positions)[0]
-            self.tell(Saved(self.checkpoint))
+            self.tell(CheckpointSaved(self.checkpoint))
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
         for process in list(self.processes.values()):
             if process.state in ("idle", "running") and not process.stopped:
                 process.beats += 1
-                self.tell(self.pulse(process))
+                self.tell(self.heartbeat(process))
         self.tell(Tick())
 
-    def pulse(self, process: Process) -> Pulse:
+    def heartbeat(self, process: Process) -> Heartbeat:
         """Where this living member is."""
         begin, step = process.begin, (process.position or (0, 0))[0]
         if process.state == "idle" or begin is None:
-            return Pulse(process.id, "idle", None, None, process.beats)
+            return Heartbeat(process.id, "idle", None, None, process.beats)
         if self._busy_before(process):
-            return Pulse(process.id, "handover", step, None, process.beats)
+            return Heartbeat(process.id, "state_transfer", step, None, process.beats)
         rank = begin.members.index(process.id)
         if process.contributed or rank >= begin.workers:
-            return Pulse(process.id, "exchange", step, None, process.beats)
+            return Heartbeat(process.id, "exchange", step, None, process.beats)
         shard = self._poisonous(process)
-        return Pulse(process.id, "compute", step, begin.shards[rank][0] if shard is None else shard, process.beats)
+        return Heartbeat(process.id, "compute", step, begin.shards[rank][0] if shard is None else shard, process.beats)
 
     def _misses(self, process: Process) -> int | None:
         """The rank of the peer of which nothing reaches this member."""
@@ -188,9 +188,9 @@ class World:
                 self._call_off(command)
             elif isinstance(command, Ask):
                 assert command.member not in self.known_dead
-                wish = {"regroup": 1, "stop": 2, "save": 0}[command.what]
+                request = {"regroup": 1, "stop": 2, "save": 0}[command.what]
                 asked = self.processes[command.member]
-                asked.wish = max(asked.wish, wish)
+                asked.request = max(asked.request, request)
             elif isinstance(command, Kill):
                 assert command.member not in self.known_dead
                 assert not self.races or "lost contact" not in command.why, "no connection was broken"
@@ -203,19 +203,19 @@ class World:
                 self._end(command)
 
     def _begin(self, begin: Begin) -> None:
-        assert begin.generation == (self.begins[-1].generation + 1 if self.begins else self.terms.generation)
+        assert begin.generation == (self.begins[-1].generation + 1 if self.begins else self.requirements.generation)
         assert not set(begin.members) & self.known_dead
         workers, servers = begin.members[: begin.workers], begin.members[begin.workers :]
         assert len(servers) == begin.servers
         assert all(self.processes[member].role == "worker" for member in workers)
         assert all(self.processes[member].role == "server" for member in servers)
         assert list(workers) == sorted(workers)
-        assert begin.workers <= min(self.terms.most, self.terms.shards)
-        assert begin.workers >= self.terms.least or self.state.interrupted is not None
-        assert sorted(shard for shards in begin.shards for shard in shards) == list(range(self.terms.shards))
+        assert begin.workers <= min(self.requirements.most, self.requirements.shards)
+        assert begin.workers >= self.requirements.least or self.state.interrupted is not None
+        assert sorted(shard for shards in begin.shards for shard in shards) == list(range(self.requirements.shards))
         assert len(begin.shards) == begin.workers
         assert all(begin.shards)
-        assert begin.without_servers == (self.terms.servers > 0 and not servers)
+        assert begin.without_servers == (self.requirements.servers > 0 and not servers)
         assert not [process for process in self.processes.values() if process.state == "running"]
         self._check_donors(begin)
         self.begins.append(begin)
@@ -231,8 +231,8 @@ class World:
         workers = [process for process in self.processes.values() if process.role == "worker"]
         known = [process for process in workers if process.id not in self.known_dead]
         highest = max((process.position for process in known if process.position is not None), default=None)
-        donors = {begin.members[donor] for donor, _ in begin.handovers}
-        recipients = [begin.members[recipient] for _, recipient in begin.handovers]
+        donors = {begin.members[donor] for donor, _ in begin.state_transfers}
+        recipients = [begin.members[recipient] for _, recipient in begin.state_transfers]
         assert len(recipients) == len(set(recipients))
         assert not donors & set(recipients)
         if begin.restore is not None:
@@ -257,12 +257,12 @@ class World:
     def _enter(self, process: Process, rank: int, begin: Begin) -> None:
         process.begin = begin
         process.contributed = process.called_off = process.finished = False
-        process.halt = process.voted = process.wish = 0
+        process.halt = process.voted = process.request = 0
         process.to_restore = begin.restore == rank
-        process.to_take = any(recipient == rank for _, recipient in begin.handovers)
+        process.to_take = any(recipient == rank for _, recipient in begin.state_transfers)
         if process.role == "server":
             process.position = None  # it forgets with its generation
-        process.to_give = {begin.members[recipient] for donor, recipient in begin.handovers if donor == rank}
+        process.to_give = {begin.members[recipient] for donor, recipient in begin.state_transfers if donor == rank}
         if process.alive:
             assert process.state == "idle"
             process.state = "running"
@@ -299,7 +299,7 @@ class World:
 
     def kill(self, process: Process, heard: bool = True) -> None:
         """heard: whether what it said before comes through."""
-        last = self.pulse(process) if self.near and process.state in ("idle", "running") else None
+        last = self.heartbeat(process) if self.near and process.state in ("idle", "running") else None
         process.state = "dead"
         if not heard:
             process.news.clear()
@@ -361,7 +361,7 @@ class World:
         else:
             self._commit(process, position)
 
-    def quarrel(self, accuser: Process, accused: Process) -> None:
+    def link_failure(self, accuser: Process, accused: Process) -> None:
         assert accuser.begin is not None
         self._leave(accuser, "peer", accuses=accuser.begin.members.index(accused.id))
 
@@ -379,10 +379,10 @@ class World:
         """The vote of a step is complete with the last contribution; all hear the same, and halt once they committed."""
         if self._all_contributed(process) and not self._evaluation_is_due(process):
             peers = self._peers(process)
-            halt = max(peer.wish for peer in peers)
+            halt = max(peer.request for peer in peers)
             for peer in peers:
                 if self._at(peer) == self._at(process):
-                    peer.voted, peer.wish = halt, 0
+                    peer.voted, peer.request = halt, 0
 
     def _leave(self, process: Process, why: str, accuses: int | None = None) -> None:
         process.state = "idle"

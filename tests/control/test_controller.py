@@ -9,31 +9,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.control import blame, controller
+from orchestrator.control import controller
 from orchestrator.control.events import (
     Ask,
     Begin,
     CallOff,
+    CheckpointSaved,
     Command,
     Died,
     End,
     Event,
     Failed,
     Finished,
+    Heartbeat,
     Interrupt,
     Kill,
     Left,
     NoRoom,
-    Pulse,
     Ready,
     Recovered,
-    Saved,
     Start,
     StartFailed,
     Stepped,
     Tick,
 )
-from orchestrator.control.membership import State, Terms
+from orchestrator.control.faults import fault_attribution
+from orchestrator.control.membership import ControllerState, Requirements
 from orchestrator.errors import (
     ClusterUnavailable,
     Inconsistent,
@@ -48,16 +49,16 @@ FACTS = {"steps": 9}
 Some = TypeVar("Some", bound=Command)
 
 
-def terms(**changes: Any) -> Terms:
+def requirements(**changes: Any) -> Requirements:
     """Two workers of four shards, a step time-out of 30 s."""
     usual = {"shards": 4, "start": 2, "least": 1, "most": 2, "start_timeout_s": 60.0, "step_timeout_s": 30.0}
-    return Terms(**{**usual, **changes})
+    return Requirements(**{**usual, **changes})
 
 
 class Play:
     """A controller that is told events by hand; what it ordered and said is kept."""
 
-    def __init__(self, asked: Terms) -> None:
+    def __init__(self, asked: Requirements) -> None:
         self.now = 0.0
         self.commands: list[Command] = []
         self.reasons: list[str] = []
@@ -74,8 +75,8 @@ class Play:
         self.commands += done
         return done
 
-    def wait(self, seconds: float, *pulses: Pulse) -> list[Command]:
-        """Time passes; who has a pulse here is heard all the while."""
+    def wait(self, seconds: float, *pulses: Heartbeat) -> list[Command]:
+        """Time passes; who has a heartbeat here is heard all the while."""
         done, until = [], self.now + seconds
         while self.now < until:
             self.now = min(until, self.now + 1.0)
@@ -95,7 +96,7 @@ class Play:
         return end.error
 
 
-def begun(asked: Terms) -> Play:
+def begun(asked: Requirements) -> Play:
     """A run whose first members are all ready."""
     play = Play(asked)
     for start in play.of(Start):
@@ -109,19 +110,19 @@ def left(member: int, step: int, why: Any = "called off", generation: int = 0, a
     return Left(member, generation, why, (step, 1), accuses)
 
 
-def compute(member: int, step: int, shard: int, beats: int = 1) -> Pulse:
-    return Pulse(member, "compute", step, shard, beats)
+def compute(member: int, step: int, shard: int, beats: int = 1) -> Heartbeat:
+    return Heartbeat(member, "compute", step, shard, beats)
 
 
-def prepare(member: int, beats: int) -> Pulse:
-    return Pulse(member, "prepare", None, None, beats)
+def prepare(member: int, beats: int) -> Heartbeat:
+    return Heartbeat(member, "prepare", None, None, beats)
 
 
 # ---- preparing
 
 
 def test_a_run_begins_when_all_are_ready_and_ends_when_all_are_finished() -> None:
-    play = Play(terms(servers=1))
+    play = Play(requirements(servers=1))
     assert play.commands == [Start(0, "worker"), Start(1, "worker"), Start(2, "server")]
     assert play(Ready(1, FACTS), Ready(2, {})) == []
     assert play(Ready(0, FACTS)) == [
@@ -131,10 +132,10 @@ def test_a_run_begins_when_all_are_ready_and_ends_when_all_are_finished() -> Non
             workers=2,
             servers=1,
             shards=((0, 1), (2, 3)),
-            handovers=(),
+            state_transfers=(),
             restore=None,
             without_servers=False,
-            facts=FACTS,
+            run_manifest=FACTS,
         )
     ]
     assert play(Finished(0, 0, (9, 1), "d"), Finished(2, 0, (9, 1), None)) == []
@@ -142,7 +143,7 @@ def test_a_run_begins_when_all_are_ready_and_ends_when_all_are_finished() -> Non
 
 
 def test_workers_that_prepared_different_runs_do_not_begin() -> None:
-    play = Play(terms())
+    play = Play(requirements())
     play(Ready(0, FACTS), Ready(1, {"steps": 4}))
     assert isinstance(play.error(), Inconsistent)
     assert "worker 0 and worker 1 prepared different runs: steps differ" in str(play.error())
@@ -152,16 +153,16 @@ def test_workers_that_prepared_different_runs_do_not_begin() -> None:
 def test_a_worker_that_computes_other_bits_is_refused_by_proof() -> None:
     here = {**FACTS, "reference": "a", "machine": {"CPU": "old", "torch": "2"}}
     there = {**FACTS, "reference": "b", "machine": {"CPU": "new", "torch": "2"}}
-    play = Play(terms())
+    play = Play(requirements())
     play(Ready(0, here), Ready(1, there))
     assert "compute different bits from the same micro-batch (CPU old and new)" in str(play.error())
-    play = Play(terms())
+    play = Play(requirements())
     play(Ready(0, here), Ready(1, {**there, "reference": "a"}))
-    assert play.begin().facts == here
+    assert play.begin().run_manifest == here
 
 
 def test_a_late_start_names_who_is_late() -> None:
-    play = Play(terms(servers=1))
+    play = Play(requirements(servers=1))
     play(Ready(0, FACTS), prepare(2, beats=1))
     assert play.wait(60.0) == []
     play.wait(0.1)
@@ -172,7 +173,7 @@ def test_a_late_start_names_who_is_late() -> None:
 
 
 def test_a_slow_start_goes_on_while_anybody_progresses() -> None:
-    play = Play(terms())
+    play = Play(requirements())
     for beats in range(10):
         assert play.wait(50.0, prepare(0, beats)) == []
     play(Ready(0, FACTS))
@@ -182,13 +183,13 @@ def test_a_slow_start_goes_on_while_anybody_progresses() -> None:
 
 
 def test_a_process_that_only_answers_does_not_progress() -> None:
-    play = Play(terms())
-    play.wait(62.0, prepare(0, beats=7), Pulse(1, "idle", None, None, 1))
+    play = Play(requirements())
+    play.wait(62.0, prepare(0, beats=7), Heartbeat(1, "idle", None, None, 1))
     assert "nothing has progressed for 60 s" in str(play.error())
 
 
 def test_two_deaths_before_the_first_step_are_made_good_and_a_third_is_not() -> None:
-    play = Play(terms())
+    play = Play(requirements())
     assert play(Died(0, "gone")) == [Start(2, "worker")]
     assert play(Died(2, "gone")) == [Start(3, "worker")]
     assert "loss 2 of 2" in play.reasons[-1]
@@ -198,26 +199,26 @@ def test_two_deaths_before_the_first_step_are_made_good_and_a_third_is_not() -> 
 
 
 def test_a_failure_while_preparing_ends_the_run_and_so_does_a_cluster_without_room() -> None:
-    play = Play(terms())
+    play = Play(requirements())
     play(Failed(1, NonFinite("the loss is nan")))
     assert isinstance(play.error(), NonFinite)
-    play = Play(terms())
+    play = Play(requirements())
     play(NoRoom(1, "no free GPU"))
     assert isinstance(play.error(), ClusterUnavailable)
     assert "no free GPU" in str(play.error())
 
 
 def test_a_resumed_run_restores_at_the_first_who_can_and_counts_on_from_there() -> None:
-    play = Play(terms(checkpoint=5, generation=3, member=10, servers=1))
+    play = Play(requirements(checkpoint=5, generation=3, member=10, servers=1))
     play(Ready(10, FACTS), Ready(12, {}), Ready(11, FACTS, can_restore=True))
     begin = play.begin()
     assert (begin.generation, begin.members, begin.restore) == (3, (10, 11, 12), 1)
-    assert begin.handovers == ((1, 0), (1, 2))
+    assert begin.state_transfers == ((1, 0), (1, 2))
     assert not play(Stepped(5))
 
 
 def test_a_resume_that_nobody_can_restore_says_so() -> None:
-    play = Play(terms(checkpoint=5))
+    play = Play(requirements(checkpoint=5))
     play(Ready(0, FACTS), Ready(1, FACTS))
     play.wait(61.0)
     assert "none of the 2 ready workers reaches the checkpoint of step 5" in str(play.error())
@@ -227,36 +228,36 @@ def test_a_resume_that_nobody_can_restore_says_so() -> None:
 
 
 def test_a_loss_calls_the_others_off_and_they_go_on_with_all_shards() -> None:
-    play = begun(terms(start=3, most=3))
+    play = begun(requirements(start=3, most=3))
     play.now = 10.0
     assert play(Died(1, "killed")) == [CallOff(0, (0, 2)), Start(3, "worker")]
     assert play(left(0, 5)) == []
     play(left(2, 4))
     begin = play.begin()
     assert (begin.generation, begin.members, begin.shards) == (1, (0, 2), ((0, 1), (2, 3)))
-    assert begin.handovers == ((0, 1),)
+    assert begin.state_transfers == ((0, 1),)
     play.now = 10.5
     assert play(Stepped(3)) == []
     assert play(Stepped(5)) == [Recovered("lost", 0.5, 0)]
     assert play(Stepped(6)) == []
-    assert "generation 1 begins at step 5 with 2 workers and 0 servers, members [0, 2], 1 hand-overs" in " ".join(
+    assert "generation 1 begins at step 5 with 2 workers and 0 servers, members [0, 2], 1 state transfers" in " ".join(
         play.reasons
     )
 
 
 def test_a_spare_takes_the_place_and_another_one_is_started() -> None:
-    play = begun(terms(spares=1))
+    play = begun(requirements(spares=1))
     assert play.begin().members == (0, 1)
     assert play(Died(0, "killed")) == [CallOff(0, (1,)), Start(3, "worker")]
     play(left(1, 5))
     assert play.begin().members == (1, 2)
-    assert play.begin().handovers == ((0, 1),)
+    assert play.begin().state_transfers == ((0, 1),)
     assert play(Ready(3, FACTS)) == []
     assert "worker 3 is ready as a spare" in play.reasons
 
 
 def test_a_worker_that_has_not_got_the_state_yet_stays_when_a_spare_gets_ready() -> None:
-    play = Play(terms(spares=1))
+    play = Play(requirements(spares=1))
     play(Ready(0, FACTS), Ready(1, FACTS), Stepped(0), Died(1, "killed"), Ready(3, FACTS), left(0, 5))
     assert play.begin().members == (0, 3)
     play(Ready(2, FACTS), left(0, 5, generation=1), Left(3, 1, "called off", None))
@@ -266,7 +267,7 @@ def test_a_worker_that_has_not_got_the_state_yet_stays_when_a_spare_gets_ready()
 
 def test_a_run_whose_layout_determines_its_result_waits_until_it_is_whole_again() -> None:
     """For a server too."""
-    play = begun(terms(start=2, least=2, servers=1, whole=True))
+    play = begun(requirements(start=2, least=2, servers=1, whole=True))
     play(Died(2, "killed"), left(0, 5), left(1, 5))
     assert play.state.phase == "paused"
     assert "paused: 0 servers are ready, 1 are needed" in " ".join(play.reasons)
@@ -277,9 +278,12 @@ def test_a_run_whose_layout_determines_its_result_waits_until_it_is_whole_again(
 
 @pytest.mark.parametrize("victim", [1, 2])
 def test_an_interrupted_run_whose_layout_determines_its_result_takes_no_step_without_all(victim: int) -> None:
-    play = begun(terms(start=2, least=2, servers=1, whole=True))
+    play = begun(requirements(start=2, least=2, servers=1, whole=True))
     play(
-        Saved(3), Died(victim, "killed"), Interrupt("SIGTERM"), *(left(each, 5) for each in (0, 1, 2) if each != victim)
+        CheckpointSaved(3),
+        Died(victim, "killed"),
+        Interrupt("SIGTERM"),
+        *(left(each, 5) for each in (0, 1, 2) if each != victim),
     )
     assert len(play.of(Begin)) == 1
     assert isinstance(play.error(), Interrupted)
@@ -287,16 +291,16 @@ def test_an_interrupted_run_whose_layout_determines_its_result_takes_no_step_wit
 
 
 def test_laggards_fresh_ones_and_servers_take_the_state_from_the_top_in_turn() -> None:
-    play = begun(terms(shards=8, start=4, most=4, servers=1, spares=1))
+    play = begun(requirements(shards=8, start=4, most=4, servers=1, spares=1))
     play(Died(0, "killed"))
     play(Left(1, 0, "called off", (5, 0)), Left(2, 0, "called off", (5, 1)), Left(3, 0, "called off", (5, 1)))
     play(Left(5, 0, "called off", (5, 1)))
     assert play.begin().members == (1, 2, 3, 4, 5)
-    assert play.begin().handovers == ((1, 0), (2, 3), (1, 4))
+    assert play.begin().state_transfers == ((1, 0), (2, 3), (1, 4))
 
 
 def test_several_losses_are_one_recovery_and_a_loss_in_the_recovery_too() -> None:
-    play = begun(terms(start=3, most=3))
+    play = begun(requirements(start=3, most=3))
     play.now = 10.0
     play(Died(0, ""), Died(1, ""))
     play.now = 11.0
@@ -308,23 +312,23 @@ def test_several_losses_are_one_recovery_and_a_loss_in_the_recovery_too() -> Non
 
 
 def test_replicas_more_than_a_step_apart_end_the_run() -> None:
-    play = begun(terms(start=3, most=3))
+    play = begun(requirements(start=3, most=3))
     play(Died(0, ""), left(1, 5), left(2, 3))
     assert isinstance(play.error(), Inconsistent)
     assert "worker 1 at step 5, worker 2 at step 3" in str(play.error())
 
 
 def test_a_joiner_that_has_not_taken_its_state_is_no_skew() -> None:
-    play = begun(terms(spares=1))
+    play = begun(requirements(spares=1))
     play(Died(0, ""), left(1, 5))
     assert play.begin().members == (1, 2)
     play(Left(1, 1, "peer", (5, 1), accuses=1), Left(2, 1, "called off", (0, 0)))
     assert play.begin().generation == 2
-    assert play.begin().handovers == ((0, 1),)
+    assert play.begin().state_transfers == ((0, 1),)
 
 
 def test_old_news_change_nothing() -> None:
-    play = begun(terms(start=3, most=3))
+    play = begun(requirements(start=3, most=3))
     play(Died(0, ""), left(1, 5), left(2, 5))
     state = play.state
     assert play(Died(0, ""), left(1, 5), left(2, 4, generation=0), Finished(1, 0, (9, 1), "x"), Ready(0, {})) == []
@@ -332,64 +336,64 @@ def test_old_news_change_nothing() -> None:
 
 
 def test_a_lost_server_is_replaced_and_none_at_all_is_told() -> None:
-    play = begun(terms(servers=1))
+    play = begun(requirements(servers=1))
     assert play(Died(2, "killed")) == [CallOff(0, (0, 1)), Start(3, "server")]
     play(left(0, 5), left(1, 5))
     assert (play.begin().members, play.begin().servers, play.begin().without_servers) == ((0, 1), 0, True)
     assert play(Ready(3, {})) == [Ask(0, "regroup")]
     play(left(0, 6, "regroup", 1), left(1, 6, "regroup", 1))
     assert (play.begin().members, play.begin().without_servers) == ((0, 1, 3), False)
-    assert play.begin().handovers == ((0, 2),)
+    assert play.begin().state_transfers == ((0, 2),)
 
 
 # ---- all state lost
 
 
 def test_all_state_lost_goes_on_from_the_checkpoint() -> None:
-    play = begun(terms(spares=1))
-    play(*[Stepped(step) for step in range(1, 8)], Saved(4))
+    play = begun(requirements(spares=1))
+    play(*[Stepped(step) for step in range(1, 8)], CheckpointSaved(4))
     play.now = 20.0
     play(Died(0, ""), Died(1, ""))
     begin = play.begin()
-    assert (begin.members, begin.restore, begin.handovers) == ((2,), 0, ())
+    assert (begin.members, begin.restore, begin.state_transfers) == ((2,), 0, ())
     play.now = 21.0
     assert Recovered("restarted", 1.0, 4) in play(Stepped(4))
 
 
 def test_all_state_lost_without_a_checkpoint_begins_anew_with_fresh_members() -> None:
-    play = begun(terms())
+    play = begun(requirements())
     play(*[Stepped(step) for step in range(1, 8)])
     play(Died(0, ""), Died(1, ""))
     assert play.state.phase == "paused"
     play(Ready(2, FACTS))
-    assert (play.begin().members, play.begin().restore, play.begin().handovers) == ((2,), None, ())
+    assert (play.begin().members, play.begin().restore, play.begin().state_transfers) == ((2,), None, ())
     assert play(Stepped(0)) == [Recovered("restarted", 0.0, 8)]
 
 
 def test_a_checkpoint_older_than_promised_is_gone_on_from() -> None:
     """The newest one was damaged; what was computed since then is not thrown away at the next loss."""
-    play = begun(terms(checkpoint=6, start=3, most=3))
+    play = begun(requirements(checkpoint=6, start=3, most=3))
     play(Died(0, ""), left(1, 4), left(2, 4))
     assert play.begin().restore is None
-    assert play.begin().handovers == ()
+    assert play.begin().state_transfers == ()
 
 
 def test_a_checkpoint_saved_since_the_restore_is_gone_on_from() -> None:
     """Also where all who got so far are lost, and one is left that has only what was restored."""
-    play = begun(terms(checkpoint=6, start=3, most=3))
-    play(Stepped(6), Saved(7), Died(0, ""), left(1, 6), left(2, 6))
+    play = begun(requirements(checkpoint=6, start=3, most=3))
+    play(Stepped(6), CheckpointSaved(7), Died(0, ""), left(1, 6), left(2, 6))
     assert play.begin().restore is not None
-    assert play.begin().handovers
+    assert play.begin().state_transfers
 
 
 def test_losing_all_state_again_and_again_ends_the_run() -> None:
-    play = begun(terms(start=1, most=1, shards=1))
-    play(Stepped(1), Saved(2))
+    play = begun(requirements(start=1, most=1, shards=1))
+    play(Stepped(1), CheckpointSaved(2))
     for _ in range(40):
         if play.state.phase == "ended":
             break
         newest = play.of(Start)[-1].member
-        play(Ready(newest, FACTS, can_restore=True), Pulse(newest, "evaluate", 2, None, 1), Died(newest, ""))
+        play(Ready(newest, FACTS, can_restore=True), Heartbeat(newest, "evaluate", 2, None, 1), Died(newest, ""))
     assert "all state was lost 11 times without getting further than step 2" in str(play.error())
 
 
@@ -397,7 +401,7 @@ def test_losing_all_state_again_and_again_ends_the_run() -> None:
 
 
 def test_two_living_that_lost_each_other_try_once_more_and_then_the_younger_goes() -> None:
-    play = begun(terms(start=3, most=3))
+    play = begun(requirements(start=3, most=3))
     assert play(left(0, 5, "peer", accuses=2)) == [CallOff(0, (1, 2))]
     play(left(1, 5), left(2, 5))
     assert play.begin().members == (0, 1, 2)
@@ -409,7 +413,7 @@ def test_two_living_that_lost_each_other_try_once_more_and_then_the_younger_goes
 
 
 def test_one_that_lost_everybody_twice_goes_alone_though_it_is_the_oldest() -> None:
-    play = begun(terms(start=3, most=3))
+    play = begun(requirements(start=3, most=3))
     for generation in (0, 1):
         play(left(1, 5, "peer", generation, accuses=0), left(2, 5, "peer", generation, accuses=0))
         play(left(0, 5, generation=generation))
@@ -425,27 +429,27 @@ CAUSES: dict[str, Callable[[int], Event]] = {
 
 @pytest.mark.parametrize("cause", CAUSES)
 def test_who_accuses_one_that_left_for_another_cause_has_missed_a_farewell(cause: str) -> None:
-    play = begun(terms(start=4, most=4))
+    play = begun(requirements(start=4, most=4))
     for generation in (0, 1):
         others = [left(member, 8, generation=generation) for member in (1, 2)]
         play(CAUSES[cause](generation), left(0, 8, "peer", generation, accuses=1), *others)
     assert play.begin().generation == 2
-    assert play.state.quarrels == frozenset()
+    assert play.state.link_failures == frozenset()
     assert not play.of(Kill)
 
 
 @pytest.mark.parametrize("cause", CAUSES)
 def test_two_that_accuse_each_other_have_lost_each_other_whatever_else_happens(cause: str) -> None:
-    play = begun(terms(start=4, most=4))
+    play = begun(requirements(start=4, most=4))
     for generation in (0, 1):
-        quarrel = [left(0, 8, "peer", generation, accuses=1), left(1, 8, "peer", generation, accuses=0)]
-        play(CAUSES[cause](generation), *quarrel, left(2, 8, generation=generation))
+        link_failure = [left(0, 8, "peer", generation, accuses=1), left(1, 8, "peer", generation, accuses=0)]
+        play(CAUSES[cause](generation), *link_failure, left(2, 8, generation=generation))
     assert [kill.member for kill in play.of(Kill)] == [1]
 
 
 def test_one_that_leaves_after_a_neighbour_of_the_accuser_is_accused_rightly() -> None:
     """Its own report accuses nobody: it heard the farewell of one that had heard the accuser's."""
-    play = begun(terms(start=3, most=3))
+    play = begun(requirements(start=3, most=3))
     for generation in (0, 1):
         play(left(2, 5, "peer", generation), left(1, 5, "peer", generation))
         play(left(0, 5, "peer", generation, accuses=1))
@@ -453,18 +457,18 @@ def test_one_that_leaves_after_a_neighbour_of_the_accuser_is_accused_rightly() -
 
 
 def test_an_accused_member_that_is_not_heard_is_taken_for_dead() -> None:
-    play = begun(terms(start=3, most=3))
+    play = begun(requirements(start=3, most=3))
     play(left(0, 5, "peer", accuses=2), left(1, 5))
     assert play.wait(5.0) == []
     assert [type(command) for command in play.wait(1.0)] == [Kill, Begin, Start]
     assert play.begin().members == (0, 1)
-    play = begun(terms(start=3, most=3))
+    play = begun(requirements(start=3, most=3))
     play(left(0, 5, "peer", accuses=2), left(1, 5))
     assert play.wait(8.0, compute(2, 5, 1)) == []
 
 
 def test_regrouping_without_a_step_ends_after_a_bound() -> None:
-    play = begun(terms())
+    play = begun(requirements())
     for generation in range(40):
         if play.state.phase != "ended":
             play(*(left(member, 1, "peer", generation) for member in (0, 1)))
@@ -472,7 +476,7 @@ def test_regrouping_without_a_step_ends_after_a_bound() -> None:
 
 
 def test_regrouping_with_steps_in_between_goes_on() -> None:
-    play = begun(terms())
+    play = begun(requirements())
     for generation in range(40):
         play(*(left(member, generation, "peer", generation) for member in (0, 1)))
     assert play.begin().generation == 40
@@ -482,8 +486,8 @@ def test_regrouping_with_steps_in_between_goes_on() -> None:
 
 
 def test_the_stuck_one_is_killed_and_not_those_that_wait() -> None:
-    play = begun(terms(start=3, most=3))
-    waiting = [Pulse(0, "exchange", 1, None, 7), Pulse(2, "handover", 1, None, 7)]
+    play = begun(requirements(start=3, most=3))
+    waiting = [Heartbeat(0, "exchange", 1, None, 7), Heartbeat(2, "state_transfer", 1, None, 7)]
     assert play.wait(30.0, compute(1, 1, 2), *waiting) == []
     done = play.wait(2.0, compute(1, 1, 2), *waiting)
     assert [type(command) for command in done] == [Kill, CallOff, Start]
@@ -491,22 +495,22 @@ def test_the_stuck_one_is_killed_and_not_those_that_wait() -> None:
 
 
 def test_all_stuck_ones_are_killed_at_once_and_a_moving_one_is_not() -> None:
-    play = begun(terms(start=3, most=3))
+    play = begun(requirements(start=3, most=3))
     for beat in range(40):
-        play.wait(1.0, compute(0, 1, 0), Pulse(1, "update", 1, None, 3), compute(2, 1, 3, beats=beat))
+        play.wait(1.0, compute(0, 1, 0), Heartbeat(1, "update", 1, None, 3), compute(2, 1, 3, beats=beat))
     assert sorted(kill.member for kill in play.of(Kill)) == [0, 1]
     assert play.of(CallOff) == [CallOff(0, (2,))]
 
 
 def test_a_member_that_does_not_answer_is_killed_wherever_it_is() -> None:
-    play = begun(terms())
+    play = begun(requirements())
     for beat in range(40):
         play.wait(1.0, compute(0, 1, 0, beats=beat))
     assert [kill.member for kill in play.of(Kill)] == [1]
 
 
 def test_a_pause_of_the_driver_is_nobodys_silence() -> None:
-    play = begun(terms())
+    play = begun(requirements())
     play.now += 1000.0
     assert play(Tick()) == []
     assert play.wait(27.0) == []
@@ -514,26 +518,26 @@ def test_a_pause_of_the_driver_is_nobodys_silence() -> None:
 
 
 def test_a_called_off_member_that_does_not_leave_falls_under_the_same_rule() -> None:
-    play = begun(terms(start=3, most=3))
+    play = begun(requirements(start=3, most=3))
     play(Died(0, ""), left(1, 5))
     play.wait(32.0, compute(2, 5, 3))
     assert [kill.member for kill in play.of(Kill)] == [2]
     assert play.begin().members == (1,)
 
 
-def lose(play: Play, pulse: Pulse | None, *, step: int) -> None:
-    """The oldest worker dies after this pulse of its; the other one leaves at this step; a replacement joins."""
+def lose(play: Play, heartbeat: Heartbeat | None, *, step: int) -> None:
+    """The oldest worker dies after this heartbeat of its; the other one leaves at this step; a replacement joins."""
     begin = play.begin()
     victim, other = begin.members[0], begin.members[1]
-    if pulse is not None:
-        play(Pulse(victim, pulse.place, pulse.step, pulse.shard, pulse.beats))
+    if heartbeat is not None:
+        play(Heartbeat(victim, heartbeat.activity, heartbeat.step, heartbeat.shard, heartbeat.beats))
     play(Died(victim, ""), Left(other, begin.generation, "called off", (step, 1)))
     if play.state.phase != "ended":
         play(Ready(play.of(Start)[-1].member, FACTS))
 
 
 def test_three_losses_that_were_seen_at_one_micro_batch_end_the_run_by_name() -> None:
-    play = begun(terms(spares=1))
+    play = begun(requirements(spares=1))
     lose(play, compute(0, 5, 1), step=5)
     lose(play, compute(0, 5, 1), step=5)
     assert play.state.phase == "running"
@@ -544,43 +548,43 @@ def test_three_losses_that_were_seen_at_one_micro_batch_end_the_run_by_name() ->
 
 
 def test_inferred_losses_need_one_more_and_name_the_shards_in_common() -> None:
-    play = begun(terms(spares=1))
-    for pulse in (None, compute(0, 3, 0), Pulse(0, "idle", None, None, 1)):  # the second is older than the step
-        lose(play, pulse, step=5)
+    play = begun(requirements(spares=1))
+    for heartbeat in (None, compute(0, 3, 0), Heartbeat(0, "idle", None, None, 1)):  # the second is older than the step
+        lose(play, heartbeat, step=5)
     assert play.state.phase == "running"
     lose(play, compute(0, 5, 1), step=5)
     assert "step 5, shard 1: 4 workers in a row" in str(play.error())
-    play = begun(terms(spares=1))
+    play = begun(requirements(spares=1))
     for _ in range(4):
         lose(play, None, step=5)
     assert "step 5, one of the shards 0, 1: 4 workers" in str(play.error())
 
 
-@pytest.mark.parametrize("place", ["exchange", "update", "evaluate", "checkpoint", "handover"])
-def test_losses_outside_of_computing_count_against_no_micro_batch(place: Any) -> None:
-    play = begun(terms(spares=1))
+@pytest.mark.parametrize("activity", ["exchange", "update", "evaluate", "checkpoint", "state_transfer"])
+def test_losses_outside_of_computing_count_against_no_micro_batch(activity: Any) -> None:
+    play = begun(requirements(spares=1))
     for _ in range(6):
-        lose(play, Pulse(0, place, 5, None, 1), step=5)
+        lose(play, Heartbeat(0, activity, 5, None, 1), step=5)
     assert play.state.phase == "running"
     assert play.state.losses == {}
 
 
 def test_losses_at_different_steps_and_of_several_at_once_are_no_poison() -> None:
-    play = begun(terms(spares=1))
+    play = begun(requirements(spares=1))
     for step in range(2, 9):
         lose(play, compute(0, step, 1), step=step)
     assert play.state.phase == "running"
-    play = begun(terms(start=4, most=4))
+    play = begun(requirements(start=4, most=4))
     play(*(Died(member, "") for member in (0, 1, 2)), left(3, 1))
     assert play.state.phase == "running"
     assert {len(hits) for hits in play.state.losses.values()} == {1}
 
 
 def test_two_timeouts_at_one_micro_batch_end_the_run_by_name() -> None:
-    play = begun(terms(spares=1))
+    play = begun(requirements(spares=1))
     for _ in range(2):
         begin = play.begin()
-        play.wait(31.5, compute(begin.members[0], 5, 1), Pulse(begin.members[1], "exchange", 5, None, 1))
+        play.wait(31.5, compute(begin.members[0], 5, 1), Heartbeat(begin.members[1], "exchange", 5, None, 1))
         play(Left(begin.members[1], begin.generation, "called off", (5, 1)), Ready(play.of(Start)[-1].member, FACTS))
     assert isinstance(play.error(), Stalled)
     assert "step 5, shard 1: 2 workers in a row stood still" in str(play.error())
@@ -590,20 +594,20 @@ def test_two_timeouts_at_one_micro_batch_end_the_run_by_name() -> None:
 
 
 def test_a_joiner_asks_for_a_regroup_and_takes_the_state() -> None:
-    play = begun(terms(least=2, most=3))
+    play = begun(requirements(least=2, most=3))
     assert play.of(Start)[-1] == Start(2, "worker")
     play.now = 7.0
     assert play(Ready(2, FACTS)) == [Ask(0, "regroup")]
     play(left(1, 4, "regroup"))
     assert not play.of(CallOff)
     play(left(0, 4, "regroup"))
-    assert (play.begin().members, play.begin().handovers) == ((0, 1, 2), ((0, 2),))
+    assert (play.begin().members, play.begin().state_transfers) == ((0, 1, 2), ((0, 2),))
     play.now = 7.5
     assert play(Stepped(4)) == [Recovered("joined", 0.5, 0)]
 
 
 def test_a_joiner_that_prepared_another_run_is_refused_and_the_third_is_the_last() -> None:
-    play = begun(terms(most=3))
+    play = begun(requirements(most=3))
     for member in (2, 3):
         done = play(Ready(member, {"steps": 4}))
         assert isinstance(done[0], Kill)
@@ -615,20 +619,20 @@ def test_a_joiner_that_prepared_another_run_is_refused_and_the_third_is_the_last
 
 
 def test_a_joiner_that_fails_dies_or_is_late_is_given_up() -> None:
-    play = begun(terms(most=3))
+    play = begun(requirements(most=3))
     assert play(Failed(2, RunFailed("no such file"))) == [Kill(2, "no such file"), Start(3, "worker")]
     assert play(Died(3, "")) == [Start(4, "worker")]
-    done = play.wait(61.0, *(Pulse(member, "exchange", 1, None, 1) for member in (0, 1)))
+    done = play.wait(61.0, *(Heartbeat(member, "exchange", 1, None, 1) for member in (0, 1)))
     assert done == [Kill(4, "its start has not progressed for 60 s: its process has not started")]
     assert play.state.phase == "running"
 
 
 def test_a_joiner_that_progresses_is_waited_for_also_in_a_pause() -> None:
-    play = begun(terms(most=3))
-    others = [Pulse(member, "exchange", 1, None, 1) for member in (0, 1)]
+    play = begun(requirements(most=3))
+    others = [Heartbeat(member, "exchange", 1, None, 1) for member in (0, 1)]
     for beats in range(5):
         assert play.wait(25.0, *others, prepare(2, beats)) == []
-    play = begun(terms(least=2))
+    play = begun(requirements(least=2))
     play(Died(0, ""), left(1, 5))
     assert play.state.phase == "paused"
     for beats in range(5):
@@ -639,9 +643,9 @@ def test_a_joiner_that_progresses_is_waited_for_also_in_a_pause() -> None:
 
 
 def test_without_room_one_start_at_a_time_is_tried_again() -> None:
-    play = begun(terms(shards=8, most=4))
+    play = begun(requirements(shards=8, most=4))
     assert play(NoRoom(2, "no CPU"), NoRoom(3, "no CPU")) == []
-    idle = [Pulse(member, "exchange", 1, None, 1) for member in (0, 1)]
+    idle = [Heartbeat(member, "exchange", 1, None, 1) for member in (0, 1)]
     assert play.wait(9.5, *idle) == []
     assert play.wait(1.0, *idle) == [Start(4, "worker")]
     assert play(Ready(4, FACTS)) == [Ask(0, "regroup")]
@@ -649,21 +653,21 @@ def test_without_room_one_start_at_a_time_is_tried_again() -> None:
 
 
 def test_too_few_workers_pause_the_run_until_there_are_enough() -> None:
-    play = begun(terms(least=2))
+    play = begun(requirements(least=2))
     play(Died(0, ""), left(1, 5))
     assert play.state.phase == "paused"
     assert "paused: 1 workers are ready, 2 are needed" in play.reasons[-1]
     play(Ready(2, FACTS))
-    assert (play.begin().members, play.begin().handovers) == ((1, 2), ((0, 1),))
+    assert (play.begin().members, play.begin().state_transfers) == ((1, 2), ((0, 1),))
 
 
 def test_a_pause_that_nobody_ends_ends_the_run() -> None:
-    play = begun(terms(least=2))
+    play = begun(requirements(least=2))
     play(Died(0, ""), left(1, 5), NoRoom(2, "no CPU"))
     play.wait(62.0)
     assert isinstance(play.error(), WorkerLost)
     assert "1 workers are ready, 2 are needed; there is no room for worker" in str(play.error())
-    play = begun(terms(least=2))
+    play = begun(requirements(least=2))
     play(Died(0, ""), left(1, 5))
     play(*(StartFailed(member, "no such image") for member in (2, 3, 4)), Tick())
     assert "no such image" in str(play.error())
@@ -673,44 +677,44 @@ def test_a_pause_that_nobody_ends_ends_the_run() -> None:
 
 
 def test_a_finished_member_gives_its_state_to_who_has_not_finished() -> None:
-    play = begun(terms(start=3, most=3))
+    play = begun(requirements(start=3, most=3))
     play(Finished(0, 0, (9, 1), "d"), Died(1, ""), left(2, 8))
-    assert (play.begin().members, play.begin().handovers) == ((0, 2), ((0, 1),))
+    assert (play.begin().members, play.begin().state_transfers) == ((0, 2), ((0, 1),))
     assert play(Finished(0, 1, (9, 1), "d"), Finished(2, 1, (9, 1), "d"))[-1] == End(None)
 
 
 def test_a_member_that_died_after_finishing_is_no_loss_if_another_finished() -> None:
-    play = begun(terms(start=3, most=3))
+    play = begun(requirements(start=3, most=3))
     play(Finished(0, 0, (9, 1), "d"), Finished(1, 0, (9, 1), "d"), Died(0, ""))
     assert not play.of(CallOff)
     assert play(Finished(2, 0, (9, 1), "d"))[-1] == End(None)
-    play = begun(terms())
+    play = begun(requirements())
     assert CallOff(0, (1,)) in play(Finished(0, 0, (9, 1), "d"), Died(0, ""))
 
 
 def test_different_digests_are_an_error() -> None:
-    play = begun(terms())
+    play = begun(requirements())
     play(Finished(0, 0, (9, 1), "a"), Finished(1, 0, (9, 1), "b"))
     assert isinstance(play.error(), Inconsistent)
 
 
 def test_a_failure_is_never_tried_again_and_a_withdrawal_waits_for_it() -> None:
-    play = begun(terms())
+    play = begun(requirements())
     play(left(1, 5, "withdrew"), Failed(0, NonFinite("the loss is nan")))
     assert isinstance(play.error(), NonFinite)
-    play = begun(terms())
+    play = begun(requirements())
     play(Left(0, 0, "withdrew", (5, 1), text="another one failed"), left(1, 5, "withdrew"))
     assert play.wait(controller.GRACE_S) == []
     play.wait(0.5)
     assert type(play.error()) is RunFailed
     assert "worker 0: another one failed" in str(play.error())
-    play = begun(terms())
+    play = begun(requirements())
     play(left(1, 5, "withdrew"), Died(0, "killed"))
     assert play.begin().members == (1,)
 
 
 def test_the_driver_can_fail_the_run_itself() -> None:
-    play = begun(terms())
+    play = begun(requirements())
     play(Failed(None, Inconsistent("two trace lines of step 3 differ")))
     assert isinstance(play.error(), Inconsistent)
 
@@ -719,56 +723,56 @@ def test_the_driver_can_fail_the_run_itself() -> None:
 
 
 def test_an_interruption_stops_at_a_step_and_waits_for_the_checkpoint() -> None:
-    play = begun(terms())
+    play = begun(requirements())
     assert play(Interrupt("SIGTERM")) == [Ask(0, "stop")]
     assert play(Interrupt("SIGTERM")) == []
-    assert play(left(0, 6, "stop"), left(1, 6, "stop"), Saved(4)) == []
-    play(Saved(6))
+    assert play(left(0, 6, "stop"), left(1, 6, "stop"), CheckpointSaved(4)) == []
+    play(CheckpointSaved(6))
     assert isinstance(play.error(), Interrupted)
     assert "interrupted by SIGTERM; the newest checkpoint holds 6 steps" in str(play.error())
 
 
 def test_an_interruption_does_not_wait_for_ever_nor_for_what_cannot_come() -> None:
-    play = begun(terms())
+    play = begun(requirements())
     play(Interrupt("SIGTERM"), left(0, 6, "stop"), left(1, 6, "stop"))
     assert play.wait(20.0) == []
     assert isinstance(play.wait(1.0)[-1], End)
-    play = begun(terms(stores=False))
+    play = begun(requirements(stores=False))
     play(Interrupt("SIGTERM"), left(0, 6, "stop"), left(1, 6, "stop"))
     assert "interrupted by SIGTERM" in str(play.error())
-    play = begun(terms())
+    play = begun(requirements())
     play(Interrupt("SIGINT"), Interrupt("SIGINT", urgent=True))
     assert isinstance(play.error(), Interrupted)
 
 
 def test_an_interruption_in_a_regroup_begins_the_generation_and_stops_it() -> None:
-    play = begun(terms(start=3, most=3, least=3))
+    play = begun(requirements(start=3, most=3, least=3))
     play(Died(0, ""), Interrupt("SIGINT"), left(1, 5))
     assert play(left(2, 5))[1:] == [Ask(1, "stop")]
-    play = begun(terms())
+    play = begun(requirements())
     play(Died(0, ""), Interrupt("SIGINT"))
     play.wait(21.0, compute(1, 5, 0))
     assert isinstance(play.error(), Interrupted)
 
 
 def test_an_interruption_ends_a_run_with_nothing_to_save_at_once() -> None:
-    play = Play(terms())
+    play = Play(requirements())
     play(Interrupt("SIGINT"))
     assert isinstance(play.error(), Interrupted)
-    play = begun(terms())
+    play = begun(requirements())
     play(Died(0, ""), Died(1, ""), Interrupt("SIGINT"))
     assert isinstance(play.error(), Interrupted)
-    play = begun(terms())
+    play = begun(requirements())
     play(Interrupt("SIGINT"), Died(0, ""), Died(1, ""))
     assert isinstance(play.error(), Interrupted)
 
 
 def test_an_interruption_in_a_pause_saves_what_the_living_hold() -> None:
-    play = begun(terms(least=2))
+    play = begun(requirements(least=2))
     play(Died(0, ""), left(1, 5))
     assert play(Interrupt("SIGINT")) == [play.begin(), Ask(1, "stop")]
-    play = begun(terms(least=2))
-    play(Died(0, ""), left(1, 5), Saved(5), Interrupt("SIGINT"))
+    play = begun(requirements(least=2))
+    play(Died(0, ""), left(1, 5), CheckpointSaved(5), Interrupt("SIGINT"))
     assert isinstance(play.error(), Interrupted)
 
 
@@ -792,7 +796,7 @@ any_event: st.SearchStrategy[Event] = st.one_of(
     st.builds(Failed, members, st.builds(NonFinite, st.just("nan"))),
     st.builds(Died, members, st.just("why")),
     st.builds(
-        Pulse,
+        Heartbeat,
         members,
         st.sampled_from(["compute", "exchange"]),
         st.integers(0, 2),
@@ -800,7 +804,7 @@ any_event: st.SearchStrategy[Event] = st.one_of(
         st.integers(0, 9),
     ),
     st.builds(Stepped, st.integers(0, 3)),
-    st.builds(Saved, st.integers(0, 3)),
+    st.builds(CheckpointSaved, st.integers(0, 3)),
     st.builds(NoRoom, members, st.just("why")),
     st.builds(StartFailed, members, st.just("why")),
     st.builds(Interrupt, st.just("SIGINT"), st.booleans()),
@@ -812,10 +816,10 @@ any_event: st.SearchStrategy[Event] = st.one_of(
 def test_any_history_even_an_impossible_one_ends_at_most_once(
     history: list[tuple[float, Event]], servers: int, spares: int
 ) -> None:
-    play = Play(terms(servers=servers, spares=spares, most=3))
+    play = Play(requirements(servers=servers, spares=spares, most=3))
     for seconds, event in history:
         play.now += seconds
-        before: State = play.state
+        before: ControllerState = play.state
         commands = play(event)
         state, again, _ = controller.decide(before, event, play.now)
         assert state == play.state
@@ -827,4 +831,4 @@ def test_any_history_even_an_impossible_one_ends_at_most_once(
 
 
 def test_the_limits_are_those_of_rule_d3() -> None:
-    assert (blame.LOSSES, blame.STALLS) == (3, 2)
+    assert (fault_attribution.LOSSES, fault_attribution.STALLS) == (3, 2)

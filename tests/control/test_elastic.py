@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from orchestrator.control.events import Interrupt
-from orchestrator.control.membership import Terms
+from orchestrator.control.membership import Requirements
 from orchestrator.errors import Interrupted, WorkerLost
 from tests.control.simulated import Process, World
 
@@ -61,7 +61,7 @@ class Run(RuleBasedStateMachine):
         near: bool,
         races: bool,
     ) -> None:
-        terms = Terms(
+        requirements = Requirements(
             shards=6,
             start=workers,
             least=min(least, workers),
@@ -72,11 +72,11 @@ class Run(RuleBasedStateMachine):
             step_timeout_s=STEP_TIMEOUT_S,
             checkpoint=2 if resumed else None,
         )
-        self.world = World(terms, deaf=deaf, near=near, races=races)
+        self.world = World(requirements, deaf=deaf, near=near, races=races)
         self.early_losses = 0
         self.near_losses = 0
         self.at_work: Counter[tuple[int | None, int | None]] = Counter()
-        self.quarrels = 0
+        self.link_failures = 0
         self.losses: dict[int, set[int]] = {}
         self.stalls: set[int] = set()
         self.interrupted: tuple[int, int] | None = None
@@ -142,10 +142,10 @@ class Run(RuleBasedStateMachine):
         """Where it is certain what the dead did, any number may die within one step, but not three in one micro-batch. At each
         loss all state may be lost, which ends a run too when it happens again and again."""
         self.near_losses += 1
-        pulse = self.world.pulse(process)
-        if pulse.place == "compute":
-            self.at_work[pulse.step, pulse.shard] += 1
-        return self.near_losses <= 9 and self.at_work[pulse.step, pulse.shard] <= 2
+        heartbeat = self.world.heartbeat(process)
+        if heartbeat.activity == "compute":
+            self.at_work[heartbeat.step, heartbeat.shard] += 1
+        return self.near_losses <= 9 and self.at_work[heartbeat.step, heartbeat.shard] <= 2
 
     def moment(self) -> list[int]:
         """The steps that somebody may be in now."""
@@ -172,11 +172,11 @@ class Run(RuleBasedStateMachine):
     def lose_contact(self, dice: random.Random) -> None:
         running = [process for process in self.world.living() if process.acts]
         accuser = self.pick(dice, running)
-        if accuser is None or len(running) < 2 or self.quarrels >= 4 or self.world.races:
+        if accuser is None or len(running) < 2 or self.link_failures >= 4 or self.world.races:
             return
         accused = dice.choice([process for process in running if process is not accuser])
-        self.quarrels += 1
-        self.world.quarrel(accuser, accused)
+        self.link_failures += 1
+        self.world.link_failure(accuser, accused)
 
     @precondition(lambda self: self.world.begins)
     @rule(dice=DICE)
@@ -226,7 +226,7 @@ class Run(RuleBasedStateMachine):
 
     def furthest(self) -> int:
         steps = [process.position[0] for process in self.world.processes.values() if process.position]
-        return max([self.world.terms.checkpoint or 0, *steps])
+        return max([self.world.requirements.checkpoint or 0, *steps])
 
 
 TestRun = Run.TestCase
@@ -305,7 +305,7 @@ def test_a_poisonous_micro_batch_ends_the_run_by_its_name(
 ) -> None:
     """On the driver's machine, where it is certain what the dead did. Each loss may be one of all state, and of all that
     the driver has not heard yet; without checkpoints the run begins anew each time."""
-    terms = Terms(
+    requirements = Requirements(
         shards=6,
         start=workers,
         least=min(least, workers),
@@ -314,7 +314,7 @@ def test_a_poisonous_micro_batch_ends_the_run_by_its_name(
         start_timeout_s=100_000.0,
         step_timeout_s=100_000.0,
     )
-    world = World(terms, deaf=deaf, near=True, poison=(step, shard))
+    world = World(requirements, deaf=deaf, near=True, poison=(step, shard))
     walk(world, random.Random(seed), heard=heard, saves=saves)
     name = f"step {step}, shard {shard}: 3 workers in a row were lost while they computed it"
     assert world.end is not None
@@ -336,7 +336,7 @@ def test_of_two_that_cannot_reach_each_other_the_younger_goes(
 ) -> None:
     """Only one of them notices; the other one leaves because it is called off, or hears a farewell."""
     accuser, accused, *_ = (member for member in cut if member < workers)
-    terms = Terms(
+    requirements = Requirements(
         shards=6,
         start=workers,
         least=1,
@@ -345,7 +345,7 @@ def test_of_two_that_cannot_reach_each_other_the_younger_goes(
         step_timeout_s=100_000.0,
         checkpoint=2 if resumed else None,
     )
-    world = World(terms, near=True, cut=(accuser, accused))
+    world = World(requirements, near=True, cut=(accuser, accused))
     walk(world, random.Random(seed), saves=saves)
     assert world.end is not None
     assert world.end.error is None, "\n".join([str(world.end.error), *world.log[-60:]])

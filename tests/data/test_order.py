@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator.data.loading import fetch
-from orchestrator.data.order import Order, Sampler, evaluation_batches
+from orchestrator.data.order import Order, Sampler, Steps, evaluation_batches
 
 orders = st.builds(
     Order,
@@ -44,6 +44,7 @@ def test_a_step_is_dealt_in_runs_of_nearly_equal_length(order: Order, step: int)
     assert all(end == start for (_, _, end), (_, start, _) in itertools.pairwise(rows))
     lengths = [end - start for _, start, end in rows]
     assert max(lengths) - min(lengths) <= 1
+    assert isinstance(order.batch_size, int)
     assert 1 <= sum(lengths) <= order.batch_size
     full = (step + 1) % order.steps_per_epoch != 0
     assert sum(lengths) == order.batch_size or not full
@@ -58,6 +59,34 @@ def test_a_sampler_has_no_memory(order: Order, step: int) -> None:
         wanderer.indices(other, 0)
     for shard in reversed(range(order.shards)):
         assert wanderer.indices(step, shard) == expected[shard]
+
+
+changing = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 40)), max_size=3).flatmap(
+    lambda more: st.integers(1, 40).map(
+        lambda size: Steps(
+            tuple(zip(itertools.accumulate([0, *(n for n, _ in more)]), [size, *(v for _, v in more)], strict=False))
+        )
+    )
+)
+
+
+@given(st.integers(1, 60), changing, changing)
+def test_batches_and_shards_may_change_with_the_step(samples: int, sizes: Steps, active: Steps) -> None:
+    """As if the epochs were walked step by step: each sample once in each, and shards beyond the active ones are empty."""
+    order = Order(5, samples, sizes, 40, active)
+    epoch = offset = 0
+    for step in range(40):
+        length = min(sizes.at(step), samples - offset)
+        rows = [order.rows(step, shard) for shard in range(40)]
+        assert (rows[0][0], rows[0][1], rows[-1][2]) == (epoch, offset, offset + length)
+        lengths = [end - start for _, start, end in rows]
+        assert sum(lengths) == length
+        assert max(lengths[: active.at(step)]) - min(lengths[: active.at(step)]) <= 1
+        assert not any(lengths[active.at(step) :])
+        offset += length
+        if offset == samples:
+            epoch, offset = epoch + 1, 0
+            assert order.steps_of(epoch) == step + 1
 
 
 def test_a_last_batch_that_is_not_full_leaves_shards_empty() -> None:

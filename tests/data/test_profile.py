@@ -37,12 +37,12 @@ def test_pairs_of_images_and_classes() -> None:
 def test_a_sample_is_evenly_spaced_and_labels_at_hand_are_all_counted() -> None:
     read: list[int] = []
 
-    class Watched(TensorDataset):
+    class CancellableTransport(TensorDataset):
         def __getitem__(self, index: int) -> Any:
             read.append(index)
             return tuple(tensor[index] for tensor in self.tensors)
 
-    found = profile(Watched(torch.zeros(100, 3), torch.arange(100) % 2), limit=4)
+    found = profile(CancellableTransport(torch.zeros(100, 3), torch.arange(100) % 2), limit=4)
     assert read == [0, 25, 50, 75]
     assert found["classes"] == {"0": 50, "1": 50}
     assert (found["sampled"], found["counted"]) == (4, 100)
@@ -153,7 +153,7 @@ def test_of_large_items_evenly_spaced_elements_are_looked_at() -> None:
 
 
 def test_of_very_many_labels_evenly_spaced_ones_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.provenance.profile._MOST_LABELS", 10)
+    monkeypatch.setattr("orchestrator.data.profile._MOST_LABELS", 10)
     found = profile(TensorDataset(torch.zeros(100, 1), torch.arange(100) // 50))
     assert (found["classes"], found["counted"]) == ({"0": 5, "1": 5}, 10)
 

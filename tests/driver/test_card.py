@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from orchestrator.driver.card import Facts, card
+from orchestrator.driver.report.card import CardContents, card
 
 NODE = {
     "bits": {
@@ -21,7 +21,7 @@ NODE = {
     "packages": {"torch": "2.13.0", "plus": "1"},
 }
 INPUT = {"path": "data/a|b", "md5": "d41d", "files": 1, "size": 5, "stage": None, "outs": [{}], "as_recorded": True}
-FACTS = Facts(
+FACTS = CardContents(
     run_id="0123abcd",
     name="digits",
     status="finished",

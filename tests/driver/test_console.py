@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.driver import progress
+from orchestrator.driver.terminal import progress
 from tests.projects import PATIENCE_S
 
 PEOPLE = """
 import sys
-from orchestrator.driver import console
+from orchestrator.driver.terminal import console
 console.prepare()
 for _ in range(3):
     print("step 1", file=sys.stderr, flush=True)
@@ -23,7 +23,7 @@ sys.exit(7)
 """
 PROGRAMS = """
 import sys
-from orchestrator.driver import console
+from orchestrator.driver.terminal import console
 console.prepare()
 sys.exit(console.answer("x" * 100_000, int(sys.argv[1])))
 """
@@ -71,7 +71,7 @@ def test_a_display_ends_nothing_either(terminal: bool) -> None:
 
 def test_the_place_of_a_closed_stream_is_not_given_to_a_file(tmp_path: Path) -> None:
     trace = tmp_path / "trace"
-    code = f"import os; from orchestrator.driver import console\nconsole.prepare()\nfile = open({str(trace)!r}, 'w')\n"
+    code = f"import os; from orchestrator.driver.terminal import console\nconsole.prepare()\nfile = open({str(trace)!r}, 'w')\n"
     code += "os.write(1, b'!'); os.write(2, b'!'); print('!'); raise SystemExit('!' if file.fileno() < 3 else 7)"
     assert start(code, closed="0<&- >&- 2>&-") == "7, "
     assert trace.read_text() == ""

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from orchestrator.driver.outcome import Outcome
+from orchestrator.driver.report.outcome import Outcome
 from orchestrator.errors import Interrupted, NonFinite, OrchestratorError
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.driver import preflight
+from orchestrator.driver.record import preflight
 from orchestrator.errors import NotRerunnable
 from orchestrator.provenance.data import versions
 from orchestrator.settings import load

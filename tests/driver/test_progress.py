@@ -12,7 +12,7 @@ import termios
 
 import pytest
 
-from orchestrator.driver import progress
+from orchestrator.driver.terminal import progress
 
 
 class Terminal(io.StringIO):
@@ -22,7 +22,7 @@ class Terminal(io.StringIO):
 
 def test_plain_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("orchestrator.driver.progress.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("orchestrator.driver.terminal.progress.time.monotonic", lambda: clock[0])
     stream = io.StringIO()
     display = progress.for_stream(stream)
     display.start(1000)

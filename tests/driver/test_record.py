@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.driver.folders import RunFolder
-from orchestrator.driver.outcome import Outcome
-from orchestrator.driver.record import Record
+from orchestrator.driver.record.folders import RunFolder
+from orchestrator.driver.record.record import Contents, Record
+from orchestrator.driver.report.outcome import Outcome
 from orchestrator.settings import load
 
 ENVIRONMENT = {"packages": {}, "bits": {"packages_sha256": "p"}}
@@ -37,8 +37,8 @@ def record_of(folder: Path, run_id: str) -> tuple[Record, list[str]]:
     told = {"run_id": run_id, "name": "n", "started_ms": 0, "trouble": None}
     tracker: Any = SimpleNamespace(**told, tag=nothing, artifact=nothing, end=ended.append)
     store: Any = SimpleNamespace(of_identity=lambda _: [])
-    record = Record(settings, store, tracker, files, [], [], [], None)
-    record.facts = {"initial_parameters": "i"}
+    record = Record(settings, store, tracker, files, [], Contents([], [], None))
+    record.run_manifest = {"initial_parameters": "i"}
     return record, ended
 
 

@@ -11,15 +11,15 @@ from unittest.mock import Mock
 
 import pytest
 
-from orchestrator.cluster.members import Heard, Place
-from orchestrator.cluster.seating import Seating
-from orchestrator.driver.chronicle import Chronicle
-from orchestrator.driver.generations import Directory
-from orchestrator.driver.job import terms
-from orchestrator.driver.outcome import Outcome
-from orchestrator.driver.saving import Saving
-from orchestrator.driver.session import Beginning, Session
-from orchestrator.driver.signals import Mailbox
+from orchestrator.cluster.actors.members import ActorPlacement, Heard
+from orchestrator.cluster.placement.actor_slots import ActorSlots
+from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.run.checkpointing import Saving
+from orchestrator.driver.run.event_sink import EventSink
+from orchestrator.driver.run.job import requirements
+from orchestrator.driver.run.member_directory import MemberDirectory
+from orchestrator.driver.run.session import RunStart, Session, Startup
+from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import (
     CheckpointDamaged,
     ClusterUnavailable,
@@ -28,12 +28,13 @@ from orchestrator.errors import (
     NonFinite,
     WorkerLost,
 )
+from orchestrator.plan.resolve import resolve
 from orchestrator.records.lines import LineFile, read
 from orchestrator.settings import load
 
 FACTS = {"steps": 2}
 LINES = [{"step": step, "loss": "0x1.8p+0", "gradient": "00"} for step in range(2)]
-PULSE = {"place": "compute", "step": 0, "shard": 0, "beats": 1}
+PULSE = {"activity": "compute", "step": 0, "shard": 0, "beats": 1}
 
 
 @dataclass
@@ -44,16 +45,16 @@ class Script:
     last_words: dict[int, list[dict[str, Any]]]
     done: list[tuple[Any, ...]] = field(default_factory=list)
     gone: set[int] = field(default_factory=set)
-    last_places: dict[int, dict[str, Any]] = field(default_factory=dict)
+    last_activities: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def hear(self, timeout_s: float) -> Iterator[Heard]:  # noqa: ARG002
         yield next(self.said)
 
-    def start(self, member: int, role: str, place: Place) -> None:  # noqa: ARG002
+    def start(self, member: int, role: str, place: ActorPlacement) -> None:  # noqa: ARG002
         self.done.append(("start", member, role))
 
-    def run(self, member: int, spec: Any, rank: int, peers: Any, facts: Any) -> None:  # noqa: ARG002
-        self.done.append(("run", member, spec["number"], rank, sorted(peers)))
+    def run(self, member: int, generation: Any, rank: int, peers: Any, run_manifest: Any) -> None:  # noqa: ARG002
+        self.done.append(("run", member, generation.number, rank, sorted(peers)))
 
     def ask(self, member: int, what: str) -> None:
         self.done.append(("ask", member, what))
@@ -73,8 +74,8 @@ class Script:
     def pid(self, member: int) -> int | None:
         return 100 + member
 
-    def last_place(self, member: int) -> dict[str, Any] | None:
-        return self.last_places.get(member)
+    def last_activity(self, member: int) -> dict[str, Any] | None:
+        return self.last_activities.get(member)
 
     def save_weights(self, member: int, path: str) -> None:
         self.done.append(("save weights", member, path))
@@ -88,7 +89,7 @@ class Script:
 def prepared(member: int) -> Heard:
     addresses = {"unix": ["unix", f"m{member}"]}
     known = {"pid": 100 + member, "node": "n", "niceness": 15}
-    return Heard(member, "prepared", {"facts": FACTS, "addresses": addresses, **known})
+    return Heard(member, "prepared", {"run_manifest": FACTS, "addresses": addresses, **known})
 
 
 def finished(member: int, generation: int = 0) -> Heard:
@@ -102,7 +103,7 @@ def left(member: int, why: str, steps: int, generation: int = 0, accuses: int | 
 
 
 def entries(member: int, *said: dict[str, Any]) -> Heard:
-    return Heard(member, "entries", entries=list(said), pulse=PULSE)
+    return Heard(member, "entries", entries=list(said), heartbeat=PULSE)
 
 
 @dataclass
@@ -122,13 +123,13 @@ def play(
     signal: str | None = None,
     gone: set[int] | None = None,
     trouble: str | None = None,
-    last_places: dict[int, dict[str, Any]] | None = None,
+    last_activities: dict[int, dict[str, Any]] | None = None,
     checkpoint: int | None = None,
     catalog: Any = None,
     niceness: int | None = None,
     **before: Any,
 ) -> Played:
-    """A run of two workers. gone: whose process has ended, whether or not Ray has said so; last_places: what the dead were
+    """A run of two workers. gone: whose process has ended, whether or not Ray has said so; last_activities: what the dead were
     doing; niceness: the driver's; checkpoint, before: of a run that is resumed."""
     settings = load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], ["cluster.workers=2"])
     shown: list[str] = []
@@ -139,20 +140,22 @@ def play(
     record: Any = SimpleNamespace(
         memory=None, tracker=tracker, journal=journal, trace=trace, origin=None, describe=lambda *_: ["of a node"]
     )
-    script = Script(iter(said), last_words or {}, gone=gone or set(), last_places=last_places or {})
+    script = Script(iter(said), last_words or {}, gone=gone or set(), last_activities=last_activities or {})
     members: Any = script
-    mailbox = Mailbox()
-    mailbox.signal = signal
-    place = Place("p", {})
-    beginning = Beginning(terms(settings, checkpoint=checkpoint), **before)
-    session = Session(beginning, members, Seating([place, place], place), niceness=niceness)
-    chronicle = Chronicle(record, progress)
-    directory = Directory(settings, "n", None if catalog is None else "a folder", everywhere=False)
-    session.run(mailbox, directory, Saving(catalog), chronicle, lambda: trouble)
+    pending_signal = PendingSignal()
+    pending_signal.signal = signal
+    place = ActorPlacement("p", {})
+    plan = resolve(settings)
+    run_start = RunStart(requirements(plan, checkpoint=checkpoint), **before)
+    startup = Startup.begin(run_start, members, ActorSlots([place, place], place), niceness=niceness)
+    event_sink = EventSink(record, progress)
+    directory = MemberDirectory(plan.exchange, "n", None if catalog is None else "a folder", everywhere=False)
+    session = Session(startup, directory, Saving(catalog), event_sink)
+    session.run(pending_signal, lambda: trouble)
     journal.close()
     trace.close()
     files = [list(read(tmp_path / name)) for name in ("journal", "trace")]
-    return Played(chronicle.outcome, files[0], files[1], shown, script.done, session)
+    return Played(event_sink.outcome, files[0], files[1], shown, script.done, session)
 
 
 BEGIN = [prepared(0), prepared(1)]
@@ -249,9 +252,9 @@ def test_an_accused_member_whose_process_has_ended_is_lost_before_ray_says_so(tm
 
 def test_what_the_dead_were_doing_is_told_though_nothing_of_theirs_was_heard(tmp_path: Path) -> None:
     """Two of two are lost, one by one and with all state, and then whoever begins anew: the driver has seen no step."""
-    place = {"place": "compute", "step": 1, "shard": 5, "beats": 40}
+    activity = {"activity": "compute", "step": 1, "shard": 5, "beats": 40}
     said = [*BEGIN, DESCRIBED, Heard(1, "died"), left(0, "peer", 1, accuses=1), Heard(0, "died"), prepared(2)]
-    played = play(tmp_path, [*said, Heard(2, "died")], last_places={0: place, 1: place, 2: place})
+    played = play(tmp_path, [*said, Heard(2, "died")], last_activities={0: activity, 1: activity, 2: activity})
     assert isinstance(played.outcome.error, WorkerLost)
     assert "step 1, shard 5: 3 workers in a row were lost while they computed it" in str(played.outcome.error)
     why = [event["why"] for event in played.journal if event["event"] == "worker_lost"]
@@ -283,7 +286,9 @@ def test_replicas_that_disagree_in_their_last_words_are_an_error(tmp_path: Path)
 def test_a_layout_that_determines_the_result_has_to_be_whole() -> None:
     for reduction, whole in (("exact", False), ("fast", True)):
         assert (
-            terms(load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], [f"reduction={reduction}"])).whole
+            requirements(
+                resolve(load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], [f"reduction={reduction}"]))
+            ).whole
             is whole
         )
 

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from orchestrator.driver import signals
+from orchestrator.driver.terminal import signals
 
 
 @pytest.mark.parametrize(
@@ -17,29 +17,29 @@ from orchestrator.driver import signals
 def test_a_signal_is_posted_once(number: signal.Signals, then: signal.Handlers) -> None:
     """A second one is meant to end the process, but for a terminal that is closed: it hangs up more than once."""
     before = signal.getsignal(number)
-    with signals.posted() as mailbox:
+    with signals.posted() as pending_signal:
         os.kill(os.getpid(), number)
-        assert mailbox.signal == number.name
+        assert pending_signal.signal == number.name
         assert signal.getsignal(number) == then
-        mailbox.watch()  # too late to be posted
+        pending_signal.watch()  # too late to be posted
         assert signal.getsignal(number) == then
     assert signal.getsignal(number) == before
 
 
 def test_watching_again_takes_a_signal_back() -> None:
-    with signals.posted() as mailbox:
+    with signals.posted() as pending_signal:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        mailbox.watch()
+        pending_signal.watch()
         os.kill(os.getpid(), signal.SIGTERM)
-        assert mailbox.signal == "SIGTERM"
+        assert pending_signal.signal == "SIGTERM"
 
 
 def test_nohup_is_obeyed() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with signals.posted() as mailbox:
+        with signals.posted() as pending_signal:
             os.kill(os.getpid(), signal.SIGHUP)
-            assert mailbox.signal is None
+            assert pending_signal.signal is None
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.driver import summary
-from orchestrator.driver.outcome import Outcome
+from orchestrator.driver.report import summary
+from orchestrator.driver.report.outcome import Outcome
 
 OWN = "sqlite:////project/.orchestrator/mlflow.db"
 

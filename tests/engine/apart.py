@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from orchestrator.engine import worker
-from orchestrator.engine.replica import Replica
+from orchestrator.engine.compute.replica import Replica
 from orchestrator.numerics import exact, staging
 from orchestrator.numerics.layout import Layout
 
@@ -81,10 +81,10 @@ class WatchedCopying(staging.Copying):
         self._there.add(moved)
         return moved
 
-    def ferry(self, layout: Layout, result: torch.Tensor) -> staging.Ferry:
-        ferry = super().ferry(layout, result)
-        self._there.add(ferry.result)
-        return ferry
+    def host_transfer(self, layout: Layout, result: torch.Tensor) -> staging.HostTransfer:
+        host_transfer = super().host_transfer(layout, result)
+        self._there.add(host_transfer.result)
+        return host_transfer
 
 
 def compute_apart(monkeypatch: pytest.MonkeyPatch) -> There:

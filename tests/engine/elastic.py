@@ -2,8 +2,8 @@
 
     told = survive(Mlp, Layout(3), [Fault(member=1, at=40, what="die")])      # Told: trace, digest, metrics of the run
 
-A moment is the n-th thing that a member does, counted over its whole life: a beat of its pulse or a verb of its transport. So
-a loop over n meets every place in the engine, the middle of a recovery and of a hand-over included.
+A moment is the n-th thing that a member does, counted over its whole life: a beat of its heartbeat or a verb of its
+transport. So a loop over n meets every place in the engine, the middle of a recovery and of a state transfer included.
 
 The regrouping here is the simplest that follows the rules (the true one is `control.controller`): workers by age, the state of
 one that is farthest ahead for all who are not as far, servers replaced at once, the last complete checkpoint (or a fresh
@@ -21,12 +21,13 @@ from typing import Any, Literal
 
 import torch
 
-from orchestrator.checkpoints.state import State
-from orchestrator.control.placement import place
-from orchestrator.engine.generation import Position
-from orchestrator.engine.pulse import Place, Pulse
-from orchestrator.engine.worker import Ended, Generation, Host, Server, Worker
+from orchestrator.checkpoints.state import TrainingState
+from orchestrator.control.shard_assignment import assign_shards
+from orchestrator.engine.member.generation import Position
+from orchestrator.engine.member.heartbeat import Activity, Heartbeat
+from orchestrator.engine.worker import Ended, Generation, ProcessServices, Server, Worker
 from orchestrator.pipeline import Pipeline
+from orchestrator.plan.resolve import resolve
 from orchestrator.records.trace import Line
 from orchestrator.settings import CheckpointSettings, Every, Settings
 from orchestrator.topologies import build_schedule
@@ -85,28 +86,28 @@ class Saved:
     """The checkpoints of a run: complete when all parts of one (generation, step) are there."""
 
     def __init__(self) -> None:
-        self.parts: dict[tuple[int, int], dict[int, State]] = {}
-        self.complete: list[tuple[int, State]] = []  # step and state, in order
+        self.parts: dict[tuple[int, int], dict[int, TrainingState]] = {}
+        self.complete: list[tuple[int, TrainingState]] = []  # step and state, in order
 
-    def add(self, state: State, step: int, generation: int, part: int, parts: int) -> None:
+    def add(self, state: TrainingState, step: int, generation: int, part: int, parts: int) -> None:
         names = sorted(state.tensors)[part::parts]
         copied = {name: state.tensors[name].clone() for name in names}
         found = self.parts.setdefault((generation, step), {})
-        found[part] = State(dict(state.values), copied)
+        found[part] = TrainingState(dict(state.values), copied)
         if len(found) == parts:
             tensors = {name: tensor for piece in found.values() for name, tensor in piece.tensors.items()}
-            self.complete.append((step, State(found[0].values, tensors)))
+            self.complete.append((step, TrainingState(found[0].values, tensors)))
 
 
 class Writes:
-    """Implements `engine.generation.Writer`. It copies what is steady as late as it may, so whoever changes that too early
-    spoils the checkpoint; then it is busy for as many looks as a test wants."""
+    """A writer that copies what is steady as late as it may, so a change that comes too early spoils the checkpoint; then it
+    is busy for as many looks as a test wants. Implements `engine.member.generation.Writer`."""
 
     def __init__(self, saved: Saved, busy_for: int) -> None:
         self._saved = saved
         self._busy_for = busy_for
         self._left = 0
-        self._begun: tuple[State, tuple[int, int, int, int]] | None = None
+        self._begun: tuple[TrainingState, tuple[int, int, int, int]] | None = None
 
     @property
     def busy(self) -> bool:
@@ -114,12 +115,12 @@ class Writes:
         self._left = max(0, self._left - 1)
         return busy
 
-    def begin(self, state: State, *, step: int, generation: int, part: int, parts: int, since: float) -> None:  # noqa: ARG002
+    def begin(self, state: TrainingState, *, step: int, generation: int, part: int, parts: int, since: float) -> None:  # noqa: ARG002
         assert self._begun is None, "a writer that copies was given another part"
         assert self._left == 0, "a writer that works was given another part"
         assert {name for name in state.tensors if name.startswith("optimizer/")} <= state.steady
         tensors = {n: tensor if n in state.steady else tensor.clone() for n, tensor in state.tensors.items()}
-        self._begun = (State(state.values, tensors), (step, generation, part, parts))
+        self._begun = (TrainingState(state.values, tensors), (step, generation, part, parts))
 
     def copied(self, timeout_s: float | None = None) -> bool:
         if self._begun is not None and timeout_s == 0:
@@ -137,16 +138,16 @@ class Writes:
         return self._left == 0
 
 
-class Counted(Pulse):
-    """A pulse that meets the script at each beat."""
+class Counted(Heartbeat):
+    """A heartbeat that meets the script at each beat."""
 
     def __init__(self, meet: Callable[[], None]) -> None:
         super().__init__()
         self._meet = meet
 
-    def beat(self, place: Place, step: int | None = None, shard: int | None = None) -> None:
+    def beat(self, activity: Activity, step: int | None = None, shard: int | None = None) -> None:
         self._meet()
-        super().beat(place, step, shard)
+        super().beat(activity, step, shard)
 
 
 class Scripted:
@@ -177,17 +178,19 @@ class Member:
         self.said: list[dict[str, Any]] = []
         self.actions = 0
         self.entered: list[int] = []
-        self.pulse = Counted(self.meet)
+        self.heartbeat = Counted(self.meet)
         self.generation = -1
         self.rank = -1
         self.hub: Hub | None = None
         self.ends: list[str] = []
         self._run = run
         self.regions = LocalRegions()
-        host = Host(self.pulse, self.said.append, lambda: list(self.said), run.load, Writes(run.saved, run.busy_for))
-        self.member = role(run.settings, self.regions, host)
+        host = ProcessServices(
+            self.heartbeat, self.said.append, lambda: list(self.said), run.load, Writes(run.saved, run.busy_for)
+        )
+        self.member = role(resolve(run.settings), self.regions, host)
         self._counting = False
-        self.facts = self.member.prepare()
+        self.run_manifest = self.member.prepare()
         self._counting = True
 
     @property
@@ -210,7 +213,7 @@ class Member:
             return Scripted(hub.transport(rank, self.regions), self.meet)
 
         try:
-            return self.member.run(generation, rank, connect, self._run.facts)
+            return self.member.run(generation, rank, connect, self._run.run_manifest)
         except Dead as dead:
             return dead
         finally:
@@ -222,16 +225,16 @@ class Member:
             self.hub.kill(self.rank)
             raise Dead(self.number)
         if what == "call off":
-            self.pulse.call_off(self.generation)
+            self.heartbeat.call_off(self.generation)
         elif what == "join":
             self._run.joining += 1
-            self.pulse.ask("regroup")
+            self.heartbeat.ask("regroup")
         else:
-            self.pulse.ask(what)
+            self.heartbeat.ask(what)
 
 
 class Elastic:
-    """One run, from its first generation to its end. facts of all workers have to agree, whenever they come."""
+    """One run, from its first generation to its end. The run manifests of all workers have to agree."""
 
     def __init__(
         self,
@@ -257,7 +260,7 @@ class Elastic:
         self._servers = build_schedule(layout.topology, 1, **settings.topology.options).servers
         self.everybody: list[Member] = []
         self.members = [self._start(Worker) for _ in range(layout.workers)]
-        self.facts = self.members[0].facts
+        self.run_manifest = self.members[0].run_manifest
         self.generations = 0
 
     def run(self) -> Told:
@@ -273,7 +276,7 @@ class Elastic:
             f"no end after {MOST_GENERATIONS} generations: {[member.ends for member in self.everybody]}"
         )
 
-    def load(self, where: str) -> State:
+    def load(self, where: str) -> TrainingState:
         return self.saved.complete[int(where)][1]
 
     def _start(self, role: type[Worker] | type[Server]) -> Member:
@@ -286,7 +289,7 @@ class Elastic:
         servers = [member for member in self.members if not member.is_worker]
         fresh = [self._start(Worker) for _ in range(self._wanted(len(workers)))]
         self.joining = 0
-        assert all(member.facts == self.facts for member in fresh)
+        assert all(member.run_manifest == self.run_manifest for member in fresh)
         workers += fresh
         servers += [self._start(Server) for _ in range(self._servers - len(servers))]
         self.members = [*workers, *servers]
@@ -307,7 +310,7 @@ class Elastic:
         generation = Generation(
             self.generations,
             build_schedule(self._layout.topology, len(workers), **self.settings.topology.options),
-            place(self.settings.data.shards, len(workers)),
+            assign_shards(self.settings.data.shards, len(workers)),
             tuple(behind),
             restore,
             tuple(range(0, len(workers), 2)),
@@ -338,7 +341,7 @@ class Elastic:
                 assert end.accuses is None or end.accuses in died, (rank, end)
                 survivors[rank] = end
         steps = [end.position[0] for member, end in zip(self.members, survivors.values(), strict=True) if end.position]
-        assert not steps or generation.handovers or max(steps) - min(steps) <= 1
+        assert not steps or generation.state_transfers or max(steps) - min(steps) <= 1
         return survivors
 
     def _told(self, workers: list[Ended]) -> Told:

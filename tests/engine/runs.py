@@ -18,9 +18,10 @@ from typing import Any
 
 import torch
 
-from orchestrator.control.placement import place
-from orchestrator.engine.worker import Ended, Generation, Host, Server, Worker
+from orchestrator.control.shard_assignment import assign_shards
+from orchestrator.engine.worker import Ended, Generation, ProcessServices, Server, Worker
 from orchestrator.pipeline import Pipeline
+from orchestrator.plan.resolve import resolve
 from orchestrator.records.trace import Line
 from orchestrator.settings import (
     ClusterSettings,
@@ -178,7 +179,7 @@ def members_end(
 
 
 class _Members:
-    """The members of one run, prepared; their facts have to agree, as the controller wants."""
+    """The members of one run, prepared; their run manifests have to agree, as the controller wants."""
 
     def __init__(self, settings: Settings, wire: Wire = Hub.transport) -> None:
         self._wire = wire
@@ -189,14 +190,17 @@ class _Members:
         self._regions = [LocalRegions() for _ in range(self._schedule.members)]
         kinds = [Worker] * self._schedule.workers + [Server] * self._schedule.servers
         self.said: list[list[dict[str, Any]]] = [[] for _ in kinds]
-        hosts = [Host(emit=said.append) for said in self.said]
+        hosts = [ProcessServices(emit=said.append) for said in self.said]
         self.members = [
-            kind(settings, regions, host) for kind, regions, host in zip(kinds, self._regions, hosts, strict=True)
+            kind(resolve(settings), regions, host)
+            for kind, regions, host in zip(kinds, self._regions, hosts, strict=True)
         ]
-        facts = [member.prepare() for member in self.members]
-        assert all(other == facts[0] for other in facts[: self._schedule.workers])
-        self._facts = facts[0]
-        self._generation = Generation(0, self._schedule, place(settings.data.shards, settings.cluster.workers.start))
+        run_manifest = [member.prepare() for member in self.members]
+        assert all(other == run_manifest[0] for other in run_manifest[: self._schedule.workers])
+        self._run_manifest = run_manifest[0]
+        self._generation = Generation(
+            0, self._schedule, assign_shards(settings.data.shards, settings.cluster.workers.start)
+        )
 
     def run(self) -> list[End]:
         with ThreadPoolExecutor(self._schedule.members) as pool:
@@ -207,6 +211,6 @@ class _Members:
         """One member's life."""
         member, regions = self.members[rank], self._regions[rank]
         try:
-            return member.run(self._generation, rank, lambda: self._wire(self._hub, rank, regions), self._facts)
+            return member.run(self._generation, rank, lambda: self._wire(self._hub, rank, regions), self._run_manifest)
         finally:
             member.close()

@@ -14,6 +14,7 @@ import torch
 from orchestrator.engine.worker import Worker
 from orchestrator.numerics import cuda, layout, staging
 from orchestrator.pipeline import Pipeline
+from orchestrator.plan.resolve import resolve
 from orchestrator.settings import Every
 from orchestrator.transports.memory import LocalRegions
 from tests.engine import faulty as f
@@ -67,7 +68,7 @@ def test_the_watching_sees() -> None:
 
 def test_the_sums_may_not_read_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     compute_apart(monkeypatch)
-    monkeypatch.setattr(staging._Carrying, "out", lambda _ferry, tensors, _nth: tensors)
+    monkeypatch.setattr(staging._Carrying, "out", lambda _host_transfer, tensors, _nth: tensors)
     with pytest.raises(AssertionError, match="sums read host memory, by addresses"):
         train(p.Mlp)
 
@@ -91,11 +92,11 @@ def test_the_facts_say_what_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "start", lambda: prepared.append(True))
     monkeypatch.setattr(cuda, "prepare", lambda *, tf32: {"device": "cuda", "tf32": tf32})
     monkeypatch.setattr(cuda, "describe", lambda: {"models": ["X"]})
-    facts = Worker(settings, LocalRegions()).prepare()
+    run_manifest = Worker(resolve(settings), LocalRegions()).prepare()
     assert prepared == [True]
-    assert {"device": "cuda", "tf32": True}.items() <= facts["compute"].items()
-    assert facts["machine"]["GPU: models"] == "['X']"
-    assert facts["reference"] == Worker(plain, LocalRegions()).prepare()["reference"]
+    assert {"device": "cuda", "tf32": True}.items() <= run_manifest["compute"].items()
+    assert run_manifest["machine"]["GPU: models"] == "['X']"
+    assert run_manifest["reference"] == Worker(resolve(plain), LocalRegions()).prepare()["reference"]
 
 
 @pytest.mark.parametrize("waiting", [1, 2, 3])

@@ -15,14 +15,15 @@ import torch
 from torch import nn
 
 from orchestrator.checkpoints.catalog import Catalog, load
-from orchestrator.checkpoints.state import State
+from orchestrator.checkpoints.state import TrainingState
 from orchestrator.checkpoints.writer import Writer
-from orchestrator.control.placement import place
-from orchestrator.engine.pulse import Pulse
-from orchestrator.engine.worker import Ended, Generation, Host, Worker
+from orchestrator.control.shard_assignment import assign_shards
+from orchestrator.engine.member.heartbeat import Heartbeat
+from orchestrator.engine.worker import Ended, Generation, ProcessServices, Worker
 from orchestrator.errors import PipelineRaised
 from orchestrator.numerics.digests import model_digest
 from orchestrator.pipeline import Pipeline
+from orchestrator.plan.resolve import resolve
 from orchestrator.records.trace import Line
 from orchestrator.topologies import build_schedule
 from orchestrator.transports.memory import Hub, LocalRegions
@@ -44,7 +45,7 @@ class Visited(p.Batchnorm):
         return super().loss(model, batch)
 
 
-class Looking(Pulse):
+class Looking(Heartbeat):
     """Says when its member waits, which with one worker it does for checkpoints only."""
 
     def __init__(self) -> None:
@@ -59,39 +60,39 @@ class Looking(Pulse):
 class Scene:
     """One worker, its storage and all it says. load: the checkpoint that it goes on from where a generation says so."""
 
-    def __init__(self, pipeline: type[Pipeline] = p.Batchnorm, load: State | None = None) -> None:
+    def __init__(self, pipeline: type[Pipeline] = p.Batchnorm, load: TrainingState | None = None) -> None:
         self.storage = InMemory()
         self.told: list[dict[str, Any]] = []
         self.said: list[dict[str, Any]] = []
-        self.pulse = Looking()
+        self.heartbeat = Looking()
         self.writer = Writer(self.storage, self.told.append)
         self._regions = LocalRegions()
         adam = {"name": "adam", "lr": 0.02}
         self._settings = elastic_settings(pipeline, Layout(1), SAVED, steps=5, optimizer=adam)
         self._restored = load
-        host = Host(self.pulse, self.said.append, load=self._load, writer=self.writer)
-        self.worker = Worker(self._settings, self._regions, host)
-        self._facts = self.worker.prepare()
+        host = ProcessServices(self.heartbeat, self.said.append, load=self._load, writer=self.writer)
+        self.worker = Worker(resolve(self._settings), self._regions, host)
+        self._run_manifest = self.worker.prepare()
 
     def run(self, number: int = 0) -> Ended:
         restore = None if self._restored is None else (0, "there")
-        shards = place(self._settings.data.shards, 1)
+        shards = assign_shards(self._settings.data.shards, 1)
         generation = Generation(number, build_schedule("ring", 1), shards, (), restore, (0,))
-        return self.worker.run(generation, 0, lambda: Hub(1).transport(0, self._regions), self._facts)
+        return self.worker.run(generation, 0, lambda: Hub(1).transport(0, self._regions), self._run_manifest)
 
-    def checkpoint(self, step: int) -> State:
+    def checkpoint(self, step: int) -> TrainingState:
         """What was saved after so many steps."""
         assert self.writer.wait(PATIENCE_S)
         written = [event for event in self.told if event["step"] == step]
         return load(self.storage, Catalog(self.storage, 9).commit(step, written).manifest)
 
     def digest(self) -> str:
-        return model_digest(self.worker._work.model)
+        return model_digest(self.worker._workload.model)
 
     def trace(self) -> list[Line]:
         return [entry["trace"] for entry in self.said if "trace" in entry]
 
-    def _load(self, where: str) -> State:
+    def _load(self, where: str) -> TrainingState:
         assert (where, self._restored is not None) == ("there", True)
         assert self._restored is not None
         return self._restored
@@ -115,10 +116,10 @@ def test_the_update_waits_until_the_state_is_copied(monkeypatch: pytest.MonkeyPa
     with ThreadPoolExecutor(1) as pool, Held(monkeypatch) as held:
         monkeypatch.setattr(Visited, "visit", lambda _: scene.writer._copy is None or held.begun.wait(PATIENCE_S))
         running = pool.submit(scene.run)
-        assert scene.pulse.waiting.wait(PATIENCE_S)
-        assert scene.pulse.snapshot()["place"] == "update"
+        assert scene.heartbeat.waiting.wait(PATIENCE_S)
+        assert scene.heartbeat.snapshot()["activity"] == "update"
         assert scene.trace() == undisturbed.trace()[:SAVED]
-        parameters = dict(scene.worker._work.model.named_parameters())
+        parameters = dict(scene.worker._workload.model.named_parameters())
         saved = undisturbed.checkpoint(SAVED).tensors
         assert all(torch.equal(tensor, saved[f"model/{name}"]) for name, tensor in parameters.items())
         assert scene.told == []
@@ -147,15 +148,15 @@ def test_who_waits_can_be_called_off_and_takes_no_state_over_before_the_copy(
     with ThreadPoolExecutor(1) as pool, Held(monkeypatch) as held:
         monkeypatch.setattr(Visited, "visit", lambda _: scene.writer._copy is None or held.begun.wait(PATIENCE_S))
         running = pool.submit(scene.run)
-        assert scene.pulse.waiting.wait(PATIENCE_S)
-        scene.pulse.call_off(0)
+        assert scene.heartbeat.waiting.wait(PATIENCE_S)
+        scene.heartbeat.call_off(0)
         ended = running.result(PATIENCE_S)
         assert (ended.kind, ended.position) == ("called off", (SAVED, 1))
         assert scene.digest() == undisturbed.trace()[SAVED - 1]["parameters"]
         scene._restored = later
-        scene.pulse.waiting.clear()
+        scene.heartbeat.waiting.clear()
         running = pool.submit(scene.run, 1)
-        assert scene.pulse.waiting.wait(PATIENCE_S)
+        assert scene.heartbeat.waiting.wait(PATIENCE_S)
         assert scene.digest() == undisturbed.trace()[SAVED - 1]["parameters"]
         held.gate.set()
         assert running.result().kind == "finished"

@@ -64,7 +64,7 @@ def test_a_generation_may_be_called_off_at_any_moment(first: int) -> None:
 
 @pytest.mark.parametrize("first", range(PERIOD))
 def test_members_may_die_at_any_moment(first: int) -> None:
-    """Three of them, one after the other; the first is the oldest, the donor of all hand-overs."""
+    """Three of them, one after the other; the first is the oldest, the donor of all state transfers."""
     layout = [Layout(4, "ring"), Layout(4, "tree"), Layout(4, "parameter_server")][first % 3]
     told = survive(p.Batchnorm, layout, [Fault(i, first + PERIOD * i, "die") for i in range(3)], **RICH)
     assert sum(ends[-1] == "dead" for ends in told.ends) == 3

@@ -14,7 +14,7 @@ import numpy
 import pytest
 import torch
 
-from orchestrator.engine.exchange import Exchange, Memory
+from orchestrator.engine.exchange.collectives import Exchange, Memory
 from orchestrator.numerics.exact import FAST_MEANS, INTEGERS, MEANS, Sums, wrap
 from orchestrator.numerics.layout import BLOCK, Layout
 from orchestrator.topologies import Schedule

@@ -1,4 +1,4 @@
-"""What is wrong with a pipeline is said by one kind of error with the place in its message; and nobody waits for the fallen.
+"""Every fault of a pipeline becomes one kind of error that names the place, and no member waits for one that has left.
 
 A fault is met by the member that has it; the others withdraw or lose it. Which layouts a fault is tried on rotates.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.engine.replica import Replica
+from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.worker import Ended
 from orchestrator.errors import ConfigurationError, Inconsistent, NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.pipeline import Pipeline

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.engine import footprint
-from orchestrator.engine.exchange import Memory
-from orchestrator.engine.footprint import partial_places, region_bytes, sentence
+from orchestrator.engine.exchange import footprint
+from orchestrator.engine.exchange.collectives import Memory
+from orchestrator.engine.exchange.footprint import partial_places, region_bytes, sentence
 from orchestrator.numerics.exact import FAST_MEANS, INTEGERS, MEANS, Sums
 from orchestrator.numerics.layout import BLOCK, Layout
+from orchestrator.plan.resolve import resolve
 from orchestrator.topologies import build_schedule
 from orchestrator.transports.memory import Hub, LocalRegions
 from orchestrator.updates import optimizers
@@ -110,20 +111,20 @@ def test_the_sentence_says_what_a_worker_has(on: On, monkeypatch: pytest.MonkeyP
     members = _Members(settings, Hub.transport)
     members.run()
     regions: list[Any] = members._regions
-    model, optimizer = members.members[0]._work.model, members.members[0]._optimizer  # type: ignore[union-attr]
+    model, optimizer = members.members[0]._workload.model, members.members[0]._updater.optimizer  # type: ignore[union-attr]
     parameters = sum(parameter.numel() for parameter in model.parameters())
     remembered = sum(
         value.numel() for state in optimizer.state.values() for key, value in state.items() if key != "step"
     )
     schedule = build_schedule(on.topology, on.workers)
-    layout = Layout.from_dict(members._facts["layout"])
+    layout = Layout.from_dict(members._run_manifest["layout"])
     gradients = -(-settings.data.shards // on.workers) * sum(slot.elements for slot in layout.slots)
-    foretold = footprint.worker_bytes(layout, schedule, settings, parameters=parameters, state=2.0)
+    foretold = footprint.worker_bytes(layout, schedule, resolve(settings), parameters=parameters, state=2.0)
     assert foretold == max(each.now for each in regions) + 4 * (parameters + remembered + gradients)
-    said = sentence(members._facts, settings)
+    said = sentence(members._run_manifest, resolve(settings))
     assert said == f"each worker holds {parameters:,} parameters and needs about {foretold / 1e6:.1f} MB for them"
 
 
 def test_facts_that_do_not_tell_have_no_sentence() -> None:
     settings = settings_for(p.Mlp, On())
-    assert sentence({}, settings) is None
+    assert sentence({}, resolve(settings)) is None

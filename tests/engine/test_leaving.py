@@ -10,9 +10,9 @@ from functools import partial
 import pytest
 import torch
 
-from orchestrator.engine.generation import Ended, Generation
-from orchestrator.engine.pulse import Pulse
-from orchestrator.engine.watched import Watched, live
+from orchestrator.engine.member.cancellation import CancellableTransport, live
+from orchestrator.engine.member.generation import Ended, Generation
+from orchestrator.engine.member.heartbeat import Heartbeat
 from orchestrator.topologies import build_schedule
 from orchestrator.transports.base import Tag
 from orchestrator.transports.sockets import Listener, connect
@@ -26,10 +26,10 @@ LATEST_S = 0.01  # a generation of so many members connects in some 5 ms
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
 def test_who_is_called_off_is_accused_by_nobody(kind: str) -> None:
     listeners = [Listener(SECRET, "127.0.0.1") for _ in range(MEMBERS)]
-    pulses = [Pulse() for _ in range(MEMBERS)]
+    pulses = [Heartbeat() for _ in range(MEMBERS)]
     dice = random.Random(kind)
 
-    def exchange(number: int, rank: int, transport: Watched) -> Ended:
+    def exchange(number: int, rank: int, transport: CancellableTransport) -> Ended:
         for step in range(10**6):
             pulses[rank].beat("compute", step)
             tag = Tag(number, step, 0, 0, 0)

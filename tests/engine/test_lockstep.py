@@ -7,10 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from orchestrator.engine.ballots import Agreement, Ballot, Shape
-from orchestrator.engine.exchange import Exchange, Memory
-from orchestrator.engine.lockstep import Lockstep, Withdrawn
-from orchestrator.engine.pulse import CalledOff
+from orchestrator.engine.exchange.collectives import Exchange, Memory
+from orchestrator.engine.exchange.step_report import Consensus, Shape, StepReport
+from orchestrator.engine.execution.executor import Outcome
+from orchestrator.engine.execution.lockstep import Lockstep, StepContents
+from orchestrator.engine.execution.run_state import RunState
+from orchestrator.engine.member.generation import Withdrawn
+from orchestrator.engine.member.heartbeat import CalledOff
 from orchestrator.errors import Inconsistent, PipelineRaised
 from orchestrator.numerics.exact import FAST_MEANS, MEANS
 from orchestrator.numerics.grid import ABSENT, HEADROOM, Grid, magnitude_bits, needed_exponent
@@ -19,7 +22,7 @@ from orchestrator.topologies import build_schedule
 from orchestrator.transports.memory import Hub, LocalRegions
 
 SHARDS = 2
-PLAIN = Ballot(
+PLAIN = StepReport(
     magnitudes=[magnitude_bits(1.0), magnitude_bits(3.0)],
     present=[True, True],
     weights={0: 1.0, 1: 3.0},
@@ -29,31 +32,44 @@ PLAIN = Ballot(
 
 
 class Scripted:
-    """Says the next ballot of the script, the last one for ever; remembers what it was asked."""
+    """Says the next step report of the script, the last one for ever; remembers what it was asked."""
 
-    def __init__(self, *script: Ballot) -> None:
+    def __init__(self, *script: StepReport) -> None:
         self._script = list(script)
         self.asked: list[tuple[int, int, Grid]] = []
-        self.applied: list[tuple[int, Agreement]] = []
+        self.applied: list[tuple[int, Consensus]] = []
         self.own_fault: Exception | None = None
 
-    def contribute(self, step: int, attempt: int, grid: Grid) -> Ballot:
+    def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:
         self.asked.append((step, attempt, grid))
         return self._script.pop(0) if len(self._script) > 1 else self._script[0]
 
     def fault(self, shard: int) -> Exception | None:  # noqa: ARG002
         return self.own_fault
 
-    def apply(self, step: int, agreement: Agreement) -> None:
-        self.applied.append((step, agreement))
+    def apply(self, state: RunState, consensus: Consensus) -> None:
+        self.applied.append((state.steps, consensus))
 
 
-def _lockstep(member: Scripted, *, exact: bool = True) -> Lockstep:
+class Stepping:
+    """A Lockstep with the grid from one step to the next."""
+
+    def __init__(self, lockstep: Lockstep) -> None:
+        self._lockstep = lockstep
+        self.grid = Grid.unset(2, SHARDS)
+
+    def step(self, step: int) -> Outcome:
+        outcome = self._lockstep.advance(RunState(self.grid, step))
+        self.grid = outcome.grid
+        return outcome
+
+
+def _lockstep(member: Scripted, *, exact: bool = True) -> Stepping:
     layout = Layout.of([("w", torch.empty(3)), ("b", torch.empty(1))])
     regions = LocalRegions()
     memory = Memory(layout, regions, sums=MEANS if exact else FAST_MEANS)
     exchange = Exchange(build_schedule("ring", 1), 0, 0, Hub(1).transport(0, regions), memory, 1.0)
-    return Lockstep(member, exchange, Shape(SHARDS, 2, 1), ["w", "b", "count"], exact=exact)
+    return Stepping(Lockstep(member, exchange, StepContents(Shape(SHARDS, 2, 1), ("w", "b", "count"), exact)))
 
 
 def _fresh(value: float) -> int:
@@ -68,7 +84,7 @@ def test_the_first_step_is_measured_and_then_repeated() -> None:
     outcome = lockstep.step(0)
     fitted = Grid((_fresh(1.0), _fresh(3.0)), SHARDS)
     assert member.asked == [(0, 0, Grid.unset(2, SHARDS)), (0, 1, fitted)]
-    assert outcome.loss == 3.5
+    assert float.fromhex(outcome.lines[0]["loss"]) == 3.5
     assert [step for step, _ in member.applied] == [0]
     assert lockstep.grid == fitted.committed(list(PLAIN.magnitudes))
 
@@ -112,7 +128,7 @@ def test_fast_sums_need_no_second_attempt() -> None:
         (replace(PLAIN, magnitudes=[magnitude_bits(1.0), magnitude_bits(2.5)]), "gradient of b"),
     ],
 )
-def test_what_comes_out_differently_when_repeated_is_named(second: Ballot, what: str) -> None:
+def test_what_comes_out_differently_when_repeated_is_named(second: StepReport, what: str) -> None:
     for script in ((PLAIN, second), (second, PLAIN)):
         member = Scripted(*script)
         with pytest.raises(Inconsistent, match=f"step 0: the {what}"):
@@ -122,11 +138,11 @@ def test_what_comes_out_differently_when_repeated_is_named(second: Ballot, what:
 
 def test_nothing_to_learn_from_is_an_error() -> None:
     with pytest.raises(PipelineRaised, match="step 3: the weights of all shards are zero"):
-        _lockstep(Scripted(Ballot())).step(3)
+        _lockstep(Scripted(StepReport())).step(3)
 
 
 def test_a_failed_shard_ends_the_step_before_anything_moves() -> None:
-    member = Scripted(Ballot(failing_shard=1))
+    member = Scripted(StepReport(failing_shard=1))
     with pytest.raises(Withdrawn, match="shard 1"):
         _lockstep(member).step(0)
     member.own_fault = PipelineRaised("mine")
@@ -137,7 +153,7 @@ def test_a_failed_shard_ends_the_step_before_anything_moves() -> None:
 
 def test_a_step_that_is_given_up_leaves_the_grid_of_the_last_commit() -> None:
     class GivesUp(Scripted):
-        def contribute(self, step: int, attempt: int, grid: Grid) -> Ballot:
+        def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:
             if (step, attempt) == (1, 1) and len(self.asked) == 3:
                 self.asked.append((step, attempt, grid))
                 raise CalledOff(0)

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.engine import evaluation
-from orchestrator.engine.replica import Replica
-from orchestrator.engine.work import Work
+from orchestrator import plan
+from orchestrator.engine.compute import evaluation
+from orchestrator.engine.compute.replica import Replica
+from orchestrator.engine.compute.workload import Workload
 from orchestrator.numerics import staging
 from orchestrator.numerics.streams import seeded
 from orchestrator.pipeline import Pipeline
@@ -213,7 +214,9 @@ def test_statistics_of_a_shard_without_weight_do_not_count() -> None:
 
 
 def test_evaluation_gives_every_module_its_mode_back() -> None:
-    work = Work(p.Batchnorm, {}, seed=0, batch_size=4, shards=2)
+    source, compute = plan.Source("p:Batchnorm", {}), plan.Compute("cpu", 1, "float32", False)
+    run = plan.Run(source, compute, seed=0, steps=1, epochs=None)
+    work = Workload(p.Batchnorm, run, plan.Data(shards=2, batch_size=4, loaders=0))
     work.model.get_submodule("1").eval()
     modes = [module.training for module in work.model.modules()]
     evaluation.compute(work, Replica(work.model), [0, 1], 2, 0, lambda: None)

@@ -36,7 +36,7 @@ def test_a_product_is_rounded_before_it_is_added(shards: int) -> None:
     accumulator = Accumulator(layout, total, exact=True)
     for _ in range(shards):
         accumulator.add([torch.full((67,), value)], weight, Grid((0,), shards))
-    accumulator.settle()
+    accumulator.complete()
     assert layout.views(total)[0].tolist() == [2.0 * shards] * 67
 
 
@@ -53,14 +53,14 @@ def test_loops_are_made_though_a_user_debugs_his_own(monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Where machine code is kept in a test; to be asked for after `making`."""
+    """Where machine code is kept in a test; to be asked for after `construction`."""
     found = [tmp_path / "first", tmp_path / "second"]
     monkeypatch.setattr(compiled, "_folders", lambda: iter(found))
     return found
 
 
 @pytest.fixture
-def making(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def construction(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Grows by a word for each time that loops are made; what is made is taken from the cache of these tests."""
     made: list[str] = []
     kept = next(folder / f"loops-{compiled._version()}.o" for folder in compiled._folders())
@@ -82,28 +82,28 @@ def _adds(found: compiled.Loops) -> bool:
     return bool((result == 1.5).all())
 
 
-def test_loops_are_made_once_and_then_read(making: list[str], folders: list[Path]) -> None:
+def test_loops_are_made_once_and_then_read(construction: list[str], folders: list[Path]) -> None:
     assert _adds(compiled.load())
     assert _adds(compiled.load())
-    assert making == ["made"]
+    assert construction == ["made"]
     assert [file.suffix for file in folders[0].iterdir()] == [".o"]
 
 
-def test_a_folder_that_takes_nothing_is_passed_over(making: list[str], folders: list[Path]) -> None:
+def test_a_folder_that_takes_nothing_is_passed_over(construction: list[str], folders: list[Path]) -> None:
     folders[0].write_text("no folder")
     assert _adds(compiled.load())
     assert _adds(compiled.load())
-    assert making == ["made"]
+    assert construction == ["made"]
 
 
-def test_without_a_folder_to_write_to_each_process_makes_them(making: list[str], folders: list[Path]) -> None:
+def test_without_a_folder_to_write_to_each_process_makes_them(construction: list[str], folders: list[Path]) -> None:
     for folder in folders:
         folder.write_text("no folder")
     assert _adds(compiled.load())
-    assert making == ["made"]
+    assert construction == ["made"]
 
 
-def test_a_damaged_file_is_made_again(making: list[str], folders: list[Path]) -> None:
+def test_a_damaged_file_is_made_again(construction: list[str], folders: list[Path]) -> None:
     compiled.load()
     file = next(folders[0].iterdir())
     whole = file.read_bytes()
@@ -111,7 +111,7 @@ def test_a_damaged_file_is_made_again(making: list[str], folders: list[Path]) ->
         file.write_bytes(damaged)
         assert _adds(compiled.load())
         assert file.read_bytes() == whole
-    assert len(making) == 4
+    assert len(construction) == 4
 
 
 def test_another_numba_or_processor_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def magnitudes(tensors: Sequence[torch.Tensor | None], weight: float) -> list[in
     layout = Layout.of([(str(i), torch.empty(0) if t is None else t) for i, t in enumerate(tensors)])
     accumulator = Accumulator(layout, torch.zeros(layout.size, dtype=torch.float64), exact=True)
     accumulator.add(tensors, weight, Grid.unset(len(tensors), 1))
-    (found,) = accumulator.settle().tolist()
+    (found,) = accumulator.complete().tolist()
     return list(found)
 
 
@@ -72,7 +72,7 @@ def total_of(shards: Sequence[Shard], grid: Grid) -> torch.Tensor:
     accumulator = Accumulator(layout, total, exact=True)
     for weight, values in shards:
         accumulator.add([torch.tensor(values)], weight, grid)
-    accumulator.settle()
+    accumulator.complete()
     return layout.views(total)[0]
 
 
@@ -246,7 +246,7 @@ def test_tensors_land_in_their_slots_with_strides_and_gaps() -> None:
         accumulator.clear()
         accumulator.add(tensors, 2.0, grid)
         accumulator.add(tensors, 2.0, grid)
-        accumulator.settle()
+        accumulator.complete()
     for tensor, view in zip(tensors, layout.views(total), strict=True):
         expected = torch.zeros(7) if tensor is None else 4 * tensor
         assert torch.allclose(view.float(), expected, rtol=1e-6)
@@ -277,7 +277,7 @@ def test_how_many_shards_are_added_together_changes_no_bit(
         accumulator = Accumulator(layout, total, exact=True)
         for shard, weight in zip(shards, weights, strict=True):
             accumulator.add(shard, weight, grid)
-        found = accumulator.settle().tolist()
+        found = accumulator.complete().tolist()
         assert [[m == ABSENT for m in row] for row in found] == [[t is None or not len(t) for t in s] for s in shards]
         largest = [[0.0 if t is None or not len(t) else t.double().abs().max().item() for t in s] for s in shards]
         expected = [[m * w for m in row] for row, w in zip(largest, weights, strict=True)]
@@ -309,7 +309,7 @@ def test_what_does_not_lie_in_memory_like_its_slot_is_copied() -> None:
     total = torch.zeros(layout.size, dtype=torch.float64)
     accumulator = Accumulator(layout, total, exact=True)
     accumulator.add(tensors, 1.0, Grid((-20,) * 4, 1))
-    (found,) = accumulator.settle().view(numpy.float64).tolist()
+    (found,) = accumulator.complete().view(numpy.float64).tolist()
     for view, tensor in zip(layout.views(total), tensors, strict=True):
         assert torch.equal(view, tensor.double())
     assert found == [1.5, 5.0, 1.0, 6.0]
@@ -320,7 +320,7 @@ def test_a_tensor_without_a_grid_is_added_as_it_is() -> None:
     total = torch.zeros(layout.size, dtype=torch.float64)
     accumulator = Accumulator(layout, total, exact=True)
     accumulator.add([torch.full((3,), 1.7), torch.full((3,), 1.7)], 1.0, Grid((None, 0), 2))
-    accumulator.settle()
+    accumulator.complete()
     a, b = layout.views(total)
     assert (a.float().tolist(), b.tolist()) == (torch.full((3,), 1.7).tolist(), [2.0] * 3)
 
@@ -331,10 +331,10 @@ def test_fast_sums_need_no_grid() -> None:
     accumulator = Accumulator(layout, total, exact=False)
     for value in (1.0, 2.0):
         accumulator.add([torch.full((3,), value), None], 0.5, Grid.unset(2, 2))
-    accumulator.settle()
+    accumulator.complete()
     assert layout.views(total)[0].tolist() == [1.5] * 3
     accumulator.clear()
-    accumulator.settle()
+    accumulator.complete()
     assert not total.any()
 
 
@@ -424,7 +424,7 @@ def test_a_worker_that_is_alone_finishes_the_same_sum(
             accumulator.clear()
             for weight, shard in enumerate(shards, 2):
                 accumulator.add(shard, float(weight), Grid((-40,) * len(sizes), len(shards)))
-            magnitudes = accumulator.settle((divisor, result) if alone else None)
+            magnitudes = accumulator.complete((divisor, result) if alone else None)
         assert (accumulator.finished is not None) is (alone and at_once)
         if accumulator.finished is None:
             fingerprint = finish(total, divisor, result, 0)

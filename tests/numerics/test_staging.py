@@ -107,17 +107,17 @@ def test_gradients_go_out_and_a_sum_comes_back(staging: Staging) -> None:
     shapes = [("a", torch.zeros(3, 2).t()), ("b", torch.zeros(())), ("c", torch.zeros(5)), ("d", torch.zeros(0))]
     layout = Layout.of(shapes)
     flat = torch.zeros(layout.size)
-    ferry = staging.ferry(layout, flat)
+    host_transfer = staging.host_transfer(layout, flat)
     first = [torch.randn(2, 3), torch.randn(()), None, torch.zeros(0)]
     second = [None, torch.randn(()), torch.randn(5), None]
     kept = [None if tensor is None else tensor.clone() for tensor in first]
-    out = ferry.out(first, 0), ferry.out(second, 1)
+    out = host_transfer.out(first, 0), host_transfer.out(second, 1)
     for given, came in zip([kept, second], out, strict=True):
         assert [tensor is None for tensor in given] == [tensor is None for tensor in came]
         assert all(torch.equal(a, b) for a, b in zip(given, came, strict=True) if a is not None and b is not None)
     for _ in range(2):
         flat.uniform_()
-        ferry.back()
-        for slot, result in zip(layout.slots, ferry.result, strict=True):
+        host_transfer.back()
+        for slot, result in zip(layout.slots, host_transfer.result, strict=True):
             assert torch.equal(result, slot.view(flat))
             assert result.stride() == slot.stride

@@ -1,5 +1,5 @@
 """A cluster inside one process: Ray's verbs, the network, the storage and the clock are doubles that keep Ray's promises and no
-others; `cluster.members`, `cluster.actors`, the engine, the checkpoints and the driver above them are the real ones.
+others; `cluster.members`, `cluster.member_actor`, the engine, the checkpoints and the driver above them are the real ones.
 
 What Ray promises: calls of one group of an actor are carried out in their order, one after the other; an answer may come as
 late as it likes, and answers of one actor in another order than the one in which they were ready, but before the news of its
@@ -23,13 +23,15 @@ from unittest.mock import patch
 import torch
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from orchestrator import settings as settings_module
 from orchestrator.checkpoints import catalog, writer
 from orchestrator.checkpoints.storage import Buffer
-from orchestrator.cluster import actors, depot, members, outbox
-from orchestrator.driver import chronicle, session
-from orchestrator.engine import black_box, loop, pulse, term, watched
-from orchestrator.engine.generation import Generation
+from orchestrator.cluster.actors import checkpoint_client, event_queue, member_actor, members
+from orchestrator.driver.run import event_sink, session
+from orchestrator.engine import worker_hooks
+from orchestrator.engine.execution import timing
+from orchestrator.engine.member import cancellation, crash_record, heartbeat
+from orchestrator.engine.member.generation import Generation
+from orchestrator.plan.resolve import resolve
 from orchestrator.settings import Settings
 from orchestrator.transports import memory, shared_memory, sockets
 from orchestrator.transports.base import PeerLost, Received, Tag
@@ -39,7 +41,7 @@ from tests.simulation.scheduling import Condition, Process, Schedule
 
 HERE, THERE = "here", "there"  # nodes; the driver lives on the first
 _FIRST_PID = 10_000_000  # above any pid of Linux
-_TIMED = (session, chronicle, catalog, writer, watched, loop, term, memory)
+_TIMED = (session, event_sink, catalog, writer, cancellation, timing, worker_hooks, memory)
 
 
 class Misfortune:
@@ -72,7 +74,7 @@ class Member(Process):
     actor: Any = None
     ready: bool = False
     stuck: bool = False
-    place: dict[str, Any] | None = None  # in its black box
+    last_beat: dict[str, Any] | None = None  # in its crash record
     hubs: list[tuple[Hub, int]] = field(default_factory=list)
     calls: dict[str, list[tuple[float, Callable[[], None]]]] = field(default_factory=dict)
     pending: list[Reference] = field(default_factory=list)
@@ -132,7 +134,7 @@ class Cluster:
         """heard: whether what it answered comes through."""
         if not member.alive:
             return
-        self.tell(f"{member.name} dies at {member.position}, {member.place}")
+        self.tell(f"{member.name} dies at {member.position}, {member.last_beat}")
         member.alive = False
         for hub, rank in member.hubs:
             hub.kill(rank)
@@ -171,7 +173,7 @@ class Cluster:
         def begin() -> None:
             self.schedule.sleep(self._late(2.0))
             self.misfortune.starts(member)
-            member.actor = actors.MemberActor(*arguments)
+            member.actor = member_actor.MemberActor(*arguments)
             self.schedule.spawn(lambda: self._serve(member, "control"), member, f"{member.name} control")
             self._serve(member, "compute")
 
@@ -249,16 +251,18 @@ class Cluster:
 
     # ---- the network
 
-    def announce(self, spec: dict[str, Any], rank: int, member: Member) -> None:
+    def announce(self, generation: Generation, rank: int, member: Member) -> None:
         """A member of a generation, before it is told of it."""
-        if spec["number"] not in self.generations:
-            plan = Generation.from_spec(spec)
-            ranks = range(plan.schedule.members)
-            pairs = {(rank, peer) for rank in ranks for peer in plan.peers_of(rank)}
-            self.generations[spec["number"]] = Hub(len(ranks), pairs), {}
-            self.tell(f"generation {spec['number']}: hand-overs {spec['handovers']}, restore {spec['restore']}")
+        number = generation.number
+        if number not in self.generations:
+            ranks = range(generation.schedule.members)
+            pairs = {(rank, peer) for rank in ranks for peer in generation.peers_of(rank)}
+            self.generations[number] = Hub(len(ranks), pairs), {}
+            self.tell(
+                f"generation {number}: state transfers {generation.state_transfers}, restore {generation.restore}"
+            )
         self.lives_on = True
-        hub, present = self.generations[spec["number"]]
+        hub, present = self.generations[number]
         assert rank not in present, "a generation's number was given again"
         present[rank] = member
         member.hubs.append((hub, rank))
@@ -368,7 +372,7 @@ class Handle:
 
 
 class Found:
-    """In place of `black_box.FoundBox`."""
+    """In place of `crash_record.CrashRecordReader`."""
 
     def __init__(self, cluster: Cluster, pid: int) -> None:
         self._member = next(member for member in cluster.everybody if member.pid == pid)
@@ -376,23 +380,23 @@ class Found:
             raise FileNotFoundError("its process has ended")
 
     def last(self) -> dict[str, Any] | None:
-        return self._member.place
+        return self._member.last_beat
 
 
-class Beating(pulse.Pulse):
+class Beating(heartbeat.Heartbeat):
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._member = cluster.here()
         super().__init__(self._remember)
 
-    def beat(self, place: pulse.Place, step: int | None = None, shard: int | None = None) -> None:
+    def beat(self, activity: heartbeat.Activity, step: int | None = None, shard: int | None = None) -> None:
         self._cluster.meet(self._member)
-        super().beat(place, step, shard)
+        super().beat(activity, step, shard)
         self._cluster.misfortune.beats(self._member)
 
-    def _remember(self, place: pulse.Place, step: int | None, shard: int | None) -> None:
+    def _remember(self, activity: heartbeat.Activity, step: int | None, shard: int | None) -> None:
         if self._member.alive:  # and not while its thread unwinds
-            self._member.place = {"place": place, "step": step, "shard": shard, "beats": self._beats}
+            self._member.last_beat = {"activity": activity, "step": step, "shard": shard, "beats": self._beats}
 
 
 class Store:
@@ -452,17 +456,17 @@ class Background:
 class Members(members.Members):
     """The real ones, who learn from the cluster what the kernel would tell."""
 
-    def __init__(self, cluster: Cluster, poll_s: float) -> None:
-        super().__init__("settings", b"secret", 30.0, poll_s)
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(resolve(cluster.settings), b"secret")
         self._cluster = cluster
 
-    def start(self, member: int, role: actors.Role, place: members.Place) -> None:
+    def start(self, member: int, role: member_actor.Role, place: members.ActorPlacement) -> None:
         self._cluster.next_member = member
         super().start(member, role, place)
 
-    def run(self, member: int, spec: dict[str, Any], rank: int, peers: dict[int, Any], facts: Any) -> None:
-        self._cluster.announce(spec, rank, self._members[member].actor.member)
-        super().run(member, spec, rank, peers, facts)
+    def run(self, member: int, generation: Generation, rank: int, peers: dict[int, Any], run_manifest: Any) -> None:
+        self._cluster.announce(generation, rank, self._members[member].actor.member)
+        super().run(member, generation, rank, peers, run_manifest)
 
     def is_gone(self, member: int) -> bool:
         known = self._members[member]
@@ -490,24 +494,23 @@ def simulated(cluster: Cluster) -> Iterator[None]:
     system.getpid, system.environ = lambda: cluster.here().pid, {}
     doubles: list[tuple[Any, str, Any]] = [
         *((module, "time", schedule) for module in _TIMED),
-        (outbox, "threading", conditions),
+        (event_queue, "threading", conditions),
         (memory, "threading", conditions),
         (writer, "_Background", lambda name, **_: Background(cluster, name)),
         (members, "ray", ray),
-        (members, "FoundBox", lambda pid, _: Found(cluster, pid)),
-        (actors, "ray", ray_inside),
-        (actors, "os", system),
-        (actors, "sys", SimpleNamespace(path=[], modules={})),
-        (actors, "Lease", lambda _: SimpleNamespace(renew=lambda: None)),
-        (actors, "capture_prints", lambda _: None),
-        (actors.MemberActor, "_describe", lambda *_: {"environment": {}, "modules": []}),
-        (black_box, "BlackBox", lambda: SimpleNamespace(fd=0, note=None)),
-        (pulse, "Pulse", lambda _: Beating(cluster)),
-        (settings_module, "from_yaml", lambda _: cluster.settings),
+        (members, "CrashRecordReader", lambda pid, _: Found(cluster, pid)),
+        (member_actor, "ray", ray_inside),
+        (member_actor, "os", system),
+        (member_actor, "sys", SimpleNamespace(path=[], modules={})),
+        (member_actor, "Lease", lambda _: SimpleNamespace(renew=lambda: None)),
+        (member_actor, "capture_prints", lambda _: None),
+        (member_actor.MemberActor, "_describe", lambda *_: {"environment": {}, "modules": []}),
+        (crash_record, "CrashRecord", lambda: SimpleNamespace(fd=0, note=None)),
+        (heartbeat, "Heartbeat", lambda _: Beating(cluster)),
         (sockets, "Listener", Listener),
         (sockets, "connect", cluster.connect),
         (shared_memory, "SharedRegions", cluster.regions),
-        (depot, "open_storage", lambda _: Store(cluster, cluster.here())),
+        (checkpoint_client, "open_storage", lambda _: Store(cluster, cluster.here())),
     ]
     with ExitStack() as stack:
         for module, name, double in doubles:

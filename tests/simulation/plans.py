@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from orchestrator.driver.signals import Mailbox
+from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.settings import CheckpointSettings, ClusterSettings, Every, Settings, Workers
 from tests.engine import pipelines
 from tests.engine.elastic import EVERYTHING
@@ -129,7 +129,7 @@ class Chance(Misfortune):
         self._refusals = 0
         self._out_of_reach = False
         self._total_losses = 0
-        self.mailbox = Mailbox()
+        self.pending_signal = PendingSignal()
         self.damaged = False
         self.storage_failed = False
         self.trouble: str | None = None
@@ -141,7 +141,7 @@ class Chance(Misfortune):
         return self.damaged or self.storage_failed
 
     def new_life(self, *, quiet: bool) -> None:
-        self.mailbox = Mailbox()
+        self.pending_signal = PendingSignal()
         self.trouble = None
         self._early = 0
         self._window = self._window_stalls = 0
@@ -179,11 +179,11 @@ class Chance(Misfortune):
         getattr(self, f"_{self._dice.choice(_KINDS)}")(member)
 
     def beats(self, member: Member) -> None:
-        place = None if member.place is None else member.place["place"]
-        if self._left > 0 and place in _BUSY and self._dice.random() < self._rate / 4 and self._may_stall():
+        activity = None if member.last_beat is None else member.last_beat["activity"]
+        if self._left > 0 and activity in _BUSY and self._dice.random() < self._rate / 4 and self._may_stall():
             self._left -= 1
             member.stuck = True
-            self.cluster.tell(f"{member.name} is stuck {member.place}")
+            self.cluster.tell(f"{member.name} is stuck {member.last_beat}")
             self.cluster.schedule.wait_for(lambda: False)
 
     def stores(self, verb: str) -> None:
@@ -283,8 +283,8 @@ class Chance(Misfortune):
     def _signal(self, member: Member | None) -> None:  # noqa: ARG002
         if self._dice.random() < 0.5:
             self._left -= 1
-            self.mailbox.signal = self._dice.choice(["SIGTERM", "SIGINT"])
-            self.cluster.tell(f"{self.mailbox.signal}")
+            self.pending_signal.signal = self._dice.choice(["SIGTERM", "SIGINT"])
+            self.cluster.tell(f"{self.pending_signal.signal}")
 
     def _crash(self, member: Member | None) -> None:
         if member is None:

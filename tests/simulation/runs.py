@@ -24,16 +24,18 @@ from typing import Any
 from unittest.mock import patch
 
 from orchestrator.checkpoints.catalog import Catalog
-from orchestrator.cluster.members import Place
-from orchestrator.cluster.seating import Seating
+from orchestrator.cluster.actors.members import ActorPlacement
+from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.commands import resume
-from orchestrator.driver.chronicle import Chronicle
-from orchestrator.driver.generations import Directory
-from orchestrator.driver.job import terms
-from orchestrator.driver.outcome import Outcome
-from orchestrator.driver.saving import Saving
-from orchestrator.driver.session import Beginning, Session
+from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.run.checkpointing import Saving
+from orchestrator.driver.run.event_sink import EventSink
+from orchestrator.driver.run.job import requirements
+from orchestrator.driver.run.member_directory import MemberDirectory
+from orchestrator.driver.run.session import RunStart, Session, Startup
 from orchestrator.errors import CheckpointDamaged, ClusterUnavailable, Interrupted, Stalled, WorkerLost
+from orchestrator.plan import Plan as ResolvedPlan
+from orchestrator.plan.resolve import resolve
 from orchestrator.records.lines import LineFile, read
 from orchestrator.settings import Settings
 from tests.commands.chaos import check_journal
@@ -43,7 +45,6 @@ from tests.simulation.plans import MOST_LIVES, Chance, Crash, Plan, calm, plan
 from tests.simulation.scheduling import Schedule
 
 _RIGHTLY = (WorkerLost, Stalled, ClusterUnavailable)  # how a wild run may end
-_POLL_SHARE = 0.25  # of the time after which a member counts as stuck, as in `driver.job`
 _TORN = b'{"step": 3, "lo'
 
 
@@ -129,9 +130,9 @@ class Run:
     def _drive(self, settings: Settings) -> Outcome:
         """What `driver.job` does."""
         cluster = self._cluster
-        beginning = self._resumed(settings) if self._files.journal.exists() else Beginning(terms(settings))
-        members = Members(cluster, settings.cluster.step_timeout_s * _POLL_SHARE)
-        session = Session(beginning, members, self._seating(settings), self._chance.vet)
+        plan = resolve(settings)
+        run_start = self._resumed(plan) if self._files.journal.exists() else RunStart(requirements(plan))
+        startup = Startup.begin(run_start, Members(cluster), self._actor_slots(settings), self._chance.vet)
         with contextlib.ExitStack() as stack:
             journal, trace = (
                 stack.enter_context(contextlib.closing(Meeting(path, cluster)))
@@ -141,20 +142,21 @@ class Run:
             record: Any = SimpleNamespace(tracker=tracker, journal=journal, trace=trace, origin=None, memory=None)
             record.files, record.describe = SimpleNamespace(artifacts=list), lambda *_: []
             progress: Any = SimpleNamespace(start=_nothing, step=_nothing, say=self._say)
-            chronicle = Chronicle(record, progress)
-            saving = Saving(Catalog(Store(cluster, None), settings.checkpoint.keep))
-            directory = Directory(settings, HERE, "storage", everywhere=self._plan.everywhere)
-            session.run(self._chance.mailbox, directory, saving, chronicle, self._look_for_trouble)
-            outcome = chronicle.outcome
+            event_sink = EventSink(record, progress)
+            saving = Saving(Catalog(Store(cluster, None), plan.checkpoints.keep))
+            directory = MemberDirectory(plan.exchange, HERE, "storage", everywhere=self._plan.everywhere)
+            session = Session(startup, directory, saving, event_sink)
+            session.run(self._chance.pending_signal, self._look_for_trouble)
+            outcome = event_sink.outcome
             if outcome.error is None:
                 self._save_weights(session, outcome)
             self._check_life(outcome)
             return outcome
 
-    def _resumed(self, settings: Settings) -> Beginning:
+    def _resumed(self, plan: ResolvedPlan) -> RunStart:
         while True:
             try:
-                return resume.beginning_of(settings, self._files, self._say)
+                return resume.beginning_of(plan, self._files, self._say)
             except CheckpointDamaged as error:
                 if not self._chance.storage_failed:
                     raise
@@ -171,15 +173,15 @@ class Run:
         self._cluster.meet()
         return self._chance.trouble
 
-    def _seating(self, settings: Settings) -> Seating:
+    def _actor_slots(self, settings: Settings) -> ActorSlots:
         """One worker at least reaches the checkpoints."""
 
-        def place() -> Place:
+        def place() -> ActorPlacement:
             node = THERE if self._plan.apart and self._cluster.dice.random() < 0.5 else HERE
-            return Place(None, {"node": node})
+            return ActorPlacement(None, {"node": node})
 
-        first = Place(None, {"node": HERE})
-        return Seating([first, *(place() for _ in range(1, settings.cluster.workers.most))], place())
+        first = ActorPlacement(None, {"node": HERE})
+        return ActorSlots([first, *(place() for _ in range(1, settings.cluster.workers.most))], place())
 
     def _leave_traces(self) -> None:
         """Members outlive their driver until their lease ends; and it may have died in the midst of a line."""
@@ -215,7 +217,7 @@ class Run:
     def _is_right(self, error: Exception) -> bool:
         text, chance = str(error), self._chance
         if isinstance(error, Interrupted):
-            return chance.mailbox.signal is not None
+            return chance.pending_signal.signal is not None
         if isinstance(error, CheckpointDamaged):
             return chance.spoils_checkpoints and ("could not be restored" in text or "cannot be listed" in text)
         if chance.trouble is not None and chance.trouble in text:

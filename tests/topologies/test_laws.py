@@ -31,7 +31,7 @@ ADD, COPY = Move(1, 0, 0, "add"), Move(0, 1, 0, "copy")
 @pytest.mark.parametrize(
     ("schedule", "problem"),
     [
-        (Schedule("", 2, 0, (0,), OneSided(((ADD,), (COPY,)))), "is no agreement: members 0 and 1 tell differently"),
+        (Schedule("", 2, 0, (0,), OneSided(((ADD,), (COPY,)))), "is no consensus: members 0 and 1 tell differently"),
         (
             listed("", 2, 0, (0,), ((ADD,),)),
             "is not exact: member 1 ends with worker 0's contribution to chunk 0 0 times",

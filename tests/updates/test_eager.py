@@ -23,6 +23,15 @@ class Refusal:
         assert name != SEEN, "the compiler was imported"
 
 
+@pytest.fixture(autouse=True)
+def never_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process that has just begun: torch wraps the step of a class when its first optimizer is built."""
+    for kind in optimizers.CLASSES:
+        step: Any = kind.step
+        if getattr(step, "hooked", False):
+            monkeypatch.setattr(kind, "step", step.__wrapped__)
+
+
 @pytest.fixture
 def without_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that has just begun, whatever other tests have imported."""

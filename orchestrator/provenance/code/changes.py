@@ -74,7 +74,7 @@ def _open(repository: Path, *bundles: Path) -> list[str]:
 def _differing(repository: Path, before: str, after: str) -> list[tuple[str, bytes]]:
     """(letter of the kind, path) in git's order."""
     fields = git.records(_diff(repository, "--raw", "-z", before, after))
-    return [(facts.decode().split(" ")[4], path) for facts, path in zip(fields[::2], fields[1::2], strict=True)]
+    return [(header.decode().split(" ")[4], path) for header, path in zip(fields[::2], fields[1::2], strict=True)]
 
 
 def _counts(repository: Path, before: str, after: str) -> dict[bytes, tuple[int | None, int | None]]:

@@ -146,8 +146,8 @@ def _restore(bundle: Path, root: Path) -> Restored:
     unpack(bundle, root)
     git.run(root, "update-ref", snapshot.BUNDLE_REF, header.commit, variables=git.ALONE)
     git.run(root, "reset", "--quiet", "--hard", variables=git.ALONE)
-    facts, _, message = git.run(root, "cat-file", "commit", header.commit, variables=git.ALONE).partition(b"\n\n")
-    tree = facts.split(b"\n")[0].removeprefix(b"tree ").decode()
+    fields, _, message = git.run(root, "cat-file", "commit", header.commit, variables=git.ALONE).partition(b"\n\n")
+    tree = fields.split(b"\n")[0].removeprefix(b"tree ").decode()
     found = objects.tree(objects.below(root, header.algorithm), header.algorithm)
     if found != tree:
         raise NotRerunnable(f"the restored code is {found}, and the recorded one is {tree}", REMEDY)

@@ -274,9 +274,9 @@ def _editable_packages() -> dict[str, str]:
     for distribution in importlib.metadata.distributions():
         text = distribution.read_text("direct_url.json")
         if text:
-            facts = json.loads(text)
-            if facts.get("dir_info", {}).get("editable"):
-                found[os.path.realpath(unquote(urlsplit(facts["url"]).path))] = str(distribution.metadata["Name"])
+            described = json.loads(text)
+            if described.get("dir_info", {}).get("editable"):
+                found[os.path.realpath(unquote(urlsplit(described["url"]).path))] = str(distribution.metadata["Name"])
     return found
 
 

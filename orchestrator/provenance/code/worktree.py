@@ -145,8 +145,8 @@ def entries_of(answer: bytes) -> dict[bytes, Entry]:
     """What `git ls-tree -r -z` has answered."""
     found = {}
     for record in git.records(answer):
-        facts, path = record.split(b"\t", 1)
-        mode, _, id_ = facts.decode().split(" ")
+        fields, path = record.split(b"\t", 1)
+        mode, _, id_ = fields.decode().split(" ")
         found[path] = Entry(mode, id_)
     return found
 
@@ -180,8 +180,8 @@ class _Repository:
     def tracked(self) -> dict[bytes, _Tracked]:
         found = {}
         for record in git.records(self.run("ls-files", "-z", "-v", "--stage")):
-            facts, path = record.split(b"\t", 1)
-            tag, mode, id_, stage = facts.decode().split(" ")
+            fields, path = record.split(b"\t", 1)
+            tag, mode, id_, stage = fields.decode().split(" ")
             entry = Entry(mode, id_ if stage == "0" else "")  # in a conflict the index says nothing
             found[path] = _Tracked(entry, flagged=tag.islower() or tag in "Ss", sparse=tag in "Ss")
         return found

@@ -1,4 +1,4 @@
-"""A reduction by `gamma` whenever a metric has ceased to improve; `control.patience` counts them, at every member alike."""
+"""A reduction by `gamma` whenever a metric has ceased to improve; `updates.patience` counts them, at every member alike."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.driver.pictures import draw
+from orchestrator.driver.report.pictures import draw
 from orchestrator.records.lines import LineFile
 from orchestrator.topologies import build_schedule
 

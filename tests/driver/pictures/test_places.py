@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from orchestrator.driver.pictures.places import APART, place_members
+from orchestrator.driver.report.pictures.places import APART, place_members
 from orchestrator.topologies import TOPOLOGIES, Move, Schedule, build_schedule
 from orchestrator.topologies.listed import listed
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.driver.pictures.series import COLUMNS, columns, losses, metrics, wants_logarithm
+from orchestrator.driver.report.pictures.series import COLUMNS, columns, losses, metrics, wants_logarithm
 from orchestrator.records.lines import LineFile
 
 

@@ -156,10 +156,13 @@ def test_an_editable_install_is_named_and_its_origin_shadows_a_restored_tree(
     """With a src layout, a rerun in another folder imports the original unless its path says otherwise."""
     commit(project)
     git(tmp_path, "clone", "--quiet", str(project), "rerun")
-    facts = {"url": project.as_uri(), "dir_info": {"editable": True}}
+    described = {"url": project.as_uri(), "dir_info": {"editable": True}}
     write(
         tmp_path / "site",
-        {"lib-1.dist-info/METADATA": "Name: lib\nVersion: 1\n", "lib-1.dist-info/direct_url.json": json.dumps(facts)},
+        {
+            "lib-1.dist-info/METADATA": "Name: lib\nVersion: 1\n",
+            "lib-1.dist-info/direct_url.json": json.dumps(described),
+        },
     )
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     found = judged(tmp_path / "rerun", **{"lib.deep": project / "src/lib/deep.py"})

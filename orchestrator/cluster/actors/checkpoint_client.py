@@ -1,0 +1,59 @@
+"""How a member reads and writes the checkpoints of its run.
+
+A member prepares while the driver still opens the record of the run, so where the checkpoints lie is not known when the
+member is built; `open` is called by the first generation that names the location.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator.checkpoints.catalog import load, read
+from orchestrator.checkpoints.state import TrainingState
+from orchestrator.checkpoints.storage import Storage, open_storage
+from orchestrator.checkpoints.writer import Writer
+from orchestrator.errors import CheckpointDamaged
+
+
+class CheckpointClient:
+    """Reads and writes the checkpoints of one member; implements `engine.member.generation.Writer`, and `load` of its
+    ProcessServices. emit: receives the events about written parts."""
+
+    def __init__(self, emit: Callable[[dict[str, Any]], None]) -> None:
+        self._emit = emit
+        self._storage: Storage | None = None
+        self._writer: Writer | None = None
+
+    def open(self, place: str) -> None:
+        """Use this location. Raises ConfigurationError where it cannot hold checkpoints."""
+        if self._storage is None:
+            self._storage = open_storage(place)
+            self._writer = Writer(self._storage, self._emit)
+
+    @property
+    def busy(self) -> bool:
+        return self._writer is not None and self._writer.busy
+
+    def begin(self, state: TrainingState, *, step: int, generation: int, part: int, parts: int, since: float) -> None:
+        assert self._writer is not None
+        self._writer.begin(state, step=step, generation=generation, part=part, parts=parts, since=since)
+
+    def copied(self, timeout_s: float | None = None) -> bool:
+        return self._writer is None or self._writer.copied(timeout_s)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        return self._writer is None or self._writer.wait(timeout_s)
+
+    def load(self, step: str) -> TrainingState:
+        """The state in the checkpoint of that step, with every byte verified. Raises CheckpointDamaged, also where it
+        cannot be read."""
+        assert self._storage is not None
+        try:
+            return load(self._storage, read(self._storage, int(step)))
+        except (CheckpointDamaged, OSError) as error:
+            why = error.message if isinstance(error, CheckpointDamaged) else str(error)
+            raise CheckpointDamaged(
+                f"the checkpoint of step {step} could not be restored, though it was good a moment ago: {why}",
+                "see to the place of the checkpoints and resume the run: it goes on from the newest one that is good",
+            ) from error

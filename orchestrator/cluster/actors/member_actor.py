@@ -1,0 +1,214 @@
+"""The Ray actor in which a worker or a server lives, and a handle by which the driver speaks to it.
+
+A plain class, wrapped by `ray.remote` only when a member is started. `prepare` and `run` block the compute thread; `take`
+answers beside them. Failures are answers (`{"failed": ...}`), not exceptions, so that nothing needs pickle and Ray adds no
+traceback of its own; only the death of the process is an exception, and means just that.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import ray
+
+from orchestrator import errors
+from orchestrator.cluster.actors.event_queue import Entry, EventQueue, capture_prints
+from orchestrator.cluster.actors.lease import Lease
+
+if TYPE_CHECKING:
+    from orchestrator.engine.member.generation import Generation
+    from orchestrator.plan import Plan
+    from orchestrator.transports.base import Transport
+
+Role = Literal["worker", "server"]
+Answer = dict[str, Any]
+
+# What to do about errors of torch, which is not imported here.
+_OF_A_GPU = {
+    "OutOfMemoryError": "raise data.shards or lower data.batch_size, let fewer workers share a GPU, or use a smaller model",
+    "AcceleratorError": "a GPU tells late and not whose work failed; run once with CUDA_LAUNCH_BLOCKING=1, or run.device=cpu",
+}
+_URGENT = "generation_running"  # what tells that a recovery is over does not wait for more to say
+
+
+def _hide_gpus() -> None:
+    """Hide the GPUs that are not set aside for this member, which Ray does for some only: what a pipeline computes on a
+    GPU that is not recorded cannot be repeated. To be called before torch is imported."""
+    if not ray.get_runtime_context().get_accelerator_ids()["GPU"]:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def with_imports(heartbeat: Answer) -> Answer:
+    """The heartbeat, with one beat more for each imported module while the member prepares: on a busy machine importing
+    torch alone takes minutes, in which nothing else would show progress."""
+    return (
+        {**heartbeat, "beats": heartbeat["beats"] + len(sys.modules)}
+        if heartbeat["activity"] == "prepare"
+        else heartbeat
+    )
+
+
+class MemberActor:
+    """One member's process: a worker or a server, with its event queue and its lease. project: the folder from which
+    the pipeline is imported; None where Ray has already made a copy the working directory."""
+
+    def __init__(self, role: Role, plan: Plan, secret: bytes, project: str | None) -> None:
+        _hide_gpus()
+        from orchestrator.engine.member.crash_record import CrashRecord
+        from orchestrator.engine.member.heartbeat import Heartbeat
+
+        self._lease = Lease(plan.cluster.timeouts.lease_s)
+        self._event_queue = EventQueue()
+        self._event_queue.put({"pid": os.getpid()})  # at once: it may die while it prepares
+        capture_prints(self._event_queue)
+        if project is not None:
+            os.chdir(project)
+        # Before the driver's own folders, which Ray adds and this node may have too.
+        sys.path.insert(0, str(Path.cwd()))
+        self._role = role
+        self._plan = plan
+        self._secret = secret
+        self._crash_record = CrashRecord()
+        self._heartbeat = Heartbeat(self._crash_record.note)
+
+    def prepare(self) -> Answer:
+        """`{"run_manifest", "addresses", "pid", "node", "niceness", "crash_record"}`: ready to join a generation."""
+        return self._answer(self._prepare)
+
+    def run(self, generation: Generation, rank: int, peers: dict[int, Any], run_manifest: dict[str, Any]) -> Answer:
+        """Take part in a generation; returns how it ended (`engine.member.generation.Ended`)."""
+        answer = self._answer(lambda: self._run(generation, rank, peers, run_manifest))
+        return {**answer, "generation": generation.number}
+
+    @ray.method(concurrency_group="control")
+    def take(self, after: int, wait_s: float, gather_s: float) -> dict[str, Any]:
+        """Long poll for entries of the event queue (see there), together with the member's heartbeat."""
+        self._lease.renew()
+        return {
+            "entries": self._event_queue.take(after, wait_s, gather_s),
+            "heartbeat": with_imports(self._heartbeat.snapshot()),
+        }
+
+    @ray.method(concurrency_group="control")
+    def ask(self, what: Literal["regroup", "stop", "save"]) -> None:
+        """Ask for this at the vote of the next step boundary."""
+        self._heartbeat.ask(what)
+
+    @ray.method(concurrency_group="control")
+    def call_off(self, generation: int) -> None:
+        """Leave this generation, at whatever point this member is."""
+        self._heartbeat.call_off(generation)
+        self._listener.cancel(generation)
+
+    @ray.method(concurrency_group="control")
+    def describe(self, origin: str | None) -> Answer:
+        """`{"environment", "modules"}` of this process. origin: the commit that the code was made from."""
+        return self._answer(lambda: self._describe(origin))
+
+    def profile(self) -> Answer:
+        """A short description of the training data, between generations: its items are fetched in the compute thread."""
+        return self._answer(self._profile)
+
+    def save_weights(self, path: str | None) -> None:
+        """Write the model's parameters and persistent buffers as a safetensors file on this node; None: keep what would be in
+        it for `read_weights`, in memory, since a file of a process that is killed would stay."""
+        from safetensors.torch import save, save_file
+
+        if path is None:
+            self._weights = save(self._member.state())
+        else:
+            save_file(self._member.state(), path)
+
+    def read_weights(self, offset: int, limit: int) -> bytes:
+        """A piece of the weights kept in memory; they are released with the last piece, which is empty."""
+        piece = self._weights[offset : offset + limit]
+        if not piece:
+            self._weights = b""
+        return piece
+
+    def _prepare(self) -> Answer:
+        from orchestrator.numerics import allocator
+
+        with allocator.without_collections():
+            from orchestrator.cluster.actors.checkpoint_client import CheckpointClient
+            from orchestrator.engine.worker import ProcessServices, Server, Worker
+            from orchestrator.transports.shared_memory import SharedRegions
+            from orchestrator.transports.sockets import Listener
+
+        # Only who may need it is reachable by TCP: a private Ray opens no port.
+        by_tcp = self._plan.exchange.between_nodes
+        address = str(ray.util.get_node_ip_address()) if by_tcp else None  # type: ignore[no-untyped-call]
+        self._listener = Listener(self._secret, address)
+        self._regions = SharedRegions()
+        self._checkpoint_client = CheckpointClient(self._emit)
+        services = ProcessServices(
+            self._heartbeat, self._emit, self._event_queue.kept, self._checkpoint_client.load, self._checkpoint_client
+        )
+        self._member: Any = (Worker if self._role == "worker" else Server)(self._plan, self._regions, services)
+        run_manifest = self._member.prepare()
+        self._heartbeat.rest()
+        return {
+            "run_manifest": run_manifest,
+            "addresses": self._listener.addresses,
+            "pid": os.getpid(),
+            "node": ray.get_runtime_context().get_node_id(),
+            "niceness": os.getpriority(os.PRIO_PROCESS, 0),
+            "crash_record": self._crash_record.fd,
+        }
+
+    def _profile(self) -> Answer:
+        from orchestrator.data.profile import profile
+        from orchestrator.numerics.streams import seeded
+
+        with seeded(0, "profile"):
+            return profile(self._member.training_data())
+
+    def _describe(self, origin: str | None) -> Answer:
+        from orchestrator.provenance.code import imported
+        from orchestrator.provenance.environment import node
+
+        modules = imported.gather(imported.files_of(sys.modules), Path.cwd(), origin)
+        return {
+            "environment": node.capture(self._plan.run.compute.device).as_dict(),
+            "modules": [module.as_dict() for module in modules],
+        }
+
+    def _run(self, generation: Generation, rank: int, peers: dict[int, Any], run_manifest: dict[str, Any]) -> Answer:
+        from orchestrator.transports.sockets import connect
+
+        if generation.storage is not None:
+            self._checkpoint_client.open(generation.storage)
+        timeout_s = self._plan.cluster.timeouts.step_s
+
+        def join() -> Transport:
+            return connect(self._listener, rank, generation.number, peers, self._regions, timeout_s)
+
+        try:
+            ended = self._member.run(generation, rank, join, run_manifest)
+        finally:
+            self._heartbeat.rest()
+        return dict(ended.as_answer())
+
+    def _emit(self, entry: Entry) -> None:
+        self._event_queue.put(entry, urgent=entry.get("event") == _URGENT)
+
+    def _answer(self, action: Callable[[], Answer]) -> Answer:
+        try:
+            return action()
+        except errors.OrchestratorError as error:
+            return {"failed": error.as_dict()}
+        except MemoryError as error:
+            text = str(error) or "no memory left"
+            return {"failed": errors.RunFailed(text, "use a smaller model, fewer workers, or more memory").as_dict()}
+        except Exception as error:
+            remedy = _OF_A_GPU.get(type(error).__name__)
+            if remedy is not None:
+                return {"failed": errors.RunFailed(str(error).strip(), remedy, traceback.format_exc()).as_dict()}
+            remedy = "this is a fault of orchestrator; the run's folder has the traceback, in error.txt"
+            fault = errors.RunFailed(f"{type(error).__name__}: {error}", remedy, traceback.format_exc())
+            return {"failed": fault.as_dict()}

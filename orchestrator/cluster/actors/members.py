@@ -1,0 +1,236 @@
+"""The driver's side of the actors: start them, wait for what they report, call them, end them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from orchestrator.cluster.actors.member_actor import Answer, MemberActor, Role
+from orchestrator.engine.member.crash_record import CrashRecordReader
+from orchestrator.engine.member.generation import Generation
+from orchestrator.errors import RunFailed, WorkerLost
+from orchestrator.plan import Plan
+
+_POLL_S = 2.0  # how long an idle actor holds a poll, at most
+_HEARTBEAT_SHARE = 0.25  # of the time after which a member counts as stuck
+_DRAIN_S = 5.0  # how long a member may take for its last words; one that is stopped never answers
+_PROFILE_S = 30.0
+_SILENT_S = 30.0  # who has not answered for so long is stopped, or its host is gone
+_PIECE_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True)
+class ActorPlacement:
+    """Where and how a member's actor is started. project: the folder in which it works, None for a copy that Ray
+    unpacks; options: for `ray.remote`."""
+
+    project: str | None
+    options: Mapping[str, Any]
+
+
+Kind = Literal["prepared", "ran", "entries", "described", "died"]
+
+
+@dataclass(frozen=True)
+class Heard:
+    """Something that came from a member: an answer to `prepare` or `run`, entries of its event queue with its
+    heartbeat, or its death (`why`: Ray's message)."""
+
+    member: int
+    kind: Kind
+    answer: Answer = field(default_factory=dict)
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    heartbeat: dict[str, Any] = field(default_factory=dict)
+    why: str = ""
+
+
+@dataclass
+class _Member:
+    actor: Any
+    seen: int = 0  # entries of its event queue
+    pid: int | None = None
+    node: str | None = None
+    crash_record: CrashRecordReader | None = None
+
+
+class Members:
+    """All members of a run, by id. secret: with which they authenticate to each other."""
+
+    def __init__(self, plan: Plan, secret: bytes) -> None:
+        options: dict[str, Any] = {"max_restarts": 0, "concurrency_groups": {"control": 3}}
+        self._kind: Any = ray.remote(**options)(MemberActor)
+        self._plan = plan
+        self._secret = secret
+        # How long an actor that has nothing to say may hold a poll, and so how old its heartbeat may be.
+        self._poll_s = min(_POLL_S, plan.cluster.timeouts.step_s * _HEARTBEAT_SHARE)
+        self._members: dict[int, _Member] = {}
+        self._waiting: dict[Any, tuple[int, Kind]] = {}
+        self._eager: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End all members; a Ray that outlives the run must not keep them."""
+        for member in self._members.values():
+            with contextlib.suppress(Exception):  # of a Ray that is gone
+                ray.kill(member.actor, no_restart=True)
+
+    def start(self, member: int, role: Role, place: ActorPlacement) -> None:
+        """Start its process and have it prepare; "prepared" is heard when it is ready."""
+        actor = self._kind.options(**place.options).remote(role, self._plan, self._secret, place.project)
+        self._members[member] = _Member(actor)
+        self._ask(member, "prepared", actor.prepare.remote())
+        self._poll(member)
+
+    def run(self, member: int, generation: Generation, rank: int, peers: dict[int, Any], run_manifest: Any) -> None:
+        """Have the member take part in a generation; "ran" is heard when it has ended for this member. The entries of
+        rank 0 are wanted at once; the others' may wait."""
+        if rank == 0:
+            self._eager = member
+        self._ask(member, "ran", self._members[member].actor.run.remote(generation, rank, peers, run_manifest))
+
+    def pid(self, member: int) -> int | None:
+        """The id of its process; None before the member has reported it."""
+        return self._members[member].pid
+
+    def is_gone(self, member: int) -> bool:
+        """Whether its process has ended; on this node that is seen at once, while Ray reports it later."""
+        known = self._members[member]
+        if known.pid is None or known.node != this_node():
+            return False
+        try:
+            return b") Z " in Path(f"/proc/{known.pid}/stat").read_bytes()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+
+    def last_activity(self, member: int) -> Mapping[str, Any] | None:
+        """What a dead member did last, in the form of its heartbeat; None where that cannot be known."""
+        crash_record = self._members[member].crash_record
+        return None if crash_record is None else crash_record.last()
+
+    def ask(self, member: int, what: str) -> None:
+        """Have the member ask for "regroup", "stop" or "save" at its next vote."""
+        self._members[member].actor.ask.remote(what)
+
+    def describe(self, member: int, origin: str | None) -> None:
+        """Have the member report what its process is made of; "described" is heard."""
+        self._ask(member, "described", self._members[member].actor.describe.remote(origin))
+
+    def profile(self, member: int) -> dict[str, Any] | None:
+        """A short description of the training data; None when the member cannot give one."""
+        try:
+            answer: Answer = ray.get(self._members[member].actor.profile.remote(), timeout=_PROFILE_S)
+        except RayError:
+            return None
+        return None if "failed" in answer else answer
+
+    def call_off(self, member: int, generation: int) -> None:
+        self._members[member].actor.call_off.remote(generation)
+
+    def kill(self, member: int) -> None:
+        """End its process for certain, also one that is stopped; on this node at once, on another within seconds."""
+        known = self._members[member]
+        if known.pid is not None and known.node == this_node():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(known.pid, signal.SIGKILL)
+        ray.kill(known.actor, no_restart=True)
+
+    def save_weights(self, member: int, path: str) -> None:
+        """Bring the trained weights of the member into a file here. Raises WorkerLost when it is gone, or does not answer, and
+        RunFailed when the file cannot be written."""
+        known = self._members[member]
+        try:
+            if known.node == this_node():
+                self._await(known, known.actor.save_weights.remote(path))
+            else:
+                self._await(known, known.actor.save_weights.remote(None))
+                self._fetch(known, path)
+        except RayError as error:  # before OSError, which the one of a time that is up is, too
+            if isinstance(error, RayTaskError):
+                raise _unwritten(path, error.cause) from error
+            raise WorkerLost(f"the trained weights were lost with worker {member}", details=str(error)) from error
+        except OSError as error:
+            raise _unwritten(path, error) from error
+
+    def hear(self, timeout_s: float) -> Iterator[Heard]:
+        """Whatever came within `timeout_s`; an empty list when nothing came."""
+        if not self._waiting:
+            return
+        ready, _ = ray.wait(list(self._waiting), num_returns=1, timeout=timeout_s)
+        if ready:
+            ready, _ = ray.wait(list(self._waiting), num_returns=len(self._waiting), timeout=0)
+        # What a member said goes before its answer, and both before the news of its death.
+        for reference in sorted(ready, key=lambda each: self._waiting[each][1] != "entries"):
+            member, kind = self._waiting.pop(reference)
+            try:
+                answer = ray.get(reference)
+            except RayError as error:
+                yield Heard(member, "died", why=str(error))
+                continue
+            yield self._heard(member, kind, answer)
+
+    def drain(self, member: int) -> list[dict[str, Any]]:
+        """The entries that are still in the member's queue after its last answer."""
+        known = self._members[member]
+        try:
+            answer: dict[str, Any] = ray.get(known.actor.take.remote(known.seen, 0.0, 0.0), timeout=_DRAIN_S)
+        except RayError:
+            return []
+        known.seen += len(answer["entries"])
+        return list(answer["entries"])
+
+    def _heard(self, member: int, kind: Kind, answer: Answer) -> Heard:
+        known = self._members[member]
+        if kind == "entries":
+            known.seen += len(answer["entries"])
+            known.pid = next((entry["pid"] for entry in answer["entries"] if "pid" in entry), known.pid)
+            self._poll(member)
+            return Heard(member, kind, entries=answer["entries"], heartbeat=answer["heartbeat"])
+        if "node" in answer:
+            known.node = answer["node"]
+            if known.node == this_node():
+                with contextlib.suppress(OSError):
+                    known.crash_record = CrashRecordReader(answer["pid"], answer["crash_record"])
+        return Heard(member, kind, answer)
+
+    def _fetch(self, known: _Member, path: str) -> None:
+        """In pieces through Ray, so that big weights need no more memory here than a piece."""
+        with open(path, "wb") as file:
+            while piece := self._await(known, known.actor.read_weights.remote(file.tell(), _PIECE_BYTES)):
+                file.write(piece)
+
+    def _await(self, known: _Member, reference: Any) -> Any:
+        """The answer of a member, which may take as long as the member answers others beside it. Raises RayError."""
+        while not ray.wait([reference], timeout=_SILENT_S)[0]:
+            ray.get(known.actor.take.remote(known.seen, 0.0, 0.0), timeout=_SILENT_S)
+        return ray.get(reference)
+
+    def _poll(self, member: int) -> None:
+        known = self._members[member]
+        gather_s = 0.05 if member == self._eager else 0.5
+        self._ask(member, "entries", known.actor.take.remote(known.seen, self._poll_s, min(gather_s, self._poll_s)))
+
+    def _ask(self, member: int, kind: Kind, reference: Any) -> None:
+        self._waiting[reference] = (member, kind)
+
+
+def this_node() -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def _unwritten(path: str, why: Exception) -> RunFailed:
+    return RunFailed(f"the trained weights could not be written to {path}: {why}", "make room on its disk")

@@ -1,0 +1,1 @@
+"""Where members run: resources, nodes, the project's files on them."""

@@ -1,0 +1,167 @@
+"""The same code and the same data on every node: compared by hash before the start, and carried where they are not there.
+
+A node whose folder of the same path holds the same project and the same inputs works in that folder; so do nodes that share
+it. Every other node gets a copy of what git would track and of the inputs, by Ray's runtime environment, and the copy is
+compared too. What cannot be carried is an error that names the node: another orchestrator or library, an input outside the
+project, a project larger than Ray carries.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from orchestrator.cluster.placement import node_tree
+from orchestrator.cluster.placement.node_tree import Tree
+from orchestrator.cluster.placement.reservation import Node, living_nodes
+from orchestrator.cluster.sessions import environment
+from orchestrator.errors import ClusterUnavailable
+
+_LOOK_S = 0.5
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """Where the members of a node work. project: None for a copy, which Ray makes their working directory; runtime_env:
+    Ray's."""
+
+    project: str | None
+    runtime_env: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Project:
+    """What every node must have. check: called while waiting, may raise; timeout_s: how long none of them may answer."""
+
+    path: Path
+    inputs: Sequence[str]
+    timeout_s: float
+    check: Callable[[], None]
+
+
+def prepare_workspaces(project: Project, nodes: Iterable[Node], say: Callable[[str], None]) -> dict[str, Workspace]:
+    """The workspace of each node, by node id. say: told what is copied and why. Raises ClusterUnavailable."""
+    every = {node.id: node for node in nodes}
+    expected = node_tree.capture(project.path, project.inputs)
+    in_place = Workspace(str(project.path), {"env_vars": environment.of_workers()})
+    found = _survey(project, every.values(), in_place)
+    if not node_tree.holds_package(project.path):
+        _refuse({node: _foreign(expected, found[node]) for node in every}, every)
+    wrong = {node: _wrong(expected, found[node]) for node in every}
+    carried = {node: every[node] for node, problems in wrong.items() if problems}
+    workspaces = dict.fromkeys(every, in_place)
+    if carried:
+        for node in carried:
+            say(f"note: carrying code and data to node {every[node].name}: {_shown(wrong[node])}")
+        copy = Workspace(None, {**in_place.runtime_env, "working_dir": _upload(project, carried.values())})
+        there = _survey(project, carried.values(), copy)
+        _refuse({node: _wrong(expected, there[node]) for node in carried}, every)
+        workspaces.update(dict.fromkeys(carried, copy))
+    return workspaces
+
+
+def unlike(project: Project, node_id: str) -> str | None:
+    """Why a node that came later cannot host members in the project's own folder; None when it can. Hashes everything there
+    and here. Raises ClusterUnavailable when the node does not answer in time."""
+    node = next((node for node in living_nodes() if node.id == node_id), None)
+    if node is None:
+        return "the node is gone"
+    expected = node_tree.capture(project.path, project.inputs)
+    found = _survey(project, [node], Workspace(str(project.path), {"env_vars": environment.of_workers()}))
+    problems = _wrong(expected, found[node.id])
+    return f"node {node.name}: {_shown(problems)}" if problems else None
+
+
+def _foreign(expected: Tree, found: Tree | RayError) -> list[str]:
+    if isinstance(found, RayError):
+        return [f"orchestrator does not run there ({(str(found).strip().splitlines() or [''])[-1].strip()})"]
+    return node_tree.foreign(expected, found)
+
+
+def _wrong(expected: Tree, found: Tree | RayError) -> list[str]:
+    foreign = _foreign(expected, found)
+    return foreign if isinstance(found, RayError) else [*foreign, *node_tree.differences(expected, found)]
+
+
+def _refuse(problems: Mapping[str, list[str]], nodes: Mapping[str, Node]) -> None:
+    """Raises ClusterUnavailable when any node has a problem."""
+    listed = [f"node {nodes[node].name}: {_shown(found)}" for node, found in problems.items() if found]
+    if listed:
+        raise ClusterUnavailable(
+            f"not every node is like this one: {'; '.join(listed)}",
+            "install the same Python, orchestrator and libraries there as here",
+        )
+
+
+def _survey(project: Project, nodes: Iterable[Node], workspace: Workspace) -> dict[str, Tree | RayError]:
+    """What each node has in that workspace; an error where the node could not be asked."""
+    task: Any = ray.remote(num_cpus=0, max_retries=0, runtime_env=dict(workspace.runtime_env))(_look)
+    waiting = {}
+    for node in nodes:
+        strategy = NodeAffinitySchedulingStrategy(node.id, soft=False)
+        question = task.options(scheduling_strategy=strategy)
+        waiting[question.remote(workspace.project, list(project.inputs))] = node
+    found: dict[str, Tree | RayError] = {}
+    heard = time.monotonic()
+    while waiting:
+        ready, _ = ray.wait(list(waiting), num_returns=1, timeout=_LOOK_S)
+        for reference in ready:
+            node = waiting.pop(reference)
+            heard = time.monotonic()
+            try:
+                found[node.id] = Tree(**ray.get(reference))
+            except RayError as error:
+                found[node.id] = error
+        project.check()
+        if waiting and time.monotonic() > heard + project.timeout_s:
+            late = ", ".join(node.name for node in waiting.values())
+            raise ClusterUnavailable(
+                f"code and data were not compared in time on node {late}", "raise cluster.start_timeout_s"
+            )
+    return found
+
+
+def _look(project: str | None, inputs: list[str]) -> dict[str, Any]:
+    """What this node has; runs on the node."""
+    return asdict(node_tree.capture(Path.cwd() if project is None else Path(project), inputs, git=project is not None))
+
+
+def _upload(project: Project, nodes: Iterable[Node]) -> str:
+    """Hand the project to Ray; returns the URI from which nodes unpack it. Ray has no public name for this: it packs by
+    itself, and only for all workers of a job, and would leave out what git ignores, which is where data lies."""
+    from ray._private.runtime_env.packaging import GCS_STORAGE_MAX_SIZE
+    from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
+
+    where = ", ".join(node.name for node in nodes)
+    remedy = f"put the project with its data on node {where}, as {project.path}, or on a file system that nodes share"
+    if away := node_tree.outside(project.path, project.inputs):
+        raise ClusterUnavailable(
+            f"node {where} lacks the project or its data, and {away[0]} is outside the project", remedy
+        )
+    size = node_tree.packed_bytes(project.path, project.inputs)
+    if size >= GCS_STORAGE_MAX_SIZE:
+        raise ClusterUnavailable(
+            f"node {where} lacks the project or its data; they are {size / 2**20:.0f} MiB, and Ray carries less than "
+            f"{GCS_STORAGE_MAX_SIZE / 2**20:.0f} MiB",
+            remedy,
+        )
+    with tempfile.TemporaryDirectory(prefix="orchestrator-") as folder:
+        package = Path(folder) / "project.zip"
+        node_tree.pack(project.path, project.inputs, package)
+        quiet = logging.getLogger("ray")
+        sent = upload_working_dir_if_needed({"working_dir": str(package)}, include_gitignore=False, logger=quiet)
+    return str(sent["working_dir"])
+
+
+def _shown(problems: list[str]) -> str:
+    return ", ".join(problems[:_SHOWN]) + (f" and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else "")

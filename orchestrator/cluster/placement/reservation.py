@@ -1,0 +1,141 @@
+"""Room for all members of a run at once: one placement group with a bundle for each, or a clear refusal.
+
+PACK: members share as few nodes as possible, because on one node gradients lie in shared memory, and between nodes every
+byte goes through the network. What the nodes can never hold is refused at once; what they cannot hold now is waited for,
+no longer than `cluster.start_timeout_s`. Nodes that an autoscaler would add are not counted: start them first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util import placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from orchestrator.errors import ClusterUnavailable
+
+_LOOK_S = 0.5
+_PARTS = 10_000  # Ray counts resources in ten-thousandths
+
+
+@dataclass(frozen=True)
+class Need:
+    """The resources that a run needs: members, each with that much; together: all on one node."""
+
+    members: int
+    cpus: float
+    gpus: float = 0.0
+    together: bool = False
+
+    def __str__(self) -> str:
+        where = " on one node, as transport=shared_memory needs it" if self.together else ""
+        each = _amount({"CPU": self.cpus, "GPU": self.gpus})
+        return f"{self.members} process{'es' * (self.members != 1)} with {each} each{where}"
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A living node. name: its address and the beginning of its id, as Ray's own tools show them."""
+
+    id: str
+    address: str
+    resources: Mapping[str, float]
+
+    @property
+    def name(self) -> str:
+        return f"{self.address} ({self.id[:8]})"
+
+    def holds(self, need: Need) -> int:
+        """How many members it has room for when nothing else runs there."""
+        wanted = need.bundle.items()
+        return min(round(self.resources.get(name, 0) * _PARTS) // max(1, round(each * _PARTS)) for name, each in wanted)
+
+
+@dataclass(frozen=True)
+class ActorSlot:
+    """A reserved bundle in which a member is started. options: for `ray.remote`."""
+
+    node: Node
+    options: Mapping[str, Any]
+
+
+def lack(need: Need, nodes: Sequence[Node]) -> str | None:
+    """Why these nodes can never give what is needed, or None when they can."""
+    rooms = [node.holds(need) for node in nodes]
+    if (max(rooms, default=0) if need.together else sum(rooms)) >= need.members:
+        return None
+    return f"the run needs {need}, more than this Ray has: {_listed(nodes)}"
+
+
+@contextmanager
+def reserved(need: Need, timeout_s: float, check: Callable[[], None]) -> Iterator[list[ActorSlot]]:
+    """One slot per member, within the block. check: called now and then, may raise. Raises ClusterUnavailable."""
+    nodes = living_nodes()
+    why_not = lack(need, nodes)
+    if why_not is not None:
+        remedy = "ask for less with cluster.workers, cluster.cpus_per_worker or cluster.gpus_per_worker, or add nodes"
+        raise ClusterUnavailable(why_not, f"{remedy}; or transport=auto" if need.together else remedy)
+    group: Any = placement_group([need.bundle] * need.members, strategy="STRICT_PACK" if need.together else "PACK")
+    try:
+        _await(group, need, timeout_s, check)
+        yield _slots(group, need, nodes)
+    finally:
+        with suppress(Exception):  # of a Ray that is gone
+            remove_placement_group(group)
+
+
+def _await(group: Any, need: Need, timeout_s: float, check: Callable[[], None]) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not group.wait(_LOOK_S):
+        check()
+        if time.monotonic() > deadline:
+            free = _free(living_nodes())
+            raise ClusterUnavailable(
+                f"the run needs {need}, which did not become free within {timeout_s:g} s; free now: {free}",
+                "end what else runs there, ask for less, or raise cluster.start_timeout_s",
+            )
+
+
+def _slots(group: Any, need: Need, nodes: Sequence[Node]) -> list[ActorSlot]:
+    by_id = {node.id: node for node in [*nodes, *living_nodes()]}
+    chosen: Mapping[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    return [ActorSlot(by_id[chosen[member]], _options(need, group, member)) for member in range(need.members)]
+
+
+def living_nodes() -> list[Node]:
+    found = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    return [Node(node["NodeID"], node["NodeManagerAddress"], node["Resources"]) for node in found]
+
+
+def _options(need: Need, group: Any, member: int) -> dict[str, Any]:
+    strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=member)
+    return {"num_cpus": need.cpus, "num_gpus": need.gpus, "scheduling_strategy": strategy}
+
+
+def _free(nodes: Sequence[Node]) -> str:
+    """What is free on each node; Ray tells it per node only in a private place, and in total otherwise."""
+    try:
+        from ray._private.state import available_resources_per_node
+
+        free = available_resources_per_node()  # type: ignore[no-untyped-call]
+    except Exception:
+        return _amount(ray.available_resources())  # type: ignore[no-untyped-call]
+    return _listed([Node(node.id, node.address, free.get(node.id, {})) for node in nodes])
+
+
+def _listed(nodes: Sequence[Node]) -> str:
+    return "; ".join(f"node {node.name}: {_amount(node.resources)}" for node in nodes) or "no node"
+
+
+def _amount(resources: Mapping[str, float]) -> str:
+    cpus, gpus = resources.get("CPU", 0), resources.get("GPU", 0)
+    return f"{cpus:g} CPU{'s' * (cpus != 1)} and {gpus:g} GPU{'s' * (gpus != 1)}"

@@ -1,0 +1,13 @@
+"""Ray itself: a private one, or one that is joined."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+
+class RaySession(AbstractContextManager["RaySession"], Protocol):
+    """A Ray that is in use within the block."""
+
+    def trouble(self) -> str | None:
+        """What is wrong with this Ray, so that the run cannot go on; None while it works."""

@@ -1,0 +1,86 @@
+"""The environment variables that Ray reads when it is imported, and those that its workers on other nodes must have."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from orchestrator.numerics.determinism import ENVIRONMENT
+
+# Ray's own patience with its head, its agent and the process of a worker, and in what part of a second it is counted.
+_PATIENCE = {
+    "RAY_gcs_server_port_wait_time_s": 1,
+    "RAY_agent_register_timeout_ms": 1000,
+    "RAY_worker_register_timeout_seconds": 1,
+}
+_SAID_BY_US = "worker died or was killed|Raylet is terminated|state-dump|marked dead|raylet crashes|lagging heartbeats"
+
+
+def prepare_environment(address: str | None) -> None:
+    """Make Ray silent, reporting to nobody; a private one (no address) also closed to everybody else, and its workers not
+    below the driver's priority. A Ray that is joined has its own rules of access, so the user's RAY_AUTH_* stand. To be
+    called before ray is imported."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # These lines reach the terminal past log_to_driver; the controller tells of a lost worker itself.
+    os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = _SAID_BY_US
+    if address is None:
+        # Ray's default of 15 lets whatever else computes on the machine go first, and the exchange waits for the slowest.
+        os.environ.setdefault("RAY_worker_niceness", "0")
+    if address is None and "ray" not in sys.modules:  # once imported, Ray does not look again
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+
+
+def enter(address: str, **options: Any) -> None:
+    """`ray.init` without output on the terminal, and with our signal handlers. Raises what Ray raises."""
+    import ray
+
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    with _handlers_left_alone():
+        ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False, **options)
+
+
+@contextlib.contextmanager
+def patient(seconds: float) -> Iterator[None]:
+    """A private Ray that is started within this block waits this long for its own processes; values that the user has
+    set are kept."""
+    ours = {name: str(math.ceil(seconds) * unit) for name, unit in _PATIENCE.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            del os.environ[name]
+
+
+@contextlib.contextmanager
+def replaced(place: Any, name: str, ours: Callable[..., Any]) -> Iterator[None]:
+    """Within this Ray calls `ours` in place of its own function. For what it has no public way; a Ray that has no function
+    of that name is left as it is."""
+    usual = getattr(place, name, None)
+    if usual is not None:
+        setattr(place, name, ours)
+    try:
+        yield
+    finally:
+        if usual is not None:
+            setattr(place, name, usual)
+
+
+def _handlers_left_alone() -> contextlib.AbstractContextManager[None]:
+    """Ray takes SIGTERM for itself while it starts: one that came in that second would end the driver without a word, and its
+    run as failed."""
+    from ray._private import utils
+
+    return replaced(utils, "set_sigterm_handler", lambda _handler: None)
+
+
+def of_workers() -> dict[str, str]:
+    """The variables that must be set in a worker before it imports torch: on other nodes nothing is inherited."""
+    return {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}

@@ -1,0 +1,137 @@
+"""A Ray that runs already and is joined for one run: nothing of it is started or stopped.
+
+The driver has to run on one of its nodes, because Ray attaches a driver to the node it runs on. Whether a gRPC server
+listens at the address is tried first, because Ray itself goes on trying for minutes. For the same reason the head is
+called regularly while the run lasts: Ray waits a minute for it to come back, and then ends the driver's process. A
+driver that loses the raylet of its own node loses all its members, wherever they are, and cannot start others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import threading
+from types import TracebackType
+from typing import Any, Self
+
+from orchestrator.cluster.sessions.environment import enter, prepare_environment
+from orchestrator.errors import ClusterUnavailable
+from orchestrator.transports.links import open_pidfd
+
+_CONNECT_S = 3.0
+_CALL_S = 1.0  # between two calls
+_CALLS = 5  # in vain, one after the other, and it is gone; one that is started again has forgotten its members
+_REMEDY = "look for the address with `ray status` on its head, or start one: ray start --head --port=6379"
+_FRAME_HEAD_BYTES = 9
+_SETTINGS = 4
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0])
+
+
+class JoinedRay:
+    """A Ray that was joined; implements RaySession. address: host:port of the head, as `ray start --head` prints it."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._in_vain = 0
+        self._over = threading.Event()
+        self._raylet: int | None = None  # a pidfd; None where there is none to be had
+
+    def __enter__(self) -> Self:
+        _reach(self._address)
+        prepare_environment(self._address)
+        try:
+            enter(self._address)
+        except Exception as error:
+            raise ClusterUnavailable(
+                f"the Ray at {self._address} could not be joined: {(str(error).splitlines() or [repr(error)])[0]}",
+                f"is this machine one of its nodes (ray start --address={self._address})? Are Python and Ray of the same "
+                "version there, and is RAY_AUTH_TOKEN the cluster's own?",
+                str(error),
+            ) from error
+        self._raylet = _pidfd_of_raylet()
+        # A thread, because a host that is gone lets its callers wait.
+        threading.Thread(target=self._call_head, name="head", daemon=True).start()
+        return self
+
+    def trouble(self) -> str | None:
+        """An error text when the head or this node's raylet is gone. The loss of another node is not one: its members
+        are lost, and reported as such."""
+        if self._in_vain >= _CALLS:
+            return f"the head of the Ray at {self._address} is gone: {self._in_vain} calls in a row were in vain"
+        if self._raylet is not None and _has_ended(self._raylet):
+            return f"the raylet of this node of the Ray at {self._address} has ended"
+        return None
+
+    def _call_head(self) -> None:
+        while not self._over.wait(_CALL_S):
+            try:
+                _connected(self._address).close()
+                self._in_vain = 0
+            except OSError as error:
+                self._in_vain += _tells_of_the_other_side(error)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ends this run's actors with the connection; the cluster goes on."""
+        import ray
+
+        self._over.set()
+        ray.shutdown()
+        if self._raylet is not None:
+            os.close(self._raylet)
+            self._raylet = None
+
+
+def _pidfd_of_raylet() -> int | None:
+    from ray._private import worker
+
+    node: Any = worker._global_node
+    if node is None:
+        return None
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(node.raylet_socket_name)
+        return open_pidfd(connection)
+    return None
+
+
+def _tells_of_the_other_side(error: OSError) -> bool:
+    """Whether the error is one of the other side, and not of this one, such as no descriptor or no port left."""
+    return isinstance(error, ConnectionError | TimeoutError) or error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH)
+
+
+def _has_ended(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _reach(address: str) -> None:
+    """Raises ClusterUnavailable unless a gRPC server, as Ray's head is one, listens at the address."""
+    try:
+        with _connected(address) as connection:
+            answers = "RAY_USE_TLS" in os.environ or _speaks_http2(connection)
+    except (OSError, OverflowError) as error:
+        raise ClusterUnavailable(f"nobody answers at cluster.address {address}: {error}", _REMEDY) from error
+    if not answers:
+        raise ClusterUnavailable(f"what answers at cluster.address {address} is no Ray", _REMEDY)
+
+
+def _connected(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S)
+
+
+def _speaks_http2(connection: socket.socket) -> bool:
+    """Whether the other side answers a greeting of HTTP/2, which gRPC speaks, with its settings (RFC 9113, 3.4)."""
+    connection.sendall(_GREETING)
+    frame = b""
+    try:
+        while len(frame) < _FRAME_HEAD_BYTES and (piece := connection.recv(_FRAME_HEAD_BYTES - len(frame))):
+            frame += piece
+    except TimeoutError:
+        return False
+    return len(frame) == _FRAME_HEAD_BYTES and frame[3] == _SETTINGS

@@ -1,0 +1,198 @@
+"""A private Ray on this machine, started for one run and gone with it.
+
+`address="local"` is explicit, because a plain `ray.init()` joins whatever cluster RAY_ADDRESS or a left-over file names. Its
+files lie in a folder of their own that is removed at the end; the folder of a driver that was killed is removed by the next
+start. Actors are reached only with a token that exists in this process's environment, so other users of the machine
+cannot run code here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from orchestrator.cluster.sessions.environment import enter, patient, prepare_environment, replaced
+from orchestrator.errors import ClusterUnavailable, OrchestratorError
+
+_PREFIX = "orc-"
+_VITAL = {"raylet": "the raylet of the private Ray", "gcs_server": "the head (gcs_server) of the private Ray"}
+_OBJECT_STORE_BYTES = 128 * 2**20  # only the trained weights travel through it; gradients have their own way
+_TRIES = 3  # of Ray's start
+_LOOK_S = 0.1
+_SOCKET_PATH_LIMIT = 40  # characters of the folder; Ray adds some 65, and a Unix socket's path ends at 107
+
+
+class LocalRay:
+    """A private Ray, running within the block; implements RaySession.
+
+    cpus: how many CPUs the actors will ask for, whether or not the machine has them. start_timeout_s: how long each of
+    Ray's processes may take to start, and until when a start that failed is tried again. check: called while waiting,
+    may raise.
+    """
+
+    def __init__(self, cpus: float, start_timeout_s: float, check: Callable[[], None] = lambda: None) -> None:
+        self._cpus = cpus
+        self._start_timeout_s = start_timeout_s
+        self._check = check
+        self._folder: Path | None = None
+
+    def __enter__(self) -> Self:
+        _remove_abandoned()
+        prepare_environment(None)
+        began = time.monotonic()
+        for tries in range(1, _TRIES + 1):
+            try:
+                self._start()
+                return self
+            except BaseException as error:
+                self._end()
+                if isinstance(error, OrchestratorError) or not isinstance(error, Exception):
+                    raise
+                passed = time.monotonic() - began
+                if tries == _TRIES or passed >= self._start_timeout_s:
+                    raise _not_started(error, tries, passed) from error
+        raise AssertionError("the last try returns or raises")
+
+    def _start(self) -> None:
+        self._folder = _new_folder()
+        with _fewer_processes(), _awaited_raylet(self._start_timeout_s, self._check), patient(self._start_timeout_s):
+            enter(
+                "local",
+                num_cpus=max(1, math.ceil(self._cpus)),
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                _temp_dir=str(self._folder),
+            )
+
+    def trouble(self) -> str | None:
+        """Which of its two processes has ended by itself: the members do not outlive them for long, and no other can be
+        started."""
+        from ray._private import worker
+
+        node = worker._global_node
+        dead: set[str] = set() if node is None else {kind for kind, _ in node.dead_processes()}
+        return next((f"{name} has ended" for kind, name in _VITAL.items() if kind in dead), None)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        import ray
+
+        ray.shutdown()
+        if self._folder is not None:
+            _kill_users(self._folder)  # where the raylet was killed or never came up, Ray does not reach its helpers
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _not_started(error: Exception, tries: int, seconds: float) -> ClusterUnavailable:
+    why = (str(error).splitlines() or [repr(error)])[0]
+    busy = _busy(os.getloadavg()[0], len(os.sched_getaffinity(0)))
+    return ClusterUnavailable(
+        f"Ray could not be started ({tries} {'try' if tries == 1 else 'tries'} in {seconds:.0f} s): {why}",
+        f"{busy}raise cluster.start_timeout_s; look at memory, disk and open files of this machine",
+        str(error),
+    )
+
+
+def _busy(load: float, cores: int) -> str:
+    """What to do when more processes want to compute than there are cores; empty where that is not so."""
+    if load <= cores:
+        return ""
+    return f"this machine is busy (load {load:.0f} on {cores} cores): end what else runs on it; "
+
+
+def _awaited_raylet(timeout_s: float, check: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+    """Within this a Ray that is started gives its raylet `timeout_s` to register with the head; Ray gives it 30 s, which a
+    busy machine needs for less."""
+    from ray._private import node
+
+    usual = getattr(node.Node, "start_ray_processes", None)
+
+    def start(ours: Any) -> None:
+        assert usual is not None
+        usual(ours)
+        _await_raylet(ours, timeout_s, check)
+
+    return replaced(node.Node, "start_ray_processes", start)
+
+
+def _await_raylet(node: Any, timeout_s: float, check: Callable[[], None]) -> None:
+    """Raises RuntimeError when a process of the node has ended, TimeoutError when none has and the raylet is not there."""
+    from ray._private import services
+
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            services.get_node(node.gcs_address, node._node_id)  # type: ignore[no-untyped-call]
+            return
+        except Exception as error:  # not registered yet, or the head is too busy to say
+            why = error
+        ended = [_VITAL[kind] for kind, _ in node.dead_processes() if kind in _VITAL]
+        if ended:
+            raise RuntimeError(f"{ended[0]} ended while it started") from why
+        check()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{_VITAL['raylet']} was not up after {timeout_s:g} s") from why
+        time.sleep(_LOOK_S)
+
+
+@contextlib.contextmanager
+def _fewer_processes() -> Iterator[None]:
+    """Within this a Ray starts without the autoscaler's monitor, the monitor of logs and the dashboard's server, and takes the
+    dashboard for not installed, without trying to import it: it has one node, logs that nobody follows and no dashboard, and
+    these cost seconds of a processor at the start of each run. Ray has no public way to leave them out; a Ray that starts them
+    in another way starts them."""
+    from ray._private import node, services, utils
+
+    helpers: list[tuple[Any, str, object]] = [
+        (node.Node, "start_monitor", None),
+        (node.Node, "start_log_monitor", None),
+        (services, "start_api_server", (None, None)),
+        (utils, "get_dashboard_dependency_error", ImportError("no dashboard is wanted")),
+    ]
+    with contextlib.ExitStack() as stack:
+        for place, name, answer in helpers:
+            start = lambda *_arguments, _answer=answer, **_options: _answer  # noqa: E731
+            stack.enter_context(replaced(place, name, start))
+        yield
+
+
+def _new_folder() -> Path:
+    """A folder whose name carries this process's id, so that a later start knows when it is abandoned."""
+    parent = tempfile.gettempdir()
+    if len(parent) > _SOCKET_PATH_LIMIT - 20:
+        parent = "/tmp"
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
+
+
+def _remove_abandoned() -> None:
+    """Folders of drivers that are gone, and the helpers of their Ray, which would linger for a minute or two."""
+    for parent in {tempfile.gettempdir(), "/tmp"}:
+        for folder in Path(parent).glob(f"{_PREFIX}*-*"):
+            pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+            with contextlib.suppress(OSError):
+                if pid.isdigit() and folder.stat().st_uid == os.getuid() and not Path(f"/proc/{pid}").exists():
+                    _kill_users(folder)
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kill_users(folder: Path) -> None:
+    """Kill this user's other processes that hold a file of the folder open: Ray's helpers write their logs there."""
+    for process in Path("/proc").glob("[0-9]*"):
+        if process.name == str(os.getpid()):
+            continue
+        with contextlib.suppress(OSError):
+            if any(str(file.readlink()).startswith(f"{folder}/") for file in (process / "fd").iterdir()):
+                os.kill(int(process.name), signal.SIGKILL)

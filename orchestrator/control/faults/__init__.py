@@ -1,0 +1,1 @@
+"""Which member or micro-batch is at fault. Pure."""

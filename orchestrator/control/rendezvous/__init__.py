@@ -1,0 +1,1 @@
+"""How one generation ends and the next one is formed. Pure."""

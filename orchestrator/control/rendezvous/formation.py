@@ -1,0 +1,155 @@
+"""What follows a generation: the next one, a pause until there can be one, or the end.
+
+Who belongs to the next one is decided in `membership.compose`. This module does the rest: it accounts for what was
+lost, pauses below the least number of workers, restarts after the loss of all state, and ends an interrupted run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.control.decision import Decision
+from orchestrator.control.events import Ask, Begin
+from orchestrator.control.membership import (
+    ControllerState,
+    GenerationStatus,
+    Member,
+    Recovery,
+    compose,
+    living,
+    top,
+    waiting,
+)
+from orchestrator.control.rendezvous.scaling import FAILURES, start_missing
+from orchestrator.errors import Interrupted, WorkerLost
+
+RESTARTS = 10  # losses of all state without getting further than before
+
+
+def form(decision: Decision) -> None:
+    plan = compose(decision.state)
+    if decision.state.interrupted is not None and (isinstance(plan, str) or not worth_saving(decision.state)):
+        end_interrupted(decision, "there is nothing to save" if isinstance(plan, Begin) else plan)
+    elif isinstance(plan, Begin):
+        begin(decision, plan)
+    else:
+        if decision.state.phase != "paused":
+            decision.say(f"paused: {plan}")
+        decision.enter("paused")
+        start_missing(decision)
+        _give_up_if_nobody_comes(decision, plan)
+
+
+def worth_saving(state: ControllerState) -> bool:
+    """Whether a living worker is ahead of the newest checkpoint."""
+    highest = top(living(state, "worker"))
+    return state.requirements.stores and highest is not None and highest[0] > (state.checkpoint or 0)
+
+
+def _give_up_if_nobody_comes(decision: Decision, why: str) -> None:
+    state = decision.state
+    # To order a start is no progress: members that never start would be ordered again and again.
+    moving = [each.moved for each in state.members.values() if each.ready is None and each.heartbeat is not None]
+    late = decision.now - max([state.since, *moving]) > state.requirements.start_timeout_s
+    hopeless = state.failures >= FAILURES and all(member.ready is not None for member in state.members.values())
+    if late or hopeless:
+        error = WorkerLost(
+            f"the run cannot go on: {why}" + (f"; {state.trouble}" if state.trouble else ""),
+            "resume the run from its last checkpoint when the cluster has room; it waits for cluster.start_timeout_s",
+        )
+        decision.end(
+            error,
+            "nobody else gets ready" if hopeless else f"nobody got ready for {state.requirements.start_timeout_s:g} s",
+        )
+
+
+def begin(decision: Decision, plan: Begin) -> None:
+    state, now = decision.state, decision.now
+    workers = [state.members[member] for member in plan.members[: plan.workers]]
+    steps = _first_step(state, plan, workers)
+    if state.generation is not None:
+        _account(decision, plan, workers, steps)
+        if decision.state.phase == "ended":
+            return
+    decision.set(
+        run_manifest=plan.run_manifest,
+        generation=GenerationStatus(
+            begin=plan, steps=steps, before={id_: state.members[id_].position for id_ in plan.members}
+        ),
+    )
+    for member in plan.members:
+        decision.update(member, report=None, joins=False, heartbeat=None, heard=now, moved=now)
+    decision.enter("running")
+    decision.do(plan)
+    decision.say(_summary(plan, steps))
+    if decision.state.interrupted is not None:
+        ask(decision, "stop", "the run was interrupted")
+    start_missing(decision)
+
+
+def _summary(plan: Begin, steps: int) -> str:
+    return (
+        f"generation {plan.generation} begins at step {steps} with {plan.workers} workers and {plan.servers} servers, "
+        f"members {list(plan.members)}, {len(plan.state_transfers)} state transfers"
+    )
+
+
+def _first_step(state: ControllerState, plan: Begin, workers: list[Member]) -> int:
+    if plan.restore is not None:
+        return state.checkpoint or 0
+    highest = top(workers)
+    return 0 if highest is None else highest[0]
+
+
+def _account(decision: Decision, plan: Begin, workers: list[Member], steps: int) -> None:
+    """Note the recoveries that the new generation completes: a loss, the loss of all state, a joiner. They are reported
+    when its first step is done."""
+    state = decision.state
+    lost = max(0, state.seen - steps)
+    restarted = plan.restore is not None or top(workers) is None or lost > 1
+    open_ones = [
+        replace(recovery, kind="restarted" if restarted else recovery.kind, steps_lost=max(lost, recovery.steps_lost))
+        if recovery.kind != "joined"
+        else recovery
+        for recovery in state.recoveries
+    ]
+    joiners = [state.members[id_] for id_ in plan.members if state.members[id_].joins]
+    if joiners and not any(recovery.kind == "joined" for recovery in open_ones):
+        since = min(member.ready for member in joiners if member.ready is not None)
+        open_ones.append(Recovery(kind="joined", since=since))
+    decision.set(recoveries=tuple(open_ones))
+    if any(state.members[id_].position is None for id_ in plan.members):
+        decision.set(failures=0)
+    if restarted:
+        _restart(decision, steps, lost)
+
+
+def _restart(decision: Decision, steps: int, lost: int) -> None:
+    restarts = decision.state.restarts + 1
+    decision.set(seen=steps, mark=(steps, 1) if steps else (0, 0), restarts=restarts)
+    decision.say(f"all living state is lost, and with it {lost} steps; the run goes on from step {steps}")
+    if restarts > RESTARTS:
+        error = WorkerLost(
+            f"all state was lost {restarts} times without getting further than step {decision.state.best}",
+            "look at what ends the workers; more workers, or a shorter checkpoint.every, lose less",
+        )
+        decision.end(error, f"{restarts} restarts without progress")
+
+
+def ask(decision: Decision, what: Any, why: str) -> None:
+    """Have a member request this, once per generation; any member that has not reported can bring it to the vote."""
+    decision.say(why)
+    if decision.state.phase != "running" or what in decision.generation().asked:
+        return
+    askable = [member for member in waiting(decision.state) if member.role == "worker"]
+    if askable:
+        decision.set_generation(asked=decision.generation().asked | {what})
+        decision.do(Ask(askable[0].id, what))
+
+
+def end_interrupted(decision: Decision, reason: str) -> None:
+    assert decision.state.interrupted is not None
+    signal, checkpoint = decision.state.interrupted[1], decision.state.checkpoint
+    kept = "" if checkpoint is None else f"; the newest checkpoint holds {checkpoint} steps"
+    decision.end(Interrupted(f"interrupted by {signal}{kept}"), f"{signal}: {reason}")

@@ -1,0 +1,66 @@
+"""Where a project keeps what runs write: `.orchestrator/`, which git ignores because it holds its own `.gitignore`."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+
+from orchestrator.errors import ConfigurationError, UsageError
+
+NAME = ".orchestrator"
+
+
+def project_folder(project: Path) -> Path:
+    """The project's `.orchestrator`, created when it is missing. Raises ConfigurationError when it cannot be."""
+    folder = project / NAME
+    try:
+        folder.mkdir(exist_ok=True)
+        ignore = folder / ".gitignore"
+        if not ignore.exists():
+            ignore.write_text("*\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(
+            [f"{folder} cannot be written: {error.strerror}"], "run from a folder in which you may write"
+        ) from error
+    return folder
+
+
+class RunFolder:
+    """The files of one run, in `.orchestrator/<run id>/`."""
+
+    def __init__(self, folder: Path, run_id: str) -> None:
+        self.path = folder / run_id
+        self.path.mkdir(exist_ok=True)
+        self.journal = self.path / "journal.jsonl"
+        self.trace = self.path / "trace.jsonl"
+        self.settings = self.path / "settings.yaml"
+        self.origins = self.path / "settings_from.json"
+        self.bundle = self.path / "code.bundle"
+        self.patch = self.path / "code.patch"
+        self.code = self.path / "code.json"
+        self.data = self.path / "data.json"
+        self.environment = self.path / "environment.json"
+        self.identity = self.path / "identity.json"
+        self.card = self.path / "card.md"
+        self.verdict = self.path / "verdict.json"
+        self.weights = self.path / "model.safetensors"
+        self.error = self.path / "error.txt"
+        self.pictures = self.path / "pictures"
+        self.checkpoints = self.path / "checkpoints"
+
+    def lease(self) -> None:
+        """Keep every other driver away from this run, for as long as this process lives. Raises UsageError."""
+        self._lock = (self.path / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"run {self.path.name} is being driven by another process", "wait for its end, or end that process"
+            ) from None
+
+    def artifacts(self) -> list[Path]:
+        """The existing files that are logged under `run/`."""
+        code = [self.bundle, self.patch, self.code]
+        inputs = [self.settings, self.origins, *code, self.data, self.environment, self.identity]
+        files = [*inputs, self.journal, self.trace, self.card, self.verdict, self.error]
+        return [file for file in files if file.exists()]

@@ -1,0 +1,180 @@
+"""What can be known to be wrong before anything is started, and what would keep the run from being repeated exactly."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from orchestrator import pipeline
+from orchestrator.checkpoints.storage import try_out
+from orchestrator.errors import ConfigurationError, NotRerunnable
+from orchestrator.numerics import cuda
+from orchestrator.provenance.code import git, imported, secrets, worktree
+from orchestrator.provenance.data import dvc_files, versions
+from orchestrator.provenance.data.hashing import Scan, scan_input
+from orchestrator.settings import ScheduleSettings, Settings, Workers
+from orchestrator.table import is_reference
+from orchestrator.topologies import TOPOLOGIES
+from orchestrator.topologies import laws as topology_laws
+from orchestrator.tracking.store import absolute, database_of
+from orchestrator.updates import optimizers
+from orchestrator.updates.schedules import SCHEDULES
+from orchestrator.updates.schedules import laws as schedule_laws
+
+ORCHESTRATOR = ("orchestrator",)  # this package is part of the environment, by the hash of its source
+_FEW_WORKERS, _SOME_WORKERS, _MANY_WORKERS = 5, 8, 64  # to look at all moves of more takes seconds
+_SOME_STEPS = 1000  # of a run whose length in steps is known only when its data are
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What was found about code and data before the start.
+
+    work: None where the code cannot be recorded; scans: what lies at each of the inputs; in_code: the obstacles to an
+    exact rerun that are in the code; notes: what a person should know before the run is recorded.
+    """
+
+    project: Path
+    work: worktree.WorkTree | None
+    scans: Mapping[str, Scan]
+    in_code: list[str]
+    notes: list[str]
+
+    @cached_property
+    def inputs(self) -> list[versions.Input]:
+        """The inputs, with what DVC and git know of them. The first call imports DVC, so it is left to the thread that
+        opens the record, unless `strict` asks earlier. Raises ConfigurationError."""
+        return versions.look_up(self.project, self.scans)
+
+    @property
+    def obstacles(self) -> list[str]:
+        """The obstacles to an exact rerun, each with its remedy."""
+        return [*self.in_code, *(item.obstacle for item in self.inputs if item.obstacle is not None)]
+
+
+def check(settings: Settings, project: Path) -> Provenance:
+    """What is known of code and data. Raises ConfigurationError with all problems, and NotRerunnable under `strict`
+    when there are obstacles."""
+    problems = [
+        *_pipeline_problems(settings),
+        *_variant_problems(settings),
+        *_input_problems(settings, project),
+        *_checkpoint_problems(settings),
+        *_device_problems(settings),
+    ]
+    if problems:
+        raise ConfigurationError(problems)
+    in_code: list[str] = []
+    work = None
+    try:
+        work = worktree.examine(project)
+        in_code += work.obstacles
+    except worktree.Unrecorded as error:
+        in_code.append(str(error))
+    if settings.strict and work is not None:
+        in_code += _imported_obstacles(work, project)
+    notes = [] if work is None else [secrets.note(work.untracked), _store_note(settings, work)]
+    scans = {path: scan_input(project, path) for path in settings.data.inputs}
+    found = Provenance(project, work, scans, in_code, [note for note in notes if note is not None])
+    if settings.strict and found.obstacles:
+        listed = "".join(f"\n  - {obstacle}" for obstacle in found.obstacles)
+        raise NotRerunnable(
+            f"strict: this run could not be repeated exactly:{listed}", "mend these, or leave strict out"
+        )
+    return found
+
+
+def _imported_obstacles(work: worktree.WorkTree, project: Path) -> list[str]:
+    """Of what this process has imported, the pipeline's module among it: what the workers will say once they run (record.py)
+    comes too late to refuse the start."""
+    command = sys.modules.get("__main__")  # under this name and under multiprocessing's; no worker imports it
+    modules = {name: module for name, module in sys.modules.items() if module is not command}
+    loaded = imported.gather(imported.files_of(modules), project, work.origin)
+    return list(imported.judge(loaded, work, ORCHESTRATOR).obstacles)
+
+
+def _store_note(settings: Settings, work: worktree.WorkTree) -> str | None:
+    """A store among the code grows by itself: each snapshot holds it, and it holds each snapshot."""
+    database = database_of(absolute(settings.tracking.uri or ""))
+    place = None if database is None else database.resolve()
+    if place is None or not place.is_relative_to(work.root) or git.line(work.root, "check-ignore", str(place)):
+        return None
+    return (
+        f"the MLflow store {place} lies in the repository: it and its artifacts are recorded with the code of every run, which "
+        f"so is never the same; list {place.name}, mlflow.lock and artifacts/ in .gitignore, or put it elsewhere"
+    )
+
+
+def _pipeline_problems(settings: Settings) -> list[str]:
+    try:
+        target = pipeline.find(settings.pipeline.target, settings.pipeline.args)
+    except ConfigurationError as error:
+        return _with_remedy(error)
+    own = pipeline.defines(target, "optimizer")
+    section = settings.optimizer
+    if pipeline.has_rate(target) and settings.schedule != ScheduleSettings():
+        return ["schedule: the pipeline has a rate() of its own; remove one of the two"]
+    if own and section.name is not None:
+        return ["optimizer: the pipeline has an optimizer() of its own; remove one of the two"]
+    if section.name is None:
+        return (
+            [] if own else ["optimizer: required, because the pipeline has no optimizer(); for example optimizer=adamw"]
+        )
+    return optimizers.problems(section.name, section.options)
+
+
+def _variant_problems(settings: Settings) -> list[str]:
+    """Of a topology and a schedule of the user's own, which could not be looked at before they were imported."""
+    topology, schedule = settings.topology, settings.schedule
+    problems: list[str] = []
+    if is_reference(topology.name):
+        problems += TOPOLOGIES.problems(topology.name, topology.options) or topology_laws.problems(
+            topology.name, topology.options, _numbers_of_workers(settings.cluster.workers)
+        )
+    if is_reference(schedule.name):
+        problems += SCHEDULES.problems(schedule.name, schedule.options) or schedule_laws.problems(
+            schedule.name, schedule.options, schedule.warmup, settings.run.steps or _SOME_STEPS
+        )
+    return problems
+
+
+def _numbers_of_workers(workers: Workers) -> list[int]:
+    """Those that the run may come to; where it may shrink to one also a few more, so that a slip shows in a small run."""
+    most = max(workers.most, _FEW_WORKERS) if workers.least == 1 else workers.most
+    numbers = {*range(workers.least, min(most, workers.least + _SOME_WORKERS) + 1), workers.start, workers.most}
+    return sorted(number for number in numbers if number <= _MANY_WORKERS) or [_MANY_WORKERS]
+
+
+def _checkpoint_problems(settings: Settings) -> list[str]:
+    if settings.checkpoint.uri is None:
+        return []
+    try:
+        try_out(settings.checkpoint.uri)
+    except ConfigurationError as error:
+        return _with_remedy(error)
+    return []
+
+
+def _with_remedy(error: ConfigurationError) -> list[str]:
+    return [problem if not error.remedy else f"{problem} ({error.remedy})" for problem in error.problems]
+
+
+def _device_problems(settings: Settings) -> list[str]:
+    """A private Ray runs this very torch; of another one's nodes its workers say it."""
+    if settings.run.device == "cpu" or settings.cluster.address is not None:
+        return []
+    problem = cuda.build_problem()
+    return [] if problem is None else [problem]
+
+
+def _input_problems(settings: Settings, project: Path) -> list[str]:
+    problems = []
+    for path in settings.data.inputs:
+        if not (project / path).exists():
+            stage = dvc_files.stage_of(project, path)
+            remedy = f"; make it with: dvc repro {stage}" if stage else ""
+            problems.append(f"data.inputs: there is no {path} in {project}{remedy}")
+    return problems

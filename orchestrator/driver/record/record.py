@@ -1,0 +1,331 @@
+"""One run's record: its MLflow run and its folder, opened before the first step and closed with the right status.
+
+What the run is made of goes into files that are artifacts too: `code.bundle` (the exact work tree), `code.patch` (to be read),
+`data.json`, `settings.yaml` with `settings_from.json` (what came from where), `environment.json` (per node), and
+`identity.json`: a hash over all of it. `card.md` says it to a person.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from orchestrator.driver.record.folders import RunFolder
+from orchestrator.driver.record.preflight import ORCHESTRATOR, Provenance
+from orchestrator.driver.report import card
+from orchestrator.driver.report.outcome import Outcome, Status
+from orchestrator.engine.exchange import footprint
+from orchestrator.errors import ConfigurationError, RunFailed
+from orchestrator.plan.resolve import resolve
+from orchestrator.provenance.code import checkout, git, imported, snapshot, worktree
+from orchestrator.provenance.data.versions import Input
+from orchestrator.records import identity
+from orchestrator.records.lines import LineFile
+from orchestrator.settings import Settings, determining, flat, to_yaml
+from orchestrator.tracking import Store, Tracker
+
+_MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
+    "finished": "FINISHED",
+    "failed": "FAILED",
+    "killed": "KILLED",
+}
+_NAMED = 10  # runs in a tag
+_URL_SECRET = re.compile(r"(?<=://)[^/@\s]*@")
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a run is made of, as it was recorded. work: None where the code could not be; obstacles: to an exact rerun."""
+
+    inputs: list[Input]
+    obstacles: list[str]
+    work: worktree.WorkTree | None
+
+
+class Record:
+    """The record of one run, opened by `open_record` or `reopen_record`; `journal` and `trace` are appended while it
+    runs.
+
+    obstacles: to an exact rerun, as far as they are known; run_manifest: what the workers agreed on, once they have;
+    profile: of the training data.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        tracker: Tracker,
+        files: RunFolder,
+        orphans: list[str],
+        contents: Contents,
+    ) -> None:
+        self.store = store
+        self.tracker = tracker
+        self.files = files
+        self.orphans = orphans
+        self.journal = LineFile(files.journal)
+        self.trace = LineFile(files.trace)
+        self.obstacles = list(contents.obstacles)
+        self.run_manifest: Mapping[str, Any] = {}
+        self.profile: dict[str, Any] | None = None
+        self._settings = settings
+        self._inputs = contents.inputs
+        self._said: list[str] = []
+        self._work = contents.work
+        self._nodes: dict[str, Any] = _read(files.environment).get("nodes", {})
+        self._code = _read(files.code)
+
+    @property
+    def origin(self) -> str | None:
+        """The commit that the code was made from, where there is one."""
+        return None if self._work is None else self._work.origin
+
+    @property
+    def memory(self) -> str | None:
+        """How much memory a worker needs, in words, once that is known."""
+        return footprint.sentence(self.run_manifest, resolve(self._settings))
+
+    def describe(self, node: str, environment: Mapping[str, Any], modules: list[dict[str, Any]]) -> list[str]:
+        """The environment of a node, and the modules that a worker there has imported. Returns obstacles to a rerun."""
+        first = not self._nodes
+        self._nodes[node] = dict(environment)
+        _write(self.files.environment, {"nodes": self._nodes})
+        if not first:
+            return []
+        packages = environment["packages"]
+        chosen = {f"package.{name}": packages[name] for name in ("torch", "ray", "numpy") if name in packages}
+        for key, value in {"packages_sha256": environment["bits"]["packages_sha256"], **chosen}.items():
+            self.tracker.tag(key, value)
+        judged = imported.judge([imported.from_dict(module) for module in modules], self._work, ORCHESTRATOR)
+        found = {
+            "search_path": list(judged.search_path),
+            "modules": {
+                each.module.name: {"kind": each.kind, "sha256": each.module.sha256}
+                for each in judged.findings
+                if each.module.name.split(".")[0] not in ORCHESTRATOR
+            },
+            "obstacles": [*self._code.get("obstacles", []), *judged.obstacles],
+        }
+        self._code.update(found)
+        _write(self.files.code, self._code)
+        self.obstacles += judged.obstacles
+        return list(judged.obstacles)
+
+    def compare_with_like(self, digest: str | None) -> list[str]:
+        """Compare the digest with that of every run of the same identity, which must be equal (law 2). Returns
+        sentences for a person, and tags all of these runs."""
+        self._identify()
+        own = _read(self.files.identity).get("identity")
+        if own is None or digest is None:
+            return []
+        others = [past for past in self.store.of_identity(own) if past.run_id != self.tracker.run_id]
+        same = [past.run_id for past in others if past.digest == digest]
+        other = [past.run_id for past in others if past.digest not in (None, digest)]
+        self._tag("confirms", same)
+        self._tag("contradicts", other)
+        if same and not other:
+            self._said = [f"the same digest as {_count(same)} of equal code, data, settings and environment"]
+        elif other:
+            self._said = [
+                f"ALARM: {_count(other)} of equal code, data, settings and environment came to another digest: {other[0]}\n"
+                f"  something that is not recorded changes the result; compare={other[0]},{self.tracker.run_id} says where"
+            ]
+        return self._said
+
+    def _tag(self, what: str, others: list[str]) -> None:
+        """Tag this run and the others, so that each of them names the others."""
+        for run_id in others[:_NAMED]:
+            self.tracker.tag_other(run_id, what, self.tracker.run_id)
+        if others:
+            self.tracker.tag(what, ", ".join(others[:_NAMED]))
+
+    def close(self, outcome: Outcome) -> str | None:
+        """Write down how the run ended, here and in MLflow; why MLflow could not take all of it, or None."""
+        try:
+            self.trace.sync()
+        except OSError as error:
+            lacking = RunFailed(f"{self.trace.path} is not whole: {error.strerror}", "make room on its disk")
+            outcome.error = outcome.error or lacking
+        status = outcome.status
+        ending: dict[str, object] = {"event": "run_ended", "status": status, "steps": outcome.steps}
+        if outcome.error is not None:
+            ending["error"] = outcome.error.message
+            _put(self.files.error, f"{outcome.error}\n\n{outcome.error.details}".rstrip() + "\n")
+            self.tracker.tag("error", outcome.error.message)
+        if outcome.steps:
+            self.tracker.tag("steps", str(outcome.steps))
+        if outcome.digest is not None:
+            self.tracker.tag("digest", outcome.digest)
+        if self.profile is not None:
+            _write(self.files.data, {**_read(self.files.data), "profile": self.profile})
+        if self._nodes:  # the disk may have been full when they were written
+            _write(self.files.environment, {"nodes": self._nodes})
+            _write(self.files.code, self._code)
+        self._identify()
+        _put(self.files.card, self._card(outcome))
+        self.journal.append([ending])
+        self.journal.close()
+        self.trace.close()
+        for path in self.files.artifacts():
+            self.tracker.artifact(path, "run")
+        for picture in sorted(self.files.pictures.glob("*")):
+            self.tracker.artifact(picture, "pictures")
+        if self.files.weights.exists():
+            self.tracker.artifact(self.files.weights, "model")
+        self.tracker.end(_MLFLOW[status])
+        return self.tracker.trouble
+
+    def _card(self, outcome: Outcome) -> str:
+        found = determining(self._settings)
+        execution = {key: value for key, value in flat(self._settings).items() if key not in found}
+        results = {"loss": outcome.loss, **outcome.metrics, "digest": outcome.digest}
+        error = None if outcome.error is None else outcome.error.message
+        lost = [f"{each['kind']} ({each['seconds']} s, {each['steps_lost']} steps lost)" for each in outcome.recoveries]
+        identity = _read(self.files.identity)
+        rows = {
+            "steps": outcome.steps,
+            **results,
+            "identity": identity.get("identity"),
+            "memory": self.memory,
+            "error": error,
+        }
+        if lost:
+            rows["recoveries"] = ", ".join(lost)
+        return card.card(
+            card.CardContents(
+                run_id=self.tracker.run_id,
+                name=self.tracker.name,
+                status=outcome.status,
+                started=datetime.fromtimestamp(self.tracker.started_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+                command=_public(shlex.join(["python", "-m", "orchestrator", *sys.argv[1:]])),
+                outcome=rows,
+                code=self._code,
+                data=_read(self.files.data),
+                nodes=self._nodes,
+                identity=identity,
+                settings=found,
+                execution={key: _public(str(value)) for key, value in execution.items()},
+                said=self._said,
+                obstacles=self.obstacles,
+            )
+        )
+
+    def _identify(self) -> None:
+        """Write what determines the result, and one hash over it; it is only known once workers were ready."""
+        if self.files.identity.exists() or "initial_parameters" not in self.run_manifest or not self._nodes:
+            return
+        work, modules = self._work, self._code.get("modules", {})
+        parts = identity.parts(
+            "none" if work is None else work.tree,
+            {name: each["sha256"] for name, each in modules.items() if each["kind"] != "snapshot"},
+            {item.path: item.md5 for item in self._inputs},
+            determining(self._settings),
+            [node["bits"] for node in self._nodes.values()],
+            self.run_manifest["initial_parameters"],
+        )
+        _write(self.files.identity, {"identity": identity.of(parts), "parts": parts})
+        self.tracker.tag("identity", identity.of(parts))
+
+
+def open_record(settings: Settings, folder: Path, provenance: Provenance, origins: Mapping[str, str]) -> Record:
+    """Create the MLflow run and its folder, and keep the code; remove what a rerun that was killed has left. origins: where
+    the settings were given, by key. Raises ConfigurationError when the store cannot be opened."""
+    checkout.sweep(folder / "worktrees")
+    inputs, obstacles = provenance.inputs, provenance.obstacles  # DVC is asked before there is a run in the store
+    store = Store(settings.tracking.uri, folder)
+    with store.usable():
+        experiment_id = store.experiment(settings.run.experiment)
+        orphans = store.mark_orphans(experiment_id)
+        tracker = Tracker.create(store, experiment_id, settings.run.name, every_s=settings.tracking.every_s)
+        shown = {key: _public(value) if isinstance(value, str) else value for key, value in flat(settings).items()}
+        tracker.describe(shown, _tags(provenance))
+    tracker.inputs([(item.path, item.md5, item.place) for item in inputs])
+    files = RunFolder(folder, tracker.run_id)
+    files.lease()
+    try:
+        files.settings.write_text(to_yaml(settings), encoding="utf-8")
+    except OSError as error:
+        tracker.end("FAILED")
+        raise ConfigurationError(
+            [f"{files.settings} cannot be written: {error.strerror}"], "make room on its disk"
+        ) from error
+    _write(files.data, {"inputs": [item.as_dict() for item in inputs], "profile": None})
+    _write(files.origins, origins)
+    work = None if provenance.work is None else _keep(provenance.work, files, tracker)
+    return Record(settings, store, tracker, files, orphans, Contents(inputs, obstacles, work))
+
+
+def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance: Provenance) -> Record:
+    """Go on with a run that was left; its folder is leased already. Raises ConfigurationError."""
+    inputs, obstacles = provenance.inputs, provenance.obstacles  # before the run in the store is touched
+    with store.usable():
+        tracker = Tracker.reopen(store, files.path.name, every_s=settings.tracking.every_s)
+        orphans = store.mark_orphans(tracker.experiment_id)
+    files.error.unlink(missing_ok=True)
+    return Record(settings, store, tracker, files, orphans, Contents(inputs, obstacles, provenance.work))
+
+
+def _keep(work: worktree.WorkTree, files: RunFolder, tracker: Tracker) -> worktree.WorkTree | None:
+    """Write the snapshot of the code: the tree as it was written. What prevents that is reported as a tag, and does not
+    end the run."""
+    try:
+        kept = snapshot.keep(work, tracker.run_id)
+        snapshot.bundle(kept, files.bundle)
+        snapshot.patch(kept, files.patch)
+    except (worktree.Unrecorded, git.GitError, OSError) as error:
+        tracker.tag("code.unrecorded", str(error))
+        return None
+    _write(files.code, kept.as_dict())
+    return kept.work
+
+
+def _tags(provenance: Provenance) -> dict[str, str]:
+    """Tags by which runs are found: the user, the code, the data."""
+    tags = {
+        "mlflow.source.name": _public(" ".join(sys.argv)),
+        "mlflow.source.type": "LOCAL",
+        "mlflow.user": os.environ.get("USER", str(os.getuid())),
+    }
+    work = provenance.work
+    if work is not None:
+        tags["git.dirty"] = str(work.dirty).lower()
+        tags["git.tree"] = work.tree
+        if work.origin is not None:
+            tags["git.commit"] = tags["mlflow.source.git.commit"] = work.origin
+    return {**tags, **{f"data.{item.path}.md5": item.md5 for item in provenance.inputs}}
+
+
+def _public(text: str) -> str:
+    """The text without names and passwords in addresses."""
+    return _URL_SECRET.sub("", text)
+
+
+def _count(runs: list[str]) -> str:
+    return "an earlier run" if len(runs) == 1 else f"{len(runs)} earlier runs"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def _write(path: Path, values: Mapping[str, Any]) -> None:
+    _put(path, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
+
+
+def _put(path: Path, text: str) -> None:
+    """Write the whole file, or leave the one before: a full disk is reported by the trace, and does not end the run
+    here."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.rename(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,144 @@
+"""A recorded run: the files of its folder, fetched from MLflow's artifacts where they are not on this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.driver.record.folders import RunFolder
+from orchestrator.errors import ConfigurationError, NotRerunnable
+from orchestrator.provenance.data.versions import Input, from_dict
+from orchestrator.records import lines
+from orchestrator.records.comparison import Run
+from orchestrator.settings import Settings, determining, flat, load
+from orchestrator.tracking import Past, Store
+
+_RESULTS = ("train/", "validation/")  # metrics of the execution differ from run to run
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recorded run. past: what MLflow knows of it; files: of its folder here."""
+
+    past: Past
+    files: RunFolder
+
+    @classmethod
+    def find(cls, store: Store, folder: Path, name: str) -> Recorded:
+        """The run of this name in the project whose `.orchestrator` is `folder`. Raises UsageError for a name that
+        names no run, ConfigurationError."""
+        past = store.find(name)
+        return cls.of(store, folder, past)
+
+    @classmethod
+    def of(cls, store: Store, folder: Path, past: Past) -> Recorded:
+        files = RunFolder(folder, past.run_id)
+        if not all(file.exists() for file in _needed(files).values()):
+            store.fetch(past.run_id, "run", files.path)
+        return cls(past, files)
+
+    def settings(self, overrides: Sequence[str] = ()) -> Settings:
+        """The settings of the run, with overrides that do not change the result. Raises ConfigurationError for others."""
+        settings = load([str(self.files.settings)], overrides)
+        before, after = determining(load([str(self.files.settings)], [])), determining(settings)
+        changed = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
+        if changed:
+            raise ConfigurationError(
+                [f"{key}: it determines the result, and here it has to stay as it was" for key in changed],
+                "leave these out, or launch a new run with conf=",
+            )
+        return settings
+
+    def require(self) -> None:
+        """Raises NotRerunnable, naming everything that is missing for a rerun."""
+        missing = [f"{what} ({path.name})" for what, path in _needed(self.files).items() if not path.exists()]
+        if not missing:
+            self._require_whole()
+        if missing:
+            git = "" if self.files.bundle.exists() else " from a project in a git repository"
+            raise NotRerunnable(
+                f"the record of run {self.past.run_id} ({self.past.status}) is not complete: it lacks {', '.join(missing)}",
+                f"launch it again{git}",
+            )
+
+    def _require_whole(self) -> None:
+        """Raises NotRerunnable for an incomplete record, with which no comparison can be called exact."""
+        steps, found = self.past.steps or 0, len(self.trace())
+        if self.past.status == "FINISHED" and found < steps:
+            raise _damaged(self.files.trace, f"it has {found} of {steps} steps")
+        if not self.environments:
+            raise _damaged(self.files.environment, "it tells of no node")
+        if "inputs" not in _read(self.files.data):
+            raise _damaged(self.files.data, "it tells of no inputs")
+
+    @property
+    def inputs(self) -> list[Input]:
+        return [from_dict(item) for item in _read(self.files.data).get("inputs", [])]
+
+    @property
+    def code(self) -> Mapping[str, Any]:
+        return _read(self.files.code)
+
+    @property
+    def environments(self) -> list[Mapping[str, Any]]:
+        """The recorded environments, one per node."""
+        return list(_read(self.files.environment).get("nodes", {}).values())
+
+    def trace(self) -> list[dict[str, Any]]:
+        """The lines of the trace. Raises NotRerunnable for a damaged one."""
+        try:
+            found = list(lines.read(self.files.trace)) if self.files.trace.exists() else []
+        except ValueError as error:
+            raise _damaged(self.files.trace, str(error)) from None
+        if not all(isinstance(line, dict) and "step" in line for line in found):
+            raise _damaged(self.files.trace, "not every line is a step")
+        return found
+
+    def as_run(self) -> Run:
+        """The run as a value for comparisons; what the record does not hold is left out."""
+        metrics = {name: value for name, value in self.past.metrics.items() if name.startswith(_RESULTS)}
+        found: Run = {"digest": self.past.digest, "metrics": metrics, "trace": self.trace()}
+        if self.files.settings.exists():
+            settings = load([str(self.files.settings)], [])
+            found["settings"], found["determining"] = flat(settings), list(determining(settings))
+        recorded = _read(self.files.data)
+        found["inputs"] = recorded.get("inputs", [])
+        if recorded.get("profile"):
+            found["profiles"] = {"training": recorded["profile"]}
+        found["environments"] = self.environments
+        found["code_tree"] = self.code.get("tree")
+        found["modules"] = self.code.get("modules", {})
+        parts = _read(self.files.identity).get("parts", {})
+        found["initial_parameters"] = parts.get("initial_parameters")
+        return found
+
+
+def _needed(files: RunFolder) -> dict[str, Path]:
+    """The files that a rerun needs, by what they are."""
+    return {
+        "its settings": files.settings,
+        "the snapshot of its code": files.bundle,
+        "the versions of its data": files.data,
+        "its environment": files.environment,
+        "its trace": files.trace,
+    }
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Raises NotRerunnable for a damaged file."""
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise _damaged(path, str(error)) from None
+    if not isinstance(found, dict):
+        raise _damaged(path, "it is no JSON object")
+    return found
+
+
+def _damaged(path: Path, why: str) -> NotRerunnable:
+    return NotRerunnable(f"{path} is damaged: {why}", "remove it, and it is taken from the run's artifacts again")

@@ -1,0 +1,1 @@
+"""What people read: run card, summary, pictures."""

@@ -1,0 +1,68 @@
+"""How a run ended, as a value and as the JSON object that the command line promises."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from orchestrator.errors import Interrupted, OrchestratorError
+
+Status = Literal["finished", "failed", "killed"]
+
+
+@dataclass
+class Outcome:
+    """How a run ended, filled in while it runs.
+
+    workers: of the last generation; loss: of the last step; metrics: of the last evaluation; first_step_at: when the
+    driver heard of the first step, on the monotonic clock; steps_per_s: from the first report of a step to the last,
+    evaluations included; checkpoint: the step of the newest one; not_recorded: why MLflow does not have all of it,
+    which does not make the run a failed one.
+    """
+
+    workers: int = 0
+    steps: int = 0
+    loss: float | None = None
+    digest: str | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    generations: int = 0
+    error: OrchestratorError | None = None
+    first_step_at: float | None = None
+    steps_per_s: float | None = None
+    recoveries: list[dict[str, Any]] = field(default_factory=list)
+    checkpoint: int | None = None
+    not_recorded: str | None = None
+
+    @property
+    def status(self) -> Status:
+        if self.error is None:
+            return "finished"
+        return "killed" if isinstance(self.error, Interrupted) else "failed"
+
+    def as_dict(self, run_id: str | None, started: float) -> dict[str, Any]:
+        """The JSON object. run_id: None when no run was created; started: time of the command."""
+        report: dict[str, Any] = {
+            "run_id": run_id,
+            "status": self.status,
+            "steps": self.steps,
+            "digest": self.digest,
+            "loss": _number(self.loss),
+            "metrics": {name: _number(value) for name, value in self.metrics.items()},
+            "workers": self.workers,
+            "generations": self.generations,
+            "recoveries": self.recoveries,
+            "launch_s": None if self.first_step_at is None else round(self.first_step_at - started, 3),
+            "steps_per_s": None if self.steps_per_s is None else round(self.steps_per_s, 3),
+        }
+        if self.not_recorded is not None:
+            report["not_recorded"] = self.not_recorded
+        if self.error is not None:
+            error = self.error.as_dict()
+            report["error"] = {key: error[key] for key in ("kind", "message", "remedy")}
+        return report
+
+
+def _number(value: float | None) -> float | None:
+    """JSON has no NaN and no infinity."""
+    return value if value is None or math.isfinite(value) else None

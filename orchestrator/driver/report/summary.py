@@ -1,0 +1,29 @@
+"""The summary of a finished run for a person, with the command, or the address, that shows it in MLflow."""
+
+from __future__ import annotations
+
+import shlex
+
+from orchestrator.driver.report.outcome import Outcome
+from orchestrator.tracking import is_server
+
+
+def text(outcome: Outcome, title: str, layout: str, run_id: str, look: str) -> str:
+    """layout: what it ran on, such as "4 workers in a ring"; look: where it is shown."""
+    rate = f", {outcome.steps_per_s:.3g} steps/s" if outcome.steps_per_s else ""
+    results = {"loss": outcome.loss, **outcome.metrics}
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in results.items() if value is not None)
+    return (
+        f"{title}: finished {outcome.steps} step{'s' * (outcome.steps != 1)}, {layout}{rate}\n"
+        f"  results  {shown}\n"
+        f"  digest   {outcome.digest}\n"
+        f"  run      {run_id}, its files in .orchestrator/{run_id}/\n"
+        f"  look     {look}"
+    )
+
+
+def look(run_id: str, experiment_id: str, store_uri: str, own_uri: str) -> str:
+    """The run's page at a server; the command that shows another store. own_uri: the project's, which that command takes."""
+    if is_server(store_uri):
+        return f"{store_uri.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
+    return "python -m orchestrator ui" + ("" if store_uri == own_uri else f" tracking.uri={shlex.quote(store_uri)}")

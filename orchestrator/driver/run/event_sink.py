@@ -1,0 +1,195 @@
+"""Writes what happens in a run to where it belongs: the journal, the trace, MLflow, the terminal, the outcome.
+
+The journal holds what settings do not determine (law 4): who came and went, the generations, the decisions with their
+reasons, the checkpoints. Nothing here decides or waits.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from orchestrator.control import events
+from orchestrator.driver.record.record import Record
+from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.run.checkpointing import SavedCheckpoint
+from orchestrator.driver.terminal.progress import Progress, say_obstacles
+from orchestrator.engine.member.generation import Generation
+from orchestrator.records.trace import Line
+
+_REMEMBERED_LINES = 10_000
+_UPLOAD_S = 30.0  # between two copies of the run's files in MLflow, which are made at checkpoints
+_NO_CHECKPOINTS = (
+    "note: no worker runs on this machine, so there are no checkpoints and no resume; set checkpoint.uri to a place that "
+    "all nodes reach"
+)
+
+
+class EventSink:
+    """Receives the events of a run and writes them down. outcome: the result of the run so far."""
+
+    def __init__(self, record: Record, progress: Progress) -> None:
+        self._record = record
+        self._tracker = record.tracker
+        self._journal = record.journal
+        self._trace = record.trace
+        self._progress = progress
+        self._said: dict[str, str] = {}
+        self._evaluated: dict[int, dict[str, float]] = {}
+        self._told_of_trouble = False
+        self._told_of_disk = False
+        self._uploaded_at = time.monotonic()
+        self._first_report: tuple[int, float] | None = None  # steps that were done, and when they were reported
+        self.outcome = Outcome()
+
+    @property
+    def origin(self) -> str | None:
+        """The commit that the code was made from."""
+        return self._record.origin
+
+    def goes_on(self, steps: int, loss: float | None, metrics: Mapping[str, float], checkpoint: int | None) -> None:
+        """A run is resumed: take over what was reported before."""
+        outcome = self.outcome
+        outcome.steps, outcome.loss, outcome.metrics, outcome.checkpoint = steps, loss, dict(metrics), checkpoint
+
+    def agreed(self, run_manifest: Mapping[str, Any]) -> None:
+        """Record the run manifest that the workers agree on."""
+        self._record.run_manifest = run_manifest
+        needed = self._record.memory
+        if needed is not None and self.outcome.generations == 1:
+            self._progress.say(needed)
+
+    def described(self, node: str, environment: Mapping[str, Any], modules: list[dict[str, Any]]) -> None:
+        """Record what the process of a worker on this node is made of."""
+        say_obstacles(self._progress, self._record.describe(node, environment, modules))
+
+    def gives_way(self, node: str, niceness: int, ours: int) -> None:
+        """Note that members of a joined Ray have a lower priority than this process."""
+        self._progress.say(
+            f"note: workers on node {node[:8]} run at nice level {niceness}, this driver at {ours}: whatever else computes "
+            "there goes first, which slows training down\n"
+            f"  start Ray there with RAY_worker_niceness={ours} in its environment: RAY_worker_niceness={ours} ray start ..."
+        )
+
+    def tick(self) -> None:
+        self._tracker.tick()
+        if self._tracker.trouble is not None and not self._told_of_trouble:
+            self._told_of_trouble = True
+            self._progress.say(
+                "warning: MLflow does not take what this run reports; it goes on, and its files stay complete: "
+                f"{self._tracker.trouble}"
+            )
+
+    def event(self, event: str, **details: Any) -> None:
+        """Append an event to the journal."""
+        self._journal.append([{"event": event, **details}])
+
+    def decided(self, before: str, after: str, reason: str) -> None:
+        self.event("decided", **{"from": before, "to": after, "reason": reason})
+
+    def begins(self, generation: Generation, members: Sequence[int], steps: int, reason: str) -> None:
+        """A generation begins."""
+        self.event("generation_started", **generation.as_event(), members=members, steps=steps)
+        self.outcome.generations += 1
+        self.outcome.workers = generation.workers
+        self._tracker.metrics(self.outcome.steps, {"cluster/workers": generation.workers})
+        if self.outcome.generations == 1:
+            self._progress.start(steps)
+            if generation.storage is not None and not generation.writers:
+                self._progress.say(_NO_CHECKPOINTS)
+        else:
+            self._progress.say(f"generation {generation.number}, {generation.workers} workers: {reason}")
+
+    def lines(self, new: list[Line]) -> None:
+        """Record new lines of the trace, in order."""
+        self._trace.append(new)
+        if self._trace.trouble is not None and not self._told_of_disk:
+            self._told_of_disk = True
+            self._progress.say(
+                f"warning: {self._trace.path} cannot be written, training goes on: {self._trace.trouble}\n"
+                "  make room: what is missing is tried again with each step"
+            )
+        now = time.monotonic()
+        self.outcome.first_step_at = self.outcome.first_step_at or now
+        for line in new:
+            self.outcome.steps = line["step"] + 1
+            self.outcome.loss = float.fromhex(line["loss"])
+            self._tracker.metrics(line["step"], {"train/loss": self.outcome.loss})
+        if self._first_report is None:
+            self._first_report = (self.outcome.steps, now)
+        elif now > self._first_report[1]:
+            self.outcome.steps_per_s = (self.outcome.steps - self._first_report[0]) / (now - self._first_report[1])
+        self._progress.step(self.outcome.steps, self.outcome.loss or 0.0)
+
+    def evaluated(self, step: int, metrics: dict[str, float]) -> None:
+        """Record an evaluation. Every worker reports every evaluation; the first report is enough."""
+        if step in self._evaluated:
+            return
+        self._evaluated[step] = metrics
+        self.outcome.metrics = metrics
+        self._tracker.metrics(step, metrics)
+        self.event("evaluated", step=step, metrics={key: _plain(value) for key, value in metrics.items()})
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        self._progress.say(f"after step {step + 1}: {shown}")
+
+    def recovered(self, command: events.Recovered) -> None:
+        seconds = round(command.seconds, 3)
+        recovery = {"kind": command.kind, "seconds": seconds, "steps_lost": command.steps_lost}
+        self.outcome.recoveries.append(recovery)
+        self.event("recovered", **recovery)
+        self._tracker.metrics(self.outcome.steps, {f"recovery/{command.kind}_s": command.seconds})
+        steps = "no step lost" if command.steps_lost == 0 else f"{command.steps_lost} steps computed again"
+        what = {"lost": "went on", "joined": "a worker joined", "restarted": "started again"}[command.kind]
+        self._progress.say(f"{what} after {seconds:g} s, {steps}")
+
+    def sync(self) -> None:
+        """Wait until the trace is on the disk, as it has to be before a checkpoint of its last step. Raises OSError
+        when it cannot be."""
+        self._trace.sync()
+
+    def saved(self, saved: SavedCheckpoint) -> None:
+        self.outcome.checkpoint = saved.step
+        self.event(
+            "checkpoint_saved",
+            step=saved.step,
+            parts=saved.parts,
+            bytes=saved.size_bytes,
+            stall_s=round(saved.stall_s, 6),
+            seconds=round(saved.seconds, 3),
+        )
+        self._tracker.metrics(saved.step, {"checkpoint/stall_s": saved.stall_s, "checkpoint/seconds": saved.seconds})
+        if time.monotonic() - self._uploaded_at >= _UPLOAD_S:
+            self._uploaded_at = time.monotonic()
+            for path in self._record.files.artifacts():
+                self._tracker.artifact(path, "run")
+
+    def not_saved(self, step: int, why: str) -> None:
+        self.event("checkpoint_failed", step=step, why=why)
+        self._progress.say(f"warning: the checkpoint of step {step} could not be written, training goes on: {why}")
+
+    def passed_over(self, reason: str) -> None:
+        """A checkpoint is damaged, and an older one is used."""
+        self.event("checkpoint_passed_over", why=reason)
+        self._progress.say(f"warning: {reason}")
+
+    def lost(self, role: str, member: int, why: str) -> None:
+        self.event(f"{role}_lost", **{role: member}, step=self.outcome.steps, why=why)
+        self._progress.say(f"{role} {member} was lost after step {self.outcome.steps}: {why}")
+
+    def loader_lost(self, worker: int, why: str) -> None:
+        self.event("loader_lost", worker=worker, why=why)
+        self._progress.say(f"worker {worker}: {why}")
+
+    def printed(self, who: str, line: str) -> None:
+        """Show what the pipeline prints, with its worker; the same line from other workers is shown once."""
+        if len(self._said) > _REMEMBERED_LINES:
+            self._said.clear()
+        if self._said.setdefault(line, who) == who:
+            self._progress.say(f"[{who}] {line}")
+
+
+def _plain(value: float) -> float | str:
+    """JSON has no NaN."""
+    return value if math.isfinite(value) else str(value)

@@ -1,0 +1,226 @@
+"""One job from the start of its Ray to the end of its record: slots for the members, the session, the weights, the
+summary.
+
+Launching and resuming differ in how a run begins (`session.RunStart`) and are the same from there on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from orchestrator.checkpoints.catalog import Catalog
+from orchestrator.checkpoints.storage import open_storage
+from orchestrator.cluster.actors.members import ActorPlacement, Members, this_node
+from orchestrator.cluster.placement.actor_slots import ActorSlots
+from orchestrator.cluster.placement.project_transfer import Project, prepare_workspaces, unlike
+from orchestrator.cluster.placement.reservation import Need, reserved
+from orchestrator.cluster.sessions import RaySession
+from orchestrator.cluster.sessions.joined import JoinedRay
+from orchestrator.cluster.sessions.local import LocalRay
+from orchestrator.control.membership import Requirements
+from orchestrator.driver.record.folders import RunFolder
+from orchestrator.driver.record.record import Record
+from orchestrator.driver.report import pictures, summary
+from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.run.checkpointing import Saving
+from orchestrator.driver.run.event_sink import EventSink
+from orchestrator.driver.run.member_directory import MemberDirectory
+from orchestrator.driver.run.session import NodeCheck, RunStart, Session, Startup
+from orchestrator.driver.terminal.progress import Progress, say_obstacles
+from orchestrator.driver.terminal.signals import PendingSignal
+from orchestrator.errors import Interrupted, OrchestratorError, RunFailed
+from orchestrator.plan import Plan
+from orchestrator.plan.resolve import resolve
+from orchestrator.settings import Settings
+from orchestrator.topologies import Schedule, build_schedule
+from orchestrator.tracking import default_uri, is_server
+
+Sharing = Callable[[Plan], AbstractContextManager[RaySession]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run with its resources, executed by `complete`.
+
+    settings: of the run; project: the folder from which the pipeline is imported; ray: the Ray to run on, entered for
+    the time of the job: a private one, or one that outlives it and other jobs share.
+    """
+
+    settings: Settings
+    project: Path
+    display: Progress
+    pending_signal: PendingSignal
+    ray: Sharing | None = None
+
+    @cached_property
+    def plan(self) -> Plan:
+        return resolve(self.settings)
+
+    def complete(self, opening: Future[Record], run_start: RunStart) -> tuple[str, Outcome]:
+        """Run the job and close its record, whatever happens; returns the run's id and its outcome."""
+        plan, display = self.plan, self.display
+        try:
+            if is_server(self.settings.tracking.uri):
+                opening.result()  # it may be out of reach: known before anything is started
+            outcome = self._run(opening, run_start)
+        except OrchestratorError as error:
+            outcome = Outcome(workers=plan.cluster.members.start, error=error)
+        except BaseException as error:
+            opening.result().close(Outcome(error=RunFailed(f"{type(error).__name__}: {error}")))
+            raise
+        finally:
+            display.close()
+        record = opening.result()
+        files, tracker = record.files, record.tracker
+        trouble = pictures.draw(files.pictures, files.trace, files.journal, tracker.name, _schedule(plan))
+        if trouble is not None:
+            display.say(f"note: {trouble}")
+        for sentence in record.compare_with_like(outcome.digest):
+            display.say(sentence)
+        outcome.not_recorded = record.close(outcome)
+        if outcome.not_recorded is not None:
+            display.say(
+                f"warning: MLflow has not got all of this run: {outcome.not_recorded}"
+                + (f"\n  the files in .orchestrator/{tracker.run_id}/ are complete" if outcome.error is None else "")
+            )
+        if outcome.error is None:
+            own_uri = default_uri(record.files.path.parent)
+            look = summary.look(tracker.run_id, tracker.experiment_id, record.store.uri, own_uri)
+            display.say(summary.text(outcome, tracker.name, layout(plan), tracker.run_id, look))
+        return tracker.run_id, outcome
+
+    def _run(self, opening: Future[Record], run_start: RunStart) -> Outcome:
+        """Place the members, run them to the end, fetch the trained weights. Raises OrchestratorError for what goes wrong
+        before the first member is started; later troubles are in the outcome."""
+        plan = self.plan
+        self.display.say(f"starting {layout(plan)}")
+        with (self.ray or self._own_ray)(plan) as ray:
+            self.pending_signal.watch()
+            with contextlib.ExitStack() as held:
+                actor_slots, node_check = self._actor_slots(held)
+                members = held.enter_context(Members(plan, secrets.token_bytes(32)))
+                # A private Ray has the priority that the user wants.
+                niceness = None if plan.cluster.address is None else os.getpriority(os.PRIO_PROCESS, 0)
+                startup = Startup.begin(run_start, members, actor_slots, node_check, niceness)
+                return self._drive(startup, opening.result(), ray)
+
+    def _drive(self, startup: Startup, record: Record, ray: RaySession) -> Outcome:
+        plan = self.plan
+        say_obstacles(self.display, record.obstacles)
+        for run_id in record.orphans:
+            self.display.say(f"note: run {run_id} was left RUNNING by a driver that is gone; it is marked KILLED now")
+        event_sink = EventSink(record, self.display)
+        storage = storage_of(plan, record.files)
+        saving = Saving(Catalog(open_storage(storage), plan.checkpoints.keep))
+        everywhere = plan.checkpoints.uri is not None
+        directory = MemberDirectory(plan.exchange, this_node(), storage, everywhere=everywhere)
+        session = Session(startup, directory, saving, event_sink)
+        session.run(self.pending_signal, ray.trouble)
+        outcome = event_sink.outcome
+        if outcome.error is None:
+            weights = record.files.weights
+            unfinished = weights.with_suffix(".unfinished")
+            try:
+                holder = session.save_weights(str(unfinished))
+                unfinished.rename(weights)
+                record.profile = startup.members.profile(holder)
+            except RunFailed as error:  # what was trained up to here stays in the report
+                outcome.error = error
+                unfinished.unlink(missing_ok=True)
+        return outcome
+
+    def _actor_slots(self, held: contextlib.ExitStack) -> tuple[ActorSlots, NodeCheck]:
+        """Room for every member that the run starts with, on nodes that have this project, and what is asked of a node that
+        comes later. A private Ray is this machine. held: lets go of the room at the end."""
+        cluster, timeout_s = self.plan.cluster, self.plan.cluster.timeouts.start_s
+        wanted = cluster.members.total(cluster.members.most if cluster.address is None else cluster.members.start)
+        need = Need(wanted, cluster.cpus, cluster.gpus, cluster.together)
+        slots = held.enter_context(reserved(need, timeout_s, self._check))
+        anywhere = {"num_cpus": need.cpus, "num_gpus": need.gpus}
+        if cluster.address is None:
+            here = str(self.project)
+            slots_here = [ActorPlacement(here, slot.options) for slot in slots]
+            return ActorSlots(slots_here, ActorPlacement(here, anywhere)), lambda _node: None
+        project = Project(self.project, self.settings.data.inputs, timeout_s, self._check)
+        workspaces = prepare_workspaces(project, {slot.node.id: slot.node for slot in slots}.values(), self.display.say)
+        places = [
+            ActorPlacement(workspace.project, {**slot.options, "runtime_env": dict(workspace.runtime_env)})
+            for slot, workspace in ((slot, workspaces[slot.node.id]) for slot in slots)
+        ]
+        # A node that is not known yet is more likely to lack the project than to have it.
+        carried = next((place for place in places if place.project is None), places[0])
+        elsewhere = ActorPlacement(carried.project, {**anywhere, "runtime_env": carried.options["runtime_env"]})
+        known = set(workspaces)
+
+        def check_node(node: str) -> str | None:
+            if node in known or carried.project is None:
+                return None
+            try:
+                problem = unlike(project, node)
+            except OrchestratorError as error:
+                return error.message
+            known.update([node] if problem is None else [])
+            return problem
+
+        return ActorSlots(places, elsewhere), check_node
+
+    def _check(self) -> None:
+        if self.pending_signal.signal is not None:
+            raise Interrupted(f"interrupted by {self.pending_signal.signal}")
+
+    def _own_ray(self, plan: Plan) -> RaySession:
+        """Joined, or started for this job with as many CPUs as it may need (rule D4)."""
+        cluster = plan.cluster
+        if cluster.address is not None:
+            return JoinedRay(cluster.address)
+        members = cluster.members.total(cluster.members.most)
+        cpus, cores = cluster.cpus * members, len(os.sched_getaffinity(0))
+        if cpus > cores:
+            self.display.say(f"note: {members} processes that want {cpus:g} CPUs share {cores} cores")
+        return LocalRay(cpus, cluster.timeouts.start_s, self._check)
+
+
+def requirements(plan: Plan, *, checkpoint: int | None = None, generation: int = 0, member: int = 0) -> Requirements:
+    """What the plan asks of the controller. checkpoint: to begin with; generation, member: the first numbers to give."""
+    members, timeouts = plan.cluster.members, plan.cluster.timeouts
+    return Requirements(
+        shards=plan.data.shards,
+        start=members.start,
+        least=members.least,
+        most=members.most,
+        spares=members.spares,
+        servers=members.servers,
+        start_timeout_s=timeouts.start_s,
+        step_timeout_s=timeouts.step_s,
+        whole=not plan.exchange.exact,
+        checkpoint=checkpoint,
+        generation=generation,
+        member=member,
+    )
+
+
+def storage_of(plan: Plan, files: RunFolder) -> str:
+    """Where the run's checkpoints lie: a path, or a URL under which several runs may lie."""
+    uri = plan.checkpoints.uri
+    return str(files.checkpoints) if uri is None else f"{uri.rstrip('/')}/{files.path.name}"
+
+
+def layout(plan: Plan) -> str:
+    """What a run was executed on, in words, such as "3 workers and 1 server, topology parameter_server"."""
+    of = plan.cluster.members
+    number = str(of.most) if of.start == of.most else f"{of.start} to {of.most}"
+    counts = [(number, "worker"), (str(of.spares), "spare"), (str(of.servers), "server")]
+    members = [f"{count} {role}{'s' * (count != '1')}" for count, role in counts if count != "0"]
+    return f"{' and '.join(members)}, topology {plan.exchange.topology.name}"
+
+
+def _schedule(plan: Plan) -> Schedule:
+    return build_schedule(plan.exchange.topology.name, plan.cluster.members.most, **plan.exchange.topology.options)

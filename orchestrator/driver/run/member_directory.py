@@ -1,0 +1,57 @@
+"""The addresses of the members, and from them a generation as its members get it: who is connected with whom, and who
+writes checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.control.events import Begin
+from orchestrator.engine.member.generation import Generation
+from orchestrator.plan import Exchange, Variant
+from orchestrator.topologies import build_schedule
+
+_STAND_IN = Variant("peer_to_peer", {})  # while no server lives: any exact topology gives the same bits
+
+
+class MemberDirectory:
+    """The addresses and nodes of the members. here: the driver's node; storage: where checkpoints lie, None where none
+    are kept; everywhere: every node reaches it."""
+
+    def __init__(self, exchange: Exchange, here: str, storage: str | None, *, everywhere: bool) -> None:
+        self._exchange = exchange
+        self._here = here
+        self._storage = storage
+        self._everywhere = everywhere
+        self._addresses: dict[int, dict[str, Any]] = {}
+        self._nodes: dict[int, str] = {}
+
+    def add(self, member: int, addresses: dict[str, Any], node: str) -> None:
+        self._addresses[member] = addresses
+        self._nodes[member] = node
+
+    def reaches_checkpoints(self, member: int) -> bool:
+        return self._storage is not None and (self._everywhere or self._nodes[member] == self._here)
+
+    def generation(self, begin: Begin, checkpoint: int | None) -> Generation:
+        """The generation as its members get it. checkpoint: the step of the one to restore, if any."""
+        topology = _STAND_IN if begin.without_servers else self._exchange.topology
+        servers = {"servers": begin.servers} if begin.servers else {}
+        return Generation(
+            begin.generation,
+            build_schedule(topology.name, begin.workers, **{**topology.options, **servers}),
+            begin.shards,
+            begin.state_transfers,
+            None if checkpoint is None or begin.restore is None else (begin.restore, str(checkpoint)),
+            tuple(rank for rank in range(begin.workers) if self.reaches_checkpoints(begin.members[rank])),
+            self._storage,
+        )
+
+    def peers(self, members: tuple[int, ...], generation: Generation, rank: int) -> dict[int, Any]:
+        """The addresses of all ranks that `rank` is connected with: its links of the schedule and its state transfers."""
+        peers = sorted(generation.peers_of(rank))
+        return {peer: self._address(members[rank], members[peer]) for peer in peers}
+
+    def _address(self, member: int, peer: int) -> Any:
+        """A pair is connected by a Unix socket, and so by shared memory, on one node; by TCP between nodes."""
+        by_tcp = self._exchange.by_tcp or self._nodes[member] != self._nodes[peer]
+        return self._addresses[peer]["tcp" if by_tcp else "unix"]

@@ -1,0 +1,373 @@
+"""The driver's loop: passes reports of members to the controller and the event sink, and carries out the controller's
+commands.
+
+All decisions are made by `control.controller.decide`, and all numbers come from the members.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+from orchestrator.cluster.actors.members import ActorPlacement, Heard, Members
+from orchestrator.control import controller, events
+from orchestrator.control.faults import fault_attribution
+from orchestrator.control.membership import ControllerState, Requirements, waiting
+from orchestrator.driver.run.checkpointing import Saving
+from orchestrator.driver.run.event_sink import EventSink
+from orchestrator.driver.run.member_directory import MemberDirectory
+from orchestrator.driver.terminal.signals import PendingSignal
+from orchestrator.errors import (
+    CheckpointDamaged,
+    ClusterUnavailable,
+    Inconsistent,
+    OrchestratorError,
+    WorkerLost,
+    from_dict,
+)
+from orchestrator.records.trace import Disagreement, Line, Merger
+
+_TICK_S = 0.25
+_RAY_GONE = "unless somebody killed it, look at its logs and for the kernel's out-of-memory killer (dmesg)"
+_TWO_WAYS = (
+    "if the step was computed again, after a resume or a restart, something in the pipeline is left to chance (a clock, "
+    "os.urandom, an operation that is not deterministic); otherwise this is a fault of orchestrator"
+)
+_LAST_S = 10.0  # for what members were asked about themselves, and have not answered when the run ends
+
+
+class ActorSlots(Protocol):
+    """Where members are started."""
+
+    def take(self, member: int) -> ActorPlacement:
+        """The slot for a new member."""
+
+    def leave(self, member: int) -> None:
+        """The member is gone, and its slot is free again."""
+
+
+NodeCheck = Callable[[str], str | None]  # why a member on this node cannot take part; None when it can
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """Where a run begins.
+
+    requirements: what it asks of the controller. When it is resumed, written: how many lines of its trace stand; loss,
+    metrics: the last ones up to there; cut: the lines after them, with which what is computed again is compared.
+    """
+
+    requirements: Requirements
+    written: int = 0
+    loss: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    cut: Sequence[Line] = ()
+
+
+@dataclass(frozen=True)
+class Startup:
+    """The first members of a run, started already: they prepare while the driver opens the record. niceness: of this
+    process, where a lower priority of the members is worth a note."""
+
+    run_start: RunStart
+    members: Members
+    actor_slots: ActorSlots
+    node_check: NodeCheck
+    state: ControllerState
+    roles: Mapping[int, events.Role]
+    niceness: int | None = None
+
+    @classmethod
+    def begin(
+        cls,
+        run_start: RunStart,
+        members: Members,
+        actor_slots: ActorSlots,
+        node_check: NodeCheck = lambda _node: None,
+        niceness: int | None = None,
+    ) -> Self:
+        state, commands = controller.initial(run_start.requirements, time.monotonic())
+        roles = {command.member: command.role for command in commands if isinstance(command, events.Start)}
+        for member, role in roles.items():
+            members.start(member, role, actor_slots.take(member))
+        return cls(run_start, members, actor_slots, node_check, state, roles, niceness)
+
+
+class Session:
+    """One run in the driver, from its first members to the end of the last step."""
+
+    def __init__(
+        self, startup: Startup, member_directory: MemberDirectory, saving: Saving, event_sink: EventSink
+    ) -> None:
+        run_start = startup.run_start
+        self._members = startup.members
+        self._node_check = startup.node_check
+        self._actor_slots = startup.actor_slots
+        self._niceness = startup.niceness
+        self._member_directory = member_directory
+        self._saving = saving
+        self._event_sink = event_sink
+        self._merger = Merger(run_start.written)
+        self._merger.expect(run_start.cut)
+        self._roles = dict(startup.roles)
+        self._ready: dict[int, dict[str, Any]] = {}  # where each member's process is
+        self._generation = -1
+        self._running = False  # whether the present generation has completed a step
+        self._over: set[int] = set()  # dead, or killed here
+        self._asked: dict[int, str] = {}  # who was asked what its process is made of, and the node it lives on
+        self._described: set[str] = set()  # nodes
+        self._state = startup.state
+        event_sink.goes_on(run_start.written, run_start.loss, run_start.metrics, self._state.checkpoint)
+
+    def run(self, pending_signal: PendingSignal, trouble: Callable[[], str | None] = lambda: None) -> None:
+        """Run until the controller ends the run. Never raises for what a member or the user did: see the outcome's
+        error.
+
+        trouble: what is wrong with the Ray that the members run on, if anything is.
+        """
+        posted: str | None = None
+        while self._state.phase != "ended":
+            if pending_signal.signal is not None and pending_signal.signal != posted:
+                posted = pending_signal.signal
+                self._event_sink.event("signal", name=posted)
+                self._decide(events.Interrupt(posted))
+            for heard in self._members.hear(_TICK_S):
+                self._hear(heard)
+            wrong = trouble()
+            if wrong is not None:
+                self._decide(events.Failed(None, ClusterUnavailable(wrong, _RAY_GONE)))
+            self._decide(events.Tick())
+            self._event_sink.tick()
+        deadline = time.monotonic() + _LAST_S
+        while self._asked and time.monotonic() < deadline:
+            for heard in self._members.hear(_TICK_S):
+                self._hear(heard)
+        for member in self._roles:
+            if member not in self._over and not self._members.is_gone(member):
+                self._entries(member, self._members.drain(member))
+
+    def save_weights(self, path: str) -> int:
+        """Once the run has finished: bring the trained weights into a file here; returns the worker that gave them. Raises
+        WorkerLost when all who hold them are gone."""
+        members = self._state.members.values()
+        holders = [each.id for each in members if each.role == "worker" and isinstance(each.report, events.Finished)]
+        for member in holders[:-1]:
+            with contextlib.suppress(WorkerLost):
+                self._members.save_weights(member, path)
+                return member
+        self._members.save_weights(holders[-1], path)
+        return holders[-1]
+
+    def _hear(self, heard: Heard) -> None:
+        member, answer = heard.member, heard.answer
+        if heard.kind == "died":
+            self._died(member, heard.why)
+        elif heard.kind == "entries":
+            self._entries(member, heard.entries)
+            self._decide(events.Heartbeat(member, **heard.heartbeat))
+        elif heard.kind == "described":
+            self._hear_description(member, answer)
+        elif heard.kind == "prepared":
+            self._prepared(member, answer)
+        elif "failed" in answer:
+            self._decide(events.Failed(member, from_dict(answer["failed"])))
+        elif "left" in answer:
+            position = _position(answer["position"])
+            left = events.Left(member, answer["generation"], answer["left"], position, answer["accuses"], answer["why"])
+            self._decide(left)
+            if answer["left"] == "peer":
+                self._look_for_dead()
+        else:
+            self._event_sink.outcome.digest = answer["finished"] or self._event_sink.outcome.digest
+            position = _position(answer["position"])
+            self._decide(events.Finished(member, answer["generation"], position, answer["finished"]))
+
+    def _prepared(self, member: int, answer: dict[str, Any]) -> None:
+        if "failed" in answer:
+            error = from_dict(answer["failed"])
+            first = self._state.generation is None
+            self._decide(events.Failed(member, error) if first else events.StartFailed(member, error.message))
+            return
+        unfit = self._node_check(answer["node"])
+        if unfit is not None:
+            self._kill(member, unfit)
+            self._decide(events.StartFailed(member, unfit))
+            return
+        self._member_directory.add(member, answer["addresses"], answer["node"])
+        self._ready[member] = {"pid": answer["pid"], "node": answer["node"]}
+        if self._niceness is not None and answer["niceness"] > self._niceness:
+            self._event_sink.gives_way(answer["node"], answer["niceness"], self._niceness)
+            self._niceness = None  # one note is enough
+        if self._state.generation is not None:
+            self._member_started(member, None, [])
+        can_restore = self._roles[member] == "worker" and self._member_directory.reaches_checkpoints(member)
+        self._decide(events.Ready(member, answer["run_manifest"], can_restore))
+
+    def _ask_for_descriptions(self, members: Sequence[int]) -> None:
+        """Of one worker on each node: what its process is made of. It answers beside its work."""
+        for member in members:
+            node = self._ready[member]["node"]
+            if self._roles[member] == "worker" and node not in {*self._described, *self._asked.values()}:
+                self._asked[member] = node
+                self._members.describe(member, self._event_sink.origin)
+
+    def _hear_description(self, member: int, answer: dict[str, Any]) -> None:
+        node = self._asked.pop(member, None)
+        if node is not None and "failed" not in answer:
+            self._described.add(node)
+            self._event_sink.described(node, answer["environment"], answer["modules"])
+
+    def _member_started(self, member: int, rank: int | None, shards: Sequence[int]) -> None:
+        """rank: None for one that waits to join."""
+        role = self._roles[member]
+        hosted = {"shards": list(shards)} if role == "worker" else {}
+        self._event_sink.event(f"{role}_started", **{role: member}, rank=rank, **self._ready[member], **hosted)
+
+    def _look_for_dead(self) -> None:
+        """After a report of a lost peer: find out at once who of the generation has died, without waiting for Ray."""
+        for member in [each.id for each in waiting(self._state)]:
+            if self._members.is_gone(member):
+                self._died(member, "")
+
+    def _died(self, member: int, details: str) -> None:
+        """Handle a death once: each pending call to a dead member ends with the same report."""
+        if member in self._over:
+            return
+        self._over.add(member)
+        self._asked.pop(member, None)
+        self._actor_slots.leave(member)
+        pid = self._members.pid(member)
+        activity = self._members.last_activity(member)
+        last = None if activity is None else events.Heartbeat(member, **activity)
+        why = f"its process (pid {pid}) ended" if pid is not None else "its process ended"
+        why += "" if last is None else f" {fault_attribution.where(last)}"
+        self._event_sink.lost(self._roles[member], member, why)
+        self._decide(events.Died(member, why, details, last))
+
+    def _decide(self, event: events.Event) -> None:
+        before = self._state.phase
+        self._state, commands, reason = controller.decide(self._state, event, time.monotonic())
+        if reason:
+            self._event_sink.decided(before, self._state.phase, reason)
+        self._carry_out(commands, reason)
+
+    def _carry_out(self, commands: Sequence[events.Command], reason: str) -> None:
+        for command in commands:
+            match command:
+                case events.Start(member, role):
+                    self._roles[member] = role
+                    self._members.start(member, role, self._actor_slots.take(member))
+                case events.Begin():
+                    self._begin(command, reason)
+                case events.CallOff(generation, members):
+                    for member in members:
+                        self._members.call_off(member, generation)
+                case events.Ask(member, what):
+                    self._members.ask(member, what)
+                case events.Kill(member, why):
+                    self._kill(member, why)
+                case events.Recovered():
+                    self._event_sink.recovered(command)
+                case events.End(error):
+                    self._end(error)
+
+    def _begin(self, begin: events.Begin, reason: str) -> None:
+        self._saving.generation_ended()
+        self._generation, self._running = begin.generation, False
+        try:
+            checkpoint = None if begin.restore is None else self._newest()
+        except CheckpointDamaged as error:
+            self._decide(events.Failed(None, error))
+            return
+        generation = self._member_directory.generation(begin, checkpoint)
+        ranks: dict[int, int | None] = {member: rank for rank, member in enumerate(begin.members)}
+        for member in self._ready if self._event_sink.outcome.generations == 0 else ():
+            rank = ranks.get(member)
+            shards = begin.shards[rank] if rank is not None and rank < begin.workers else ()
+            self._member_started(member, rank, shards)
+        self._event_sink.begins(generation, begin.members, begin.run_manifest["steps"], reason)
+        for rank, member in enumerate(begin.members):
+            peers = self._member_directory.peers(begin.members, generation, rank)
+            self._members.run(member, generation, rank, peers, begin.run_manifest)
+        self._event_sink.agreed(begin.run_manifest)
+        self._ask_for_descriptions(begin.members)
+        if self._saving.given_up:
+            self._saving.given_up = False
+            self._members.ask(begin.members[0], "save")
+        if checkpoint is not None:
+            self._decide(events.CheckpointSaved(checkpoint))  # it may be an older one than was thought
+
+    def _newest(self) -> int | None:
+        """The checkpoint to go on from; one that is damaged is passed over, saying so. Raises CheckpointDamaged when none
+        can be looked for."""
+        step, reasons = self._saving.newest()
+        for reason in reasons:
+            self._event_sink.passed_over(reason)
+        return step
+
+    def _kill(self, member: int, why: str) -> None:
+        self._over.add(member)
+        self._asked.pop(member, None)
+        self._actor_slots.leave(member)
+        self._members.kill(member)
+        self._event_sink.lost(self._roles[member], member, why)
+
+    def _end(self, error: OrchestratorError | None) -> None:
+        """End the run. The first error is the one that is reported."""
+        self._event_sink.outcome.error = self._event_sink.outcome.error or error
+
+    def _entries(self, member: int, entries: list[dict[str, Any]]) -> None:
+        self._running = self._running or any(self._is_running(entry) for entry in entries)
+        self._record_trace([entry["trace"] for entry in entries if "trace" in entry])
+        for entry in entries:
+            if "printed" in entry:
+                self._event_sink.printed(f"{self._roles[member]} {member}", entry["printed"])
+                continue
+            match entry.get("event"):
+                case "evaluated":
+                    self._event_sink.evaluated(entry["step"], entry["metrics"])
+                case "generation_running" if self._is_running(entry):
+                    self._decide(events.Stepped(entry["step"]))
+                case "part_written" | "part_failed":
+                    self._part(entry)
+                case "loader_lost":
+                    self._event_sink.loader_lost(member, entry["why"])
+
+    def _is_running(self, entry: Mapping[str, Any]) -> bool:
+        """Whether it says that the present generation has completed a step."""
+        return entry.get("event") == "generation_running" and entry["generation"] == self._generation
+
+    def _record_trace(self, lines: list[Line]) -> None:
+        try:
+            new = self._merger.add(lines)
+        except Disagreement as error:
+            fault = Inconsistent(str(error), _TWO_WAYS)
+            self._end(fault)  # here, because last words may come after the end, when nothing is decided any more
+            self._decide(events.Failed(None, fault))
+            return
+        if new:
+            self._event_sink.lines(new)
+            # Lines of the generation before may come late; what was lost with it is no step of the present one.
+            last, generation = new[-1]["step"], self._state.generation
+            if self._running or (generation is not None and last < generation.steps):
+                self._decide(events.Stepped(last))
+
+    def _part(self, entry: dict[str, Any]) -> None:
+        try:
+            self._event_sink.sync()
+        except OSError as error:
+            entry = {**entry, "event": "part_failed", "why": f"the trace is not on the disk: {error.strerror}"}
+        saved = self._saving.heard(entry)
+        if saved is not None:
+            self._event_sink.saved(saved)
+            self._decide(events.CheckpointSaved(saved.step))
+        if self._saving.trouble is not None:
+            self._event_sink.not_saved(entry["step"], self._saving.trouble)
+            self._saving.trouble = None
+
+
+def _position(value: Sequence[int] | None) -> events.Position | None:
+    return None if value is None else (value[0], value[1])

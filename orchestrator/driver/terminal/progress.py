@@ -1,0 +1,103 @@
+"""The progress display on stderr: a bar on a terminal, a plain line now and then otherwise."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from typing import Never, Protocol, TextIO, cast
+
+from tqdm import tqdm
+
+from orchestrator.driver.terminal.console import Lasting
+
+PLAIN_EVERY_S = 10.0
+
+
+class Progress(Protocol):
+    def start(self, steps: int) -> None: ...
+    def step(self, done: int, loss: float) -> None: ...
+    def say(self, text: str) -> None: ...
+    def close(self) -> None: ...
+
+
+def for_stream(stream: TextIO | None = None) -> Progress:
+    """The display for `stream` (stderr): a bar on a terminal, plain lines elsewhere."""
+    stream = cast(TextIO, Lasting(stream or sys.stderr))
+    return Bar(stream) if stream.isatty() else Plain(stream)
+
+
+def say_obstacles(progress: Progress, obstacles: Iterable[str]) -> None:
+    """What keeps a run from being repeated exactly, each with its remedy."""
+    for obstacle in obstacles:
+        progress.say(f"note: this run cannot be repeated exactly: {obstacle}")
+
+
+def rate_and_left(steps: int, seconds: float, left: int) -> str:
+    """ ", 66.2 steps/s, 10 s left" from what was done in some seconds; empty while nothing is known."""
+    if steps <= 0 or seconds <= 0:
+        return ""
+    rate = steps / seconds
+    return f", {rate:.3g} steps/s" + (f", {duration(left / rate)} left" if left else "")
+
+
+def duration(seconds: float) -> str:
+    """In its two largest units: "10 s", "2 min 5 s", "3 h 20 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+class Plain:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._steps = 0
+        self._said_at = time.monotonic()
+        self._first: tuple[int, float] | None = None  # steps done, and the time, at the first report
+
+    def start(self, steps: int) -> None:
+        self._steps = steps
+        self._said_at = time.monotonic()
+        self._first = None
+
+    def step(self, done: int, loss: float) -> None:
+        now = time.monotonic()
+        self._first = self._first or (done, now)
+        if now - self._said_at >= PLAIN_EVERY_S or done == self._steps:
+            self._said_at = now
+            pace = rate_and_left(done - self._first[0], now - self._first[1], self._steps - done)
+            self.say(f"step {done}/{self._steps}, loss {loss:.4g}{pace}")
+
+    def say(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+class Bar:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._bar: tqdm[Never] | None = None
+
+    def start(self, steps: int) -> None:
+        self._bar = tqdm(total=steps, file=self._stream, unit="step", dynamic_ncols=True, leave=False, mininterval=0.2)
+
+    def step(self, done: int, loss: float) -> None:
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"loss {loss:.4g}", refresh=False)
+            self._bar.update(done - self._bar.n)
+
+    def say(self, text: str) -> None:
+        if self._bar is None:
+            print(text, file=self._stream, flush=True)
+        else:
+            self._bar.write(text, file=self._stream)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

@@ -1,0 +1,1 @@
+"""Admission: a worker proves that it computes the same bits as the others."""

@@ -1,0 +1,115 @@
+"""Admission by proof (rule B4): a worker shows that it computes the bits of the others before it may take part.
+
+Micro-batch 0 is computed, then micro-batch 1, then 0 again, which exposes a pipeline that keeps state: by other bits,
+or by what has changed in its objects. The same is done with validation batches, since decisions may follow from
+metrics; so an error in metrics() is reported before the training and not after it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import sys
+from collections.abc import Callable
+
+import torch
+
+from orchestrator.engine.admission import state_detection
+from orchestrator.engine.compute import evaluation
+from orchestrator.engine.compute.replica import Replica
+from orchestrator.engine.compute.workload import Workload
+from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised
+from orchestrator.numerics.digests import update
+from orchestrator.pipeline import naming
+
+
+def reference(workload: Workload, replica: Replica) -> str:
+    """A digest of the gradient of the first micro-batch. Raises Inconsistent; PipelineRaised for what may not be changed or
+    used, and for a fault in the metrics."""
+    compiled = _compiled()
+    batches = range(min(2, workload.order.shards))
+    first = _prove(
+        workload, "micro-batch (step 0, shard 0)", batches, lambda shard: _fingerprint(workload, replica, shard)
+    )
+    if first is not None:  # else the words of the step come first
+        batches = range(min(2, len(workload.evaluation_batches)))
+        _prove(workload, "validation batch 0", batches, lambda batch: _evaluated(workload, replica, batch))
+    if workload.has_rate:
+        _prove(workload, "rate(0)", range(1), lambda step: workload.rate(step).hex())
+    if _compiled() != compiled:
+        raise PipelineRaised(
+            "a part of the pipeline was compiled while a batch was computed",
+            "leave torch.compile out: its kernels are not checked for exactness",
+        )
+    return first or ""
+
+
+def _prove(workload: Workload, what: str, batches: range, compute: Callable[[int], str | None]) -> str | None:
+    """What `compute` returns for batch 0, which has to be the same each time; None where it returns None for one of the
+    batches. Raises Inconsistent."""
+    if not batches:
+        return None
+    results = [compute(batches[0])]
+    before = _look(workload)
+    results += [compute(batch) for batch in (*batches[1:], batches[0])]
+    after = _look(workload)
+    grown: dict[str, bool] = {}
+    if after != before:
+        compute(batches[0])
+        grown = state_detection.grown(before, after, _look(workload))
+    found = ", ".join(sorted(grown, key=lambda place: not grown[place])[:3])
+    remedy = (
+        "a pipeline must keep no state between batches and draw randomness only from torch, numpy or random; metrics are means "
+        "over their own batch, put together here"
+    )
+    if results[-1] != results[0]:
+        why = f"; what had changed: {found}" if found else ""
+        raise Inconsistent(f"{what} came out differently when it was computed again behind another one{why}", remedy)
+    if any(grown.values()):
+        raise Inconsistent(
+            f"{found} changed each time that {what} was computed",
+            f"{remedy}; a number that nothing follows from may have a name that begins with _",
+        )
+    return None if None in results else results[0]
+
+
+def _look(workload: Workload) -> state_detection.Observations:
+    with naming("looking at what the pipeline, its model and its data sets keep"):  # it meets objects of any class
+        return state_detection.look(workload.held(), workload.model)
+
+
+def _fingerprint(workload: Workload, replica: Replica, shard: int) -> str | None:
+    """Of all that micro-batch (step 0, shard) would put into the sum; None where it fails, as its step will. Raises
+    PipelineRaised where it changes what has to stay, and where the GPU failed of it: nothing is computed there any more."""
+    replica.begin_shard()
+    digest = hashlib.sha256()
+    try:
+        computed = workload.loss(0, shard)
+        tensors = replica.contribution() if computed is not None else []
+    except OrchestratorError as error:
+        if isinstance(error.__context__, torch.AcceleratorError):
+            raise
+        replica.begin_shard()
+        return None
+    replica.check_shard()
+    replica.check_step()
+    for slot, tensor in zip(replica.layout.slots, tensors, strict=False):
+        if tensor is not None:
+            update(digest, slot.name, tensor)
+    replica.begin_shard()
+    return digest.hexdigest()
+
+
+def _evaluated(workload: Workload, replica: Replica, batch: int) -> str:
+    """The numbers of a validation batch, bit for bit."""
+    results = evaluation.compute(workload, replica, [batch], len(workload.evaluation_batches), -1, lambda: None)
+    if results.fault is not None:
+        raise results.fault[1]
+    values = results.rows[batch]
+    return f"{results.names} {struct.pack(f'<{len(values)}d', *values).hex()}"
+
+
+def _compiled() -> int:
+    """How many pieces of code torch has compiled in this process. To import its compiler takes seconds, so it is not."""
+    compiler = sys.modules.get("torch._dynamo.utils")
+    return 0 if compiler is None else compiler.counters["frames"]["total"]

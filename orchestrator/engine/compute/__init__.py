@@ -1,0 +1,1 @@
+"""What a worker computes: micro-batches, gradients, evaluations, and the state that follows."""

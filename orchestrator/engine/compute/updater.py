@@ -1,0 +1,64 @@
+"""The update of a worker's replica by a summed gradient: transforms after the sum, learning rate, optimizer, buffers.
+It is the same at every worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from orchestrator.engine.compute.replica import Replica
+from orchestrator.engine.compute.workload import Workload
+from orchestrator.plan import Update
+from orchestrator.updates import optimizers, schedules
+from orchestrator.updates.clipping import Clipping
+from orchestrator.updates.rates import rates_of, set_rates
+from orchestrator.updates.transforms import Chain
+
+
+class Updater:
+    """Applies summed gradients to a replica. Built while the optimizer still has the rates that it was made with;
+    started once the length of the run is known."""
+
+    def __init__(self, workload: Workload, replica: Replica, optimizer: torch.optim.Optimizer, update: Update) -> None:
+        self._workload = workload
+        self._replica = replica
+        self.optimizer = optimizer
+        self._schedule, self._warmup = update.schedule, update.warmup
+        self._rates = rates_of(optimizer)
+        self._after = Chain(*([] if update.clip is None else [Clipping(update.clip)]))
+        self.state = self._after.init(replica.parameters)
+        self._rate: Callable[[int, int], float] = lambda _step, _reductions: 1.0
+
+    def start(self, steps: int) -> None:
+        """Set the length of the run."""
+        workload, schedule = self._workload, self._schedule
+        epoch = workload.order.steps_per_epoch
+        if workload.has_rate:
+            self._rate = lambda step, _reductions: workload.rate(step)
+        else:
+            factor, warmup = schedules.build(schedule.name, schedule.options), self._warmup
+            self._rate = lambda step, reductions: factor(schedules.Moment(step, steps, warmup, reductions, epoch))
+
+    def options(self) -> list[dict[str, object]]:
+        """The optimizer's options, to see whether anything changes them."""
+        return optimizers.options(self.optimizer)
+
+    def apply(
+        self,
+        step: int,
+        reductions: int,
+        agreed: Sequence[torch.Tensor | None],
+        counters: Sequence[int],
+        result: torch.Tensor,
+    ) -> None:
+        """agreed: views of `result`, in the order of the layout, None where no shard had anything (rule A7); counters: the
+        values of the integer buffers; reductions: how often the plateau schedule has lowered the rate."""
+        self._replica.forget()
+        count = len(self._replica.parameters)
+        gradients, self.state = self._after.update(agreed[:count], self.state)
+        for parameter, gradient in zip(self._replica.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        set_rates(self.optimizer, self._rates, self._rate(step, reductions))
+        self._workload.optimize(step, self.optimizer, result)
+        self._replica.adopt(agreed[count:], counters)

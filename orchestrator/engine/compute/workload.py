@@ -1,0 +1,297 @@
+"""The calls into the user's pipeline: batches from its datasets, losses and metrics from its functions, errors by name.
+
+All calls of the user's code in a step are here, so that every exception of it becomes one PipelineRaised that names the
+step and the shard, with the user's own frames in the message and the full traceback in `details`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+
+from orchestrator.data.loaders import Key, Loaders, upcoming
+from orchestrator.data.loading import fetch
+from orchestrator.data.order import Order, Sampler, evaluation_batches
+from orchestrator.engine.compute import construction
+from orchestrator.errors import NonFinite, PipelineRaised
+from orchestrator.numerics import streams
+from orchestrator.numerics.staging import Direct, Staging
+from orchestrator.pipeline import Pipeline, has_rate, naming, takes_step
+from orchestrator.plan import Data, Run
+from orchestrator.updates import optimizers
+from orchestrator.updates.optimizers import kept_aside
+
+_HEAD = 2**14  # elements of the gradient that are compared, for changes that raise no version
+_SMALLEST_WEIGHT, _LARGEST_WEIGHT = 1e-100, 1e100  # so that no product with a float32 leaves the range of float64
+
+
+class _MicroBatch(NamedTuple):
+    """A micro-batch: its samples, how messages call it, and the seeds for reading it and for computing it."""
+
+    key: Key
+    where: str
+    samples_seed: int
+    seed: int
+
+
+class Workload:
+    """Micro-batches and evaluation batches of one run. Built under the run's seed; raises PipelineRaised."""
+
+    def __init__(self, kind: type[Pipeline], run: Run, data: Data, staging: Staging | None = None) -> None:
+        """kind: the class that `run.pipeline` names."""
+        self._seed = seed = run.seed
+        self._mixed = run.compute.precision == "bfloat16"
+        self._staging = staging or Direct()
+        self._loaders: Loaders | None = None
+        self._planned: dict[tuple[int, int], _MicroBatch] = {}
+        self.pipeline = construction.make_pipeline(kind, run.pipeline.args, seed)
+        with naming("reading the parameters of loss()"):
+            self._takes_step = takes_step(self.pipeline)
+        with naming("datasets()"), streams.seeded(seed, "datasets"):
+            self._train, self._validation = self._datasets()
+        self.model = construction.make_model(self.pipeline, seed)
+        self.order = Order(seed, _length(self._train, "training"), data.batch_size, data.shards)
+        self._sampler = Sampler(self.order)
+        held_out = 0 if self._validation is None else _length(self._validation, "validation")
+        self.evaluation_batches = evaluation_batches(held_out, max(1, data.batch_size // data.shards))
+
+    @property
+    def training_data(self) -> Any:
+        return self._train
+
+    @property
+    def has_rate(self) -> bool:
+        return has_rate(type(self.pipeline))
+
+    def rate(self, step: int) -> float:
+        """The pipeline's own factor on the learning rates. Raises PipelineRaised."""
+        with naming(f"rate() (step {step})"), streams.seeded(self._seed, "rate", step):
+            returned: Any = self.pipeline.rate(step)
+            try:
+                factor = float(returned)
+            except (TypeError, ValueError, RuntimeError):
+                factor = math.nan
+            if not 0 <= factor < math.inf:
+                raise PipelineRaised(
+                    f"rate() (step {step}) returned {returned!r}",
+                    "return the factor on the learning rates at this step, a number that is 0 or more",
+                )
+        return factor
+
+    def held(self) -> dict[str, Any]:
+        """All objects of the user's, by names for messages, and the globals of the modules that define their classes."""
+        held = {"pipeline": self.pipeline, "model": self.model, "train": self._train, "validation": self._validation}
+        names = sorted({type(each).__module__ for each in held.values()})
+        modules = [(name, sys.modules.get(name)) for name in names]
+        written = [(name, vars(module)) for name, module in modules if _is_written_here(module)]
+        return held | {f"{name}.{key}": value for name, found in written for key, value in found.items()}
+
+    def fetch_ahead(self, loaders: Loaders, shards: Sequence[int], steps: int) -> None:
+        """Take training batches from `loaders` from now on, for a worker that hosts `shards` in a run of `steps`."""
+        self._loaders, self._hosted, self._steps = loaders, tuple(shards), steps
+
+    def prove(self, loaders: Loaders) -> None:
+        """Raises Inconsistent where the loaders read other samples than this process does."""
+        shards = range(self.order.shards)
+        first = next(found for shard in shards if (found := self._micro_batch(0, shard)).key.indices)
+        loaders.prove(first.key, self._read(first))
+
+    def plan(self, step: int, shards: Sequence[int]) -> None:
+        """Prepare the samples and seeds of these micro-batches together: between two backward passes the same code
+        takes ten times as long, because it has been evicted from the processor's cache."""
+        self._planned = {(step, shard): self._micro_batch(step, shard) for shard in shards}
+
+    def loss(self, step: int, shard: int) -> tuple[float, float] | None:
+        """(mean loss, weight) of micro-batch (step, shard), whose gradients are in the model then; None when it is empty.
+
+        The caller has called `model.train()`. Raises PipelineRaised, NonFinite.
+        """
+        micro_batch = self._planned.get((step, shard)) or self._micro_batch(step, shard)
+        where, rows = micro_batch.where, len(micro_batch.key.indices)
+        if not rows:
+            return None
+        batch = self._fetch(micro_batch)
+        with naming(f"loss() ({where})"), streams.seeded_with(micro_batch.seed):
+            batch = self._staging.batch(batch)
+            with self._autocast():
+                returned = self._loss(batch, step)
+            loss, weight = _mean_and_weight(returned, rows, where)
+            if weight == 0:
+                return None
+            mean = loss.item()
+            if not math.isfinite(mean):
+                raise NonFinite(f"the loss is {mean} at {where}", NON_FINITE_REMEDY)
+            loss.backward()  # type: ignore[no-untyped-call]
+        return mean, weight
+
+    def optimize(self, step: int, optimizer: torch.optim.Optimizer, gradients: torch.Tensor) -> None:
+        """One step of the optimizer, which finds its gradients as views of `gradients`; peers may still be reading those."""
+        version, head = gradients._version, gradients[:_HEAD].clone()
+        aside, options = kept_aside(optimizer, self.model), optimizers.options(optimizer)
+        with naming(f"the optimizer (step {step})"), streams.seeded(self._seed, "optimizer step", step):
+            optimizer.step()
+        optimizers.keep_own(optimizer, gradients)
+        for name, after in kept_aside(optimizer, self.model).items():
+            if after != aside.get(name):
+                raise PipelineRaised(
+                    f"the optimizer changed its attribute {name!r} (step {step}), which no checkpoint and no worker that joins "
+                    "would have",
+                    "keep it in the optimizer's state or param_groups, or in frozen parameters of the model",
+                )
+        now = optimizers.options(optimizer)
+        strange = optimizers.differing(
+            [dict.fromkeys(group) for group in options], [dict.fromkeys(group) for group in now]
+        )
+        if strange is not None:
+            raise PipelineRaised(
+                f"the optimizer added or removed {strange!r} in its param_groups (step {step})",
+                "give it a value when the optimizer is built: a state has to fit the optimizer of a worker that joins",
+            )
+        if [group["lr"] for group in now] != [group["lr"] for group in options]:
+            raise PipelineRaised(
+                f"the optimizer, or a scheduler that follows it, changed its learning rate (step {step})",
+                "let `schedule` do that, which sets the rates for each step, or keep a factor of your own in param_groups",
+            )
+        if gradients._version != version or not torch.equal(gradients[:_HEAD], head):
+            raise PipelineRaised(
+                f"the optimizer changed gradients in place (step {step})",
+                "give it copies in its step(): parameter.grad = parameter.grad.clone(); or turn foreach off, where it has that",
+            )
+
+    def evaluate(self, step: int, batch: int) -> tuple[list[str], list[float]]:
+        """Names and values of one validation batch: loss, its weight, rows, then the pipeline's metrics by name.
+
+        The caller has called `model.eval()`. step: the one before it; -1: none yet.
+        """
+        indices = self.evaluation_batches[batch]
+        where = f"{'before the first step' if step < 0 else f'after step {step}'}, validation batch {batch}"
+        with naming(f"reading samples ({where})"), streams.seeded(self._seed, "evaluation samples", step, batch):
+            items = fetch(self._validation, indices, self.pipeline.collate)
+        with naming(f"evaluation ({where})"), streams.seeded(self._seed, "evaluation", step, batch), torch.no_grad():
+            items = self._staging.batch(items)
+            with self._autocast():
+                loss, weight = _mean_and_weight(self._loss(items, step + 1), len(indices), where)
+                metrics = _numbers(self.pipeline.metrics(self.model, items), where)
+            values = [loss.item(), weight, float(len(indices)), *metrics.values()]
+        return list(metrics), values
+
+    def _loss(self, batch: Any, updates: int) -> Any:
+        """updates: how many the model has had."""
+        more = {"step": updates} if self._takes_step else {}
+        return self.pipeline.loss(self.model, batch, **more)
+
+    def _micro_batch(self, step: int, shard: int) -> _MicroBatch:
+        return _MicroBatch(
+            Key(step, shard, tuple(self._sampler.indices(step, shard))),
+            f"step {step}, shard {shard}",
+            streams.seed_of(self._seed, "samples", step, shard),
+            streams.seed_of(self._seed, "compute", step, shard),
+        )
+
+    def _fetch(self, micro_batch: _MicroBatch) -> Any:
+        if self._loaders is not None:
+            step, shard, _ = key = micro_batch.key
+            return self._loaders.batch(key, upcoming(step, shard, self._hosted, self._steps, self._sampler.indices))
+        return self._read(micro_batch)
+
+    def _read(self, micro_batch: _MicroBatch) -> Any:
+        with naming(f"reading samples ({micro_batch.where})"), streams.seeded_with(micro_batch.samples_seed):
+            return fetch(self._train, micro_batch.key.indices, self.pipeline.collate)
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        """Under `precision: bfloat16` products are computed in it; parameters and gradients stay float32 (rule A9)."""
+        return torch.autocast(self._staging.device.type, dtype=torch.bfloat16) if self._mixed else nullcontext()
+
+    def _datasets(self) -> tuple[Any, Any]:
+        returned: Any = self.pipeline.datasets()
+        if not (isinstance(returned, tuple) and len(returned) == 2):
+            raise PipelineRaised(
+                f"datasets() returned {type(returned).__name__}", "return (train, validation), or (train, None)"
+            )
+        return returned
+
+
+def _is_written_here(module: Any) -> bool:
+    """Whether the module is part of a project, and not an installed package."""
+    file = getattr(module, "__file__", None)
+    return file is not None and "site-packages" not in file
+
+
+NON_FINITE_REMEDY = "lower optimizer.lr, set gradient.clip, or look at the samples of this micro-batch"
+
+
+def _length(dataset: Any, which: str) -> int:
+    if isinstance(dataset, torch.utils.data.IterableDataset):
+        raise PipelineRaised(
+            f"the {which} dataset is an IterableDataset",
+            "use a map-style dataset (__len__ and __getitem__): exact order needs samples that can be addressed",
+        )
+    with naming(f"len() of the {which} dataset"):
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise PipelineRaised(
+                f"the {which} dataset is a {type(dataset).__name__}",
+                "it needs __len__ and __getitem__ (a map-style dataset)",
+            )
+        length = len(dataset)
+    if length == 0 and which == "training":
+        raise PipelineRaised("the training dataset is empty", "look at what datasets() reads")
+    return length
+
+
+def _mean_and_weight(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, float]:
+    """What loss() returned, checked: a scalar float tensor, alone or with its weight (rule A5)."""
+    loss, weight = returned if isinstance(returned, Sequence) and len(returned) == 2 else (returned, rows)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        raise PipelineRaised(
+            f"loss() ({where}) returned {_kind(loss)}",
+            "return a scalar float tensor, or (scalar tensor, weight)",
+        )
+    try:
+        value = float(weight.detach() if isinstance(weight, torch.Tensor) else weight)
+    except (TypeError, ValueError, RuntimeError):
+        raise PipelineRaised(
+            f"loss() ({where}) returned a pair whose second part, {_kind(weight)}, is no weight",
+            "return the mean alone, or (mean, weight) with one number as the weight; other outputs belong into metrics()",
+        ) from None
+    if value != 0 and not _SMALLEST_WEIGHT <= value <= _LARGEST_WEIGHT:
+        raise PipelineRaised(
+            f"loss() ({where}) returned the weight {value}",
+            f"a weight is zero, or a number between {_SMALLEST_WEIGHT:g} and {_LARGEST_WEIGHT:g}",
+        )
+    return loss if loss.dim() == 0 else loss.reshape(()), value
+
+
+def _numbers(metrics: Any, where: str) -> dict[str, float]:
+    """What metrics() returned, checked and sorted by name: scalars, or numbers of Python or numpy."""
+    if not isinstance(metrics, Mapping):
+        raise PipelineRaised(
+            f"metrics() ({where}) returned {_kind(metrics)}",
+            "return {name: its mean over the batch}; {} if there is none",
+        )
+    if "loss" in metrics:
+        raise PipelineRaised(
+            f"metrics() ({where}) returned one named 'loss'", "the loss is reported anyway; choose another name"
+        )
+    strange = next((name for name in metrics if not isinstance(name, str)), None)
+    if strange is not None:
+        raise PipelineRaised(f"metrics() ({where}) returned a metric named by {_kind(strange)}", "name each by a text")
+    numbers = {}
+    for name, value in sorted(metrics.items()):
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise PipelineRaised(
+                f"metrics() ({where}) returned {_kind(value)} for {name!r}",
+                "return one number for each name: its mean over the batch",
+            ) from None
+    return numbers
+
+
+def _kind(value: Any) -> str:
+    shape = f" of shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, torch.Tensor) else ""
+    return f"a {type(value).__name__}{shape}"

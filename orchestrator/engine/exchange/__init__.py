@@ -1,0 +1,1 @@
+"""What members tell each other: collectives, step reports, state transfer."""

@@ -1,0 +1,85 @@
+"""How much memory a worker needs for a model: what its regions hold, and what the parameters need beside them. Pure.
+
+What it does not know: activations, batches, temporaries, copies for checkpoints; nor what the optimizer of a pipeline remembers
+before it has taken a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+
+from orchestrator.numerics import exact
+from orchestrator.numerics.layout import Layout, most_waiting
+from orchestrator.plan import Exchange, Plan
+from orchestrator.topologies import build_schedule
+from orchestrator.topologies.schedule import Action, Add, Finish, Schedule, program
+from orchestrator.updates import optimizers
+
+_FLOAT32: Final = int(torch.float32.itemsize)
+
+
+def partial_places(layout: Layout, schedule: Schedule, rank: int) -> dict[int, slice]:
+    """Where in `partial` this member keeps its sum of each chunk that it has to keep one of."""
+    borders = layout.borders(schedule.chunks)
+    actions = program(schedule, rank, only=filled(borders))
+    places: dict[int, slice] = {}
+    end = 0
+    for action, following in zip(actions, [*actions[1:], None], strict=False):
+        if isinstance(action, Add) and not completes(action, following) and action.chunk not in places:
+            start, end = end, end + borders[action.chunk + 1] - borders[action.chunk]
+            places[action.chunk] = slice(start, end)
+    return places
+
+
+def region_bytes(layout: Layout, schedule: Schedule, rank: int, sums: exact.Sums) -> int:
+    """The size of this member's regions in a generation, if it is its first."""
+    kept: int = sum(place.stop - place.start for place in partial_places(layout, schedule, rank).values())
+    contributed = layout.size if rank < schedule.workers else 0
+    return (contributed + kept) * sums.dtype.itemsize + layout.size * sums.result.itemsize
+
+
+def worker_bytes(layout: Layout, schedule: Schedule, plan: Plan, *, parameters: int, state: float | None = None) -> int:
+    """What the worker that needs most has for parameters, gradients, sums and the state of the optimizer. parameters: elements,
+    frozen ones too; state: elements that the optimizer remembers of each trained one."""
+    trained = sum(slot.elements for slot in layout.slots)
+    hosted = -(-plan.data.shards // schedule.workers)
+    gradients = min(hosted, max(2, most_waiting(layout.size)))  # the last one is looked at once more after the next
+    gradients += plan.update.clip is not None
+    sums = sums_of(plan.exchange)
+    regions = max(region_bytes(layout, schedule, rank, sums) for rank in range(schedule.workers))
+    return regions + round((parameters + trained * (gradients + (state or 0))) * _FLOAT32)
+
+
+def sentence(run_manifest: Mapping[str, Any], plan: Plan) -> str | None:
+    """What a worker of the first generation needs, in words; None where the workers have not told their parameters."""
+    if "parameters" not in run_manifest:
+        return None
+    topology, optimizer = plan.exchange.topology, plan.update.optimizer
+    schedule = build_schedule(topology.name, plan.cluster.members.start, **topology.options)
+    state = None if optimizer is None else optimizers.remembered(optimizer.name, optimizer.options)
+    layout, parameters = Layout.from_dict(run_manifest["layout"]), run_manifest["parameters"]
+    size = worker_bytes(layout, schedule, plan, parameters=parameters, state=state)
+    without = ", without what the optimizer of the pipeline remembers" if state is None else ""
+    return f"each worker holds {parameters:,} parameters and needs about {_megabytes(size)} for them{without}"
+
+
+def sums_of(exchange: Exchange) -> exact.Sums:
+    return exact.MEANS if exchange.exact else exact.FAST_MEANS
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.0f} MB" if size >= 10_000_000 else f"{size / 1e6:.1f} MB"
+
+
+def completes(action: Add, following: Action | None) -> bool:
+    """Whether this is the last addition to a chunk that is finished at once, so that both are done in one pass."""
+    finishes = isinstance(following, Finish) and (following.chunk, following.base) == (action.chunk, "partial")
+    return finishes and action.base != "nothing"
+
+
+def filled(borders: tuple[int, ...]) -> frozenset[int]:
+    """The chunks that are not empty; a small model leaves some empty."""
+    return frozenset(chunk for chunk in range(len(borders) - 1) if borders[chunk] < borders[chunk + 1])

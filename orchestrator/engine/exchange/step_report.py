@@ -1,0 +1,140 @@
+"""What the members of a generation report before any gradient moves: one int64 vector, combined by maximum (rule A4).
+
+A maximum is associative and commutative, so the agreed vector is the same for every schedule and every number of
+workers. Everything that has to be agreed on is encoded for that:
+
+    failing shard     shards - shard, so that the first failing shard wins
+    evaluate          1 where a member's clock says that an evaluation is due
+    halt              what is requested for the end of the step, a `heartbeat.Halt`
+    save              1 where a member's clock, or the controller through it, requests a checkpoint
+    busy              1 where a member's writer of checkpoints is still working
+    magnitudes        bits of the largest weighted element, per tensor of the layout; ABSENT where no shard contributes
+    present           1 per tensor of the layout that some shard has a gradient for, or has changed
+    weights, losses   one slot per shard, the bits of a float64; EMPTY everywhere but at the shard's host
+    counters          each value and its complement, so that members agree where maximum == minimum
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from orchestrator.engine.member.heartbeat import Halt
+from orchestrator.numerics.grid import ABSENT
+
+_HEADER = 5  # elements before the magnitudes
+_INTEGER, _FLOAT = struct.Struct("<q"), struct.Struct("<d")
+EMPTY = -(2**63)  # below the bits of every float64 but -0.0, which `to_slots` never produces
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The lengths that every member of a run knows: shards, tensors of the layout, counter values."""
+
+    shards: int
+    tensors: int
+    counters: int
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What a member requests beside the step itself; combined, what all of them will do."""
+
+    evaluate: bool = False
+    halt: Halt = Halt.NONE
+    save: bool = False
+    busy: bool = False
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One member's part of the vote. A server sends the default one."""
+
+    failing_shard: int | None = None
+    requests: Requests = Requests()
+    magnitudes: Sequence[int] = ()
+    present: Sequence[bool] = ()
+    weights: Mapping[int, float] = field(default_factory=dict)
+    losses: Mapping[int, float] = field(default_factory=dict)
+    counters: Sequence[int] | None = None
+
+    def encode(self, shape: Shape) -> torch.Tensor:
+        failing = EMPTY if self.failing_shard is None else shape.shards - self.failing_shard
+        asked = self.requests
+        counters = [EMPTY] * (2 * shape.counters)
+        if self.counters is not None:
+            counters = [*self.counters, *(~value for value in self.counters)]
+        told = [
+            *(failing, asked.evaluate, asked.halt, asked.save, asked.busy),
+            *(self.magnitudes or [ABSENT] * shape.tensors),
+            *(self.present or [False] * shape.tensors),
+            *to_slots(shape.shards, self.weights),
+            *to_slots(shape.shards, self.losses),
+            *counters,
+        ]
+        return torch.tensor(told, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Consensus:
+    """The combined step reports, equal at all members. weights and losses have an entry for each shard that was
+    computed."""
+
+    failing_shard: int | None
+    requests: Requests
+    magnitudes: list[int]
+    present: list[bool]
+    weights: dict[int, float]
+    losses: dict[int, float]
+    counters: list[int]
+    disagreeing_counters: list[int]
+
+    @classmethod
+    def decode(cls, vector: torch.Tensor, shape: Shape) -> Consensus:
+        told = iter(vector.tolist())
+        failing, evaluate, halt, save, busy = itertools.islice(told, _HEADER)
+        lengths = (shape.tensors, shape.tensors, shape.shards, shape.shards, shape.counters, shape.counters)
+        magnitudes, present, weights, losses, high, inverted = (
+            list(itertools.islice(told, length)) for length in lengths
+        )
+        return cls(
+            failing_shard=None if failing == EMPTY else shape.shards - failing,
+            requests=Requests(evaluate == 1, Halt(halt), save == 1, busy == 1),
+            magnitudes=magnitudes,
+            present=[one == 1 for one in present],
+            weights=from_slots(weights),
+            losses=from_slots(losses),
+            counters=high,
+            disagreeing_counters=[i for i in range(shape.counters) if high[i] != ~inverted[i] and high[i] != EMPTY],
+        )
+
+    def computed(self, shard: int) -> tuple[float, float] | None:
+        """Weight and loss of a shard; None when it had nothing to compute."""
+        return (self.weights[shard], self.losses[shard]) if shard in self.losses else None
+
+    @property
+    def total_weight(self) -> float:
+        return math.fsum(self.weights.values())
+
+    @property
+    def loss(self) -> float:
+        """The weighted mean of the shards' losses, correctly rounded and so free of order (rule A6)."""
+        return math.fsum(self.losses[s] * w for s, w in self.weights.items()) / self.total_weight
+
+
+def to_slots(length: int, values: Mapping[int, float]) -> list[int]:
+    """`length` integers: the bits of each value at its position, EMPTY elsewhere."""
+    slots = [EMPTY] * length
+    for place, value in values.items():
+        (slots[place],) = _INTEGER.unpack(_FLOAT.pack(value + 0.0))
+    return slots
+
+
+def from_slots(slots: Sequence[int]) -> dict[int, float]:
+    """The filled slots, by position."""
+    return {place: _FLOAT.unpack(_INTEGER.pack(bits))[0] for place, bits in enumerate(slots) if bits != EMPTY}

@@ -1,0 +1,1 @@
+"""The order of things: the loop, the lockstep step, the state of the run."""

@@ -1,0 +1,203 @@
+"""A worker's part in a lockstep step: compute the hosted shards onto the grid, then apply the summed gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+import torch
+from numpy.typing import NDArray
+
+from orchestrator.checkpoints.state import TrainingState
+from orchestrator.engine.compute import snapshot
+from orchestrator.engine.compute.replica import Replica
+from orchestrator.engine.compute.shard_gradients import Contribution, ShardGradients
+from orchestrator.engine.compute.updater import Updater
+from orchestrator.engine.compute.workload import NON_FINITE_REMEDY
+from orchestrator.engine.exchange.collectives import Memory
+from orchestrator.engine.exchange.step_report import Consensus, StepReport
+from orchestrator.engine.execution.run_state import RunState
+from orchestrator.engine.member.generation import ProcessServices
+from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
+from orchestrator.numerics.exact import Accumulator
+from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
+from orchestrator.numerics.staging import HostTransfer
+from orchestrator.updates import optimizers
+from orchestrator.updates.transforms import Gradients
+
+
+class LocalTrainer:
+    """Computes and applies the steps of one worker; implements `engine.execution.lockstep.Member`. The shards are set
+    by `take_on`, in each generation anew."""
+
+    def __init__(
+        self,
+        gradients: ShardGradients,
+        replica: Replica,
+        updater: Updater,
+        memory: Memory,
+        host_transfer: HostTransfer,
+        services: ProcessServices,
+    ) -> None:
+        self._gradients = gradients
+        self.replica = replica
+        self._updater = updater
+        exact = memory.contribution.dtype == torch.float64
+        self._accumulator = Accumulator(replica.layout, memory.contribution, exact=exact)
+        self._memory = memory
+        self._host_transfer = host_transfer
+        self._services = services
+        self._repeated = False
+        self.take_on(())
+
+    def take_on(self, shards: Sequence[int], *, alone: bool = False) -> None:
+        """Host these shards from now on, starting with a new step. alone: they are all shards, and there is no other
+        member."""
+        self._shards = tuple(shards)
+        self._alone = alone
+        self._gradients.states.keep(self._shards)
+        self._fault: tuple[int, OrchestratorError] | None = None
+        self._single: tuple[Gradients, float, StepReport] | None = None
+
+    def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:
+        if attempt > 0 and self._single is not None and self._repeated:
+            return self._contribute_again(grid)
+        # The first repetition is computed in full by everybody, for that exposes a pipeline that keeps state (rule B4).
+        self._repeated = self._repeated or attempt > 0
+        self._single = None
+        self._accumulator.clear()
+        self._gradients.plan(step, self._shards)
+        self._options = self._updater.options()
+        tally = _Tally(self.replica)
+        fault: tuple[int, OrchestratorError] | None = None
+        for shard in self._shards:
+            self._services.heartbeat.beat("compute", step, shard)
+            self._services.writer.copied(0)  # if so, it is written from here on, and not from the update
+            try:
+                computed = self._compute(step, shard, len(tally.shards) % self._accumulator.most_waiting)
+                if computed is None:
+                    continue
+                loss, weight, gradients = computed
+                self._accumulator.add(gradients, weight, grid)
+                tally.add(shard, loss, weight, self.replica.present(gradients))
+            except OrchestratorError as error:
+                fault = (shard, error)
+                break
+        self._fault = self._complete_sum(step, tally) or fault  # what was added came before what failed
+        if self._shards and (self._fault is None or isinstance(self._fault[1], NonFinite)):
+            self._fault = self._disturbance() or self._fault
+        if self._fault is not None:
+            return StepReport(failing_shard=self._fault[0])
+        if len(self._shards) == 1 and tally.shards:
+            self._single = (gradients, weight, tally.step_report())
+        return tally.step_report()
+
+    def fault(self, shard: int) -> Exception | None:
+        return self._fault[1] if self._fault is not None and self._fault[0] == shard else None
+
+    def apply(self, state: RunState, consensus: Consensus) -> None:
+        """May raise CalledOff before it changes anything, and not after."""
+        self._services.heartbeat.beat("update", state.steps)
+        self._services.await_copied()
+        self._host_transfer.back()
+        results = zip(consensus.present, self._host_transfer.result, strict=True)
+        agreed = [result if present else None for present, result in results]
+        self._updater.apply(state.steps, state.reductions, agreed, consensus.counters, self._memory.result)
+        self._gradients.states.commit()
+
+    def capture(self, values: dict[str, Any]) -> TrainingState:
+        """The training state as views of the tensors in use, with these values."""
+        return snapshot.capture(self.replica.model, self._updater.optimizer, values)
+
+    def restore(self, state: TrainingState) -> dict[str, Any]:
+        """Replace the state by this one; returns the values in it. Raises Inconsistent, and has changed nothing then."""
+        values = snapshot.restore(state, self.replica.model, self._updater.optimizer)
+        self.replica.begin_step()
+        self.replica.begin_shard()
+        return values
+
+    def _contribute_again(self, grid: Grid) -> StepReport:
+        """A worker with one shard need not compute it again: only the grid has changed (rule A4)."""
+        assert self._single is not None
+        gradients, weight, step_report = self._single
+        self._accumulator.clear()
+        self._accumulator.add(gradients, weight, grid)
+        self._complete(weight)
+        return step_report
+
+    def _compute(self, step: int, shard: int, nth: int) -> Contribution | None:
+        """What one shard contributes, in host memory. nth: among those that wait to be added up, which have to stay as they
+        are."""
+        computed = self._gradients.compute(step, shard)
+        return None if computed is None else computed._replace(tensors=self._host_transfer.out(computed.tensors, nth))
+
+    def _disturbance(self) -> tuple[int, OrchestratorError] | None:
+        """An error for what the user's code changed while the shards were computed, though only the optimizer's step
+        may change it; attributed to the last shard."""
+        try:
+            self.replica.check_step()
+            optimizers.check_unchanged(self._updater.optimizer, self._options)
+        except PipelineRaised as error:
+            return self._shards[-1], error
+        return None
+
+    def _complete_sum(self, step: int, tally: _Tally) -> tuple[int, OrchestratorError] | None:
+        """Complete the sum and hand the magnitudes to the tally; returns the first shard with one that is not finite."""
+        magnitudes = self._complete(tally.total_weight)
+        for nth, i in numpy.argwhere(magnitudes >= INFINITE):
+            shard, name = tally.shards[nth], self.replica.layout.slots[i].name
+            what = f"gradient of {name}" if i < len(self.replica.parameters) else f"statistic {name}"
+            return shard, NonFinite(f"the {what} is not finite at step {step}, shard {shard}", NON_FINITE_REMEDY)
+        tally.magnitudes = magnitudes.max(0, initial=ABSENT).tolist()
+        return None
+
+    def _complete(self, total_weight: float) -> NDArray[numpy.int64]:
+        """The sum of the hosted shards, and all of it where nobody else has any; returns what `Accumulator.complete` does."""
+        alone = (total_weight, self._memory.result) if self._alone else None
+        magnitudes = self._accumulator.complete(alone)
+        self._memory.finished = self._accumulator.finished
+        return magnitudes
+
+
+class _Tally:
+    """What the hosted shards of one attempt report, apart from the gradient itself."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self.magnitudes: Sequence[int] = ()
+        self._present: list[Sequence[bool]] = []
+        self._weights: dict[int, float] = {}
+        self._losses: dict[int, float] = {}
+        self._counters: list[int] | None = None
+
+    @property
+    def shards(self) -> list[int]:
+        """The shards added so far, in order."""
+        return list(self._weights)
+
+    @property
+    def total_weight(self) -> float:
+        return math.fsum(self._weights.values())
+
+    def add(self, shard: int, loss: float, weight: float, present: Sequence[bool]) -> None:
+        self._present.append(present)
+        self._weights[shard] = weight
+        self._losses[shard] = loss
+        counters = self._replica.counter_values()
+        if self._counters is not None and counters != self._counters:
+            name = next(
+                n for n, a, b in zip(self._replica.counter_names(), counters, self._counters, strict=True) if a != b
+            )
+            raise PipelineRaised(f"the shards left different values in the integer buffer {name!r}")
+        self._counters = counters
+
+    def step_report(self) -> StepReport:
+        return StepReport(
+            magnitudes=self.magnitudes,
+            present=[any(shards) for shards in zip(*self._present, strict=True)],
+            weights=self._weights,
+            losses=self._losses,
+            counters=self._counters,
+        )

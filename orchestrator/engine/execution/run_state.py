@@ -1,0 +1,133 @@
+"""How far a run is, apart from its tensors: all that is needed to go on with the next step as if there had been no
+interruption.
+
+It is replaced as a whole, when a step commits and when the evaluation after it is done, and follows from what all
+members agreed on, so it is the same at every member that is equally far, servers too. An interrupted member has the run
+state of one of these two moments. It is sent with the tensors in state transfers and stored with them in checkpoints.
+
+What it does not do: know the time, the members, or the generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from orchestrator.engine.member.generation import Position
+from orchestrator.numerics.grid import Grid
+from orchestrator.plan import Plan, Watching
+from orchestrator.records.trace import Line
+from orchestrator.updates.patience import Patience
+
+
+@dataclass(frozen=True)
+class RunState:
+    """How far a run is.
+
+    grid: for the next step. steps: committed ones. evaluation_due: after the last of them. save_due: a checkpoint, at
+    the next boundary where it can be taken. unpublished: the trace lines since the last boundary, without digest, until
+    its evaluation is done. stopping, plateau: what early stopping and the plateau schedule have seen.
+    """
+
+    grid: Grid
+    steps: int = 0
+    evaluation_due: bool = False
+    save_due: bool = False
+    unpublished: tuple[Line, ...] = ()
+    stopping: Patience | None = None
+    plateau: Patience | None = None
+
+    @classmethod
+    def start(cls, plan: Plan, tensors: int) -> RunState:
+        """The run state of a run that begins. tensors: how many its layout has."""
+        grid = Grid.unset(tensors, plan.data.shards)
+        return cls(grid, stopping=_patience(plan.update.stopping), plateau=_patience(plan.update.plateau))
+
+    @property
+    def position(self) -> Position:
+        return (self.steps, int(not self.evaluation_due))
+
+    @property
+    def reductions(self) -> int:
+        """How often the plateau schedule has lowered the rate by now."""
+        return 0 if self.plateau is None else self.plateau.exhausted
+
+    @property
+    def stopped_early(self) -> bool:
+        return self.stopping is not None and self.stopping.exhausted > 0
+
+    def watched(self) -> list[str]:
+        """The metrics on which early stopping or the schedule depend."""
+        return [patience.watching.metric for patience in (self.stopping, self.plateau) if patience is not None]
+
+    def committed(self, grid: Grid, lines: tuple[Line, ...], *, evaluation_due: bool, save_due: bool) -> RunState:
+        return replace(
+            self,
+            grid=grid,
+            steps=self.steps + len(lines),
+            unpublished=lines,
+            evaluation_due=evaluation_due,
+            save_due=self.save_due or save_due,
+        )
+
+    def evaluated(self, metrics: Mapping[str, float]) -> RunState:
+        return replace(
+            self,
+            evaluation_due=False,
+            stopping=_after(self.stopping, metrics),
+            plateau=_after(self.plateau, metrics),
+        )
+
+    def published(self) -> RunState:
+        return replace(self, unpublished=())
+
+    def saved(self) -> RunState:
+        return replace(self, save_due=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The run state as values for JSON, without loss."""
+        return {
+            "grid": list(self.grid.exponents),
+            "steps": self.steps,
+            "evaluation_due": self.evaluation_due,
+            "save_due": self.save_due,
+            "unpublished": list(self.unpublished),
+            "stopping": _patience_as_dict(self.stopping),
+            "plateau": _patience_as_dict(self.plateau),
+        }
+
+    def resumed(self, values: Mapping[str, Any]) -> RunState:
+        """The run state that `as_dict` described, in a run of this plan."""
+        return replace(
+            self,
+            grid=Grid(tuple(values["grid"]), self.grid.shards),
+            steps=values["steps"],
+            evaluation_due=values["evaluation_due"],
+            save_due=values["save_due"],
+            unpublished=tuple(values["unpublished"]),
+            stopping=_resumed(self.stopping, values["stopping"]),
+            plateau=_resumed(self.plateau, values["plateau"]),
+        )
+
+
+def _after(patience: Patience | None, metrics: Mapping[str, float]) -> Patience | None:
+    return None if patience is None else patience.after(metrics[patience.watching.metric])
+
+
+def _patience_as_dict(patience: Patience | None) -> dict[str, Any] | None:
+    if patience is None:
+        return None
+    best = None if patience.best is None else patience.best.hex()  # JSON has no infinity
+    return {"best": best, "waited": patience.waited, "exhausted": patience.exhausted}
+
+
+def _resumed(patience: Patience | None, values: Mapping[str, Any] | None) -> Patience | None:
+    if patience is None or values is None:
+        return patience
+    best = None if values["best"] is None else float.fromhex(values["best"])
+    return replace(patience, best=best, waited=values["waited"], exhausted=values["exhausted"])
+
+
+def _patience(watching: Watching | None) -> Patience | None:
+    return None if watching is None else Patience(watching)

@@ -1,0 +1,53 @@
+"""When evaluations and checkpoints are due, and what this member requests at the next vote.
+
+By steps that is a function of the step. By seconds the clock of one member decides, and its request is part of the
+vote.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from orchestrator.engine.exchange.step_report import Requests
+from orchestrator.engine.member.heartbeat import Heartbeat
+from orchestrator.plan import Interval, Plan
+
+
+class Timer:
+    """Something that is due every so many steps or seconds."""
+
+    def __init__(self, every: Interval | None) -> None:
+        self._steps = every.steps if every is not None else None
+        self._seconds = every.seconds if every is not None else None
+        self._since = time.monotonic()
+
+    def asks(self) -> bool:
+        """Whether its time in seconds has passed."""
+        return self._seconds is not None and time.monotonic() - self._since >= self._seconds
+
+    def due(self, steps: int) -> bool:
+        """Whether it is due after this number of committed steps."""
+        return self._steps is not None and steps % self._steps == 0
+
+    def restart(self) -> None:
+        self._since = time.monotonic()
+
+
+class Timing:
+    """One member's timers. keeps_time: its clock is the one that counts; busy: whether its writer of checkpoints works."""
+
+    def __init__(self, plan: Plan, heartbeat: Heartbeat, busy: Callable[[], bool] = lambda: False) -> None:
+        self.evaluation = Timer(plan.cadence.evaluation)
+        self.checkpoint = Timer(plan.checkpoints.every)
+        self.keeps_time = False
+        self._heartbeat = heartbeat
+        self._busy = busy
+
+    def requests(self) -> Requests:
+        return Requests(
+            evaluate=self.keeps_time and self.evaluation.asks(),
+            halt=self._heartbeat.halt(),
+            save=self._heartbeat.wants_save or (self.keeps_time and self.checkpoint.asks()),
+            busy=self._busy(),
+        )

@@ -1,0 +1,164 @@
+"""What a member is told at the start of a generation, what its process provides, and how it leaves.
+
+Generation who does what, the same for every member ProcessServices the member's process as the engine sees it:
+heartbeat, events, checkpoints Ended how a generation ended for one member; its own errors are exceptions instead
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Protocol
+
+from orchestrator.checkpoints.state import TrainingState
+from orchestrator.engine.member.heartbeat import Heartbeat
+from orchestrator.topologies.schedule import Schedule
+from orchestrator.transports.base import Transport
+
+Entry = dict[str, Any]
+Emit = Callable[[Entry], None]
+Connect = Callable[[], Transport]  # called once the memory that peers will read is allocated
+Position = tuple[int, int]  # committed steps; 1 if no evaluation is due after the last of them, else 0
+
+_LOOK_S: Final = 0.1  # between two looks at whether the generation still stands, while a checkpoint is awaited
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One membership with its assignment of shards. Ranks 0..workers-1 are workers, then come the servers.
+
+    shards: by worker's rank. state_transfers: (donor, recipient) pairs of ranks, done before the first step. restore:
+    (rank, where): that rank loads a checkpoint before anything else. writers: the ranks that write the parts of
+    checkpoints, in order, and storage: where these lie.
+    """
+
+    number: int
+    schedule: Schedule
+    shards: tuple[tuple[int, ...], ...]
+    state_transfers: tuple[tuple[int, int], ...] = ()
+    restore: tuple[int, str] | None = None
+    writers: tuple[int, ...] = ()
+    storage: str | None = None
+
+    @property
+    def workers(self) -> int:
+        return self.schedule.workers
+
+    def as_event(self) -> dict[str, Any]:
+        """The generation for the journal, as values for JSON."""
+        return {
+            "number": self.number,
+            "topology": self.schedule.topology,
+            "workers": self.schedule.workers,
+            "servers": self.schedule.servers,
+            "shards": self.shards,
+            "state_transfers": self.state_transfers,
+            "restore": self.restore,
+            "writers": self.writers,
+            "storage": self.storage,
+        }
+
+    def donors_of(self, rank: int) -> list[int]:
+        return [donor for donor, recipient in self.state_transfers if recipient == rank]
+
+    def recipients_of(self, rank: int) -> list[int]:
+        return [recipient for donor, recipient in self.state_transfers if donor == rank]
+
+    def peers_of(self, rank: int) -> frozenset[int]:
+        """The ranks that `rank` exchanges messages with and has to be connected with."""
+        return self.schedule.peers_of(rank).union(self.donors_of(rank), self.recipients_of(rank))
+
+
+class Withdrawn(Exception):
+    """This member leaves because a shard of another member failed; that member reports the error."""
+
+
+class Writer(Protocol):
+    """Writes one member's parts of checkpoints in the background, one at a time."""
+
+    @property
+    def busy(self) -> bool: ...
+
+    def begin(self, state: TrainingState, *, step: int, generation: int, part: int, parts: int, since: float) -> None:
+        """Copy part `part` of `parts` of this state and write the copy. What is steady in it may not change before `copied`,
+        the rest may as soon as this returns. since: `time.monotonic()` when training stopped for this."""
+
+    def copied(self, timeout_s: float | None = None) -> bool:
+        """Wait until what was begun is copied, and have it written from then on; returns whether that came in time."""
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until what was begun is written, or has failed; returns whether that came in time."""
+
+
+class NoWriter:
+    """The writer of a member that never writes checkpoints."""
+
+    busy = False
+
+    def begin(self, state: TrainingState, *, step: int, generation: int, part: int, parts: int, since: float) -> None:  # noqa: ARG002
+        raise AssertionError(
+            f"this member cannot write part {part} of {parts} of checkpoint {step} (generation {generation})"
+        )
+
+    def copied(self, timeout_s: float | None = None) -> bool:  # noqa: ARG002
+        return True
+
+    def wait(self, timeout_s: float | None = None) -> bool:  # noqa: ARG002
+        return True
+
+
+def _nothing_to_load(where: str) -> TrainingState:
+    raise AssertionError(f"this member cannot load {where}")
+
+
+def _ignore(entry: Entry) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class ProcessServices:
+    """What the process of a member provides to the engine.
+
+    emit: takes `{"trace": line}` and events for the driver. unacknowledged: the entries that the driver may not have
+    received yet; they are sent with the state when this member gives it to others. load: the state in a checkpoint.
+    """
+
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
+    emit: Emit = _ignore
+    unacknowledged: Callable[[], list[Entry]] = list
+    load: Callable[[str], TrainingState] = _nothing_to_load
+    writer: Writer = field(default_factory=NoWriter)
+
+    def await_copied(self) -> None:
+        """Wait until no checkpoint is being copied: before that the state may not change. Raises CalledOff."""
+        while not self.writer.copied(_LOOK_S):
+            self.heartbeat.check()
+
+    def await_written(self) -> None:
+        """Wait until no checkpoint is being written. Raises CalledOff."""
+        while not self.writer.wait(_LOOK_S):
+            self.heartbeat.check()  # no beat: a storage that hangs is no progress
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a generation ended for one member.
+
+    kind: finished, or why it left: a peer was lost; the controller called the generation off; a halt that all voted
+    for; a shard of another member failed, and that member reports it. position: None for one that has no state of the
+    run yet. digest: of a worker that finished. accuses: the rank of a peer that this member itself found dead or
+    silent.
+    """
+
+    kind: Literal["finished", "peer", "called off", "regroup", "stop", "withdrew"]
+    position: Position | None
+    digest: str | None = None
+    accuses: int | None = None
+    why: str = ""
+
+    def as_answer(self) -> dict[str, Any]:
+        """The answer to the driver, as values for JSON."""
+        position = None if self.position is None else list(self.position)
+        if self.kind == "finished":
+            return {"finished": self.digest, "position": position}
+        return {"left": self.kind, "position": position, "accuses": self.accuses, "why": self.why}

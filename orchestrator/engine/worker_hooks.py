@@ -1,0 +1,140 @@
+"""A worker's part in one generation beside its steps: taking over or giving state, evaluating, reporting, saving.
+
+What it does not do: decide when. The loop decides, equally at every member.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.checkpoints.state import TrainingState
+from orchestrator.engine.compute import evaluation
+from orchestrator.engine.compute.workload import Workload
+from orchestrator.engine.exchange import state_transfer
+from orchestrator.engine.execution.local_trainer import LocalTrainer
+from orchestrator.engine.execution.loop import Loop
+from orchestrator.engine.execution.run_state import RunState
+from orchestrator.engine.execution.timing import Timing
+from orchestrator.engine.member.cancellation import CancellableTransport
+from orchestrator.engine.member.generation import Entry, Generation, Position, ProcessServices
+from orchestrator.numerics.digests import model_digest, tensor_digests
+from orchestrator.plan import Plan
+from orchestrator.records import trace
+
+
+@dataclass
+class WorkerState:
+    """What a worker keeps between generations. has_state: whether that is a state of the run; a new worker has only the
+    initial one."""
+
+    plan: Plan
+    services: ProcessServices
+    trainer: LocalTrainer
+    loop: Loop
+    timing: Timing
+    has_state: bool = False
+
+    @property
+    def position(self) -> Position | None:
+        return self.loop.run_state.position if self.has_state else None
+
+    def capture(self, run_state: RunState) -> TrainingState:
+        """The training state, as views of the tensors in use."""
+        return self.trainer.capture(run_state.as_dict())
+
+    def take_over(self, state: TrainingState) -> None:
+        """Replace the state by this one. Raises CalledOff; or Inconsistent, where it does not fit; and has changed
+        nothing then."""
+        self.services.await_copied()
+        self.loop.run_state = self.loop.run_state.resumed(self.trainer.restore(state))
+        self.has_state = True
+
+
+class WorkerHooks:
+    """What a worker does in one generation beside its steps; implements `engine.execution.loop.Hooks`."""
+
+    def __init__(self, state: WorkerState, workload: Workload, generation: Generation, rank: int) -> None:
+        self._state = state
+        self._services = state.services
+        self._workload = workload
+        self._generation = generation
+        self._rank = rank
+        self.deadline_s = state.plan.cluster.timeouts.deadline_s
+
+    def arrive(self, transport: CancellableTransport) -> None:
+        """Load, take and give state, as this generation says."""
+        generation, restore = self._generation, self._generation.restore
+        if restore is not None and restore[0] == self._rank:
+            self._services.heartbeat.beat("prepare")
+            self._state.take_over(self._services.load(restore[1]))
+        for donor in generation.donors_of(self._rank):
+            state, entries = state_transfer.take(transport, generation.number, donor, self.deadline_s)
+            self._state.take_over(state)
+            for entry in entries:
+                self._services.emit(entry)
+        self._give(transport)
+        self._state.has_state = True
+        transport.activity = "exchange"
+
+    def running(self) -> None:
+        number, step = self._generation.number, self._state.loop.run_state.steps - 1
+        self._services.emit({"event": "generation_running", "generation": number, "step": step})
+
+    def evaluate(self, step: int) -> evaluation.Results:
+        shards, total = self._generation.shards[self._rank], self._state.plan.data.shards
+        replica = self._state.trainer.replica
+        return evaluation.compute(self._workload, replica, shards, total, step, self._evaluating(step))
+
+    def publish(self, lines: Sequence[trace.Line], metrics: Mapping[str, float] | None, *, last: bool) -> None:
+        for line in lines[:-1]:
+            self._services.emit({"trace": line})
+        line, due, model = lines[-1], self._state.plan.cadence, self._workload.model
+        whole = model_digest(model) if last or _is_due(line["step"], due.digest_every) else None
+        single = tensor_digests(model) if _is_due(line["step"], due.tensors_every) else None
+        self._services.emit({"trace": trace.with_digests(line, whole, single)})
+        if metrics is not None:
+            self._services.emit({"event": "evaluated", "step": line["step"], "metrics": dict(metrics)})
+
+    def save(self, run_state: RunState) -> None:
+        writers = self._generation.writers
+        self._services.heartbeat.beat("checkpoint", run_state.steps)
+        if self._rank not in writers:
+            return
+        self.saved()
+        since = time.monotonic()
+        self._services.writer.begin(
+            self._state.capture(run_state),
+            step=run_state.steps,
+            generation=self._generation.number,
+            part=writers.index(self._rank),
+            parts=len(writers),
+            since=since,
+        )
+
+    def saved(self) -> None:
+        self._services.await_written()
+
+    def _give(self, transport: CancellableTransport) -> None:
+        recipients = self._generation.recipients_of(self._rank)
+        workers = [recipient for recipient in recipients if recipient < self._generation.schedule.workers]
+        servers = [recipient for recipient in recipients if recipient not in workers]
+        run_state, number = self._state.loop.run_state, self._generation.number
+        if servers:
+            state_transfer.give(transport, number, servers, TrainingState(run_state.as_dict(), {}), [], self.deadline_s)
+        if workers:
+            entries = [entry for entry in self._services.unacknowledged() if _is_of_the_run(entry)]
+            state_transfer.give(transport, number, workers, self._state.capture(run_state), entries, self.deadline_s)
+
+    def _evaluating(self, step: int) -> evaluation.Beat:
+        return lambda: self._services.heartbeat.beat("evaluate", step)
+
+
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and (step + 1) % every == 0
+
+
+def _is_of_the_run(entry: Entry) -> bool:
+    """Whether every worker would report the same entry; not so what this worker printed."""
+    return "trace" in entry or entry.get("event") == "evaluated"

@@ -1,0 +1,193 @@
+"""What a run consists of, decided once: settings are resolved into a plan, and everything below the driver reads the plan.
+
+    plan = resolve(settings)         # defaults of variants filled in, `auto` values decided, options built and checked
+    plan.exchange.exact              # True
+
+Engine, cluster, control and checkpoints know no key of the configuration; a rule that derives one value from several keys
+stands in `resolve.py` and nowhere else.
+
+What it does not do: anything that needs torch, Ray or the user's code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from orchestrator.updates.patience import Watching
+
+__all__ = [
+    "Cadence",
+    "Checkpoints",
+    "Cluster",
+    "Compute",
+    "Data",
+    "Exchange",
+    "Interval",
+    "Members",
+    "Plan",
+    "Run",
+    "Source",
+    "Update",
+    "Variant",
+    "Watching",
+]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An entry of a table by its name, with the options to build it with."""
+
+    name: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Every so many steps or seconds; exactly one is set."""
+
+    steps: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the user's pipeline comes from, and the arguments to build it with."""
+
+    target: str
+    args: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Compute:
+    """How a member's compute thread is set up. threads: of torch; precision: of products."""
+
+    device: Literal["cpu", "cuda"]
+    threads: int
+    precision: Literal["float32", "bfloat16"]
+    tf32: bool
+
+
+@dataclass(frozen=True)
+class Run:
+    """seed: of all randomness. Of steps and epochs one is set."""
+
+    pipeline: Source
+    compute: Compute
+    seed: int
+    steps: int | None
+    epochs: int | None
+
+    def length(self, steps_of: Callable[[int], int]) -> int:
+        """In steps. steps_of: so many epochs."""
+        return self.steps if self.steps is not None else steps_of(self.epochs or 0)
+
+
+@dataclass(frozen=True)
+class Data:
+    """batch_size: rows of a whole step; loaders: processes per worker that fetch batches ahead."""
+
+    shards: int
+    batch_size: int
+    loaders: int
+
+
+@dataclass(frozen=True)
+class Update:
+    """What happens to a summed gradient. optimizer: None where the pipeline has its own; clip: the largest norm; warmup:
+    steps in which the learning rate rises, before `schedule` has its way."""
+
+    optimizer: Variant | None
+    clip: float | None
+    schedule: Variant
+    warmup: int
+    stopping: Watching | None
+    plateau: Watching | None
+
+    @property
+    def watches_a_metric(self) -> bool:
+        """Whether the course of the run depends on evaluations."""
+        return self.stopping is not None or self.plateau is not None
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """How members add up. exact: on a grid, free of order. by_tcp: also within a node; between_nodes: members of several nodes
+    may have to reach each other."""
+
+    exact: bool
+    topology: Variant
+    by_tcp: bool
+    between_nodes: bool
+
+
+@dataclass(frozen=True)
+class Members:
+    """workers: how many to start with, the least to go on with, the most to grow to. servers: where the topology has them."""
+
+    start: int
+    least: int
+    most: int
+    spares: int
+    servers: int
+
+    def total(self, workers: int) -> int:
+        """Processes, with so many workers."""
+        return workers + self.spares + self.servers
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """address: of a Ray to join, None for a private one; cpus, gpus: set aside per member; together: all on one node."""
+
+    address: str | None
+    members: Members
+    cpus: float
+    gpus: float
+    together: bool
+    timeouts: Timeouts
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """In seconds. start: until all have started; step: without progress; lease: without a word from the driver."""
+
+    start_s: float
+    step_s: float
+    lease_s: float
+
+    @property
+    def deadline_s(self) -> float:
+        """Of a wait for a peer. Only a safety net: the controller finds who hangs, within `step_s`."""
+        return 2 * self.step_s + 10
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """every: None at the end only; keep: so many, the newest; uri: under which they lie, None for the run's folder."""
+
+    every: Interval | None
+    keep: int
+    uri: str | None
+
+
+@dataclass(frozen=True)
+class Cadence:
+    """When something is looked at. evaluation: None at the end only. The other two are in steps, 0 for never: digests of all
+    parameters together, and of each tensor."""
+
+    evaluation: Interval | None
+    digest_every: int
+    tensors_every: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    run: Run
+    data: Data
+    update: Update
+    exchange: Exchange
+    cluster: Cluster
+    checkpoints: Checkpoints
+    cadence: Cadence

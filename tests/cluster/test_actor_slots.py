@@ -1,0 +1,17 @@
+"""Seats are taken in order, freed by the dead, and there is room elsewhere for everybody else."""
+
+from __future__ import annotations
+
+from orchestrator.cluster.actors.members import ActorPlacement
+from orchestrator.cluster.placement.actor_slots import ActorSlots
+
+FIRST, SECOND, ELSEWHERE = (ActorPlacement(name, {}) for name in ("first", "second", "elsewhere"))
+
+
+def test_a_replacement_takes_the_seat_of_the_lost() -> None:
+    actor_slots = ActorSlots([FIRST, SECOND], ELSEWHERE)
+    assert [actor_slots.take(0), actor_slots.take(1), actor_slots.take(2)] == [FIRST, SECOND, ELSEWHERE]
+    actor_slots.leave(0)
+    actor_slots.leave(2)  # which had none
+    actor_slots.leave(0)
+    assert [actor_slots.take(3), actor_slots.take(4)] == [FIRST, ELSEWHERE]

@@ -1,0 +1,45 @@
+"""What a member answers when something goes wrong in it; no Ray is started."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+from orchestrator.cluster.actors.member_actor import Answer, MemberActor, with_imports
+from orchestrator.errors import NonFinite
+
+FAULTS = {
+    "RunFailed no memory left": MemoryError(),
+    "RunFailed CUDA out of memory": torch.OutOfMemoryError("CUDA out of memory"),
+    "RunFailed CUDA error: unspecified": torch.AcceleratorError("CUDA error: unspecified\n"),
+    "NonFinite the loss": NonFinite("the loss"),
+    "RunFailed KeyError: 'x'": KeyError("x"),
+}
+REMEDIES = [
+    "fewer workers, or more memory",
+    "let fewer workers share a GPU",
+    "CUDA_LAUNCH_BLOCKING=1",
+    "",
+    "a fault of orchestrator",
+]
+
+
+@pytest.mark.parametrize(("said", "remedy"), list(zip(FAULTS, REMEDIES, strict=True)))
+def test_a_fault_is_an_answer(said: str, remedy: str) -> None:
+    def fail() -> Answer:
+        raise FAULTS[said]
+
+    answer = object.__new__(MemberActor)._answer(fail)["failed"]
+    assert f"{answer['kind']} {answer['message']}" == said
+    assert remedy in answer["remedy"]
+
+
+def test_while_a_member_prepares_each_import_is_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    heartbeat = {"activity": "prepare", "beats": 3}
+    before = with_imports(heartbeat)["beats"]
+    monkeypatch.setitem(sys.modules, "imported_just_now", sys)
+    assert with_imports(heartbeat)["beats"] == before + 1
+    training = {"activity": "compute", "beats": 3}
+    assert with_imports(training) == training

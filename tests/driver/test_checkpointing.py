@@ -1,0 +1,89 @@
+"""Parts become a checkpoint when all of one generation and step have come, in whatever order, and not before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.checkpoints.catalog import Catalog
+from orchestrator.checkpoints.state import TrainingState
+from orchestrator.checkpoints.storage import open_storage
+from orchestrator.checkpoints.writer import Writer
+from orchestrator.driver.run.checkpointing import Saving
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoints"
+
+
+@pytest.fixture
+def saving(folder: Path) -> Saving:
+    return Saving(Catalog(open_storage(folder), keep=2))
+
+
+def parts(folder: Path, step: int, generation: int, count: int = 2) -> list[dict[str, Any]]:
+    """What the workers say of their parts."""
+    said: list[dict[str, Any]] = []
+    state = TrainingState({"steps": step}, {f"t{i}": torch.full((4,), float(step + i)) for i in range(3)})
+    for part in range(count):
+        writer = Writer(open_storage(folder), said.append)
+        writer.begin(state, step=step, generation=generation, part=part, parts=count)
+        writer.wait()
+        writer.close()
+    return said
+
+
+def test_a_checkpoint_exists_when_its_last_part_has_come(folder: Path, saving: Saving) -> None:
+    first, second = parts(folder, 7, 0)
+    assert saving.heard(second) is None
+    assert saving.newest() == (None, [])
+    saved = saving.heard(first)
+    assert saved is not None
+    assert (saved.step, saved.parts) == (7, 2)
+    assert saving.newest() == (7, [])
+    saving.generation_ended()
+    assert not saving.given_up
+
+
+def test_what_an_ended_generation_left_incomplete_is_given_up(folder: Path, saving: Saving) -> None:
+    (early, late), (first, second) = parts(folder, 7, 0), parts(folder, 9, 1)
+    assert saving.heard(early) is None
+    saving.generation_ended()
+    assert saving.given_up
+    assert [saving.heard(entry) is None for entry in (first, late, second)] == [True, True, False]
+    assert saving.newest() == (9, [])
+
+
+def test_parts_of_two_checkpoints_may_come_mixed(folder: Path, saving: Saving) -> None:
+    (early, late), (first, second) = parts(folder, 7, 0), parts(folder, 9, 0)
+    found = [saving.heard(entry) for entry in (early, first, late, second)]
+    assert [each.step if each is not None else None for each in found] == [None, None, 7, 9]
+    assert saving.newest() == (9, [])
+
+
+def test_a_checkpoint_that_is_complete_after_a_newer_one_is_not_wanted(folder: Path, saving: Saving) -> None:
+    (early, late), newer = parts(folder, 7, 0), parts(folder, 9, 0)
+    found = [saving.heard(entry) for entry in (early, *newer, late)]
+    assert [each.step if each is not None else None for each in found] == [None, None, 9, None]
+    saving.generation_ended()
+    assert not saving.given_up
+
+
+def test_a_part_that_could_not_be_written_is_told_and_harms_no_other_checkpoint(folder: Path, saving: Saving) -> None:
+    for entry in parts(folder, 3, 0):
+        saving.heard(entry)
+    (written, _) = parts(folder, 5, 0)
+    failed = {"event": "part_failed", "step": 5, "generation": 0, "part": 1, "parts": 2, "why": "no space left"}
+    assert saving.heard(written) is None
+    assert saving.heard(failed) is None
+    assert saving.trouble == "no space left"
+    assert saving.newest() == (3, [])
+    assert [saving.heard(entry) is not None for entry in parts(folder, 8, 0)] == [False, True]
+
+
+def test_without_a_place_nothing_is_saved() -> None:
+    assert Saving(None).newest() == (None, [])

@@ -1,0 +1,71 @@
+"""What the members of a generation are told, from what the controller has decided."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.control.events import Begin
+from orchestrator.driver.run.member_directory import MemberDirectory
+from orchestrator.plan.resolve import resolve
+from orchestrator.settings import load
+
+
+def directory(*overrides: str, storage: str | None = "/checkpoints", everywhere: bool = False) -> MemberDirectory:
+    settings = load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], overrides)
+    made = MemberDirectory(resolve(settings).exchange, "here", storage, everywhere=everywhere)
+    for member, node in ((3, "here"), (5, "there"), (8, "here"), (9, "there")):
+        made.add(member, {"unix": ["unix", f"m{member}"], "tcp": ["tcp", "host", member]}, node)
+    return made
+
+
+def begin(**changes: Any) -> Begin:
+    given: dict[str, Any] = {
+        "generation": 4,
+        "members": (3, 5, 8),
+        "workers": 3,
+        "servers": 0,
+        "shards": ((0, 1), (2,), (3,)),
+        "state_transfers": ((0, 2),),
+        "restore": None,
+        "without_servers": False,
+        "run_manifest": {"steps": 2},
+    }
+    return Begin(**{**given, **changes})
+
+
+def test_members_of_one_node_meet_by_unix_socket_and_others_by_tcp() -> None:
+    found = directory()
+    generation = found.generation(begin(), None)
+    assert found.peers(begin().members, generation, 0) == {1: ["tcp", "host", 5], 2: ["unix", "m8"]}
+    by_tcp = directory("transport=tcp")
+    assert by_tcp.peers(begin().members, generation, 0) == {1: ["tcp", "host", 5], 2: ["tcp", "host", 8]}
+
+
+def test_a_handover_connects_who_would_not_meet_otherwise() -> None:
+    found = directory("topology=tree")
+    chain = begin(members=(3, 5, 8, 9), workers=4, shards=((0,), (1,), (2,), (3,)), state_transfers=((2, 3),))
+    assert set(found.peers(chain.members, found.generation(chain, None), 2)) >= {3}
+
+
+def test_only_who_reaches_the_checkpoints_writes_them() -> None:
+    assert directory().generation(begin(), None).writers == (0, 2)
+    assert directory(everywhere=True).generation(begin(), None).writers == (0, 1, 2)
+    assert directory(storage=None).generation(begin(), None).writers == ()
+
+
+def test_the_checkpoint_to_load_is_named_by_its_step() -> None:
+    generation = directory().generation(begin(restore=1), 120)
+    assert generation.restore == (1, "120")
+
+
+@pytest.mark.parametrize(("without", "name", "servers"), [(False, "parameter_server", 1), (True, "peer_to_peer", 0)])
+def test_while_no_server_lives_workers_add_up_among_themselves(without: bool, name: str, servers: int) -> None:
+    found = directory("topology={name: parameter_server, servers: 2}")
+    changes = {"members": (3, 5), "workers": 2, "shards": ((0, 1), (2, 3)), "state_transfers": ()}
+    if not without:
+        changes = {**changes, "members": (3, 5, 8), "servers": 1}
+    generation = found.generation(begin(without_servers=without, **changes), None)
+    schedule = generation.schedule
+    assert (schedule.topology, schedule.workers, schedule.servers) == (name, 2, servers)

@@ -1,0 +1,104 @@
+"""Waiting can be called off from outside, and whoever leaves for somebody else's sake says farewell."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from orchestrator.engine.member.cancellation import CancellableTransport, live
+from orchestrator.engine.member.generation import Ended, Generation
+from orchestrator.engine.member.heartbeat import CalledOff, Heartbeat
+from orchestrator.errors import PipelineRaised
+from orchestrator.topologies import build_schedule
+from orchestrator.transports.base import DeadlineExceeded, PeerLeft, PeerLost, Received, Tag, Transport
+from orchestrator.transports.memory import Hub
+from tests.engine.runs import PATIENCE_S
+
+TAG = Tag(3, 0, 0, 0, 0)
+GENERATION = Generation(3, build_schedule("ring", 2), ((0,), (1,)))
+
+
+class Telling:
+    """A transport that tells when its member begins to wait."""
+
+    def __init__(self, inner: Transport) -> None:
+        self.waits = threading.Event()
+        self._inner = inner
+        self.send, self.flush, self.close, self.abort = inner.send, inner.flush, inner.close, inner.abort
+
+    def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
+        self.waits.set()
+        return self._inner.receive(peer, tag, timeout_s)
+
+
+def _wait(transport: CancellableTransport) -> Ended:
+    transport.receive(1, TAG, PATIENCE_S)
+    raise AssertionError("nothing was to come")
+
+
+def test_a_call_off_ends_a_wait_and_the_member_says_farewell() -> None:
+    hub, heartbeat = Hub(2), Heartbeat()
+    transport = Telling(hub.transport(0))
+    with ThreadPoolExecutor(1) as pool:
+        ending = pool.submit(live, GENERATION, heartbeat, lambda: transport, _wait, lambda: (4, 1))
+        transport.waits.wait()
+        heartbeat.call_off(3)
+        ended = ending.result()
+    assert (ended.kind, ended.position, ended.accuses) == ("called off", (4, 1), None)
+    assert ended.as_answer()["left"] == "called off"
+    assert heartbeat.snapshot()["activity"] == "idle"
+    with pytest.raises(PeerLeft):
+        hub.transport(1).receive(0, TAG, PATIENCE_S)
+
+
+@pytest.mark.parametrize(("verb", "accuses"), [("abort", 1), ("close", None)])
+def test_only_the_dead_are_accused(verb: str, accuses: int | None) -> None:
+    hub = Hub(2)
+    getattr(hub.transport(1), verb)()
+    ended = live(GENERATION, Heartbeat(), lambda: hub.transport(0), _wait, lambda: None)
+    assert (ended.kind, ended.position, ended.accuses) == ("peer", None, accuses)
+    with pytest.raises(ConnectionAbortedError):
+        hub.transport(0).send(1, TAG, torch.zeros(1))
+
+
+def test_a_silent_peer_is_accused_in_the_end() -> None:
+    def wait(transport: CancellableTransport) -> Ended:
+        transport.receive(1, TAG, 0.12)
+        raise AssertionError("nothing was to come")
+
+    hub = Hub(2)
+    ended = live(GENERATION, Heartbeat(), lambda: hub.transport(0), wait, lambda: (0, 1))
+    assert (ended.kind, ended.accuses) == ("peer", 1)
+    assert "0.1 s" in ended.why
+    with pytest.raises(DeadlineExceeded):
+        CancellableTransport(Hub(2).transport(0), Heartbeat()).receive(1, TAG, 0.0)
+
+
+@pytest.mark.parametrize(("fault", "loss"), [(PipelineRaised("mine"), PeerLeft), (ZeroDivisionError(), PeerLost)])
+def test_faults_of_its_own_are_raised(fault: Exception, loss: type[PeerLost]) -> None:
+    """One of the pipeline comes with a farewell, one of ours without: it may be anywhere in the exchange."""
+
+    def fail(_: CancellableTransport) -> Ended:
+        raise fault
+
+    hub = Hub(2)
+    with pytest.raises(type(fault)):
+        live(GENERATION, Heartbeat(), lambda: hub.transport(0), fail, lambda: None)
+    with pytest.raises(PeerLost) as raised:
+        hub.transport(1).receive(0, TAG, PATIENCE_S)
+    assert type(raised.value) is loss
+
+
+def test_a_generation_that_is_called_off_before_is_not_entered() -> None:
+    heartbeat = Heartbeat()
+    heartbeat.call_off(3)
+
+    def connect() -> Transport:
+        raise AssertionError("it is over")
+
+    assert live(GENERATION, heartbeat, connect, _wait, lambda: None).kind == "called off"
+    with pytest.raises(CalledOff):
+        heartbeat.check()

@@ -1,0 +1,62 @@
+"""A run state that travelled as JSON is the one that was sent."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.engine.execution.run_state import RunState
+from orchestrator.numerics.grid import Grid
+from orchestrator.plan import Watching
+from orchestrator.plan.resolve import resolve
+from orchestrator.records import trace
+from orchestrator.settings import Every
+from orchestrator.updates.patience import Patience
+from tests.engine import pipelines as p
+from tests.engine.runs import settings_for
+
+PLAN = resolve(
+    settings_for(p.Mlp, evaluate_every=Every(steps=2), schedule={"name": "plateau"}, early_stopping={"patience": 2})
+)
+START = RunState.start(PLAN, 3)
+
+
+def test_the_position_tells_committed_steps_and_whether_the_last_is_evaluated() -> None:
+    assert START.position == (0, 1)
+    grid = Grid((1, None, -60), 5)
+    run_state = START.committed(grid, (trace.line(0, 1.5, -3),), evaluation_due=True, save_due=True)
+    assert (run_state.position, run_state.grid, run_state.save_due) == ((1, 0), grid, True)
+    run_state = run_state.evaluated({"validation/loss": 2.0})
+    assert run_state.position == (1, 1)
+    run_state = run_state.published().committed(grid, (trace.line(1, 1.5, -3),), evaluation_due=False, save_due=False)
+    assert (run_state.position, run_state.save_due) == ((2, 1), True)  # a checkpoint that was postponed stays due
+    assert not run_state.saved().save_due
+
+
+def test_patience_runs_out_by_what_was_seen() -> None:
+    run_state = START
+    for loss in (1.0, 2.0, 3.0):
+        assert not run_state.stopped_early
+        run_state = run_state.evaluated({"validation/loss": loss})
+    assert run_state.stopped_early
+    assert run_state.reductions == 0
+    assert run_state.watched() == ["validation/loss", "validation/loss"]
+
+
+@pytest.mark.parametrize("best", [None, 0.1, math.inf, -0.0])
+def test_it_travels_whole(best: float | None) -> None:
+    patience = Patience(Watching("validation/loss", 2, "min"), best, waited=1, exhausted=1)
+    run_state = replace(
+        START,
+        grid=Grid((4, None, -1074), 5),
+        steps=9,
+        evaluation_due=True,
+        save_due=True,
+        unpublished=(trace.line(8, 0.1, 7),),
+        stopping=patience,
+        plateau=replace(patience, watching=Watching("validation/loss", 3, "min")),
+    )
+    assert START.resumed(json.loads(json.dumps(run_state.as_dict(), allow_nan=False))) == run_state
