@@ -117,7 +117,7 @@ def find(target: str, args: Mapping[str, Any]) -> type[Pipeline]:
     module_name, _, class_name = target.partition(":")
     if not module_name or not class_name:
         raise ConfigurationError([f"pipeline.target: {target!r} does not have the form 'package.module:Class'"])
-    module = _import(module_name)
+    module = import_module(module_name, "pipeline.target")
     found = getattr(module, class_name, None)
     if found is None:
         classes = [name for name, value in vars(module).items() if inspect.isclass(value)]
@@ -136,26 +136,25 @@ def find(target: str, args: Mapping[str, Any]) -> type[Pipeline]:
     return found
 
 
-def _import(name: str) -> Any:
+def import_module(name: str, key: str) -> Any:
+    """The module that a setting names. Raises ConfigurationError, which names the setting."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
             missing = error.name or str(error)
             raise ConfigurationError(
-                [f"pipeline.target: importing {name} failed: no module named {missing!r}"],
+                [f"{key}: importing {name} failed: no module named {missing!r}"],
                 f"install {missing}, or mend the import",
             ) from error
         raise ConfigurationError(
-            [f"pipeline.target: there is no module {name!r}"],
+            [f"{key}: there is no module {name!r}"],
             "modules are looked up from the working directory: run from the folder that holds the package",
         ) from None
     except (Exception, SystemExit) as error:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
         where = "" if isinstance(error, SyntaxError) else f" ({frames[-1].filename}:{frames[-1].lineno})"
-        raise ConfigurationError(
-            [f"pipeline.target: importing {name} raised {type(error).__name__}: {error}{where}"]
-        ) from error
+        raise ConfigurationError([f"{key}: importing {name} raised {type(error).__name__}: {error}{where}"]) from error
 
 
 @contextmanager

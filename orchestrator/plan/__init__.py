@@ -105,13 +105,15 @@ class Data:
 
 @dataclass(frozen=True)
 class Update:
-    """What happens to a summed gradient. optimizer: None where the pipeline has its own; clip: the largest norm."""
+    """What happens to a gradient. optimizer: None where the pipeline has its own; clip: the largest norm; contribution: what a
+    shard makes of its gradient before the sum, and may keep state for: None for nothing."""
 
     optimizer: Variant | None
     clip: float | None
     schedule: ScheduleSettings
     stopping: Watching | None
     plateau: Watching | None
+    contribution: Variant | None = None
 
     @property
     def watches_a_metric(self) -> bool:

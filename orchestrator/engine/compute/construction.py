@@ -21,9 +21,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from orchestrator.errors import ConfigurationError, PipelineRaised
 from orchestrator.numerics.determinism import left_as_it_was
 from orchestrator.numerics.streams import seeded
-from orchestrator.pipeline import Pipeline, defines, find, naming
-from orchestrator.plan import Plan
+from orchestrator.pipeline import Pipeline, defines, find, import_module, naming
+from orchestrator.plan import Plan, Variant
 from orchestrator.updates import optimizers
+from orchestrator.updates.transforms import Chain
 
 _FEW_ROWS = 16  # with fewer the mean of a batch is a poor guess at the mean of the data
 # What torch calls of a module, with which arguments; a method of the user's may have the name and mean something else.
@@ -61,6 +62,25 @@ def make_optimizer(pipeline: Pipeline, model: torch.nn.Module, plan: Plan) -> to
         optimizers.check(optimizer, model)
     assert optimizer is not None
     return optimizer
+
+
+def make_contribution(variant: Variant | None) -> Chain:
+    """What a shard makes of its gradient: nothing, or the transform that "package.module:name" builds from the options. Raises
+    PipelineRaised, ConfigurationError."""
+    if variant is None:
+        return Chain()
+    module_name, _, name = variant.name.partition(":")
+    if not module_name or not name:
+        raise ConfigurationError([f"contribution.name: {variant.name!r} does not have the form 'package.module:name'"])
+    build = getattr(import_module(module_name, "contribution.name"), name, None)
+    if not callable(build):
+        raise ConfigurationError([f"contribution.name: {module_name} has nothing callable of the name {name!r}"])
+    try:
+        inspect.signature(build).bind(**variant.options)
+    except TypeError as error:
+        raise ConfigurationError([f"contribution: {name}{inspect.signature(build)}: {error}"]) from None
+    with naming(f"building {variant.name}"):
+        return Chain(build(**variant.options))
 
 
 def rehearse(plan: Plan) -> list[str]:

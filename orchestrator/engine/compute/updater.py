@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from orchestrator.engine.compute.replica import Replica
+from orchestrator.engine.compute.shard_states import fitted
 from orchestrator.engine.compute.workload import Workload
 from orchestrator.plan import Update
 from orchestrator.updates import optimizers, schedules
 from orchestrator.updates.clipping import Clipping
-from orchestrator.updates.transforms import Chain
+from orchestrator.updates.transforms import Chain, State
 
 
 class Updater:
@@ -36,6 +37,10 @@ class Updater:
             self._rate = lambda step, _reductions: workload.rate(step)
         else:
             self._rate = lambda step, reductions: schedules.factor(schedule, step, steps, reductions, epoch=epoch)
+
+    def fitted(self, state: State) -> State:
+        """A state of the transforms from elsewhere. Raises Inconsistent when it is none of theirs."""
+        return fitted("of the transforms after the sum", state, self._after.init(self._replica.parameters))
 
     def options(self) -> list[dict[str, object]]:
         """Of the optimizer, to see whether somebody changes them."""
