@@ -271,8 +271,8 @@ def _holders(workers: Sequence[Member]) -> dict[int, list[int]] | None:
         return None
     found: dict[int, list[int]] = {}
     for rank, member in enumerate(workers):
-        behind = None if member.position is None else highest[0] - member.position[0]
-        for shard in {0: member.held, 1: member.staged}.get(behind, ()) if behind is not None else ():
+        behind = highest[0] - (member.position or (0, 0))[0]
+        for shard in {0: member.held, 1: member.staged}.get(behind, ()):
             found.setdefault(shard, []).append(rank)
     return found
 
