@@ -23,9 +23,11 @@ from orchestrator.errors import ConfigurationError, PipelineRaised
 from orchestrator.numerics.determinism import left_as_it_was
 from orchestrator.numerics.streams import seeded
 from orchestrator.pipeline import Pipeline, defines, find, naming
-from orchestrator.plan import Plan
+from orchestrator.plan import Plan, Variant
 from orchestrator.updates import optimizers
+from orchestrator.updates.contributions import CONTRIBUTIONS
 from orchestrator.updates.eager import leave_the_compiler_out
+from orchestrator.updates.transforms import Chain
 
 _FEW_ROWS = 16  # with fewer the mean of a batch is a poor guess at the mean of the data
 # What torch calls of a module, with which arguments; a method of the user's may have the name and mean something else.
@@ -64,6 +66,15 @@ def make_optimizer(pipeline: Pipeline, model: torch.nn.Module, plan: Plan) -> to
         optimizers.check(optimizer, model)
     assert optimizer is not None
     return optimizer
+
+
+def make_contribution(variant: Variant | None) -> Chain:
+    """What a shard makes of its gradient before the sum. Raises PipelineRaised, ConfigurationError."""
+    if variant is None:
+        return Chain()
+    with naming(f"building {variant.name}"):
+        transform = CONTRIBUTIONS[variant.name](**CONTRIBUTIONS.resolve(variant.name, variant.options))
+    return Chain() if transform is None else Chain(transform)
 
 
 def rehearse(plan: Plan) -> list[str]:
