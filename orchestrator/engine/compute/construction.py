@@ -107,6 +107,7 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], list[str]]:
     pipeline = make_pipeline(kind, plan.run.pipeline.args, plan.run.seed)
     model = make_model(pipeline, plan.run.seed)
     refuse_unsupported(model)
+    make_contribution(plan.update.contribution)
     if defines(
         kind, "optimizer"
     ):  # the options of others are checked, and to build one takes torch a second the first time
