@@ -101,6 +101,7 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], list[str]]:
     pipeline = make_pipeline(kind, plan.run.pipeline.args, plan.run.seed)
     model = make_model(pipeline, plan.run.seed)
     refuse_unsupported(model)
+    make_contribution(plan.update.contribution)
     if defines(kind, "optimizer"):  # of others the options are checked
         make_optimizer(pipeline, model, plan)
     return weakref.ref(model), _notes(model, plan)
