@@ -50,12 +50,14 @@ def divide(sizes: Mapping[str, int], writers: int) -> list[list[str]]:
     return [sorted(share) for share in shares]
 
 
-def share_of(tensors: Mapping[str, torch.Tensor], part: int, parts: int) -> dict[str, torch.Tensor]:
-    """The tensors that writer `part` of `parts` writes."""
+def share_of(
+    tensors: Mapping[str, torch.Tensor], part: int, parts: int, own: Set[str] = frozenset()
+) -> dict[str, torch.Tensor]:
+    """The tensors that writer `part` of `parts` writes. own: names of those that no other writer has."""
     if parts == 1:
         return dict(tensors)
-    names = divide({name: tensor.nbytes for name, tensor in tensors.items()}, parts)[part]
-    return {name: tensors[name] for name in names}
+    names = divide({name: tensor.nbytes for name, tensor in tensors.items() if name not in own}, parts)[part]
+    return {name: tensors[name] for name in [*names, *sorted(own)]}
 
 
 @dataclass(frozen=True)

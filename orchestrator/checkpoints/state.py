@@ -31,11 +31,13 @@ _SCALARS = (type(None), bool, int, str)
 @dataclass(frozen=True)
 class TrainingState:
     """values: JSON-able, keys are strings; tensors: any shapes and strides, possibly views of what is in use. steady: the names
-    of those that stay as they are until the next update, so that they can be copied while a step is computed."""
+    of those that stay as they are until the next update, so that they can be copied while a step is computed. own: the names
+    of those that no other member has; all others are the same at every worker."""
 
     values: dict[str, Any]
     tensors: dict[str, torch.Tensor]
     steady: frozenset[str] = frozenset()
+    own: frozenset[str] = frozenset()
 
 
 def pack(tree: Any, tensors: dict[str, torch.Tensor], path: str) -> Any:

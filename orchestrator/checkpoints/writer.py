@@ -65,7 +65,7 @@ class Writer:
         try:
             if self.busy:
                 raise RuntimeError("the checkpoint before is still being written")
-            share = share_of(state.tensors, part, parts)
+            share = share_of(state.tensors, part, parts, state.own)
             later = {name: tensor for name, tensor in share.items() if name in state.steady}
             copy = _Copy(self._copier.copy(share, later.keys()), later, about)
         except Exception as error:

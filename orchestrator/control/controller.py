@@ -269,7 +269,7 @@ def _left(decision: Decision, event: Left) -> None:
     member = _reporter(decision, event)
     if member is None:
         return
-    decision.update(member.id, report=event, position=_position(event), heard=decision.now, moved=decision.now)
+    _note_report(decision, member, event)
     decision.enter("regrouping")
     decision.say(
         f"{member.name} left ({event.why}) at position {event.position}{': ' + event.text if event.text else ''}"
@@ -286,9 +286,21 @@ def _finished(decision: Decision, event: Finished) -> None:
     member = _reporter(decision, event)
     if member is None:
         return
-    decision.update(member.id, report=event, position=_position(event), heard=decision.now, moved=decision.now)
+    _note_report(decision, member, event)
     decision.say(f"{member.name} finished")
     conclude(decision)
+
+
+def _note_report(decision: Decision, member: Member, event: Left | Finished) -> None:
+    decision.update(
+        member.id,
+        report=event,
+        position=_position(event),
+        held=event.held,
+        staged=event.staged,
+        heard=decision.now,
+        moved=decision.now,
+    )
 
 
 def _position(event: Left | Finished) -> tuple[int, int] | None:

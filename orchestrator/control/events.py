@@ -16,6 +16,7 @@ from typing import Any, Literal
 from orchestrator.errors import OrchestratorError
 
 Position = tuple[int, int]
+Move = tuple[int, int, tuple[int, ...]]
 Role = Literal["worker", "server"]
 Activity = Literal["prepare", "compute", "exchange", "update", "evaluate", "checkpoint", "state_transfer", "idle"]
 
@@ -36,7 +37,8 @@ class Ready:
 class Left:
     """A member has left the generation and waits for the next one.
 
-    accuses: the rank it lost contact with; None where that one had said farewell, and for every other reason.
+    accuses: the rank it lost contact with; None where that one had said farewell, and for every other reason. held, staged: the
+    shards whose state it has, as of its last committed step and as of the one after it.
     """
 
     member: int
@@ -45,16 +47,20 @@ class Left:
     position: Position | None
     accuses: int | None = None
     text: str = ""
+    held: tuple[int, ...] = ()
+    staged: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A member has done all steps. digest: of its parameters; None for a server."""
+    """A member has done all steps. digest: of its parameters; None for a server. held, staged: as of one that left."""
 
     member: int
     generation: int
     position: Position | None
     digest: str | None
+    held: tuple[int, ...] = ()
+    staged: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -166,7 +172,9 @@ class Begin:
 
     shards: by worker rank. state_transfers: (donor rank, recipient rank). restore: the rank that first loads the newest
     checkpoint; it is the donor then. without_servers: the topology wants servers and none lives, so the workers use
-    another exact topology.
+    another exact topology. moves: (donor rank, recipient rank, shards): what these shards keep, where they keep anything.
+    forgets: all go back to what the donor restores, also those who are farther; where there is no checkpoint, to the state
+    in which the run began.
     """
 
     generation: int
@@ -178,6 +186,8 @@ class Begin:
     restore: int | None
     without_servers: bool
     run_manifest: Mapping[str, Any]
+    moves: tuple[Move, ...] = ()
+    forgets: bool = False
 
 
 @dataclass(frozen=True)

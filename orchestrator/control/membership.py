@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from orchestrator.control.events import Begin, Finished, Heartbeat, Left, Position, Role
+from orchestrator.control.events import Begin, Finished, Heartbeat, Left, Move, Position, Role
 from orchestrator.control.shard_assignment import assign_shards
 from orchestrator.errors import Inconsistent
 
@@ -22,11 +22,12 @@ Phase = Literal["preparing", "running", "regrouping", "paused", "saving", "ended
 class Requirements:
     """What a run requires.
 
-    start: workers that must be ready to begin; least: it pauses below; most: it grows to. servers: 0 where the topology
-    has none. checkpoint: the newest committed one when the run begins, so None unless it is a resume. whole: no
-    generation begins without all workers and servers, because the layout determines the result. stores: checkpoints can
-    be written. start_timeout_s: how long a start may go without progress. generation, member: the first numbers to use,
-    above all that an earlier part of the run has used.
+    start: workers that must be ready to begin; least: it pauses below; most: it grows to. servers: 0 where the
+    topology has none. checkpoint: the newest committed one when the run begins, so None unless it is a resume.
+    whole: no generation begins without all of them, because the layout determines the result. stores: checkpoints can
+    be written. shard_state: shards keep something from step to step, which their host alone has. start_timeout_s: how long a
+    start may go without progress. generation, member: the first numbers to give, above all that an earlier part of the run
+    has used.
     """
 
     shards: int
@@ -40,6 +41,7 @@ class Requirements:
     checkpoint: int | None = None
     whole: bool = False
     stores: bool = True
+    shard_state: bool = False
     generation: int = 0
     member: int = 0
 
@@ -54,9 +56,9 @@ class Requirements:
 class Member:
     """A living member.
 
-    asked: when its start was ordered; ready: since when it is prepared; joins: it became ready while there was room for
-    it in a generation (a spare did not). heard, moved: when it last answered, and when its compute thread last made
-    progress.
+    asked: when its start was ordered; ready: since when it is prepared; joins: it got ready while there was room for it
+    in a generation (a spare did not). held, staged: the shards whose state it has, as of its last committed step and as of
+    the one after it. heard, moved: when it last answered, and when its compute thread last moved.
     """
 
     id: int
@@ -68,6 +70,8 @@ class Member:
     joins: bool = False
     position: Position | None = None
     report: Left | Finished | None = None
+    held: tuple[int, ...] = ()
+    staged: tuple[int, ...] = ()
     heard: float = 0.0
     moved: float = 0.0
     heartbeat: Heartbeat | None = None
@@ -220,21 +224,27 @@ def compose(state: ControllerState) -> Begin | str:
         return f"{len(workers)} workers are ready, {quorum(state)} are needed"
     if (state.generation is None or state.requirements.whole) and len(servers) < state.requirements.servers:
         return f"{len(servers)} servers are ready, {state.requirements.servers} are needed"
+    lost = lost_shards(state, workers)
     restore = None
-    if to_restore(state, workers):
+    if lost and state.checkpoint is None:
+        restore = 0
+    elif lost or to_restore(state, workers):
         restore = next((rank for rank, member in enumerate(workers) if member.can_restore), None)
         if restore is None:
             return f"none of the {len(workers)} ready workers reaches the checkpoint of step {state.checkpoint}"
+    shards = assign_shards(state.requirements.shards, len(workers))
     return Begin(
         generation=state.requirements.generation if state.generation is None else state.generation.number + 1,
         members=tuple(member.id for member in [*workers, *servers]),
         workers=len(workers),
         servers=len(servers),
-        shards=assign_shards(state.requirements.shards, len(workers)),
+        shards=shards,
         state_transfers=_state_transfers(workers, len(servers), restore),
         restore=restore,
         without_servers=state.requirements.servers > 0 and not servers,
         run_manifest=state.run_manifest if state.run_manifest is not None else workers[0].run_manifest,
+        moves=moves(state, workers, shards, restore),
+        forgets=state.requirements.shard_state and restore is not None,
     )
 
 
@@ -242,6 +252,46 @@ def to_restore(state: ControllerState, workers: Sequence[Member]) -> bool:
     """Whether the newest checkpoint is ahead of every one of them."""
     highest = top(workers)
     return state.checkpoint is not None and (highest is None or highest[0] < state.checkpoint)
+
+
+def lost_shards(state: ControllerState, workers: Sequence[Member]) -> list[int]:
+    """The shards whose state at the top position nobody has: their only host is gone. Without it no step can be exact."""
+    if not state.requirements.shard_state:
+        return []
+    holders = _holders(workers)
+    return [shard for shard in range(state.requirements.shards) if holders is not None and shard not in holders]
+
+
+def _holders(workers: Sequence[Member]) -> dict[int, list[int]] | None:
+    """By shard, the ranks of those who have its state at the top position; None where all have the initial one.
+
+    Who is a step behind has contributed to the step that others have committed: what it has staged is of the top position.
+    """
+    highest = top(workers)
+    if highest is None or highest[0] == 0:
+        return None
+    found: dict[int, list[int]] = {}
+    for rank, member in enumerate(workers):
+        behind = highest[0] - (member.position or (0, 0))[0]
+        for shard in {0: member.held, 1: member.staged}.get(behind, ()):
+            found.setdefault(shard, []).append(rank)
+    return found
+
+
+def moves(
+    state: ControllerState, workers: Sequence[Member], shards: tuple[tuple[int, ...], ...], restore: int | None
+) -> tuple[Move, ...]:
+    """What shards keep goes from who has it, or restores it, to who hosts them now."""
+    holders = _holders(workers) if state.requirements.shard_state else None
+    if restore is None and holders is None:
+        return ()
+    moved: dict[tuple[int, int], tuple[int, ...]] = {}
+    for recipient, hosted in enumerate(shards if state.requirements.shard_state else ()):
+        for shard in hosted:
+            ranks = [restore] if restore is not None else (holders or {})[shard]
+            if recipient not in ranks:
+                moved[ranks[0], recipient] = (*moved.get((ranks[0], recipient), ()), shard)
+    return tuple((donor, recipient, moving) for (donor, recipient), moving in sorted(moved.items()))
 
 
 def _state_transfers(workers: Sequence[Member], servers: int, restore: int | None) -> tuple[tuple[int, int], ...]:

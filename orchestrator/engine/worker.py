@@ -9,6 +9,7 @@ the state of the last committed step, with or without the evaluation after it. A
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,7 +37,6 @@ from orchestrator.numerics.digests import distinct_state, model_digest
 from orchestrator.pipeline import find
 from orchestrator.plan import Plan
 from orchestrator.transports.base import Regions
-from orchestrator.updates.transforms import Chain
 
 __all__ = ["Ended", "Generation", "ProcessServices", "Server", "Worker"]
 
@@ -68,6 +68,7 @@ class Worker:
         self._workload = Workload(kind, plan.run, plan.data, self._staging)
         self._services.heartbeat.beat("prepare")
         self._replica = Replica(self._workload.model, self._staging)
+        self._before = construction.make_contribution(plan.update.contribution)
         optimizer = construction.make_optimizer(self._workload.pipeline, self._workload.model, plan)
         self._updater = Updater(self._workload, self._replica, optimizer, plan.update)
         self._memory = Memory(self._replica.layout, self._regions, sums=sums_of(plan.exchange))
@@ -106,13 +107,15 @@ class Worker:
         if self._state is None:
             self._state = self._first_state(run_manifest)
         self._memory.suit(generation.schedule, rank)
-        return live(
+        ended = live(
             generation,
             self._services.heartbeat,
             connect,
             lambda transport: self._walk(generation, rank, transport, run_manifest),
             lambda: self.position,
         )
+        held, staged = self._state.trainer.rows
+        return replace(ended, held=held, staged=staged)
 
     def close(self) -> None:
         """Stop the loader processes. Safe to call twice."""
@@ -139,7 +142,7 @@ class Worker:
         timing = Timing(self._plan, services.heartbeat, lambda: writer.busy)
         self._updater.start(run_manifest["steps"])
         trainer = LocalTrainer(
-            ShardGradients(self._workload, self._replica, Chain()),
+            ShardGradients(self._workload, self._replica, self._before),
             self._replica,
             self._updater,
             self._memory,
@@ -147,7 +150,10 @@ class Worker:
             services,
         )
         loop = Loop(self._plan, run_manifest, timing, services.heartbeat)
-        return WorkerState(self._plan, services, trainer, loop, timing)
+        state = WorkerState(self._plan, services, trainer, loop, timing)
+        if trainer.keeps_shard_state:
+            state.keep_initial()
+        return state
 
     def _walk(
         self, generation: Generation, rank: int, transport: CancellableTransport, run_manifest: Mapping[str, Any]

@@ -18,7 +18,8 @@ from orchestrator.engine.execution.loop import Loop
 from orchestrator.engine.execution.run_state import RunState
 from orchestrator.engine.execution.timing import Timing
 from orchestrator.engine.member.cancellation import CancellableTransport
-from orchestrator.engine.member.generation import Entry, Generation, Position, ProcessServices
+from orchestrator.engine.member.generation import INITIAL, Entry, Generation, Position, ProcessServices
+from orchestrator.errors import Inconsistent
 from orchestrator.numerics.digests import model_digest, tensor_digests
 from orchestrator.plan import Plan
 from orchestrator.records import trace
@@ -26,8 +27,8 @@ from orchestrator.records import trace
 
 @dataclass
 class WorkerState:
-    """What a worker keeps between generations. has_state: whether that is a state of the run; a new worker has only the
-    initial one."""
+    """What a worker keeps between generations. has_state: of the run; a fresh worker has only the initial one. initial: a copy
+    of that, where shards keep state: with it the run may have to begin anew."""
 
     plan: Plan
     services: ProcessServices
@@ -35,20 +36,27 @@ class WorkerState:
     loop: Loop
     timing: Timing
     has_state: bool = False
+    initial: TrainingState | None = None
 
     @property
     def position(self) -> Position | None:
         return self.loop.run_state.position if self.has_state else None
 
-    def capture(self, run_state: RunState) -> TrainingState:
-        """The training state, as views of the tensors in use."""
-        return self.trainer.capture(run_state.as_dict())
+    def keep_initial(self) -> None:
+        state = self.trainer.capture(self.loop.run_state.as_dict())
+        self.initial = TrainingState(state.values, {name: tensor.clone() for name, tensor in state.tensors.items()})
+
+    def go_back(self) -> None:
+        """To the state in which the run began."""
+        assert self.initial is not None
+        self.take_over(self.initial)
 
     def take_over(self, state: TrainingState) -> None:
         """Replace the state by this one. Raises CalledOff; or Inconsistent, where it does not fit; and has changed
         nothing then."""
         self.services.await_copied()
-        self.loop.run_state = self.loop.run_state.resumed(self.trainer.restore(state))
+        run_state = self.loop.run_state
+        self.loop.run_state = run_state.resumed(self.trainer.restore(state, run_state.steps))
         self.has_state = True
 
 
@@ -68,13 +76,17 @@ class WorkerHooks:
         generation, restore = self._generation, self._generation.restore
         if restore is not None and restore[0] == self._rank:
             self._services.heartbeat.beat("prepare")
-            self._state.take_over(self._services.load(restore[1]))
+            if restore[1] == INITIAL:
+                self._state.go_back()
+            else:
+                self._state.take_over(self._services.load(restore[1]))
         for donor in generation.donors_of(self._rank):
             state, entries = state_transfer.take(transport, generation.number, donor, self.deadline_s)
             self._state.take_over(state)
             for entry in entries:
                 self._services.emit(entry)
         self._give(transport)
+        self._move_rows(transport)
         self._state.has_state = True
         transport.activity = "exchange"
 
@@ -105,7 +117,7 @@ class WorkerHooks:
         self.saved()
         since = time.monotonic()
         self._services.writer.begin(
-            self._state.capture(run_state),
+            self._state.trainer.capture_with_rows(run_state.as_dict()),
             step=run_state.steps,
             generation=self._generation.number,
             part=writers.index(self._rank),
@@ -125,7 +137,26 @@ class WorkerHooks:
             state_transfer.give(transport, number, servers, TrainingState(run_state.as_dict(), {}), [], self.deadline_s)
         if workers:
             entries = [entry for entry in self._services.unacknowledged() if _is_of_the_run(entry)]
-            state_transfer.give(transport, number, workers, self._state.capture(run_state), entries, self.deadline_s)
+            state = self._state.trainer.capture(run_state.as_dict())
+            state_transfer.give(transport, number, workers, state, entries, self.deadline_s)
+
+    def _move_rows(self, transport: CancellableTransport) -> None:
+        """What shards keep goes to their new hosts: one pair after the other, in an order that all know, so that no two wait
+        for each other."""
+        generation, trainer, deadline_s = self._generation, self._state.trainer, self.deadline_s
+        steps = self._state.loop.run_state.steps
+        for donor, recipient, shards in generation.moves:
+            if donor == self._rank:
+                rows = TrainingState({"steps": steps}, trainer.rows_of(shards))
+                state_transfer.give(
+                    transport, generation.number, [recipient], rows, [], deadline_s, state_transfer.ROWS
+                )
+            elif recipient == self._rank:
+                came, _ = state_transfer.take(transport, generation.number, donor, deadline_s, state_transfer.ROWS)
+                if came.values["steps"] != steps:
+                    theirs = f"member {donor} handed over what shards keep after {came.values['steps']} steps"
+                    raise Inconsistent(f"{theirs}, and {steps} are done", "this is a fault of orchestrator")
+                trainer.adopt_rows(came.tensors)
 
     def _evaluating(self, step: int) -> evaluation.Beat:
         return lambda: self._services.heartbeat.beat("evaluate", step)

@@ -95,8 +95,9 @@ class Data:
 
 @dataclass(frozen=True)
 class Update:
-    """What happens to a summed gradient. optimizer: None where the pipeline has its own; clip: the largest norm; warmup:
-    steps in which the learning rate rises, before `schedule` has its way."""
+    """What happens to a gradient. optimizer: None where the pipeline has its own; clip: the largest norm; warmup: steps in
+    which the learning rate rises, before `schedule` has its way; contribution: what a shard makes of its gradient before the
+    sum, and may keep state for; None for nothing."""
 
     optimizer: Variant | None
     clip: float | None
@@ -104,6 +105,7 @@ class Update:
     warmup: int
     stopping: Watching | None
     plateau: Watching | None
+    contribution: Variant | None = None
 
     @property
     def watches_a_metric(self) -> bool:

@@ -52,6 +52,7 @@ def resolve(settings: Settings) -> Plan:
 
 def _update(settings: Settings) -> Update:
     optimizer, stopping, schedule = settings.optimizer, settings.early_stopping, settings.schedule
+    contribution = settings.contribution
     return Update(
         optimizer=None if optimizer.name is None else Variant(optimizer.name, optimizer.options),
         clip=settings.gradient.clip,
@@ -61,6 +62,7 @@ def _update(settings: Settings) -> Update:
         if stopping.patience is None
         else Watching(stopping.metric, stopping.patience, stopping.mode, stopping.min_change),
         plateau=_plateau(schedule.options) if schedule.name == "plateau" else None,
+        contribution=None if contribution.name == "gradient" else Variant(contribution.name, contribution.options),
     )
 
 

@@ -24,6 +24,7 @@ from typing import Annotated, Any, Literal
 from orchestrator.errors import ConfigurationError
 from orchestrator.table import Table, is_reference
 from orchestrator.topologies import TOPOLOGIES
+from orchestrator.updates.contributions import CONTRIBUTIONS
 from orchestrator.updates.schedules import SCHEDULES
 from orchestrator.values import (
     A_LINE,
@@ -45,7 +46,7 @@ from orchestrator.values import (
     unwrap,
 )
 
-TABLES: dict[str, Table[Any]] = {table.key: table for table in (TOPOLOGIES, SCHEDULES)}
+TABLES: dict[str, Table[Any]] = {table.key: table for table in (TOPOLOGIES, SCHEDULES, CONTRIBUTIONS)}
 KeyPath = tuple[str, ...]
 
 
@@ -196,6 +197,16 @@ class OptimizerSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ContributionSettings:
+    """What a shard contributes to a step; see `orchestrator/updates/contributions.py`. Options as those of a topology."""
+
+    name: str = field(default="gradient", metadata=result("What a shard makes of its gradient before the sum."))
+    options: dict[str, Any] = field(
+        default_factory=dict, metadata=result("The options of a contribution of your own.", NO_NAME)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class GradientSettings:
     clip: float | None = field(
         default=None, metadata=result("The largest global L2 norm of a gradient; longer ones are scaled.", POSITIVE)
@@ -288,6 +299,7 @@ class Settings:
         ),
     )
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    contribution: ContributionSettings = field(default_factory=ContributionSettings)
     gradient: GradientSettings = field(default_factory=GradientSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)

@@ -63,6 +63,17 @@ def stingy(params, lr: float = 1.0):
 
 def none(params, lr: float = 1.0):
     return None
+
+class Forgets:
+    def init(self, parameters):
+        return {"count": parameters[0].new_zeros(1)}
+
+    def update(self, gradients, state):
+        return gradients, {}
+
+class Overwrites(Forgets):
+    def update(self, gradients, state):
+        return [None if each is None else each.mul_(2) for each in gradients], state
 '''
 
 REFUSED = {
@@ -85,6 +96,9 @@ REFUSED = {
     "optimizer.momentun=2": r"^optimizer\.momentun: variants\.signs:Signs has no momentun; did you mean momentum\?",
     "optimizer.momentum=much": r"^optimizer\.momentum: expected a number, got 'much'",
     "optimizer.name=wrong:stingy": r"^optimizer: wrong:stingy changes gradients, which other workers still read",
+    "contribution=wrong:Forgets": r"^contribution: wrong:Forgets returns a state with other names, shapes or types",
+    "contribution=wrong:Overwrites": r"^contribution: wrong:Overwrites changes gradients or state in place",
+    "contribution.spacin=2": r"^contribution\.spacin: variants\.feedback:Feedback has no spacin; did you mean spacing\?",
     "optimizer.name=wrong:none": r"^optimizer: wrong:none is not fit: returned a NoneType",
 }
 

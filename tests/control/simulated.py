@@ -8,6 +8,9 @@ it meets one that is dead or leaving; in a deaf world none does (a host that van
 controller can end a broken generation. In a near world all members live on the driver's machine, where it is certain
 what a dead one was doing. With races every farewell is missed, so that members accuse the living. A poisonous
 micro-batch kills whoever computes it. Of a pair that is cut, nothing reaches the first member from the second.
+
+Where shards keep state, a worker stages that of its shards with its contribution and has it once it commits; it keeps what it
+has until then, whoever is to host it. Nobody contributes without the state of the shards that it hosts.
 """
 
 from __future__ import annotations
@@ -45,7 +48,8 @@ FACTS = {"steps": 9}
 
 @dataclass
 class Process:
-    """A member as it really is. news: what it has said and the driver has not heard yet, in order."""
+    """A member as it really is. news: what it has said and the driver has not heard yet, in order. held, staged: the shards
+    whose state it has as of its position, and as of the step after it; to_receive: whose it still has to get, and from whom."""
 
     id: int
     role: Role
@@ -57,6 +61,9 @@ class Process:
     to_take: bool = False
     to_give: set[int] = field(default_factory=set)
     to_restore: bool = False
+    held: frozenset[int] = frozenset()
+    staged: frozenset[int] = frozenset()
+    to_receive: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     request: int = 0
     voted: int = 0
     halt: int = 0
@@ -135,9 +142,20 @@ class World:
     def save(self) -> None:
         """The driver commits a checkpoint of where the furthest living worker is."""
         positions = [process.position for process in self.living("worker") if process.position is not None]
+        if self.requirements.shard_state:
+            positions = self._where_all_are()
         if positions and self.end is None:
             self.checkpoint = max(positions)[0]
             self.tell(CheckpointSaved(self.checkpoint))
+
+    def _where_all_are(self) -> list[Position]:
+        """A checkpoint needs what every worker has: where the last of the generation is, if they all live and have begun."""
+        begin = self.begins[-1] if self.begins else None
+        here = [] if begin is None else [self.processes[member] for member in begin.members[: begin.workers]]
+        if not here or any(not p.alive or p.position is None or self._busy_before(p) for p in here):
+            return []
+        least = min(self._at(process) for process in here)
+        return [least] if least[0] >= (self.checkpoint or 0) else []
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
@@ -235,6 +253,13 @@ class World:
         recipients = [begin.members[recipient] for _, recipient in begin.state_transfers]
         assert len(recipients) == len(set(recipients))
         assert not donors & set(recipients)
+        if begin.forgets:
+            assert begin.restore is not None
+            assert self._lost_rows(known, highest) or (highest or (0, 0))[0] < (self.checkpoint or 0)
+            assert donors <= {begin.members[begin.restore]}
+            assert set(recipients) == set(begin.members) - {begin.members[begin.restore]}
+            return
+        assert not self._lost_rows(known, highest), "a run goes on without the state of a shard"
         if begin.restore is not None:
             assert self.checkpoint is not None
             assert highest is None or highest[0] < self.checkpoint
@@ -254,7 +279,17 @@ class World:
                 assert member in recipients
         assert all(self.processes[donor].position == highest for donor in donors)
 
+    def _lost_rows(self, known: list[Process], highest: Position | None) -> set[int]:
+        """The shards whose state at the top position nobody has."""
+        if not self.requirements.shard_state or highest is None or highest[0] == 0:
+            return set()
+        at_top = [process.held for process in known if self._at(process)[0] == highest[0]]
+        behind = [process.staged for process in known if self._at(process)[0] == highest[0] - 1]
+        return set(range(self.requirements.shards)).difference(*at_top, *behind)
+
     def _enter(self, process: Process, rank: int, begin: Begin) -> None:
+        moves = [(begin.members[donor], shards) for donor, recipient, shards in begin.moves if recipient == rank]
+        process.to_receive = moves
         process.begin = begin
         process.contributed = process.called_off = process.finished = False
         process.halt = process.voted = process.request = 0
@@ -319,6 +354,10 @@ class World:
             yield "restore"
         elif process.to_take and self._donor(process) is not None:
             yield "take"
+        elif process.to_receive and not process.to_take and not process.to_give:
+            donor = self.processes[process.to_receive[0][0]]
+            if donor.acts and not donor.to_restore and not donor.to_take:
+                yield "receive"
         elif not self._busy_before(process):
             if self._is_done(process):
                 yield "finish"
@@ -341,22 +380,38 @@ class World:
         elif action == "notice":
             peer, accused = self._lost_peers(process)[0]
             self._leave(process, "peer", accuses=peer if accused else None)
+        elif action == "restore" and self.checkpoint is None:
+            assert process.begin is not None
+            assert process.begin.forgets
+            process.position, process.to_restore = (0, 1), False
+            process.held = process.staged = frozenset()
         elif action == "restore":
             assert self.checkpoint is not None
             process.position, process.to_restore = (self.checkpoint, 1), False
+            process.held, process.staged = frozenset(range(self.requirements.shards)), frozenset()
         elif action == "take":
             donor = self._donor(process)
             assert donor is not None
+            ahead = self._at(donor)[0] - self._at(process)[0]
+            process.held = process.held if ahead == 0 else process.staged if ahead == 1 else frozenset()
+            process.staged = frozenset()
             process.position, process.to_take = donor.position or (0, 1), False
             donor.to_give.discard(process.id)
+        elif action == "receive":
+            donor, (_, shards) = self.processes[process.to_receive[0][0]], process.to_receive.pop(0)
+            assert self._at(donor)[0] == self._at(process)[0], "what a shard keeps is of another step"
+            assert donor.held.issuperset(shards) or self._at(donor)[0] == 0, "who is to give it does not have it"
+            process.held |= set(shards)
         elif action == "finish":
             process.finished, process.state = True, "idle"
             digest = "digest" if process.role == "worker" else None
-            process.news.append(Finished(process.id, self._number(process), process.position, digest))
+            rows = self._rows(process)
+            process.news.append(Finished(process.id, self._number(process), process.position, digest, *rows))
         elif action == "halt":
             self._leave(process, "stop" if process.halt == 2 else "regroup")
         elif action == "contribute":
             process.contributed = True
+            self._stage(process)
             self._vote(process)
         else:
             self._commit(process, position)
@@ -371,6 +426,7 @@ class World:
             process.position = (position[0], 1)
             return
         steps = position[0] + 1
+        process.held, process.staged = process.staged, frozenset()
         process.position = (steps, 0 if steps % self.evaluate_every == 0 else 1)
         process.halt, process.voted = process.voted, 0
         process.news.append(Stepped(steps - 1))
@@ -386,8 +442,23 @@ class World:
 
     def _leave(self, process: Process, why: str, accuses: int | None = None) -> None:
         process.state = "idle"
-        event = Left(process.id, self._number(process), why, process.position, accuses)  # type: ignore[arg-type]
-        process.news.append(event)
+        held, staged = self._rows(process)
+        number = self._number(process)
+        left = Left(process.id, number, why, process.position, accuses, "", held, staged)  # type: ignore[arg-type]
+        process.news.append(left)
+
+    def _stage(self, process: Process) -> None:
+        begin = process.begin
+        assert begin is not None
+        rank = begin.members.index(process.id)
+        if self.requirements.shard_state and rank < begin.workers and not self._evaluation_is_due(process):
+            assert process.held.issuperset(begin.shards[rank]) or self._at(process)[0] == 0, "it lacks a shard's state"
+            process.staged = frozenset(begin.shards[rank])
+
+    def _rows(self, process: Process) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        if not self.requirements.shard_state:
+            return (), ()
+        return tuple(sorted(process.held)), tuple(sorted(process.staged))
 
     def _number(self, process: Process) -> int:
         assert process.begin is not None
@@ -415,7 +486,8 @@ class World:
         )
 
     def _busy_before(self, process: Process) -> bool:
-        return process.to_restore or process.to_take or bool(process.to_give)
+        gives_rows = any(process.id == donor for peer in self._peers(process) for donor, _ in peer.to_receive)
+        return process.to_restore or process.to_take or bool(process.to_give or process.to_receive) or gives_rows
 
     def _donor(self, process: Process) -> Process | None:
         donor = next(peer for peer in self._peers(process) if process.id in peer.to_give)

@@ -832,3 +832,54 @@ def test_any_history_even_an_impossible_one_ends_at_most_once(
 
 def test_the_limits_are_those_of_rule_d3() -> None:
     assert (fault_attribution.LOSSES, fault_attribution.STALLS) == (3, 2)
+
+
+# ---- what shards keep
+
+
+def holding(member: int, step: int, held: tuple[int, ...], staged: tuple[int, ...] = ()) -> Left:
+    return Left(member, 0, "regroup", (step, 1), held=held, staged=staged)
+
+
+def test_what_shards_keep_moves_to_their_new_hosts() -> None:
+    play = begun(requirements(most=3, shard_state=True))
+    play(Ready(2, FACTS, can_restore=True), holding(0, 1, (0, 1)), holding(1, 1, (2, 3)))
+    assert play.begin().shards == ((0, 1), (2,), (3,))
+    assert play.begin().moves == ((1, 2, (3,)),)
+    assert play.begin().state_transfers == ((0, 2),)
+    assert not play.begin().forgets
+
+
+def test_who_is_a_step_behind_has_what_it_staged() -> None:
+    play = begun(requirements(shard_state=True))
+    play(holding(0, 2, (0, 1)), holding(1, 1, (2, 3), (2, 3)))
+    assert (play.begin().moves, play.begin().forgets) == ((), False)
+    assert play.begin().state_transfers == ((0, 1),)
+
+
+@pytest.mark.parametrize(("checkpoint", "step"), [(3, 3), (None, 0)])
+def test_what_only_the_dead_had_takes_all_back(checkpoint: int | None, step: int) -> None:
+    play = begun(requirements(shard_state=True))
+    play(*[Stepped(n) for n in range(1, 5)])
+    play(*[CheckpointSaved(checkpoint)] if checkpoint else [])
+    play(Died(1, "gone"), holding(0, 5, (0, 1)))
+    begin = play.begin()
+    assert (begin.members, begin.restore, begin.forgets, begin.moves) == ((0,), 0, True, ())
+    assert f"what shards 2, 3 had kept is lost with its only holder, so all members go back to step {step}" in str(
+        play.reasons
+    )
+    play(Stepped(step))
+    (recovered,) = play.of(Recovered)
+    assert (recovered.kind, recovered.steps_lost) == ("restarted", 5 - step)
+
+
+def test_where_shards_keep_nothing_the_living_go_on() -> None:
+    play = begun(requirements())
+    play(Stepped(4), CheckpointSaved(3), Died(1, "gone"), left(0, 5))
+    assert (play.begin().restore, play.begin().forgets, play.begin().moves) == (None, False, ())
+
+
+def test_an_interrupted_run_that_would_have_to_go_back_ends() -> None:
+    play = begun(requirements(shard_state=True))
+    play(Stepped(4), CheckpointSaved(3), Interrupt("SIGTERM"), Died(1, "gone"), holding(0, 5, (0, 1)))
+    assert isinstance(play.error(), Interrupted)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from orchestrator.control.events import Begin
 from orchestrator.driver.run.member_directory import MemberDirectory
+from orchestrator.engine.member.generation import INITIAL
 from orchestrator.plan.resolve import resolve
 from orchestrator.settings import load
 
@@ -53,6 +55,23 @@ def test_only_who_reaches_the_checkpoints_writes_them() -> None:
     assert directory().generation(begin(), None).writers == (0, 2)
     assert directory(everywhere=True).generation(begin(), None).writers == (0, 1, 2)
     assert directory(storage=None).generation(begin(), None).writers == ()
+
+
+def test_who_moves_what_a_shard_keeps_is_connected() -> None:
+    found = directory("topology=tree")
+    four = begin(members=(3, 5, 8, 9), workers=4, shards=((0,), (1,), (2,), (3,)), state_transfers=())
+    moving = replace(four, moves=((2, 3, (3,)),))
+    assert not found.generation(four, None).peers_of(2) & {3}
+    assert found.generation(moving, None).peers_of(2) >= {3}
+    assert found.generation(moving, None).peers_of(3) >= {2}
+    assert found.generation(moving, None).as_event()["moves"] == ((2, 3, (3,)),)
+    assert "moves" not in found.generation(four, None).as_event()
+
+
+def test_who_forgets_without_a_checkpoint_goes_back_to_the_initial_state() -> None:
+    assert directory().generation(begin(restore=1, forgets=True), None).restore == (1, INITIAL)
+    assert directory().generation(begin(restore=1, forgets=True), 7).restore == (1, "7")
+    assert directory().generation(begin(restore=1), None).restore is None
 
 
 def test_the_checkpoint_to_load_is_named_by_its_step() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +23,7 @@ from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import (
     CheckpointDamaged,
     ClusterUnavailable,
+    ConfigurationError,
     Inconsistent,
     Interrupted,
     NonFinite,
@@ -127,10 +128,11 @@ def play(
     checkpoint: int | None = None,
     catalog: Any = None,
     niceness: int | None = None,
+    shard_state: bool = False,
     **before: Any,
 ) -> Played:
     """A run of two workers. gone: whose process has ended, whether or not Ray has said so; last_activities: what the dead were
-    doing; niceness: the driver's; checkpoint, before: of a run that is resumed."""
+    doing; niceness: the driver's; shard_state: shards keep state; checkpoint, before: of a run that is resumed."""
     settings = load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], ["cluster.workers=2"])
     shown: list[str] = []
     nothing = lambda *_: None  # noqa: E731
@@ -146,7 +148,7 @@ def play(
     pending_signal.signal = signal
     place = ActorPlacement("p", {})
     plan = resolve(settings)
-    run_start = RunStart(requirements(plan, checkpoint=checkpoint), **before)
+    run_start = RunStart(replace(requirements(plan, checkpoint=checkpoint), shard_state=shard_state), **before)
     startup = Startup.begin(run_start, members, ActorSlots([place, place], place), niceness=niceness)
     event_sink = EventSink(record, progress)
     directory = MemberDirectory(plan.exchange, "n", None if catalog is None else "a folder", everywhere=False)
@@ -351,3 +353,17 @@ def test_the_weights_come_from_any_worker_that_still_has_them(tmp_path: Path) ->
     assert played.done[-2:] == [("save weights", 0, "here"), ("save weights", 1, "here")]
     with pytest.raises(WorkerLost):
         play(tmp_path, ends, gone={0, 1}).session.save_weights("here")
+
+
+def elsewhere(member: int) -> Heard:
+    answer = prepared(member)
+    return Heard(member, "prepared", {**answer.answer, "node": "m"})
+
+
+def test_where_shards_keep_state_every_worker_has_to_reach_the_checkpoints(tmp_path: Path) -> None:
+    played = play(tmp_path, [prepared(0), elsewhere(1)], catalog=Mock(), shard_state=True)
+    error = played.outcome.error
+    assert isinstance(error, ConfigurationError)
+    assert "worker 1 on node m does not reach the checkpoints" in error.message
+    assert error.remedy == "set checkpoint.uri to a place that all nodes reach"
+    assert not [each for each in played.done if each[0] == "run"]

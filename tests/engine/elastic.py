@@ -22,11 +22,14 @@ from typing import Any, Literal
 import torch
 
 from orchestrator.checkpoints.state import TrainingState
+from orchestrator.control.membership import ControllerState, Requirements, lost_shards, moves
+from orchestrator.control.membership import Member as MemberStatus
 from orchestrator.control.shard_assignment import assign_shards
-from orchestrator.engine.member.generation import Position
+from orchestrator.engine.member.generation import INITIAL, Position
 from orchestrator.engine.member.heartbeat import Activity, Heartbeat
 from orchestrator.engine.worker import Ended, Generation, ProcessServices, Server, Worker
 from orchestrator.pipeline import Pipeline
+from orchestrator.plan import Variant
 from orchestrator.plan.resolve import resolve
 from orchestrator.records.trace import Line
 from orchestrator.settings import CheckpointSettings, Every, Settings
@@ -90,7 +93,7 @@ class Saved:
         self.complete: list[tuple[int, TrainingState]] = []  # step and state, in order
 
     def add(self, state: TrainingState, step: int, generation: int, part: int, parts: int) -> None:
-        names = sorted(state.tensors)[part::parts]
+        names = [*sorted(state.tensors.keys() - state.own)[part::parts], *state.own]
         copied = {name: state.tensors[name].clone() for name in names}
         found = self.parts.setdefault((generation, step), {})
         found[part] = TrainingState(dict(state.values), copied)
@@ -120,7 +123,7 @@ class Writes:
         assert self._left == 0, "a writer that works was given another part"
         assert {name for name in state.tensors if name.startswith("optimizer/")} <= state.steady
         tensors = {n: tensor if n in state.steady else tensor.clone() for n, tensor in state.tensors.items()}
-        self._begun = (TrainingState(state.values, tensors), (step, generation, part, parts))
+        self._begun = (TrainingState(state.values, tensors, own=state.own), (step, generation, part, parts))
 
     def copied(self, timeout_s: float | None = None) -> bool:
         if self._begun is not None and timeout_s == 0:
@@ -188,7 +191,8 @@ class Member:
         host = ProcessServices(
             self.heartbeat, self.said.append, lambda: list(self.said), run.load, Writes(run.saved, run.busy_for)
         )
-        self.member = role(resolve(run.settings), self.regions, host)
+        self.member = role(run.plan, self.regions, host)
+        self.ended: Ended | None = None
         self._counting = False
         self.run_manifest = self.member.prepare()
         self._counting = True
@@ -245,9 +249,14 @@ class Elastic:
         saved: Saved | None = None,
         busy_for: int = 0,
         keeps_width: bool = False,
+        contribution: Variant | None = None,
     ) -> None:
-        """busy_for: at how many looks a writer is busy with a part. keeps_width: the lost are replaced before it goes on."""
+        """busy_for: at how many looks a writer is busy with a part. keeps_width: the lost are replaced before it goes on.
+        contribution: what shards make of their gradients; with one, they keep state."""
         self.settings = settings
+        plan = resolve(settings)
+        self.plan = replace(plan, update=replace(plan.update, contribution=contribution))
+        self.went_back = 0
         self.script: dict[tuple[int, int], list[What]] = {}
         for fault in faults:
             self.script.setdefault((fault.member, fault.at), []).append(fault.what)
@@ -296,7 +305,12 @@ class Elastic:
         positions = [member.position for member in workers]
         best = max((position for position in positions if position is not None), default=None)
         donor, restore = None, None  # all begin with the initial state
-        if best is not None:
+        state, seen = self._as_the_controller_sees(workers)
+        forgets = bool(lost_shards(state, seen))
+        if forgets:
+            self.went_back += 1
+            donor, restore = 0, (0, str(len(self.saved.complete) - 1) if self.saved.complete else INITIAL)
+        elif best is not None:
             donor = positions.index(best)
         elif self.saved.complete:
             donor, restore = 0, (0, str(len(self.saved.complete) - 1))
@@ -307,16 +321,46 @@ class Elastic:
             and rank != donor
             and (not member.is_worker or member.position != best or restore is not None)
         ]
+        shards = assign_shards(self.settings.data.shards, len(workers))
         generation = Generation(
             self.generations,
             build_schedule(self._layout.topology, len(workers), **self.settings.topology.options),
-            assign_shards(self.settings.data.shards, len(workers)),
+            shards,
             tuple(behind),
             restore,
-            tuple(range(0, len(workers), 2)),
+            tuple(range(0, len(workers), 1 if self.keeps_shard_state else 2)),
+            moves=moves(state, seen, shards, None if restore is None else restore[0]),
         )
         self.generations += 1
         return generation
+
+    @property
+    def keeps_shard_state(self) -> bool:
+        return self.plan.update.contribution is not None
+
+    def _as_the_controller_sees(self, workers: list[Member]) -> tuple[ControllerState, list[MemberStatus]]:
+        shards = self.settings.data.shards
+        requirements = Requirements(
+            shards=shards,
+            start=1,
+            least=1,
+            most=shards,
+            start_timeout_s=1,
+            step_timeout_s=1,
+            shard_state=self.keeps_shard_state,
+        )
+        seen = [
+            MemberStatus(
+                id=member.number,
+                role="worker",
+                asked=0,
+                position=member.position,
+                held=() if member.ended is None else member.ended.held,
+                staged=() if member.ended is None else member.ended.staged,
+            )
+            for member in workers
+        ]
+        return ControllerState(requirements=requirements, started=0), seen
 
     def _wanted(self, workers: int) -> int:
         if workers == 0 or self._keeps_width:
@@ -339,6 +383,7 @@ class Elastic:
                 self.members.remove(member)
             else:
                 assert end.accuses is None or end.accuses in died, (rank, end)
+                member.ended = end
                 survivors[rank] = end
         steps = [end.position[0] for member, end in zip(self.members, survivors.values(), strict=True) if end.position]
         assert not steps or generation.state_transfers or max(steps) - min(steps) <= 1
@@ -391,7 +436,9 @@ def survive(
     layout: Layout,
     faults: Sequence[Fault] = (),
     checkpoint_every: int | None = None,
+    contribution: Variant | None = None,
     **settings: Any,
 ) -> Told:
     """The run under these faults, after checking that its last members tell the same."""
-    return Elastic(elastic_settings(pipeline, layout, checkpoint_every, **settings), layout, faults).run()
+    prepared = elastic_settings(pipeline, layout, checkpoint_every, **settings)
+    return Elastic(prepared, layout, faults, contribution=contribution).run()

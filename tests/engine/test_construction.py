@@ -7,6 +7,7 @@ import random
 import sys
 import weakref
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from torch import nn
 from orchestrator.engine.compute import construction
 from orchestrator.errors import ConfigurationError
 from orchestrator.numerics.determinism import left_as_it_was
+from orchestrator.plan import Variant
 from orchestrator.plan.resolve import resolve
 from tests.engine import faulty as f
 from tests.engine import pipelines as p
@@ -115,3 +117,20 @@ def test_what_fails_leaves_nothing_either() -> None:
 def test_few_rows_for_batch_normalisation_are_pointed_out(pipeline: type[p.Small], rows: int, said: int) -> None:
     notes = construction.rehearse(resolve(settings_for(pipeline, shards=4, batch_size=4 * rows)))
     assert [f"data.batch_size / data.shards = {rows} rows" in note for note in notes] == [True] * said
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("tests.engine.toys", {}, "is not on offer"),
+        ("tests.engine.nowhere:A", {}, "contribution: there is no module 'tests.engine.nowhere'"),
+        ("tests.engine.toys:Nothing", {}, "tests.engine.toys has no contribution 'Nothing'"),
+        ("tests.engine.toys:ErrorFeedback", {"space": 1}, "has no space; did you mean spacing?"),
+    ],
+)
+def test_a_contribution_that_cannot_be_built_is_refused(name: str, options: dict[str, Any], words: str) -> None:
+    plan = resolve(settings_for(p.Mlp))
+    wrong = replace(plan, update=replace(plan.update, contribution=Variant(name, options)))
+    with pytest.raises(ConfigurationError) as caught:
+        construction.rehearse(wrong)
+    assert words in caught.value.message

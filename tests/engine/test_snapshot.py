@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from orchestrator.checkpoints.state import TrainingState, pack
 from orchestrator.checkpoints.storage import LocalFolder, Storage
 from orchestrator.checkpoints.writer import Writer
 from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.compute.snapshot import capture, restore
+from orchestrator.engine.compute.snapshot import capture, restore, rows_of, transforms_of
 from orchestrator.errors import Inconsistent, RunFailed
 from orchestrator.numerics import digests
 from orchestrator.numerics.digests import model_digest
@@ -209,6 +210,23 @@ def test_a_capture_copies_nothing_and_a_restore_shares_nothing() -> None:
     model, optimizer = made(2, adamw)
     restore(state, model, optimizer)
     assert not addresses(model, optimizer) & addresses(donor, donors)
+
+
+def test_what_transforms_and_shards_keep_is_in_it(tmp_path: Path) -> None:
+    donor, donors = made(1, adamw)
+    kept, rows = (
+        {"0/mean": torch.ones(2)},
+        {3: {"0/residual": torch.full((2, 2), 0.1)}, 12: {"0/residual": torch.eye(2)}},
+    )
+    state = capture(donor, donors, {}, kept, rows)
+    assert state.own == {"shard/3/0/residual", "shard/12/0/residual"}
+    assert state.own | {"transforms/0/mean"} <= state.steady
+    came = through_files(LocalFolder(tmp_path), replace(state, own=frozenset()), 1)  # one member is all writers
+    torch.testing.assert_close(transforms_of(came), kept, rtol=0, atol=0)
+    torch.testing.assert_close(rows_of(came.tensors), rows, rtol=0, atol=0)
+    model, optimizer = made(2, adamw)
+    restore(came, model, optimizer)
+    assert "transforms" not in capture(donor, donors, {}).values
 
 
 def test_parameters_stay_where_they_are() -> None:

@@ -14,7 +14,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +31,7 @@ from orchestrator.engine import worker_hooks
 from orchestrator.engine.execution import timing
 from orchestrator.engine.member import cancellation, crash_record, heartbeat
 from orchestrator.engine.member.generation import Generation
+from orchestrator.plan import Plan, Variant
 from orchestrator.plan.resolve import resolve
 from orchestrator.settings import Settings
 from orchestrator.transports import memory, shared_memory, sockets
@@ -117,12 +118,18 @@ class Cluster:
         self.story: list[str] = []
         self.next_member = -1
         self.lives_on = False  # the driver of the present life has begun a generation
+        self.contribution: Variant | None = None
 
     # ---- for who looks at it
 
     @property
     def dice(self) -> Random:
         return self.schedule.dice
+
+    @property
+    def plan(self) -> Plan:
+        plan = resolve(self.settings)
+        return replace(plan, update=replace(plan.update, contribution=self.contribution))
 
     def tell(self, text: str) -> None:
         self.story.append(f"{self.schedule.now:9.3f} {text}")
@@ -457,7 +464,7 @@ class Members(members.Members):
     """The real ones, who learn from the cluster what the kernel would tell."""
 
     def __init__(self, cluster: Cluster) -> None:
-        super().__init__(resolve(cluster.settings), b"secret")
+        super().__init__(cluster.plan, b"secret")
         self._cluster = cluster
 
     def start(self, member: int, role: member_actor.Role, place: members.ActorPlacement) -> None:

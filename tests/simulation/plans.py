@@ -44,7 +44,7 @@ class Plan:
 
     layouts: one per life, of which there is another when the driver is killed, or the run is interrupted or rightly fails.
     haste, lateness_s: see `Schedule`, `Cluster`. budget: how much happens. apart: some members live on another node.
-    everywhere: checkpoints are reached there, too. wild: more happens than a run has to bear.
+    everywhere: checkpoints are reached there, too. wild: more happens than a run has to bear. shard_state: shards keep state.
     """
 
     seed: int
@@ -57,9 +57,10 @@ class Plan:
     everywhere: bool
     wild: bool
     misses_farewells: bool
+    shard_state: bool = False
 
 
-def plan(seed: int) -> Plan:
+def plan(seed: int, *, shard_state: bool = False) -> Plan:
     dice = Random(seed)
     identity = dice.choice([*IDENTITIES, "rich"])
     layouts = [_layout(dice, identity) for _ in range(MOST_LIVES)]
@@ -71,9 +72,10 @@ def plan(seed: int) -> Plan:
         lateness_s=dice.choice([0.0, 0.1, 1.0]),
         budget=dice.choice([1, 2, 3, 4, 6, 9]),
         apart=dice.random() < 0.2,
-        everywhere=dice.random() < 0.7,
+        everywhere=dice.random() < 0.7 or shard_state,
         wild=dice.random() < 0.2,
         misses_farewells=dice.random() < 0.2,
+        shard_state=shard_state,
     )
 
 

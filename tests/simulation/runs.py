@@ -2,6 +2,7 @@
 
     python -m tests.simulation.runs 0-999         these seeds
     python -m tests.simulation.runs --story 7     seed 7, with all that happened
+    python -m tests.simulation.runs --shard-state 0-99     of runs whose shards keep state
 
 A run has several lives: a driver that is killed or interrupted, or a run that rightly failed, is resumed on another layout.
 What has to come out is what comes out when nothing happens: `check` compares the trace byte for byte, digest and metrics.
@@ -16,7 +17,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -35,11 +36,11 @@ from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.session import RunStart, Session, Startup
 from orchestrator.errors import CheckpointDamaged, ClusterUnavailable, Interrupted, Stalled, WorkerLost
 from orchestrator.plan import Plan as ResolvedPlan
-from orchestrator.plan.resolve import resolve
 from orchestrator.records.lines import LineFile, read
 from orchestrator.settings import Settings
 from tests.commands.chaos import check_journal
 from tests.engine.runs import Layout
+from tests.engine.toys import ERROR_FEEDBACK
 from tests.simulation.cluster import HERE, THERE, Cluster, Member, Members, Store, simulated
 from tests.simulation.plans import MOST_LIVES, Chance, Crash, Plan, calm, plan
 from tests.simulation.scheduling import Schedule
@@ -90,6 +91,7 @@ class Run:
         self._schedule = Schedule(Random(drawn.seed + 2), drawn.haste)
         self._cluster = Cluster(self._schedule, drawn.layouts[0], self._chance, drawn.lateness_s)
         self._cluster.misses_farewells = drawn.misses_farewells
+        self._cluster.contribution = ERROR_FEEDBACK if drawn.shard_state else None
         self._chance.cluster = self._cluster
         self._files: Any = SimpleNamespace(
             path=folder, journal=folder / "journal", trace=folder / "trace", checkpoints=folder / "checkpoints"
@@ -130,7 +132,7 @@ class Run:
     def _drive(self, settings: Settings) -> Outcome:
         """What `driver.job` does."""
         cluster = self._cluster
-        plan = resolve(settings)
+        plan = cluster.plan
         run_start = self._resumed(plan) if self._files.journal.exists() else RunStart(requirements(plan))
         startup = Startup.begin(run_start, Members(cluster), self._actor_slots(settings), self._chance.vet)
         with contextlib.ExitStack() as stack:
@@ -250,15 +252,15 @@ def _determining(settings: Settings) -> Layout:
 
 
 @functools.cache
-def undisturbed(identity: str, layout: Layout) -> Told:
+def undisturbed(identity: str, layout: Layout, shard_state: bool) -> Told:
     with tempfile.TemporaryDirectory() as folder:
-        return Run(calm(identity, layout), Path(folder)).live()
+        return Run(replace(calm(identity, layout), shard_state=shard_state), Path(folder)).live()
 
 
-def live(seed: int) -> Told:
+def live(seed: int, *, shard_state: bool = False) -> Told:
     """The run of this seed; raises AssertionError, with its story, when it is not what it has to be."""
-    drawn = plan(seed)
-    whole = undisturbed(drawn.identity, _determining(drawn.layouts[0]))
+    drawn = plan(seed, shard_state=shard_state)
+    whole = undisturbed(drawn.identity, _determining(drawn.layouts[0]), shard_state)
     with tempfile.TemporaryDirectory() as folder:
         run = Run(drawn, Path(folder))
         try:
@@ -288,11 +290,11 @@ def check(told: Told, whole: Told) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    seeds = [seed for argument in arguments if argument != "--story" for seed in _seeds(argument)]
+    seeds = [seed for argument in arguments if not argument.startswith("--") for seed in _seeds(argument)]
     failed, begun, lives = [], time.monotonic(), 0
     for seed in seeds:
         try:
-            told = live(seed)
+            told = live(seed, shard_state="--shard-state" in arguments)
         except AssertionError as error:
             failed.append(seed)
             if "--story" in arguments:

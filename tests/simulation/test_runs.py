@@ -36,3 +36,10 @@ def test_a_run_is_a_function_of_its_seed() -> None:
 def test_whatever_happens_the_run_ends_as_if_nothing_had(first: int) -> None:
     for seed in range(first, first + TOGETHER):
         runs.live(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, SEEDS, TOGETHER))
+def test_so_it_does_where_shards_keep_state(first: int) -> None:
+    for seed in range(first, first + TOGETHER):
+        runs.live(seed, shard_state=True)

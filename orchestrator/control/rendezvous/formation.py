@@ -18,6 +18,7 @@ from orchestrator.control.membership import (
     Recovery,
     compose,
     living,
+    lost_shards,
     top,
     waiting,
 )
@@ -29,7 +30,8 @@ RESTARTS = 10  # losses of all state without getting further than before
 
 def form(decision: Decision) -> None:
     plan = compose(decision.state)
-    if decision.state.interrupted is not None and (isinstance(plan, str) or not worth_saving(decision.state)):
+    interrupted = decision.state.interrupted is not None
+    if interrupted and (isinstance(plan, str) or plan.forgets or not worth_saving(decision.state)):
         end_interrupted(decision, "there is nothing to save" if isinstance(plan, Begin) else plan)
     elif isinstance(plan, Begin):
         begin(decision, plan)
@@ -68,6 +70,10 @@ def begin(decision: Decision, plan: Begin) -> None:
     state, now = decision.state, decision.now
     workers = [state.members[member] for member in plan.members[: plan.workers]]
     steps = _first_step(state, plan, workers)
+    missing = lost_shards(state, workers)
+    if missing:
+        shards = f"shard{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+        decision.say(f"what {shards} had kept is lost with its only holder, so all members go back to step {steps}")
     if state.generation is not None:
         _account(decision, plan, workers, steps)
         if decision.state.phase == "ended":
@@ -122,13 +128,14 @@ def _account(decision: Decision, plan: Begin, workers: list[Member], steps: int)
     if any(state.members[id_].position is None for id_ in plan.members):
         decision.set(failures=0)
     if restarted:
-        _restart(decision, steps, lost)
+        _restart(decision, steps, lost, forgets=plan.forgets)
 
 
-def _restart(decision: Decision, steps: int, lost: int) -> None:
+def _restart(decision: Decision, steps: int, lost: int, *, forgets: bool) -> None:
     restarts = decision.state.restarts + 1
     decision.set(seen=steps, mark=(steps, 1) if steps else (0, 0), restarts=restarts)
-    decision.say(f"all living state is lost, and with it {lost} steps; the run goes on from step {steps}")
+    what = "all living state is" if not forgets else "what was done since is"
+    decision.say(f"{what} lost, and with it {lost} steps; the run goes on from step {steps}")
     if restarts > RESTARTS:
         error = WorkerLost(
             f"all state was lost {restarts} times without getting further than step {decision.state.best}",

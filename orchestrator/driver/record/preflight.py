@@ -20,7 +20,8 @@ from orchestrator.table import is_reference
 from orchestrator.topologies import TOPOLOGIES
 from orchestrator.topologies import laws as topology_laws
 from orchestrator.tracking.store import absolute, database_of
-from orchestrator.updates import optimizers
+from orchestrator.updates import contribution_laws, optimizers
+from orchestrator.updates.contributions import CONTRIBUTIONS
 from orchestrator.updates.schedules import SCHEDULES
 from orchestrator.updates.schedules import laws as schedule_laws
 
@@ -127,8 +128,8 @@ def _pipeline_problems(settings: Settings) -> list[str]:
 
 
 def _variant_problems(settings: Settings) -> list[str]:
-    """Of a topology and a schedule of the user's own, which could not be looked at before they were imported."""
-    topology, schedule = settings.topology, settings.schedule
+    """Of variants of the user's own, which could not be looked at before they were imported."""
+    topology, schedule, contribution = settings.topology, settings.schedule, settings.contribution
     problems: list[str] = []
     if is_reference(topology.name):
         problems += TOPOLOGIES.problems(topology.name, topology.options) or topology_laws.problems(
@@ -137,6 +138,10 @@ def _variant_problems(settings: Settings) -> list[str]:
     if is_reference(schedule.name):
         problems += SCHEDULES.problems(schedule.name, schedule.options) or schedule_laws.problems(
             schedule.name, schedule.options, schedule.warmup, settings.run.steps or _SOME_STEPS
+        )
+    if is_reference(contribution.name):
+        problems += CONTRIBUTIONS.problems(contribution.name, contribution.options) or contribution_laws.problems(
+            contribution.name, contribution.options
         )
     return problems
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.control.events import Begin
-from orchestrator.engine.member.generation import Generation
+from orchestrator.engine.member.generation import INITIAL, Generation
 from orchestrator.plan import Exchange, Variant
 from orchestrator.topologies import build_schedule
 
@@ -36,14 +36,18 @@ class MemberDirectory:
         """The generation as its members get it. checkpoint: the step of the one to restore, if any."""
         topology = _STAND_IN if begin.without_servers else self._exchange.topology
         servers = {"servers": begin.servers} if begin.servers else {}
+        restore = None
+        if begin.restore is not None and (checkpoint is not None or begin.forgets):
+            restore = (begin.restore, INITIAL if checkpoint is None else str(checkpoint))
         return Generation(
             begin.generation,
             build_schedule(topology.name, begin.workers, **{**topology.options, **servers}),
             begin.shards,
             begin.state_transfers,
-            None if checkpoint is None or begin.restore is None else (begin.restore, str(checkpoint)),
+            restore,
             tuple(rank for rank in range(begin.workers) if self.reaches_checkpoints(begin.members[rank])),
             self._storage,
+            begin.moves,
         )
 
     def peers(self, members: tuple[int, ...], generation: Generation, rank: int) -> dict[int, Any]:

@@ -23,6 +23,7 @@ from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import (
     CheckpointDamaged,
     ClusterUnavailable,
+    ConfigurationError,
     Inconsistent,
     OrchestratorError,
     WorkerLost,
@@ -176,14 +177,15 @@ class Session:
             self._decide(events.Failed(member, from_dict(answer["failed"])))
         elif "left" in answer:
             position = _position(answer["position"])
-            left = events.Left(member, answer["generation"], answer["left"], position, answer["accuses"], answer["why"])
-            self._decide(left)
+            number, kind, accuses, why = (answer[key] for key in ("generation", "left", "accuses", "why"))
+            self._decide(events.Left(member, number, kind, position, accuses, why, **_rows(answer)))
             if answer["left"] == "peer":
                 self._look_for_dead()
         else:
             self._event_sink.outcome.digest = answer["finished"] or self._event_sink.outcome.digest
             position = _position(answer["position"])
-            self._decide(events.Finished(member, answer["generation"], position, answer["finished"]))
+            number, digest = answer["generation"], answer["finished"]
+            self._decide(events.Finished(member, number, position, digest, **_rows(answer)))
 
     def _prepared(self, member: int, answer: dict[str, Any]) -> None:
         if "failed" in answer:
@@ -203,8 +205,22 @@ class Session:
             self._niceness = None  # one note is enough
         if self._state.generation is not None:
             self._member_started(member, None, [])
-        can_restore = self._roles[member] == "worker" and self._member_directory.reaches_checkpoints(member)
+        is_worker = self._roles[member] == "worker"
+        can_restore = is_worker and self._member_directory.reaches_checkpoints(member)
+        if is_worker and not can_restore and self._state.requirements.shard_state:
+            self._refuse_out_of_reach(member, answer["node"])
+            return
         self._decide(events.Ready(member, answer["run_manifest"], can_restore))
+
+    def _refuse_out_of_reach(self, member: int, node: str) -> None:
+        """What a shard keeps only its host can write."""
+        problem = f"worker {member} on node {node} does not reach the checkpoints, and alone has what its shards keep"
+        error = ConfigurationError([problem], "set checkpoint.uri to a place that all nodes reach")
+        if self._state.generation is None:
+            self._decide(events.Failed(member, error))
+            return
+        self._kill(member, problem)
+        self._decide(events.StartFailed(member, f"{error.message}; {error.remedy}"))
 
     def _ask_for_descriptions(self, members: Sequence[int]) -> None:
         """Of one worker on each node: what its process is made of. It answers beside its work."""
@@ -371,3 +387,8 @@ class Session:
 
 def _position(value: Sequence[int] | None) -> events.Position | None:
     return None if value is None else (value[0], value[1])
+
+
+def _rows(answer: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Of which shards a worker has the state; only where shards keep any."""
+    return {name: tuple(answer.get(name, ())) for name in ("held", "staged")}

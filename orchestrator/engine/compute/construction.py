@@ -23,9 +23,11 @@ from orchestrator.errors import ConfigurationError, PipelineRaised
 from orchestrator.numerics.determinism import left_as_it_was
 from orchestrator.numerics.streams import seeded
 from orchestrator.pipeline import Pipeline, defines, find, naming
-from orchestrator.plan import Plan
+from orchestrator.plan import Plan, Variant
 from orchestrator.updates import optimizers
+from orchestrator.updates.contributions import CONTRIBUTIONS
 from orchestrator.updates.eager import leave_the_compiler_out
+from orchestrator.updates.transforms import Chain
 
 _FEW_ROWS = 16  # with fewer the mean of a batch is a poor guess at the mean of the data
 # What torch calls of a module, with which arguments; a method of the user's may have the name and mean something else.
@@ -66,6 +68,15 @@ def make_optimizer(pipeline: Pipeline, model: torch.nn.Module, plan: Plan) -> to
     return optimizer
 
 
+def make_contribution(variant: Variant | None) -> Chain:
+    """What a shard makes of its gradient before the sum. Raises PipelineRaised, ConfigurationError."""
+    if variant is None:
+        return Chain()
+    with naming(f"building {variant.name}"):
+        transform = CONTRIBUTIONS[variant.name](**CONTRIBUTIONS.resolve(variant.name, variant.options))
+    return Chain() if transform is None else Chain(transform)
+
+
 def rehearse(plan: Plan) -> list[str]:
     """Build all three, check them as a worker does, and release them; returns notes for a person, a sentence each.
 
@@ -90,6 +101,7 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], list[str]]:
     pipeline = make_pipeline(kind, plan.run.pipeline.args, plan.run.seed)
     model = make_model(pipeline, plan.run.seed)
     refuse_unsupported(model)
+    make_contribution(plan.update.contribution)
     if defines(kind, "optimizer"):  # of others the options are checked
         make_optimizer(pipeline, model, plan)
     return weakref.ref(model), _notes(model, plan)

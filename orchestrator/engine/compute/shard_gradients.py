@@ -14,6 +14,7 @@ import torch
 from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.shard_states import ShardStates
 from orchestrator.engine.compute.workload import Workload
+from orchestrator.pipeline import naming
 from orchestrator.updates.transforms import Chain
 
 
@@ -27,12 +28,13 @@ class Contribution(NamedTuple):
 
 
 class ShardGradients:
-    """Computes the contributions of shards. before: transforms of a shard's gradients, with a state per shard."""
+    """before: applied to a shard's gradients, with a state per shard. keeps_state: whether shards have any."""
 
     def __init__(self, workload: Workload, replica: Replica, before: Chain) -> None:
         self._workload = workload
         self._replica = replica
         self._before = before
+        self.keeps_state = bool(before)
         self.states = ShardStates(lambda: before.init(replica.parameters))
 
     def plan(self, step: int, shards: Sequence[int]) -> None:
@@ -46,11 +48,14 @@ class ShardGradients:
         computed = self._workload.loss(step, shard)
         self._replica.check_shard()
         if computed is None:
+            if self._before:
+                self.states.stage(shard, self.states.of(shard))
             return None
         tensors = self._replica.contribution()
         if self._before:
             count = len(self._replica.parameters)
-            gradients, state = self._before.update(tensors[:count], self.states.of(shard))
+            with naming("update() of the contribution"):
+                gradients, state = self._before.update(tensors[:count], self.states.of(shard))
             self.states.stage(shard, state)
             tensors = [*gradients, *tensors[count:]]
         return Contribution(*computed, tensors)

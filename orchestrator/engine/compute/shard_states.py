@@ -1,16 +1,22 @@
 """State that belongs to a shard and is kept from step to step by its host; it changes only when a step commits.
 
-A shard's state is computed with its contribution, before the vote; stored then, it would be ahead of a step that is
-repeated or given up. So it is staged, and takes effect with the step.
+A shard's state is computed with its contribution, before the vote; written then, it would be ahead of a step that is repeated
+or given up. So it is staged, and takes effect with the step. A worker that is a step behind the others has not committed what
+they have; but they could not have committed it without this worker's contribution, so what it has staged is the state of its
+shards after that step, and takes effect when it takes their state over.
+
+The state of a shard that is no longer hosted is kept until the next step commits: until then it may be that nobody else has
+it, since a handover can be interrupted anywhere. With the step it is too old for anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
-State = Mapping[str, torch.Tensor]
+from orchestrator.errors import Inconsistent
+from orchestrator.updates.transforms import State
 
 
 class ShardStates:
@@ -20,10 +26,23 @@ class ShardStates:
         self._initial = initial
         self._rows: dict[int, State] = {}
         self._staged: dict[int, State] = {}
+        self._begun = False  # before the first step every shard has the initial state, wherever it is hosted
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """The shards whose state as of the last committed step is here."""
+        return tuple(sorted(self._rows))
+
+    @property
+    def staged(self) -> tuple[int, ...]:
+        """The shards whose state as of the present step is here."""
+        return tuple(sorted(self._staged))
 
     def of(self, shard: int) -> State:
-        """The shard's state after the last committed step."""
+        """As of the last committed step. Raises Inconsistent where it is not here."""
         if shard not in self._rows:
+            if self._begun:
+                raise Inconsistent(f"the state of shard {shard} is not here", "this is a fault of orchestrator")
             self._rows[shard] = self._initial()
         return self._rows[shard]
 
@@ -32,13 +51,41 @@ class ShardStates:
         self._staged[shard] = state
 
     def commit(self) -> None:
-        self._rows.update(self._staged)
-        self._staged = {}
+        """Every hosted shard has been staged."""
+        self._rows, self._staged = self._staged, {}
+        self._begun = True
 
     def discard(self) -> None:
         """Drop what is staged: the step is repeated, or given up."""
         self._staged = {}
 
-    def keep(self, shards: Iterable[int]) -> None:
-        """Keep only the states of these shards, which are hosted from now on."""
-        self._rows = {shard: self._rows[shard] for shard in shards if shard in self._rows}
+    def follow(self, before: int, steps: int) -> None:
+        """This worker, which had committed so many steps, has taken over a state of `steps`."""
+        if steps == before + 1:
+            self._rows = self._staged
+        elif steps != before:
+            self._rows = {}
+        self._staged = {}
+        self._begun = steps > 0
+
+    def fitted(self, rows: Mapping[int, Mapping[str, torch.Tensor]]) -> dict[int, State]:
+        """States from elsewhere. Raises Inconsistent when they are none of these shards'."""
+        expected = self._initial() if rows else {}
+        return {shard: fitted(f"of shard {shard}", row, expected) for shard, row in rows.items()}
+
+    def adopt(self, rows: Mapping[int, State]) -> None:
+        """These are the states of these shards as of the last committed step."""
+        self._rows.update(rows)
+
+
+def fitted(whose: str, state: Mapping[str, torch.Tensor], expected: State) -> State:
+    """The state, where the expected one is; raises Inconsistent when it has other tensors than that."""
+    if state.keys() != expected.keys():
+        raise Inconsistent(f"the state {whose} has the tensors {sorted(state)} instead of {sorted(expected)}")
+    for name, tensor in state.items():
+        if (tensor.dtype, tensor.shape) != (expected[name].dtype, expected[name].shape):
+            raise Inconsistent(
+                f"the tensor {name!r} in the state {whose} is {tensor.dtype} of shape {tuple(tensor.shape)} instead of "
+                f"{expected[name].dtype} of shape {tuple(expected[name].shape)}"
+            )
+    return {name: tensor.to(expected[name].device) for name, tensor in state.items()}

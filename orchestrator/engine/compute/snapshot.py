@@ -2,7 +2,9 @@
 
     model/<name>                       parameters, frozen ones too; buffers, also those that state_dict leaves out; tied once
     optimizer/state/<parameter>/<key>  the optimizer's tensors; its groups and other values stand in State.values
-    run_state/...                      tensors of the run state, if it has any
+    run state/...                         tensors of the run state, if it has any
+    transforms/<name>                  the state of the transforms after the sum, if they have any
+    shard/<shard>/<name>               what a shard keeps from step to step: its host alone has it
 
 torch's own `Optimizer.load_state_dict` is not used: it casts state to the dtype of the parameter, so float64 state comes back
 rounded, and it hands tensors over without a copy. Here a state has to fit exactly, or nothing is changed.
@@ -14,6 +16,7 @@ of `updates.optimizers.OPTIMIZERS` has one that matters to its bits).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,26 +24,41 @@ import torch
 from orchestrator.checkpoints.state import TrainingState, pack, unpack
 from orchestrator.errors import Inconsistent
 from orchestrator.pipeline import naming
+from orchestrator.updates.transforms import State
 
 RunState = dict[str, Any]
 
 _MODEL = "model/"
+_SHARD = "shard/"
 
 
-def capture(model: torch.nn.Module, optimizer: torch.optim.Optimizer, run_state: RunState) -> TrainingState:
-    """The state as views of the tensors in use: read it before the next step changes it. Parameters and the optimizer's
-    tensors are steady; buffers change while a step is computed, and what is on a GPU is copied at once, in the order of
-    its stream.
+def capture(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    run_state: RunState,
+    transforms: State = MappingProxyType({}),
+    rows: Mapping[int, State] = MappingProxyType({}),
+) -> TrainingState:
+    """The state as views of what is in use: read it before the next step changes it. Its parameters and the tensors of
+    optimizer, transforms and rows are steady; buffers change while a step is computed, and what is on a GPU is copied at once,
+    in the order of its stream.
+
+    transforms: state of those after the sum; rows: by shard, what the shards keep that this worker hosts.
 
     Raises RunFailed for what a checkpoint cannot hold, naming its place.
     """
     with naming("reading the state of the model and the optimizer"):
         tensors = {_MODEL + name: parameter.detach() for name, parameter in model.named_parameters()}
         tree = _optimizer_tree(model, optimizer)
-    packed = pack(tree, tensors, "optimizer")
+    values = {"optimizer": pack(tree, tensors, "optimizer")}
+    if transforms:
+        values["transforms"] = pack(dict(transforms), tensors, "transforms")
+    own = named_rows(rows)
+    tensors.update(own)
     steady = frozenset(name for name, tensor in tensors.items() if tensor.is_cpu)
     tensors.update((_MODEL + name, buffer.detach()) for name, buffer in model.named_buffers())
-    return TrainingState({"optimizer": packed, "run_state": pack(run_state, tensors, "run_state")}, tensors, steady)
+    values["run_state"] = pack(run_state, tensors, "run_state")
+    return TrainingState(values, tensors, steady, frozenset(own))
 
 
 def restore(state: TrainingState, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> RunState:
@@ -58,6 +76,26 @@ def restore(state: TrainingState, model: torch.nn.Module, optimizer: torch.optim
             _write(target, state.tensors[name])
     _put_back(tree, model, optimizer)
     return dict(run_state)
+
+
+def transforms_of(state: TrainingState) -> dict[str, torch.Tensor]:
+    """The state of the transforms after the sum, with memory of its own. Raises Inconsistent."""
+    return dict(_unpacked(state, "transforms")) if "transforms" in state.values else {}
+
+
+def named_rows(rows: Mapping[int, State]) -> dict[str, torch.Tensor]:
+    """The tensors of these shards as a state names them."""
+    return {f"{_SHARD}{shard}/{name}": tensor for shard, row in rows.items() for name, tensor in row.items()}
+
+
+def rows_of(tensors: Mapping[str, torch.Tensor]) -> dict[int, dict[str, torch.Tensor]]:
+    """By shard, what `named_rows` put among these tensors."""
+    rows: dict[int, dict[str, torch.Tensor]] = {}
+    for whole, tensor in tensors.items():
+        if whole.startswith(_SHARD):
+            shard, _, name = whole.removeprefix(_SHARD).partition("/")
+            rows.setdefault(int(shard), {})[name] = tensor
+    return rows
 
 
 def _model_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -9,7 +9,8 @@ Everything travels in pieces, and each piece has a deadline of its own, so a lar
 up. A donor serves all its recipients piece by piece, so none of them waits for another. The recipient has the state only when
 the digest is right; until then nothing of it is in use.
 
-A server is given the run state alone: it has no tensors.
+A server is given the run state alone: it has no tensors. What a shard keeps goes the same way to its new host, in a stream of
+its own, which a pair may have beside that of the state.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from orchestrator.engine.member.generation import Entry
 from orchestrator.transports.base import PeerLost, Tag, Transport
 
 _PIECE_BYTES: Final = 4 << 20
+ROWS: Final = 1  # the stream of what shards keep
 
 
 def give(
@@ -37,6 +39,7 @@ def give(
     state: TrainingState,
     entries: list[Entry],
     timeout_s: float,
+    stream: int = 0,
 ) -> None:
     """Send this state to all recipients. Raises what the transport raises."""
     header = torch.frombuffer(bytearray(_header(state, entries)), dtype=torch.uint8)
@@ -46,58 +49,56 @@ def give(
     for payload in itertools.chain([header], map(_raw, state.tensors.values())):
         for piece in _pieces(payload):
             hashed.update(piece.numpy().data)
-            _hand(transport, generation, recipients, number, piece, header.numel(), timeout_s)
+            _hand(transport, recipients, _tag(generation, stream, number), piece, header.numel(), timeout_s)
             number += 1
     digest = torch.frombuffer(bytearray(hashed.digest()), dtype=torch.uint8)
-    _hand(transport, generation, recipients, number, digest, 0, timeout_s)
+    _hand(transport, recipients, _tag(generation, stream, number), digest, 0, timeout_s)
 
 
-def take(transport: Transport, generation: int, donor: int, timeout_s: float) -> tuple[TrainingState, list[Entry]]:
-    """The state that the donor sends, in memory of its own, and the entries sent with it. Raises PeerLost also when its
-    digest is wrong, and what the transport raises."""
-    stream = _Stream(transport, generation, donor, timeout_s)
-    first, length = stream.next()
-    text = stream.fill(torch.empty(length, dtype=torch.uint8), first)
+def take(
+    transport: Transport, generation: int, donor: int, timeout_s: float, stream: int = 0
+) -> tuple[TrainingState, list[Entry]]:
+    """The state that the donor hands over, with memory of its own, and the entries beside it. Raises PeerLost too when what
+    came is not what was sent, and what the transport raises."""
+    source = _Stream(transport, generation, stream, donor, timeout_s)
+    first, length = source.next()
+    text = source.fill(torch.empty(length, dtype=torch.uint8), first)
     header = json.loads(text.numpy().tobytes())
     tensors: dict[str, torch.Tensor] = {}
     for name, dtype, shape in header["tensors"]:
         tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-        stream.fill(_raw(tensor))
+        source.fill(_raw(tensor))
         tensors[name] = tensor
-    expected = stream.digest()
-    came, _ = stream.next()
+    expected = source.digest()
+    came, _ = source.next()
     if came.numpy().tobytes() != expected:
         raise PeerLost(donor, "the state that it sent arrived altered")
     return TrainingState(header["values"], tensors), header["entries"]
 
 
 def _hand(
-    transport: Transport,
-    generation: int,
-    recipients: Sequence[int],
-    number: int,
-    piece: torch.Tensor,
-    note: int,
-    timeout_s: float,
+    transport: Transport, recipients: Sequence[int], tag: Tag, piece: torch.Tensor, note: int, timeout_s: float
 ) -> None:
     for recipient in recipients:
-        transport.send(recipient, _tag(generation, number), piece, note)
+        transport.send(recipient, tag, piece, note)
     transport.flush(timeout_s)
 
 
 class _Stream:
     """The receiving end of a state transfer."""
 
-    def __init__(self, transport: Transport, generation: int, donor: int, timeout_s: float) -> None:
+    def __init__(self, transport: Transport, generation: int, stream: int, donor: int, timeout_s: float) -> None:
         self._transport = transport
         self._generation = generation
+        self._of = stream
         self._donor = donor
         self._timeout_s = timeout_s
         self._number = 0
         self._hashed = hashlib.sha256()
 
     def next(self) -> tuple[torch.Tensor, int]:
-        received = self._transport.receive(self._donor, _tag(self._generation, self._number), self._timeout_s)
+        tag = _tag(self._generation, self._of, self._number)
+        received = self._transport.receive(self._donor, tag, self._timeout_s)
         self._number += 1
         return received.payload, received.note
 
@@ -134,5 +135,5 @@ def _pieces(payload: torch.Tensor) -> Iterator[torch.Tensor]:
         yield payload[start : start + _PIECE_BYTES]
 
 
-def _tag(generation: int, number: int) -> Tag:
-    return Tag(generation, 0, 0, STATE_TRANSFER, number)
+def _tag(generation: int, stream: int, number: int) -> Tag:
+    return Tag(generation, 0, stream, STATE_TRANSFER, number)

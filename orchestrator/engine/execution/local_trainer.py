@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -57,7 +57,6 @@ class LocalTrainer:
         member."""
         self._shards = tuple(shards)
         self._alone = alone
-        self._gradients.states.keep(self._shards)
         self._fault: tuple[int, OrchestratorError] | None = None
         self._single: tuple[Gradients, float, StepReport] | None = None
 
@@ -108,15 +107,45 @@ class LocalTrainer:
         self._gradients.states.commit()
 
     def capture(self, values: dict[str, Any]) -> TrainingState:
-        """The training state as views of the tensors in use, with these values."""
-        return snapshot.capture(self.replica.model, self._updater.optimizer, values)
+        """What all workers have alike, as views of what is in use, with these values beside it."""
+        return snapshot.capture(self.replica.model, self._updater.optimizer, values, self._updater.state)
 
-    def restore(self, state: TrainingState) -> dict[str, Any]:
-        """Replace the state by this one; returns the values in it. Raises Inconsistent, and has changed nothing then."""
+    def capture_with_rows(self, values: dict[str, Any]) -> TrainingState:
+        """The same, and what the hosted shards keep."""
+        rows = {shard: self._gradients.states.of(shard) for shard in self._shards} if self.keeps_shard_state else {}
+        return snapshot.capture(self.replica.model, self._updater.optimizer, values, self._updater.state, rows)
+
+    def restore(self, state: TrainingState, steps: int) -> dict[str, Any]:
+        """Be as far as whoever this state is from, also with what shards keep, as far as that is in it; returns the values
+        beside it. steps: committed here until now. Raises Inconsistent, and has changed nothing then."""
+        transforms, states = self._updater.fitted(snapshot.transforms_of(state)), self._gradients.states
+        rows = states.fitted(snapshot.rows_of(state.tensors))
         values = snapshot.restore(state, self.replica.model, self._updater.optimizer)
+        self._updater.state = transforms
+        if self.keeps_shard_state:
+            states.follow(steps, values["steps"])
+            states.adopt(rows)
         self.replica.begin_step()
         self.replica.begin_shard()
         return values
+
+    @property
+    def keeps_shard_state(self) -> bool:
+        return self._gradients.keeps_state
+
+    @property
+    def rows(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shards whose state is here: as of the last committed step, and as of the present one."""
+        return self._gradients.states.held, self._gradients.states.staged
+
+    def rows_of(self, shards: Sequence[int]) -> dict[str, torch.Tensor]:
+        """What these shards keep, to be handed over. Raises Inconsistent where that is not here."""
+        return snapshot.named_rows({shard: self._gradients.states.of(shard) for shard in shards})
+
+    def adopt_rows(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """What shards keep that are hosted here from now on. Raises Inconsistent where it does not fit."""
+        states = self._gradients.states
+        states.adopt(states.fitted(snapshot.rows_of(tensors)))
 
     def _contribute_again(self, grid: Grid) -> StepReport:
         """A worker with one shard need not compute it again: only the grid has changed (rule A4)."""

@@ -20,6 +20,9 @@ Emit = Callable[[Entry], None]
 Connect = Callable[[], Transport]  # called once the memory that peers will read is allocated
 Position = tuple[int, int]  # committed steps; 1 if no evaluation is due after the last of them, else 0
 
+Move = tuple[int, int, tuple[int, ...]]  # donor, recipient, shards
+
+INITIAL: Final = "initial"
 _LOOK_S: Final = 0.1  # between two looks at whether the generation still stands, while a checkpoint is awaited
 
 
@@ -27,9 +30,10 @@ _LOOK_S: Final = 0.1  # between two looks at whether the generation still stands
 class Generation:
     """One membership with its assignment of shards. Ranks 0..workers-1 are workers, then come the servers.
 
-    shards: by worker's rank. state_transfers: (donor, recipient) pairs of ranks, done before the first step. restore:
-    (rank, where): that rank loads a checkpoint before anything else. writers: the ranks that write the parts of
-    checkpoints, in order, and storage: where these lie.
+    shards: by worker's rank. state_transfers: (donor, recipient) pairs of ranks, done before the first step. moves: (donor,
+    recipient, shards): who hands over what these shards keep, after that and in this order. restore: (rank, where): that rank
+    loads a checkpoint before anything else; INITIAL: it goes back to the state in which the run began. writers: the ranks that
+    write the parts of checkpoints, in order, and storage: where these lie.
     """
 
     number: int
@@ -39,6 +43,7 @@ class Generation:
     restore: tuple[int, str] | None = None
     writers: tuple[int, ...] = ()
     storage: str | None = None
+    moves: tuple[Move, ...] = ()
 
     @property
     def workers(self) -> int:
@@ -56,6 +61,7 @@ class Generation:
             "restore": self.restore,
             "writers": self.writers,
             "storage": self.storage,
+            **({"moves": self.moves} if self.moves else {}),
         }
 
     def donors_of(self, rank: int) -> list[int]:
@@ -65,8 +71,11 @@ class Generation:
         return [recipient for donor, recipient in self.state_transfers if donor == rank]
 
     def peers_of(self, rank: int) -> frozenset[int]:
-        """The ranks that `rank` exchanges messages with and has to be connected with."""
-        return self.schedule.peers_of(rank).union(self.donors_of(rank), self.recipients_of(rank))
+        """The ranks that `rank` talks with and has to be connected with."""
+        moving = {
+            peer for donor, recipient, _ in self.moves for peer in (donor, recipient) if rank in (donor, recipient)
+        }
+        return self.schedule.peers_of(rank).union(self.donors_of(rank), self.recipients_of(rank), moving - {rank})
 
 
 class Withdrawn(Exception):
@@ -144,10 +153,9 @@ class ProcessServices:
 class Ended:
     """How a generation ended for one member.
 
-    kind: finished, or why it left: a peer was lost; the controller called the generation off; a halt that all voted
-    for; a shard of another member failed, and that member reports it. position: None for one that has no state of the
-    run yet. digest: of a worker that finished. accuses: the rank of a peer that this member itself found dead or
-    silent.
+    position: None for one that has no state of the run yet. digest: of a worker that finished. accuses: the rank of a peer
+    that this member itself found dead or silent. held, staged: the shards whose state this worker has, as of its last committed
+    step and as of the one after it; of a run whose shards keep any.
     """
 
     kind: Literal["finished", "peer", "called off", "regroup", "stop", "withdrew"]
@@ -155,10 +163,13 @@ class Ended:
     digest: str | None = None
     accuses: int | None = None
     why: str = ""
+    held: tuple[int, ...] = ()
+    staged: tuple[int, ...] = ()
 
     def as_answer(self) -> dict[str, Any]:
         """The answer to the driver, as values for JSON."""
         position = None if self.position is None else list(self.position)
+        rows = {"held": list(self.held), "staged": list(self.staged)} if self.held or self.staged else {}
         if self.kind == "finished":
-            return {"finished": self.digest, "position": position}
-        return {"left": self.kind, "position": position, "accuses": self.accuses, "why": self.why}
+            return {"finished": self.digest, "position": position, **rows}
+        return {"left": self.kind, "position": position, "accuses": self.accuses, "why": self.why, **rows}
