@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import random
 import re
 import shlex
 import shutil
 import signal
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
