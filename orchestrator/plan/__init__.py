@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from orchestrator.updates.patience import Watching
+from orchestrator.values import Every
 
 __all__ = [
     "Cadence",
@@ -24,7 +25,6 @@ __all__ = [
     "Compute",
     "Data",
     "Exchange",
-    "Interval",
     "Members",
     "Plan",
     "Run",
@@ -41,14 +41,6 @@ class Variant:
 
     name: str
     options: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Interval:
-    """Every so many steps or seconds; exactly one is set."""
-
-    steps: int | None = None
-    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -169,7 +161,7 @@ class Timeouts:
 class Checkpoints:
     """every: None at the end only; keep: so many, the newest; uri: under which they lie, None for the run's folder."""
 
-    every: Interval | None
+    every: Every | None
     keep: int
     uri: str | None
 
@@ -179,7 +171,7 @@ class Cadence:
     """When something is looked at. evaluation: None at the end only. The other two are in steps, 0 for never: digests of all
     parameters together, and of each tensor."""
 
-    evaluation: Interval | None
+    evaluation: Every | None
     digest_every: int
     tensors_every: int
 

@@ -12,7 +12,6 @@ from orchestrator.plan import (
     Compute,
     Data,
     Exchange,
-    Interval,
     Members,
     Plan,
     Run,
@@ -22,7 +21,7 @@ from orchestrator.plan import (
     Variant,
     Watching,
 )
-from orchestrator.settings import Every, Settings
+from orchestrator.settings import Settings
 from orchestrator.topologies import TOPOLOGIES
 from orchestrator.updates.schedules import SCHEDULES
 
@@ -41,12 +40,8 @@ def resolve(settings: Settings) -> Plan:
         update=_update(settings),
         exchange=_exchange(settings),
         cluster=_cluster(settings),
-        checkpoints=Checkpoints(
-            _interval(settings.checkpoint.every), settings.checkpoint.keep, settings.checkpoint.uri
-        ),
-        cadence=Cadence(
-            _interval(settings.evaluation.every), settings.trace.digest_every, settings.trace.tensors_every
-        ),
+        checkpoints=Checkpoints(settings.checkpoint.every, settings.checkpoint.keep, settings.checkpoint.uri),
+        cadence=Cadence(settings.evaluation.every, settings.trace.digest_every, settings.trace.tensors_every),
     )
 
 
@@ -99,7 +94,3 @@ def _cluster(settings: Settings) -> Cluster:
         together=settings.transport == "shared_memory",
         timeouts=Timeouts(cluster.start_timeout_s, cluster.step_timeout_s, cluster.lease_s),
     )
-
-
-def _interval(every: Every | None) -> Interval | None:
-    return None if every is None else Interval(every.steps, every.seconds)

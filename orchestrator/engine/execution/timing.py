@@ -11,13 +11,14 @@ from collections.abc import Callable
 
 from orchestrator.engine.exchange.step_report import Requests
 from orchestrator.engine.member.heartbeat import Heartbeat
-from orchestrator.plan import Interval, Plan
+from orchestrator.plan import Plan
+from orchestrator.values import Every
 
 
 class Timer:
     """Something that is due every so many steps or seconds."""
 
-    def __init__(self, every: Interval | None) -> None:
+    def __init__(self, every: Every | None) -> None:
         self._steps = every.steps if every is not None else None
         self._seconds = every.seconds if every is not None else None
         self._since = time.monotonic()
