@@ -31,6 +31,7 @@ FLOORS = [
     "settings",
     "updates",
     "pipeline",
+    "synchrony",
     "topologies",
     "table",
     "values",
@@ -50,7 +51,7 @@ ONLY_ROOM = {"ray": "cluster", "mlflow": "tracking", "dvc": "provenance", "matpl
 MOST_PARAMETERS = 7
 CALLS = ("importlib.import_module", "import_module", "__import__")
 STANDARD_LIBRARY_ONLY = ["records", "errors", "references"]
-PYDANTIC_TOO = ["values", "table", "topologies"]
+PYDANTIC_TOO = ["values", "table", "topologies", "synchrony"]
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "orchestrator"

@@ -1,0 +1,58 @@
+"""A mode of synchronisation: when a shard may start its next micro-batch, and how replicas exchange updates in between.
+
+What it does not do: know workers, messages or tensors; it counts updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class View:
+    """What a worker knows when it could start a micro-batch. clocks: per shard, how many of its updates are applied here;
+    shard: whose micro-batch."""
+
+    clocks: Sequence[int]
+    shard: int
+
+
+Waits = Callable[[View], str | None]
+
+
+def never(view: View) -> None:
+    """The rule of a mode in which no computation waits for another's."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """execution: `lockstep`, `sprints` (replicas run free between rests, at which all become equal) or `gossip` (each shard has
+    a model of its own and mixes it with its neighbours'). waits: why this shard may not start yet, None when it may; pure.
+    staleness: by how many updates a shard that starts is ahead of the slowest one at most, None without a bound. threshold: of
+    the significance filter at clock 0, falling as 1/sqrt(clock + 1); 0: every update is sent whole. rest_every: steps between
+    two rests at most. graph: of gossip, a key of `graphs.GRAPHS`."""
+
+    execution: Literal["lockstep", "sprints", "gossip"]
+    waits: Waits = never
+    staleness: int | None = None
+    threshold: float = 0.0
+    rest_every: int = 1
+    graph: str | None = None
+
+
+def bounded(staleness: int) -> Waits:
+    """The rule that a shard at clock c starts only if c - min(clocks) <= staleness.
+
+    What is applied here is at most what there is, so a view that is out of date only waits longer.
+    """
+
+    def waits(view: View) -> str | None:
+        ahead = view.clocks[view.shard] - min(view.clocks)
+        if ahead <= staleness:
+            return None
+        slowest = min(range(len(view.clocks)), key=view.clocks.__getitem__)
+        return f"shard {view.shard} is {ahead} updates ahead of shard {slowest}; the bound is {staleness}"
+
+    return waits
