@@ -190,6 +190,11 @@ def fingerprint_of(values: torch.Tensor, first_block: int) -> int:
     return _LOOPS.fingerprint(_start(values, torch.float32), values.numel(), first_block)
 
 
+def fingerprint_of_integers(values: torch.Tensor) -> int:
+    """The same of int64 values, their bits being what they are: linear modulo 2**64."""
+    return wrap(_LOOPS.keep(_start(values, torch.int64), 0, False, values.numel(), _start(values, torch.int64), 0))
+
+
 def wrap(value: int) -> int:
     """The signed 64-bit integer that is congruent to `value` modulo 2**64."""
     return (value + 2**63) % 2**64 - 2**63

@@ -72,10 +72,24 @@ class Replica:
         self._watch([*flat, *frozen])
         self.begin_shard()
 
+    @property
+    def flat(self) -> torch.Tensor:
+        """The trainable parameters, as they lie in the layout. Whoever writes there calls `begin_step` afterwards."""
+        return self._flat
+
+    def buffers(self) -> list[torch.Tensor]:
+        """Copies of the statistics, then of the counters."""
+        return [buffer.clone() for buffer in [*self.statistics, *self.counters.values()]]
+
+    def set_buffers(self, values: Sequence[torch.Tensor]) -> None:
+        """Statistics, then counters, as `buffers` gave them. `begin_step` makes every shard start from them."""
+        if values:
+            torch._foreach_copy_([*self.statistics, *self.counters.values()], list(values))
+
     def begin_step(self) -> None:
         """Remember the present buffers: every shard of the step to come starts from them, and so does its repetition when the
         step is given up half-way (which leaves them as the last shard made them)."""
-        self._start = [buffer.clone() for buffer in [*self.statistics, *self.counters.values()]]
+        self._start = self.buffers()
         self._statistics_start = [start.cpu() for start in self._start[: len(self.statistics)]]
         self._watch([piece for turn in self._turns for piece in itertools.islice(turn, _PIECES)])
 

@@ -59,11 +59,17 @@ class Updater:
     ) -> None:
         """agreed: views of `result`, in the order of the layout, None where no shard had anything (rule A7); counters: the
         values of the integer buffers; reductions: how often the plateau schedule has lowered the rate."""
-        self._replica.forget()
         count = len(self._replica.parameters)
-        gradients, self.state = self._after.update(agreed[:count], self.state)
+        self.move(step, reductions, agreed[:count], result)
+        self._replica.adopt(agreed[count:], counters)
+
+    def move(
+        self, step: int, reductions: int, gradients: Sequence[torch.Tensor | None], result: torch.Tensor
+    ) -> None:
+        """The parameters alone: the optimizer's step, with gradients that are views of `result`."""
+        self._replica.forget()
+        gradients, self.state = self._after.update(gradients, self.state)
         for parameter, gradient in zip(self._replica.parameters, gradients, strict=True):
             parameter.grad = gradient
         set_rates(self.optimizer, self._rates, self._rate(step, reductions))
         self._workload.optimize(step, self.optimizer, result)
-        self._replica.adopt(agreed[count:], counters)

@@ -1,4 +1,4 @@
-"""The interface between the loop and the way in which replicas advance: lockstep, and later other ways to synchronise."""
+"""The interface between the loop and the way in which replicas advance: lockstep, or free between rests."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.engine.exchange.step_report import Requests
-from orchestrator.engine.execution.run_state import RunState
+from orchestrator.engine.execution.run_state import Clocks, RunState
 from orchestrator.numerics.grid import Grid
 from orchestrator.records.trace import Line
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one advance has done. lines: of the trace, one per step that was committed; grid: for the next one;
-    requests: of all members together."""
+    """What one advance has done. steps: those that are done in all; lines: of the trace, one for each that was done now; grid:
+    for the next one; requests: of all members together; free: where replicas run free."""
 
+    steps: int
     lines: tuple[Line, ...]
     grid: Grid
     requests: Requests
+    free: Clocks | None = None
 
 
 class Executor(Protocol):

@@ -79,7 +79,7 @@ class Lockstep:
         self._member.apply(state, consensus)
         if self._contents.exact:
             grid = grid.committed(consensus.magnitudes)
-        return Outcome((trace.line(step, consensus.loss, fingerprint),), grid, consensus.requests)
+        return Outcome(step + 1, (trace.line(step, consensus.loss, fingerprint),), grid, consensus.requests)
 
     def _agree(self, step: int, grid: Grid) -> tuple[int, Consensus, Grid]:
         """Vote until the grid fits. Returns the number, the consensus and the grid of the last attempt."""

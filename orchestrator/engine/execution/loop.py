@@ -40,8 +40,15 @@ class Hooks(Protocol):
     def evaluate(self, step: int) -> evaluation.Results:
         """This member's part of the evaluation after a step."""
 
-    def publish(self, lines: Sequence[trace.Line], metrics: Mapping[str, float] | None, *, last: bool) -> None:
-        """Report the last steps: all that belongs to them is done."""
+    def publish(
+        self,
+        lines: Sequence[trace.Line],
+        rest: Mapping[str, Any] | None,
+        metrics: Mapping[str, float] | None,
+        *,
+        last: bool,
+    ) -> None:
+        """Report the last steps: all that belongs to them is done. rest: the record of the rest that ended them, if one did."""
 
     def save(self, run_state: RunState) -> None:
         """Copy this member's part of a checkpoint and have it written, after the one that is being written."""
@@ -88,12 +95,12 @@ class Loop:
             is_running = True
 
     def _commit(self, outcome: Outcome) -> None:
-        steps = self.run_state.steps + len(outcome.lines)
-        by_clock = self._timing.evaluation.due(steps) or outcome.requests.evaluate
-        evaluation_due = self._batches > 0 and (by_clock or steps == self._steps)
-        save_due = self._timing.checkpoint.due(steps) or outcome.requests.save
+        before, steps, lines = self.run_state.steps, outcome.steps, outcome.lines
+        by_cadence = self._timing.evaluation.due(before, steps) or outcome.requests.evaluate
+        evaluation_due = self._batches > 0 and (by_cadence or steps == self._steps)
+        save_due = self._timing.checkpoint.due(before, steps) or outcome.requests.save
         self.run_state = self.run_state.committed(
-            outcome.grid, outcome.lines, evaluation_due=evaluation_due, save_due=save_due
+            outcome.grid, steps, lines, outcome.free, evaluation_due=evaluation_due, save_due=save_due
         )
         if evaluation_due:
             self._timing.evaluation.restart()
@@ -109,8 +116,9 @@ class Loop:
             results = hooks.evaluate(step)
             metrics = evaluation.combine(exchange, step, self._batches, results, self.run_state.watched())
             self.run_state = self.run_state.evaluated(metrics)
-        if self.run_state.unpublished:
-            hooks.publish(self.run_state.unpublished, metrics, last=self.ended)
+        rest = None if self.run_state.free is None else self.run_state.free.unpublished
+        if self.run_state.unpublished or rest is not None:
+            hooks.publish(self.run_state.unpublished, rest, metrics, last=self.ended)
             self.run_state = self.run_state.published()
 
     def _save(self, hooks: Hooks) -> None:

@@ -22,12 +22,48 @@ from orchestrator.updates.patience import Patience
 
 
 @dataclass(frozen=True)
+class Clocks:
+    """How far replicas are that run free between rests, as of the last rest.
+
+    clocks: per shard, its updates. rests: how many there have been. carry: loss (hexadecimal; None: an empty micro-batch) and
+    fingerprint of each update that fills no line of the trace yet. heirs: (lost, heir) pairs of shards since that rest: the lost
+    one goes on with what the heir keeps. unpublished: the record of that rest, until its evaluation is done.
+    """
+
+    clocks: tuple[int, ...]
+    rests: int = 0
+    carry: tuple[tuple[str | None, int], ...] = ()
+    heirs: tuple[tuple[int, int], ...] = ()
+    unpublished: Mapping[str, Any] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "clocks": list(self.clocks),
+            "rests": self.rests,
+            "carry": [list(entry) for entry in self.carry],
+            "heirs": [list(pair) for pair in self.heirs],
+            "unpublished": None if self.unpublished is None else dict(self.unpublished),
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Clocks:
+        return cls(
+            tuple(values["clocks"]),
+            values["rests"],
+            tuple((loss, fingerprint) for loss, fingerprint in values["carry"]),
+            tuple((lost, heir) for lost, heir in values["heirs"]),
+            values["unpublished"],
+        )
+
+
+@dataclass(frozen=True)
 class RunState:
     """How far a run is.
 
     grid: for the next step. steps: committed ones. evaluation_due: after the last of them. save_due: a checkpoint, at
     the next boundary where it can be taken. unpublished: the trace lines since the last boundary, without digest, until
-    its evaluation is done. stopping, plateau: what early stopping and the plateau schedule have seen.
+    its evaluation is done. stopping, plateau: what early stopping and the plateau schedule have seen. free: of replicas that
+    run free; None in lockstep.
     """
 
     grid: Grid
@@ -37,16 +73,23 @@ class RunState:
     unpublished: tuple[Line, ...] = ()
     stopping: Patience | None = None
     plateau: Patience | None = None
+    free: Clocks | None = None
 
     @classmethod
     def start(cls, plan: Plan, tensors: int) -> RunState:
         """The run state of a run that begins. tensors: how many its layout has."""
         grid = Grid.unset(tensors, plan.data.shards)
-        return cls(grid, stopping=_patience(plan.update.stopping), plateau=_patience(plan.update.plateau))
+        free = None if plan.lockstep else Clocks((0,) * plan.data.shards)
+        return cls(grid, stopping=_patience(plan.update.stopping), plateau=_patience(plan.update.plateau), free=free)
 
     @property
     def position(self) -> Position:
         return (self.steps, int(not self.evaluation_due))
+
+    @property
+    def advances(self) -> int:
+        """How often all replicas have become equal: once a step in lockstep, otherwise at each rest."""
+        return self.steps if self.free is None else self.free.rests
 
     @property
     def reductions(self) -> int:
@@ -61,12 +104,16 @@ class RunState:
         """The metrics on which early stopping or the schedule depend."""
         return [patience.watching.metric for patience in (self.stopping, self.plateau) if patience is not None]
 
-    def committed(self, grid: Grid, lines: tuple[Line, ...], *, evaluation_due: bool, save_due: bool) -> RunState:
+    def committed(
+        self, grid: Grid, steps: int, lines: tuple[Line, ...], free: Clocks | None, *, evaluation_due: bool, save_due: bool
+    ) -> RunState:
+        """steps: done in all; lines: of those done now (a server has none where replicas run free)."""
         return replace(
             self,
             grid=grid,
-            steps=self.steps + len(lines),
+            steps=steps,
             unpublished=lines,
+            free=free,
             evaluation_due=evaluation_due,
             save_due=self.save_due or save_due,
         )
@@ -80,7 +127,8 @@ class RunState:
         )
 
     def published(self) -> RunState:
-        return replace(self, unpublished=())
+        free = None if self.free is None else replace(self.free, unpublished=None)
+        return replace(self, unpublished=(), free=free)
 
     def saved(self) -> RunState:
         return replace(self, save_due=False)
@@ -95,6 +143,7 @@ class RunState:
             "unpublished": list(self.unpublished),
             "stopping": _patience_as_dict(self.stopping),
             "plateau": _patience_as_dict(self.plateau),
+            **({} if self.free is None else {"free": self.free.as_dict()}),
         }
 
     def resumed(self, values: Mapping[str, Any]) -> RunState:
@@ -108,6 +157,7 @@ class RunState:
             unpublished=tuple(values["unpublished"]),
             stopping=_resumed(self.stopping, values["stopping"]),
             plateau=_resumed(self.plateau, values["plateau"]),
+            free=None if self.free is None else Clocks.from_dict(values["free"]),
         )
 
 

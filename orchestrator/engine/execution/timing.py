@@ -27,9 +27,13 @@ class Timer:
         """Whether its time in seconds has passed."""
         return self._seconds is not None and time.monotonic() - self._since >= self._seconds
 
-    def due(self, steps: int) -> bool:
-        """Whether it is due after this number of committed steps."""
-        return self._steps is not None and steps % self._steps == 0
+    def due(self, before: int, steps: int) -> bool:
+        """Whether it is due after this number of committed steps, and was not due after any from `before` on."""
+        return self._steps is not None and steps // self._steps > before // self._steps
+
+    def next(self, steps: int) -> int | None:
+        """The step after which it is due next; None where no step decides that."""
+        return None if self._steps is None else (steps // self._steps + 1) * self._steps
 
     def restart(self) -> None:
         self._since = time.monotonic()

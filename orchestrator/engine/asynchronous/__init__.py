@@ -1,0 +1,1 @@
+"""Replicas that run free between rests: sprints, rests, replays and gossip."""

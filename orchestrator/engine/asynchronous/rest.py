@@ -1,0 +1,101 @@
+"""A rest: replicas that ran free become equal by one vote, one exact sum and one gathering; the same for workers and servers.
+
+    vote       clocks, requests, faults, counters, the magnitudes of statistics         maximum
+    sum        parameters at the last rest + what every worker has added since          integers, over the topology's schedule
+    gather     the updates of the sprint, each worker its own                           the record of the sprint
+
+A rest happens for all members or for none: whatever goes wrong in a sprint is part of the vote or ends the generation, and then
+every survivor goes back to the last rest. So nothing has to be drained or rescued, and the record of a run is the record of its
+rests. Source: the design of asynchronous modes, section 3, without its kept deltas.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from orchestrator.engine.asynchronous import reports
+from orchestrator.engine.asynchronous.reports import Done, RestConsensus, RestReport
+from orchestrator.engine.exchange.collectives import REST, VOTE, Exchange
+from orchestrator.engine.exchange.step_report import Shape
+from orchestrator.engine.execution.executor import Outcome
+from orchestrator.engine.execution.run_state import Clocks, RunState
+from orchestrator.engine.member.generation import Withdrawn
+from orchestrator.records.clocks import Sprint
+
+_PRINT = "{:016x}"
+
+
+class Replica(Protocol):
+    """What a worker does at a rest, and a server does not: it has nothing to add, and nothing to take over."""
+
+    def report(self) -> RestReport:
+        """What this member votes."""
+
+    def fault(self, shard: int) -> Exception | None:
+        """The fault of a shard, if this member hosts it."""
+
+    def contribute(self, consensus: RestConsensus) -> None:
+        """Complete what this member puts into the sum."""
+
+    def adopt(self, consensus: RestConsensus) -> int | None:
+        """Take the sum over; returns the fingerprint of the parameters."""
+
+    def made(self) -> Sequence[Done]:
+        """The updates of the sprint that this member has made."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a rest has to know of the run. shape: the lengths of a report; steps: of the run; hosted: shards by worker, in this
+    generation."""
+
+    shape: Shape
+    steps: int
+    hosted: tuple[tuple[int, ...], ...]
+
+    @property
+    def end(self) -> int:
+        """The sum of the clocks at which nothing more is started."""
+        return self.steps * self.shape.shards
+
+
+def rest(exchange: Exchange, member: Replica, state: RunState, terms: Terms, replayed: Mapping[str, Any] | None = None) -> Outcome:
+    """End a sprint. replayed: the record of the rest that this one repeats. Raises what the transport raises, Withdrawn, and
+    the fault of a shard."""
+    free = state.free
+    assert free is not None
+    number, shape = free.rests, terms.shape
+    consensus = RestConsensus.decode(exchange.maximum(number, 0, VOTE, member.report().encode(shape)), shape)
+    if consensus.failing_shard is not None:
+        raise member.fault(consensus.failing_shard) or Withdrawn(f"shard {consensus.failing_shard} failed")
+    member.contribute(consensus)
+    exchange.total(number, 0, 1.0)
+    gathered = exchange.gather(number, 0, REST, reports.encode(member.made()))
+    total = sum(consensus.clocks)
+    steps = min(total // shape.shards, terms.steps)
+    if not gathered:  # a server learns of no updates
+        return Outcome(steps, (), state.grid, consensus.requests, Clocks(consensus.clocks, number + 1))
+    streams = [reports.decode(payload) for payload in gathered]
+    updates = tuple(tuple(done.update for done in stream) for stream in streams)
+    sprint = Sprint(free.clocks, terms.hosted, updates)
+    ordered = free.carry + reports.in_order(sprint, streams)
+    lines, carry = reports.lines(ordered, state.steps, steps, last=steps == terms.steps, per_line=shape.shards)
+    fingerprint = member.adopt(consensus)
+    assert fingerprint is not None
+    evaluate = consensus.requests.evaluate if replayed is None else bool(replayed["evaluate"])
+    record = replayed or {
+        "rest": number,
+        "steps": steps,
+        "clocks": list(consensus.clocks),
+        "heirs": [list(pair) for pair in free.heirs],
+        "updates": base64.b64encode(sprint.encode()).decode("ascii"),
+        "evaluate": evaluate,
+        "parameters": _PRINT.format(fingerprint % 2**64),
+    }
+    after = Clocks(consensus.clocks, number + 1, carry, (), {**record, "parameters": _PRINT.format(fingerprint % 2**64)})
+    return Outcome(steps, lines, state.grid, consensus.requests, after)

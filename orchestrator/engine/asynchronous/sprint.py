@@ -1,0 +1,219 @@
+"""Sprints: the executor under which replicas run free, and then rest.
+
+    until a rest is due, or somebody rings:
+        apply what has come                   poll, never waiting while there is something to compute
+        compute one hosted shard's update     the one that is furthest behind, where the mode lets it start
+        send it, where the window has room    otherwise it is added to what is sent next
+    ring, and rest
+
+A rest is due after so many steps, where an evaluation or a checkpoint is due, at the end of the run, and when somebody asks for one:
+to regroup, to stop, to save. What decides is the sum of the clocks that a worker knows, so the run overshoots by a few updates.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from orchestrator.engine.asynchronous import deltas
+from orchestrator.engine.asynchronous.deltas import APPLIED, DELTA, Deliveries, Header
+from orchestrator.engine.asynchronous.free_replica import FreeReplica
+from orchestrator.engine.asynchronous.reports import Done, RestConsensus, RestReport
+from orchestrator.engine.asynchronous.rest import Terms, rest
+from orchestrator.engine.asynchronous.shard_updates import Reading
+from orchestrator.engine.asynchronous.traffic import DeltaMemory, Traffic
+from orchestrator.engine.exchange.collectives import Exchange
+from orchestrator.engine.exchange.step_report import Requests
+from orchestrator.engine.execution.executor import Outcome
+from orchestrator.engine.execution.run_state import RunState
+from orchestrator.engine.member.heartbeat import Halt
+from orchestrator.errors import OrchestratorError
+from orchestrator.numerics.exact import wrap
+from orchestrator.records.clocks import Update
+from orchestrator.synchrony import Mode, View
+
+_WAIT_S: Final = 0.05  # between two looks at requests, while nothing may start
+
+Make = Callable[[int], Traffic]  # the traffic of a sprint, by its number
+Due = Callable[[int], int]  # the step after which a rest is due, by the steps that are done
+
+
+class Sprints:
+    """An Executor whose `advance` is a sprint and its rest. One that raises has brought the replica back to the last rest."""
+
+    def __init__(
+        self, replica: FreeReplica, mode: Mode, exchange: Exchange, make: Make, memory: DeltaMemory, terms: Terms, timing: Cadence
+    ) -> None:
+        self._replica = replica
+        self._mode = mode
+        self._exchange = exchange
+        self._make = make
+        self._memory = memory
+        self._terms = terms
+        self._timing = timing
+
+    def advance(self, state: RunState) -> Outcome:
+        """Raises PipelineRaised, NonFinite, Inconsistent, Withdrawn, and what the transport raises."""
+        assert state.free is not None
+        self._replica.begin()
+        try:
+            traffic = self._make(state.free.rests)
+            sprint = _Sprint(self._replica, self._mode, traffic, self._memory, self._terms, state)
+            sprint.run(self._timing)
+            return rest(self._exchange, _Resting(self._replica, sprint, self._timing.requests), state, self._terms)
+        except BaseException:
+            self._replica.give_up()
+            raise
+
+
+class Cadence:
+    """When a rest is due: `requests` of this member, and the step that decides it."""
+
+    def __init__(self, requests: Callable[[], Requests], due: Due) -> None:
+        self.requests = requests
+        self.due = due
+
+    @property
+    def asked(self) -> bool:
+        """Whether this member asks for a rest now."""
+        requests = self.requests()
+        return requests.halt != Halt.NONE or requests.save or requests.evaluate
+
+
+class _Sprint:
+    """One sprint of one worker. clocks: as applied here; made: its own updates, in order."""
+
+    def __init__(
+        self, replica: FreeReplica, mode: Mode, traffic: Traffic, memory: DeltaMemory, terms: Terms, state: RunState
+    ) -> None:
+        assert state.free is not None
+        self._replica = replica
+        self._mode = mode
+        self._traffic = traffic
+        self._memory = memory
+        self._terms = terms
+        self._state = state
+        workers = len(terms.hosted)
+        self._me = terms.hosted.index(replica.shards)
+        self.clocks = list(state.free.clocks)
+        self.made: list[Done] = []
+        self.fault: tuple[int, OrchestratorError] | None = None
+        self._deliveries = Deliveries(workers, self._me, len(memory.borders) - 1)
+        self._alone = workers == 1
+        self._known = [0] * workers  # updates of each worker that are applied here
+        self._read = [0] * workers  # of them, when the last own update began
+        self._deltas_read = [0] * workers
+        self._unsent = [0] * len(self.clocks)
+        self._unsent_print = 0
+        self._outbox = None if self._alone else memory.pending
+        self._news = False
+        if self._outbox is not None:
+            self._outbox.zero_()
+
+    def run(self, timing: Cadence) -> None:
+        """Until a rest; a fault of a shard is kept for its vote."""
+        due = min(timing.due(self._state.steps), self._terms.steps) * len(self.clocks)
+        while not self._traffic.rung and sum(self.clocks) < due and not timing.asked:
+            shard = self._next()
+            if shard is not None:
+                try:
+                    self._update(shard)
+                except OrchestratorError as error:
+                    self.fault = (shard, error)
+                    break
+            self._send()
+            self._take(0.0 if shard is not None else _WAIT_S)
+        if not self._alone or self._traffic.has_peers:
+            self._traffic.end(len(self.clocks), lambda: None, _WAIT_S)
+        if self.fault is None:
+            self._replica.check_ledger()
+
+    def _next(self) -> int | None:
+        """The hosted shard that is furthest behind and may start."""
+        waits = self._mode.waits
+        able = [shard for shard in self._replica.shards if waits(View(self.clocks, shard)) is None]
+        return min(able, key=lambda shard: (self.clocks[shard], shard), default=None)
+
+    def _update(self, shard: int) -> None:
+        reading = Reading(self.clocks[shard], sum(self.clocks), self._terms.steps, self._state.reductions)
+        self._deltas_read = list(self._deliveries.applied)
+        reads = tuple(
+            (worker, known - before)
+            for worker, (known, before) in enumerate(zip(self._known, self._read, strict=True))
+            if worker != self._me and known > before
+        )
+        self._read = list(self._known)
+        loss, update = self._replica.compute(shard, reading)
+        printed = self._replica.own(update)
+        self.clocks[shard] += 1
+        self.made.append(Done(Update(shard, reads), loss, printed))
+        if self._outbox is not None:
+            self._outbox += update
+            self._unsent[shard] += 1
+            self._unsent_print = wrap(self._unsent_print + printed)
+
+    def _send(self) -> None:
+        """Send what is unsent where the window has room, and otherwise an acknowledgement, where one is new."""
+        if self._outbox is None:
+            return
+        if any(self._unsent) and self._deliveries.unacknowledged < self._memory.window:
+            number = self._deliveries.sent()
+            self._memory.own(number).copy_(self._outbox)
+            self._traffic.send(self._header(DELTA, number))
+            self._outbox.zero_()
+            self._unsent, self._unsent_print = [0] * len(self.clocks), 0
+        elif self._news:
+            self._traffic.send(self._header(APPLIED, 0))
+        self._news = False
+
+    def _header(self, kind: int, number: int) -> Header:
+        applied = tuple(self._deliveries.applied)
+        return Header(
+            kind, self._me, number, self._unsent_print, tuple(self._unsent), tuple(self._deltas_read), applied
+        )
+
+    def _take(self, timeout_s: float) -> None:
+        """Take what has come, and apply what may be applied."""
+        if not self._traffic.has_peers:
+            return
+        self._traffic.take(len(self.clocks), self._deliveries, timeout_s)
+        while (delta := self._deliveries.next()) is not None:
+            header, borders = delta.header, self._memory.borders
+            for part, payload in delta.slices.items():
+                printed = header.fingerprint if part == 0 else 0
+                self._replica.other(payload, printed, slice(borders[part], borders[part + 1]))
+            self.clocks = deltas.total(self.clocks, header.counts)
+            self._known[header.origin] += sum(header.counts)
+            self._news = True
+
+
+class _Resting:
+    """A worker's part in a rest; implements `rest.Replica`."""
+
+    def __init__(self, replica: FreeReplica, sprint: _Sprint, requests: Callable[[], Requests]) -> None:
+        self._replica = replica
+        self._sprint = sprint
+        self._requests = requests
+
+    def report(self) -> RestReport:
+        fault = self._sprint.fault
+        if fault is not None:
+            return RestReport(failing_shard=fault[0])
+        clocks = {shard: self._sprint.clocks[shard] for shard in self._replica.shards}
+        return RestReport(
+            None, self._requests(), clocks, self._replica.magnitudes(), self._replica.counters()
+        )
+
+    def fault(self, shard: int) -> Exception | None:
+        fault = self._sprint.fault
+        return fault[1] if fault is not None and fault[0] == shard else None
+
+    def contribute(self, consensus: RestConsensus) -> None:
+        self._replica.contribute(consensus.magnitudes)
+
+    def adopt(self, consensus: RestConsensus) -> int:
+        return self._replica.adopt(len(consensus.clocks), consensus.counters)
+
+    def made(self) -> Sequence[Done]:
+        return self._sprint.made

@@ -1,0 +1,99 @@
+"""Parameters as integers, so that updates may be added in any order: multiples of one power of two per tensor, modulo 2**64.
+
+    lsb = 2**(max(0, ceil(log2(max |p|))) - 44)         per tensor, for as long as replicas run free
+    k = rint(p / lsb)                                   int64
+    u = rint((p' - p) / divisor / lsb)                  what an optimizer's step adds
+
+Addition of integers is free of order even where it wraps around, while a sum in float64 that leaves its range depends on the
+order of its terms, which nothing records. There are 18 bits between the largest parameter and 2**62, the limit that `overflows`
+tells of. Source: the design of asynchronous modes; the same idea as the grid of `exact.py`, Demmel and Nguyen (2013).
+
+What it does not do: decide when the grid is chosen anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from orchestrator.numerics.layout import Layout, Slot
+
+_FRACTION_BITS = 44  # below the largest value of a tensor
+_LIMIT = 2**62
+
+
+def exponent_for(largest: float) -> int:
+    """The exponent of lsb for a tensor whose largest magnitude is this."""
+    fraction, exponent = math.frexp(max(1.0, largest))
+    return (exponent - (fraction == 0.5)) - _FRACTION_BITS
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """How one flat buffer is represented by integers. pieces: (first element, end, lsb), in order; neighbours with the same lsb
+    are one piece."""
+
+    pieces: tuple[tuple[int, int, float], ...]
+
+    @classmethod
+    def of(cls, layout: Layout, exponents: Sequence[int]) -> FixedPoint:
+        """exponents: one for each slot, and what is beyond them is not represented."""
+        pieces: list[tuple[int, int, float]] = []
+        slots = layout.slots[: len(exponents)]
+        ends = [*(slot.offset for slot in slots[1:]), layout.size]
+        for slot, end, exponent in zip(slots, ends, exponents, strict=True):
+            lsb = 2.0**exponent
+            if pieces and pieces[-1][2] == lsb:
+                pieces[-1] = (pieces[-1][0], end, lsb)
+            else:
+                pieces.append((slot.offset, end, lsb))
+        return cls(tuple(pieces))
+
+    @classmethod
+    def fitting(cls, layout: Layout, values: torch.Tensor, count: int) -> FixedPoint:
+        """For the first `count` tensors of `values`, float32 of the layout's size."""
+        return cls.of(layout, [exponent_for(largest(slot, values)) for slot in layout.slots[:count]])
+
+    def integers(self, values: torch.Tensor, into: torch.Tensor) -> None:
+        """into (int64) = the multiples nearest to values (float32 or float64)."""
+        for start, end, lsb in self.pieces:
+            into[start:end] = torch.round(values[start:end].double().mul_(1 / lsb))
+
+    def values(self, integers: torch.Tensor, into: torch.Tensor) -> None:
+        """into (float32) = integers * lsb, cast once."""
+        for start, end, lsb in self.pieces:
+            into[start:end] = integers[start:end].double().mul_(lsb)
+
+    def updates(self, after: torch.Tensor, before: torch.Tensor, divisor: int, into: torch.Tensor) -> bool:
+        """into (int64) = (after - before) / divisor; both float32. Returns False where that is not finite, or beyond the
+        limit, and `into` is worth nothing then."""
+        fine = True
+        for start, end, lsb in self.pieces:
+            difference = after[start:end].double().sub_(before[start:end]).div_(divisor).mul_(1 / lsb).round_()
+            fine = fine and bool(difference.abs().amax() < _LIMIT)  # NaN is not below it
+            into[start:end] = difference
+        return fine
+
+
+def overflows(integers: torch.Tensor) -> bool:
+    """Whether an element has left the range in which it stands for a number."""
+    low, high = torch.aminmax(integers)
+    return not (-_LIMIT < int(low) and int(high) < _LIMIT)
+
+
+def largest(slot: Slot, values: torch.Tensor) -> float:
+    """The largest magnitude of one tensor of a flat buffer; NaN where it has one."""
+    return float(values[slot.offset : slot.offset + slot.elements].abs().amax()) if slot.elements else 0.0
+
+
+def name_of(layout: Layout, element: int) -> str:
+    """The tensor that an element of the flat buffer belongs to."""
+    return _last(slot.name for slot in layout.slots if slot.offset <= element)
+
+
+def _last(names: Iterable[str]) -> str:
+    *_, last = names
+    return last
