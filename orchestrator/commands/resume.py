@@ -22,7 +22,7 @@ from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.job import Job, requirements, storage_of
 from orchestrator.driver.run.session import RunStart
 from orchestrator.driver.terminal import signals
-from orchestrator.driver.terminal.progress import Progress, for_stream
+from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
 from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable, UsageError
 from orchestrator.plan import Plan
 from orchestrator.plan.resolve import resolve
@@ -73,7 +73,7 @@ def _check_filed(before: Settings, after: Settings) -> None:
 
 
 @contextmanager
-def recorded_project(recorded: Recorded, project: Path, folder: Path, display: Progress) -> Iterator[Path]:
+def recorded_project(recorded: Recorded, project: Path, folder: Path, display: ProgressDisplay) -> Iterator[Path]:
     """The project with the code and the data that the run began with (rule D6): the one that is here where it still has them,
     else a clean checkout, which is gone afterwards. Raises NotRerunnable when they cannot be had."""
     changed = _changed(recorded, project)

@@ -33,6 +33,7 @@ from orchestrator.engine.member import cancellation, crash_record, heartbeat
 from orchestrator.engine.member.generation import Generation
 from orchestrator.plan import Plan, Variant
 from orchestrator.plan.resolve import resolve
+from orchestrator.records.progress import Progress, in_words
 from orchestrator.settings import Settings
 from orchestrator.transports import memory, shared_memory, sockets
 from orchestrator.transports.base import PeerLost, Received, Tag
@@ -85,10 +86,10 @@ class Member(Process):
         return self.alive and not self.stopped and not self.stuck
 
     @property
-    def position(self) -> tuple[int, int] | None:
+    def progress(self) -> Progress | None:
         member = getattr(self.actor, "_member", None)
-        position: tuple[int, int] | None = None if member is None else member.position
-        return position
+        progress: Progress | None = None if member is None else member.progress
+        return progress
 
 
 @dataclass(eq=False)
@@ -141,7 +142,7 @@ class Cluster:
         """heard: whether what it answered comes through."""
         if not member.alive:
             return
-        self.tell(f"{member.name} dies at {member.position}, {member.last_beat}")
+        self.tell(f"{member.name} dies {in_words(member.progress)}, {member.last_beat}")
         member.alive = False
         for hub, rank in member.hubs:
             hub.kill(rank)
@@ -273,7 +274,7 @@ class Cluster:
         assert rank not in present, "a generation's number was given again"
         present[rank] = member
         member.hubs.append((hub, rank))
-        self.tell(f"  {rank} is {member.name} at {member.position}{'' if member.alive else ', dead'}")
+        self.tell(f"  {rank} is {member.name} {in_words(member.progress)}{'' if member.alive else ', dead'}")
         if not member.alive:
             hub.kill(rank)
 

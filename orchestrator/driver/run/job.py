@@ -34,7 +34,7 @@ from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import EventSink
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.session import NodeCheck, RunStart, Session, Startup
-from orchestrator.driver.terminal.progress import Progress, say_obstacles
+from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import Interrupted, OrchestratorError, RunFailed
 from orchestrator.plan import Plan
@@ -56,7 +56,7 @@ class Job:
 
     settings: Settings
     project: Path
-    display: Progress
+    display: ProgressDisplay
     pending_signal: PendingSignal
     ray: Sharing | None = None
 
