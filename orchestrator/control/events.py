@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.records.progress import Progress
+from orchestrator.records.progress import Activity, Progress
 
-Move = tuple[int, int, tuple[int, ...]]
+Move = tuple[int, int, tuple[int, ...]]  # donor, recipient, shards
 Role = Literal["worker", "server"]
-Activity = Literal["prepare", "compute", "exchange", "update", "evaluate", "checkpoint", "state_transfer", "idle"]
 
 
 @dataclass(frozen=True)

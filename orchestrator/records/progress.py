@@ -1,4 +1,4 @@
-"""How far a member is in a run: a value that members, the controller and the driver share.
+"""How far a member is in a run, and what it is doing: values that members, the controller and the driver share.
 
 Progress is ordered by the functions of this module alone, which is why it has no `<`: in lockstep there is one clock, and
 of any two members one has reached the other; of a run with several clocks that need not be so. None is the progress of who
@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+Activity = Literal["prepare", "compute", "exchange", "update", "evaluate", "checkpoint", "state_transfer", "idle"]
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,12 @@ from orchestrator.control.membership import ControllerState, Requirements, lost_
 from orchestrator.control.membership import Member as MemberStatus
 from orchestrator.control.shard_assignment import assign_shards
 from orchestrator.engine.member.generation import INITIAL
-from orchestrator.engine.member.heartbeat import Activity, Heartbeat
+from orchestrator.engine.member.heartbeat import Heartbeat
 from orchestrator.engine.worker import Ended, Generation, ProcessServices, Server, Worker
 from orchestrator.pipeline import Pipeline
 from orchestrator.plan import Variant
 from orchestrator.plan.resolve import resolve
-from orchestrator.records.progress import Progress, latest
+from orchestrator.records.progress import Activity, Progress, latest
 from orchestrator.records.trace import Line
 from orchestrator.settings import CheckpointSettings, Every, Settings
 from orchestrator.topologies import build_schedule

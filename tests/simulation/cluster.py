@@ -33,7 +33,7 @@ from orchestrator.engine.member import cancellation, crash_record, heartbeat
 from orchestrator.engine.member.generation import Generation
 from orchestrator.plan import Plan, Variant
 from orchestrator.plan.resolve import resolve
-from orchestrator.records.progress import Progress, in_words
+from orchestrator.records.progress import Activity, Progress, in_words
 from orchestrator.settings import Settings
 from orchestrator.transports import memory, shared_memory, sockets
 from orchestrator.transports.base import PeerLost, Received, Tag
@@ -397,12 +397,12 @@ class Beating(heartbeat.Heartbeat):
         self._member = cluster.here()
         super().__init__(self._remember)
 
-    def beat(self, activity: heartbeat.Activity, step: int | None = None, shard: int | None = None) -> None:
+    def beat(self, activity: Activity, step: int | None = None, shard: int | None = None) -> None:
         self._cluster.meet(self._member)
         super().beat(activity, step, shard)
         self._cluster.misfortune.beats(self._member)
 
-    def _remember(self, activity: heartbeat.Activity, step: int | None, shard: int | None) -> None:
+    def _remember(self, activity: Activity, step: int | None, shard: int | None) -> None:
         if self._member.alive:  # and not while its thread unwinds
             self._member.last_beat = {"activity": activity, "step": step, "shard": shard, "beats": self._beats}
 

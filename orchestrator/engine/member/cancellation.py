@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Final
 
 from orchestrator.engine.member.generation import Connect, Ended, Generation, Withdrawn
-from orchestrator.engine.member.heartbeat import Activity, CalledOff, Heartbeat
+from orchestrator.engine.member.heartbeat import CalledOff, Heartbeat
 from orchestrator.errors import OrchestratorError
-from orchestrator.records.progress import Progress
+from orchestrator.records.progress import Activity, Progress
 from orchestrator.transports.base import DeadlineExceeded, PeerLeft, PeerLost, Received, Tag, Transport
 
 _SLICE_S: Final = 0.05

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
 from orchestrator.checkpoints.state import TrainingState
+from orchestrator.control.events import Move
 from orchestrator.engine.member.heartbeat import Heartbeat
 from orchestrator.records.progress import Progress, plain
 from orchestrator.topologies.schedule import Schedule
@@ -19,7 +20,6 @@ from orchestrator.transports.base import Transport
 Entry = dict[str, Any]
 Emit = Callable[[Entry], None]
 Connect = Callable[[], Transport]  # called once the memory that peers will read is allocated
-Move = tuple[int, int, tuple[int, ...]]  # donor, recipient, shards
 
 INITIAL: Final = "initial"
 _LOOK_S: Final = 0.1  # between two looks at whether the generation still stands, while a checkpoint is awaited
