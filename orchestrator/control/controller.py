@@ -207,7 +207,7 @@ def _lost_at_start(decision: Decision, member: Member, why: str, details: str) -
         decision.end(error, f"{deaths} members were lost before the first step")
     else:
         decision.start(member.role)
-        decision.say(f"{member.name} {why}; loss {deaths} of {START_DEATHS} that are made good before the first step")
+        decision.say(f"{member.name} {why}; loss {deaths} of {START_DEATHS} that are replaced before the first step")
 
 
 def _lost(decision: Decision, losses: list[tuple[LostMember, str]]) -> None:
@@ -401,7 +401,7 @@ def _watch_start(decision: Decision) -> None:
         f"{what}, and nothing has progressed for {limit:g} s",
         "if the machine is busy (uptime), end what else runs there; raise cluster.start_timeout_s, or ask for less",
     )
-    decision.end(error, "the start came to a standstill")
+    decision.end(error, "the start has stalled")
 
 
 def _how_far(member: Member) -> str:

@@ -137,8 +137,8 @@ class ControllerState:
     members: the living. next_member: the next id to give; lower ones are living or gone. run_manifest: what the first
     generation agreed on. checkpoint: the newest committed one. seen: steps that the driver has seen completed; best: the most
     it ever has. mark: what has to be passed to count as progress; without_progress: generations since then that
-    ended without and with a loss; restarts: losses of all state in a row. failures: starts in a row that came to
-    nothing. deaths: in preparation. retry: when a start is tried again after there was no room. link_failures: pairs of
+    ended without and with a loss; restarts: losses of all state in a row. failures: failed starts in a
+    row. deaths: in preparation. retry: when a start is tried again after there was no room. link_failures: pairs of
     living members that have lost each other once. losses, stalls: by micro-batch, whether each was seen or inferred.
     recoveries: open ones. interrupted: the signal and when. since: when the present phase began. listened: the last
     tick.

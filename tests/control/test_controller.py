@@ -617,7 +617,7 @@ def test_a_joiner_that_prepared_another_run_is_refused_and_the_third_is_the_last
         assert "prepared different runs: steps differ" in done[0].why
         assert done[1:] == [Start(member + 1, "worker")]
     assert [type(command) for command in play(Ready(4, {"steps": 4}))] == [Kill]
-    assert "3 starts in a row came to nothing, so no more are tried" in play.reasons[-1]
+    assert "3 starts in a row failed, so no more are tried" in play.reasons[-1]
     assert play.wait(100.0, *(compute(member, 1, 0, beats=member) for member in (0, 1)))[-1:] != [End(None)]
 
 

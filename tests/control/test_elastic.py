@@ -35,7 +35,7 @@ DICE = st.randoms(use_true_random=True)
 
 
 class Run(RuleBasedStateMachine):
-    """Faults stay below the bounds at which a run rightly ends (rule D3, joiners that come to nothing)."""
+    """Faults stay below the bounds at which a run rightly ends (rule D3, joiners that fail)."""
 
     world: World
 

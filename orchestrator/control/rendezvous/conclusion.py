@@ -125,7 +125,7 @@ def _put_out(decision: Decision) -> None:
     for member in [decision.state.members[id_] for id_ in out]:
         decision.kill(member, "it lost contact with the same living member twice")
         decision.set_generation(lost=decision.generation().lost + 1)
-        decision.say(f"{member.name} goes, because it and an older member lost contact twice")
+        decision.say(f"{member.name} is put out of the run: it and an older member lost contact twice")
     decision.set(link_failures=link_failures)
 
 
