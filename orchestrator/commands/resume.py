@@ -56,10 +56,11 @@ def resume(name: str, overrides: Sequence[str], uri: str | None) -> tuple[str, O
     display = for_stream()
     with recorded_project(recorded, project, folder, display) as place:
         provenance = preflight.check(settings, place)  # its notes are on what a launch is about to record
-        run_start = beginning_of(resolve(settings), recorded.files, display.say)
+        plan = resolve(settings)
+        run_start = beginning_of(plan, recorded.files, display.say)
         with signals.posted() as pending_signal, ThreadPoolExecutor(1) as pool:
             opening = pool.submit(reopen_record, settings, store, recorded.files, provenance)
-            return Job(settings, place, display, pending_signal).complete(opening, run_start)
+            return Job(settings, plan, place, display, pending_signal).complete(opening, run_start)
 
 
 def _check_filed(before: Settings, after: Settings) -> None:
