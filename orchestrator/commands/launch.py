@@ -30,8 +30,9 @@ def launch(settings: Settings, origins: Mapping[str, str], ray: Sharing | None =
     """
     project = Path.cwd()
     provenance = preflight.check(settings, project)
+    plan = resolve(settings)
     with _rehearsing:
-        notes = [*provenance.notes, *construction.rehearse(resolve(settings))]
+        notes = [*provenance.notes, *construction.rehearse(plan)]
     folder = project_folder(project)
     display = for_stream()
     for note in notes:
@@ -39,5 +40,5 @@ def launch(settings: Settings, origins: Mapping[str, str], ray: Sharing | None =
     with signals.posted() as pending_signal, ThreadPoolExecutor(1) as pool:
         # MLflow and DVC take as long to import as Ray to start, so they do it side by side.
         opening = pool.submit(open_record, settings, folder, provenance, origins)
-        job = Job(settings, project, display, pending_signal, ray)
-        return job.complete(opening, RunStart(requirements(job.plan)))
+        job = Job(settings, plan, project, display, pending_signal, ray)
+        return job.complete(opening, RunStart(requirements(plan)))

@@ -18,7 +18,7 @@ from typing import Any
 
 from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.terminal import child_process, signals
-from orchestrator.driver.terminal.progress import Progress
+from orchestrator.driver.terminal.progress import ProgressDisplay
 from orchestrator.errors import Interrupted, OrchestratorError, RunFailed, from_dict
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.data import restoring
@@ -36,7 +36,7 @@ class Repeater:
     store: Store
     original: Recorded
     overrides: Sequence[str]
-    display: Progress
+    display: ProgressDisplay
 
     def repeat(self, tags: Mapping[str, str], last: int | None = None) -> dict[str, Any]:
         """A run in a clean checkout of its own, ended after step `last`; the object that it reports."""

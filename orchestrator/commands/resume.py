@@ -22,7 +22,7 @@ from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.job import Job, requirements, storage_of
 from orchestrator.driver.run.session import RunStart
 from orchestrator.driver.terminal import signals
-from orchestrator.driver.terminal.progress import Progress, for_stream
+from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
 from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable, UsageError
 from orchestrator.plan import Plan
 from orchestrator.plan.resolve import resolve
@@ -56,10 +56,11 @@ def resume(name: str, overrides: Sequence[str], uri: str | None) -> tuple[str, O
     display = for_stream()
     with recorded_project(recorded, project, folder, display) as place:
         provenance = preflight.check(settings, place)  # its notes are on what a launch is about to record
-        run_start = beginning_of(resolve(settings), recorded.files, display.say)
+        plan = resolve(settings)
+        run_start = beginning_of(plan, recorded.files, display.say)
         with signals.posted() as pending_signal, ThreadPoolExecutor(1) as pool:
             opening = pool.submit(reopen_record, settings, store, recorded.files, provenance)
-            return Job(settings, place, display, pending_signal).complete(opening, run_start)
+            return Job(settings, plan, place, display, pending_signal).complete(opening, run_start)
 
 
 def _check_filed(before: Settings, after: Settings) -> None:
@@ -73,7 +74,7 @@ def _check_filed(before: Settings, after: Settings) -> None:
 
 
 @contextmanager
-def recorded_project(recorded: Recorded, project: Path, folder: Path, display: Progress) -> Iterator[Path]:
+def recorded_project(recorded: Recorded, project: Path, folder: Path, display: ProgressDisplay) -> Iterator[Path]:
     """The project with the code and the data that the run began with (rule D6): the one that is here where it still has them,
     else a clean checkout, which is gone afterwards. Raises NotRerunnable when they cannot be had."""
     changed = _changed(recorded, project)

@@ -57,6 +57,7 @@ from orchestrator.control.rendezvous.conclusion import awaits_cause, conclude, e
 from orchestrator.control.rendezvous.formation import ask, begin, end_interrupted, form, worth_saving
 from orchestrator.control.rendezvous.scaling import RETRY_S, start_failed, start_missing
 from orchestrator.errors import ClusterUnavailable, RunFailed, WorkerLost
+from orchestrator.records.progress import Progress, in_words, just_committed, passed
 
 GRACE_S = 10.0  # how long a withdrawal waits for the failure that caused it
 SAVE_S = 20.0  # how long an interrupted run waits for its checkpoint
@@ -77,7 +78,7 @@ def initial(requirements: Requirements, now: float) -> tuple[ControllerState, tu
         checkpoint=requirements.checkpoint,
         seen=done,
         best=done,
-        mark=(done, 1) if done else (0, 0),
+        mark=Progress(done) if done else None,
     )
     decision = Decision(state, now)
     for role in ["worker"] * (requirements.start + requirements.spares) + ["server"] * requirements.servers:
@@ -206,7 +207,7 @@ def _lost_at_start(decision: Decision, member: Member, why: str, details: str) -
         decision.end(error, f"{deaths} members were lost before the first step")
     else:
         decision.start(member.role)
-        decision.say(f"{member.name} {why}; loss {deaths} of {START_DEATHS} that are made good before the first step")
+        decision.say(f"{member.name} {why}; loss {deaths} of {START_DEATHS} that are replaced before the first step")
 
 
 def _lost(decision: Decision, losses: list[tuple[LostMember, str]]) -> None:
@@ -272,7 +273,7 @@ def _left(decision: Decision, event: Left) -> None:
     _note_report(decision, member, event)
     decision.enter("regrouping")
     decision.say(
-        f"{member.name} left ({event.why}) at position {event.position}{': ' + event.text if event.text else ''}"
+        f"{member.name} left ({event.why}) {in_words(event.progress)}{': ' + event.text if event.text else ''}"
     )
     if event.why == "withdrew" and decision.generation().withdrawn is None:
         decision.set_generation(withdrawn=(decision.now, f"{member.name}: {event.text}"))
@@ -295,16 +296,12 @@ def _note_report(decision: Decision, member: Member, event: Left | Finished) -> 
     decision.update(
         member.id,
         report=event,
-        position=_position(event),
+        progress=event.progress,
         held=event.held,
         staged=event.staged,
         heard=decision.now,
         moved=decision.now,
     )
-
-
-def _position(event: Left | Finished) -> tuple[int, int] | None:
-    return None if event.position is None else (event.position[0], event.position[1])
 
 
 def _reporter(decision: Decision, event: Left | Finished) -> Member | None:
@@ -324,8 +321,8 @@ def _stepped(decision: Decision, event: Stepped) -> None:
     decision.set(seen=max(state.seen, done))
     if done > state.best:
         decision.set(best=done, restarts=0)
-    if (done, 0) > state.mark:
-        decision.set(mark=(done, 0), without_progress=(0, 0))
+    if passed(just_committed(done), state.mark):
+        decision.set(mark=just_committed(done), without_progress=(0, 0))
     generation = state.generation
     if state.phase == "running" and generation is not None:
         late = event.step < generation.steps and generation.begin.restore is None  # what is restored may be older
@@ -404,7 +401,7 @@ def _watch_start(decision: Decision) -> None:
         f"{what}, and nothing has progressed for {limit:g} s",
         "if the machine is busy (uptime), end what else runs there; raise cluster.start_timeout_s, or ask for less",
     )
-    decision.end(error, "the start came to a standstill")
+    decision.end(error, "the start has stalled")
 
 
 def _how_far(member: Member) -> str:

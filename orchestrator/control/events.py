@@ -2,9 +2,7 @@
 
 The driver turns reports of Ray, of the members and of the user into events, and carries out the commands; it decides
 nothing. A member is named by its id, which is never reused and grows with every start, so the order of ids is the order
-of age. A position is (steps, evaluated): the committed steps, and whether the evaluation that was due after the last of
-them is done; positions are compared as tuples. A member that was never given a state has the position None: it has the
-initial state, which it has built itself.
+of age. A member that was never given a state has the progress None: it has the initial state, which it has built itself.
 """
 
 from __future__ import annotations
@@ -14,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from orchestrator.errors import OrchestratorError
+from orchestrator.records.progress import Activity, Progress
 
-Position = tuple[int, int]
-Move = tuple[int, int, tuple[int, ...]]
+Move = tuple[int, int, tuple[int, ...]]  # donor, recipient, shards
 Role = Literal["worker", "server"]
-Activity = Literal["prepare", "compute", "exchange", "update", "evaluate", "checkpoint", "state_transfer", "idle"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,7 @@ class Left:
     member: int
     generation: int
     why: Literal["peer", "called off", "regroup", "stop", "withdrew"]
-    position: Position | None
+    progress: Progress | None
     accuses: int | None = None
     text: str = ""
     held: tuple[int, ...] = ()
@@ -57,7 +54,7 @@ class Finished:
 
     member: int
     generation: int
-    position: Position | None
+    progress: Progress | None
     digest: str | None
     held: tuple[int, ...] = ()
     staged: tuple[int, ...] = ()

@@ -1,7 +1,7 @@
 """Who belongs to a run: its members, the present generation, and how the next one is made of the living. Pure.
 
 A generation is made when every member of the one before has reported or is gone, so that no member of it can still use
-a memory region or commit a step (rule C2). A member with the highest position gives its state to all that are behind
+a memory region or commit a step (rule C2). A member that is farthest gives its state to all that are behind
 (rule D1). A worker of the last generation is preferred to one that has no state yet, and ranks follow the order of age.
 """
 
@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from orchestrator.control.events import Begin, Finished, Heartbeat, Left, Move, Position, Role
+from orchestrator.control.events import Begin, Finished, Heartbeat, Left, Move, Role
 from orchestrator.control.shard_assignment import assign_shards
 from orchestrator.errors import Inconsistent
+from orchestrator.records.progress import Progress, behind, latest, steps_of
 
 Phase = Literal["preparing", "running", "regrouping", "paused", "saving", "ended"]
 
@@ -68,7 +69,7 @@ class Member:
     run_manifest: Mapping[str, Any] = field(default_factory=dict)
     can_restore: bool = False
     joins: bool = False
-    position: Position | None = None
+    progress: Progress | None = None
     report: Left | Finished | None = None
     held: tuple[int, ...] = ()
     staged: tuple[int, ...] = ()
@@ -98,14 +99,14 @@ class LostMember:
 class GenerationStatus:
     """The present (or last) generation.
 
-    steps: how many were committed when it began; before: the position that each member then had; asked: what its
+    steps: how many were committed when it began; before: the progress of each member then; asked: what its
     members were asked to request; withdrawn: when the first one withdrew, and why; fallen: the members that were lost
     before they reported; lost: how many of its members are gone, reported or not.
     """
 
     begin: Begin
     steps: int
-    before: Mapping[int, Position | None]
+    before: Mapping[int, Progress | None]
     called_off: bool = False
     asked: frozenset[str] = frozenset()
     withdrawn: tuple[float, str] | None = None
@@ -135,9 +136,9 @@ class ControllerState:
 
     members: the living. next_member: the next id to give; lower ones are living or gone. run_manifest: what the first
     generation agreed on. checkpoint: the newest committed one. seen: steps that the driver has seen completed; best: the most
-    it ever has. mark: the position that has to be passed to count as progress; without_progress: generations since then that
-    ended without and with a loss; restarts: losses of all state in a row. failures: starts in a row that came to
-    nothing. deaths: in preparation. retry: when a start is tried again after there was no room. link_failures: pairs of
+    it ever has. mark: what has to be passed to count as progress; without_progress: generations since then that
+    ended without and with a loss; restarts: losses of all state in a row. failures: failed starts in a
+    row. deaths: in preparation. retry: when a start is tried again after there was no room. link_failures: pairs of
     living members that have lost each other once. losses, stalls: by micro-batch, whether each was seen or inferred.
     recoveries: open ones. interrupted: the signal and when. since: when the present phase began. listened: the last
     tick.
@@ -155,7 +156,7 @@ class ControllerState:
     checkpoint: int | None = None
     seen: int = 0
     best: int = 0
-    mark: Position = (0, 0)
+    mark: Progress | None = None
     without_progress: tuple[int, int] = (0, 0)
     restarts: int = 0
     failures: int = 0
@@ -200,9 +201,9 @@ def room(state: ControllerState) -> int:
     return state.requirements.most - sum(member.role == "worker" for member in present(state))
 
 
-def top(members: Iterable[Member]) -> Position | None:
-    """The highest position among them; None where all of them have the initial state."""
-    return max((member.position for member in members if member.position is not None), default=None)
+def top(members: Iterable[Member]) -> Progress | None:
+    """The progress of the farthest among them; None where all of them have the initial state."""
+    return latest(member.progress for member in members)
 
 
 def quorum(state: ControllerState) -> int:
@@ -217,7 +218,7 @@ def compose(state: ControllerState) -> Begin | str:
     """The next generation of those who are ready; or why there can be none yet."""
     ready = [member for member in living(state, "worker") if member.ready is not None]
     before = () if state.generation is None else state.generation.begin.members
-    holders_first = sorted(ready, key=lambda member: (member.position is None, member.id not in before, member.id))
+    holders_first = sorted(ready, key=lambda member: (member.progress is None, member.id not in before, member.id))
     workers = sorted(holders_first[: state.requirements.most], key=lambda member: member.id)
     servers = [member for member in living(state, "server") if member.ready is not None]
     if len(workers) < quorum(state):
@@ -251,11 +252,11 @@ def compose(state: ControllerState) -> Begin | str:
 def to_restore(state: ControllerState, workers: Sequence[Member]) -> bool:
     """Whether the newest checkpoint is ahead of every one of them."""
     highest = top(workers)
-    return state.checkpoint is not None and (highest is None or highest[0] < state.checkpoint)
+    return state.checkpoint is not None and (highest is None or highest.steps < state.checkpoint)
 
 
 def lost_shards(state: ControllerState, workers: Sequence[Member]) -> list[int]:
-    """The shards whose state at the top position nobody has: their only host is gone. Without it no step can be exact."""
+    """The shards whose state at the top nobody has: their only host is gone. Without it no step can be exact."""
     if not state.requirements.shard_state:
         return []
     holders = _holders(workers)
@@ -263,17 +264,16 @@ def lost_shards(state: ControllerState, workers: Sequence[Member]) -> list[int]:
 
 
 def _holders(workers: Sequence[Member]) -> dict[int, list[int]] | None:
-    """By shard, the ranks of those who have its state at the top position; None where all have the initial one.
+    """By shard, the ranks of those who have its state at the top; None where all have the initial one.
 
-    Who is a step behind has contributed to the step that others have committed: what it has staged is of the top position.
+    Who is a step behind has contributed to the step that others have committed: what it has staged is of the top.
     """
     highest = top(workers)
-    if highest is None or highest[0] == 0:
+    if steps_of(highest) == 0:
         return None
     found: dict[int, list[int]] = {}
     for rank, member in enumerate(workers):
-        behind = highest[0] - (member.position or (0, 0))[0]
-        for shard in {0: member.held, 1: member.staged}.get(behind, ()):
+        for shard in {0: member.held, 1: member.staged}.get(behind(member.progress, highest), ()):
             found.setdefault(shard, []).append(rank)
     return found
 
@@ -295,7 +295,7 @@ def moves(
 
 
 def _state_transfers(workers: Sequence[Member], servers: int, restore: int | None) -> tuple[tuple[int, int], ...]:
-    """Members with the highest position give to all others, in turn; a server always takes, since it keeps nothing
+    """The farthest members give to all others, in turn; a server always takes, since it keeps nothing
     between generations."""
     highest = top(workers)
     if restore is not None:
@@ -303,28 +303,27 @@ def _state_transfers(workers: Sequence[Member], servers: int, restore: int | Non
     elif highest is None:
         return ()
     else:
-        donors = [rank for rank, member in enumerate(workers) if member.position == highest]
+        donors = [rank for rank, member in enumerate(workers) if member.progress == highest]
     recipients = [rank for rank in range(len(workers) + servers) if rank not in donors]
     return tuple((donors[i % len(donors)], recipient) for i, recipient in enumerate(recipients))
 
 
 def skew(state: ControllerState) -> str:
-    """The positions that are too far apart, in words; empty where they differ by one step at most (rule D1).
+    """The members that are too far apart, in words; empty where they differ by one step at most (rule D1).
 
     A recipient that is where it was has not taken its state; the others cannot have gone on without it.
     """
     generation = state.generation
     assert generation is not None
     recipients = {generation.begin.members[recipient] for _, recipient in generation.begin.state_transfers}
-    steps = {}
-    for member in present(state):
-        before = generation.before[member.id]
-        if member.role == "server" or (member.id in recipients and (member.position or (0, 0)) == (before or (0, 0))):
-            continue
-        steps[member.name] = member.position[0] if member.position is not None else 0
-    if not steps or max(steps.values()) - min(steps.values()) <= 1:
+    moved = [
+        member
+        for member in present(state)
+        if member.role == "worker" and not (member.id in recipients and member.progress == generation.before[member.id])
+    ]
+    if all(behind(member.progress, top(moved)) <= 1 for member in moved):
         return ""
-    return ", ".join(f"{name} at step {step}" for name, step in steps.items())
+    return ", ".join(f"{member.name} at step {steps_of(member.progress)}" for member in moved)
 
 
 def disagreement(

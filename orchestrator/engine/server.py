@@ -19,11 +19,12 @@ from orchestrator.engine.execution.loop import Loop
 from orchestrator.engine.execution.run_state import RunState
 from orchestrator.engine.execution.timing import Timing
 from orchestrator.engine.member.cancellation import CancellableTransport, live
-from orchestrator.engine.member.generation import Connect, Ended, Generation, Position, ProcessServices
+from orchestrator.engine.member.generation import Connect, Ended, Generation, ProcessServices
 from orchestrator.numerics import determinism
 from orchestrator.numerics.layout import Layout
 from orchestrator.plan import Plan
 from orchestrator.records import trace
+from orchestrator.records.progress import Progress
 from orchestrator.transports.base import Regions
 
 
@@ -42,9 +43,9 @@ class Server:
         return {}
 
     @property
-    def position(self) -> Position | None:
+    def progress(self) -> Progress | None:
         """None until it has been given the run state, in each generation anew."""
-        return None if self._loop is None else self._loop.run_state.position
+        return None if self._loop is None else self._loop.run_state.progress
 
     def run(self, generation: Generation, rank: int, connect: Connect, run_manifest: Mapping[str, Any]) -> Ended:
         """Take part in one generation: every step and every evaluation.
@@ -70,9 +71,9 @@ class Server:
             exchange = Exchange(generation.schedule, rank, generation.number, transport, memory, deadline_s)
             lockstep = Lockstep(Adder(), exchange, StepContents.of(plan, run_manifest))
             halted = loop.run(lockstep, exchange, _Listener(), saving=bool(generation.writers))
-            return Ended(halted, self.position)
+            return Ended(halted, self.progress)
 
-        return live(generation, heartbeat, connect, through, lambda: self.position)
+        return live(generation, heartbeat, connect, through, lambda: self.progress)
 
     def close(self) -> None:
         pass

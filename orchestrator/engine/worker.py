@@ -28,7 +28,7 @@ from orchestrator.engine.execution.lockstep import Lockstep, StepContents
 from orchestrator.engine.execution.loop import Loop
 from orchestrator.engine.execution.timing import Timing
 from orchestrator.engine.member.cancellation import CancellableTransport, live
-from orchestrator.engine.member.generation import Connect, Ended, Generation, Position, ProcessServices
+from orchestrator.engine.member.generation import Connect, Ended, Generation, ProcessServices
 from orchestrator.engine.server import Server
 from orchestrator.engine.worker_hooks import WorkerHooks, WorkerState
 from orchestrator.errors import ConfigurationError
@@ -36,6 +36,7 @@ from orchestrator.numerics import allocator, cuda, determinism, staging
 from orchestrator.numerics.digests import distinct_state, model_digest
 from orchestrator.pipeline import find
 from orchestrator.plan import Plan
+from orchestrator.records.progress import Progress
 from orchestrator.transports.base import Regions
 
 __all__ = ["Ended", "Generation", "ProcessServices", "Server", "Worker"]
@@ -92,9 +93,9 @@ class Worker:
         }
 
     @property
-    def position(self) -> Position | None:
+    def progress(self) -> Progress | None:
         """None until this member has taken part in a generation: its state is the initial one then."""
-        return None if self._state is None else self._state.position
+        return None if self._state is None else self._state.progress
 
     def run(self, generation: Generation, rank: int, connect: Connect, run_manifest: Mapping[str, Any]) -> Ended:
         """Take part in one generation: connect, give or take state where the generation says so, then run steps until
@@ -112,7 +113,7 @@ class Worker:
             self._services.heartbeat,
             connect,
             lambda transport: self._walk(generation, rank, transport, run_manifest),
-            lambda: self.position,
+            lambda: self.progress,
         )
         held, staged = self._state.trainer.rows
         return replace(ended, held=held, staged=staged)
@@ -176,9 +177,9 @@ class Worker:
             self._replica.give_up_shard()  # a step that was given up leaves the buffers as its last shard made them
             self._services.writer.copied(0)  # what was begun is written also where no further update asks for it
         if halted != "finished":
-            return Ended(halted, self.position, why="all members agreed")
+            return Ended(halted, self.progress, why="all members agreed")
         self.close()
-        return Ended("finished", self.position, digest=model_digest(self._workload.model))
+        return Ended("finished", self.progress, digest=model_digest(self._workload.model))
 
     def _fetch_ahead(self, shards: tuple[int, ...], steps: int) -> None:
         """Have loader processes fetch batches, where the plan wants them; they outlive generations."""

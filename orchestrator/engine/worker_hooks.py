@@ -18,11 +18,12 @@ from orchestrator.engine.execution.loop import Loop
 from orchestrator.engine.execution.run_state import RunState
 from orchestrator.engine.execution.timing import Timing
 from orchestrator.engine.member.cancellation import CancellableTransport
-from orchestrator.engine.member.generation import INITIAL, Entry, Generation, Position, ProcessServices
+from orchestrator.engine.member.generation import INITIAL, Entry, Generation, ProcessServices
 from orchestrator.errors import Inconsistent
 from orchestrator.numerics.digests import model_digest, tensor_digests
 from orchestrator.plan import Plan
 from orchestrator.records import trace
+from orchestrator.records.progress import Progress
 
 
 @dataclass
@@ -39,8 +40,8 @@ class WorkerState:
     initial: TrainingState | None = None
 
     @property
-    def position(self) -> Position | None:
-        return self.loop.run_state.position if self.has_state else None
+    def progress(self) -> Progress | None:
+        return self.loop.run_state.progress if self.has_state else None
 
     def keep_initial(self) -> None:
         state = self.trainer.capture(self.loop.run_state.as_dict())

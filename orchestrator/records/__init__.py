@@ -1,1 +1,4 @@
-"""What a run leaves behind, as lines: the journal of events and the trace of steps. Standard library only."""
+"""What a run leaves behind, as lines: the journal of events and the trace of steps; and how far it is.
+
+Standard library only.
+"""

@@ -33,7 +33,6 @@ from orchestrator.control.events import (
     Kill,
     Left,
     NoRoom,
-    Position,
     Ready,
     Recovered,
     Role,
@@ -42,20 +41,22 @@ from orchestrator.control.events import (
     Tick,
 )
 from orchestrator.control.membership import Requirements
+from orchestrator.records.progress import Progress, behind, latest, reached, steps_of
 
 FACTS = {"steps": 9}
+START = Progress(0)
 
 
 @dataclass
 class Process:
     """A member as it really is. news: what it has said and the driver has not heard yet, in order. held, staged: the shards
-    whose state it has as of its position, and as of the step after it; to_receive: whose it still has to get, and from whom."""
+    whose state it has as of its progress, and as of the step after it; to_receive: whose it still has to get, and from whom."""
 
     id: int
     role: Role
     state: str = "starting"  # starting, idle, running, dead
     stopped: bool = False
-    position: Position | None = None
+    progress: Progress | None = None
     begin: Begin | None = None
     contributed: bool = False
     to_take: bool = False
@@ -141,21 +142,22 @@ class World:
 
     def save(self) -> None:
         """The driver commits a checkpoint of where the furthest living worker is."""
-        positions = [process.position for process in self.living("worker") if process.position is not None]
+        farthest = latest(process.progress for process in self.living("worker"))
         if self.requirements.shard_state:
-            positions = self._where_all_are()
-        if positions and self.end is None:
-            self.checkpoint = max(positions)[0]
+            farthest = self._where_all_are()
+        if farthest is not None and self.end is None:
+            self.checkpoint = farthest.steps
             self.tell(CheckpointSaved(self.checkpoint))
 
-    def _where_all_are(self) -> list[Position]:
+    def _where_all_are(self) -> Progress | None:
         """A checkpoint needs what every worker has: where the last of the generation is, if they all live and have begun."""
         begin = self.begins[-1] if self.begins else None
         here = [] if begin is None else [self.processes[member] for member in begin.members[: begin.workers]]
-        if not here or any(not p.alive or p.position is None or self._busy_before(p) for p in here):
-            return []
-        least = min(self._at(process) for process in here)
-        return [least] if least[0] >= (self.checkpoint or 0) else []
+        if not here or any(not p.alive or p.progress is None or self._busy_before(p) for p in here):
+            return None
+        all_are = [self._at(process) for process in here]
+        least = next(one for one in all_are if all(reached(other, one) for other in all_are))
+        return least if least.steps >= (self.checkpoint or 0) else None
 
     def tick(self, seconds: float) -> None:
         self.now += seconds
@@ -167,7 +169,7 @@ class World:
 
     def heartbeat(self, process: Process) -> Heartbeat:
         """Where this living member is."""
-        begin, step = process.begin, (process.position or (0, 0))[0]
+        begin, step = process.begin, steps_of(process.progress)
         if process.state == "idle" or begin is None:
             return Heartbeat(process.id, "idle", None, None, process.beats)
         if self._busy_before(process):
@@ -187,7 +189,7 @@ class World:
 
     def _poisonous(self, process: Process) -> int | None:
         """The shard in which this member meets its end if it computes its contribution now."""
-        begin, step = process.begin, (process.position or (0, 0))[0]
+        begin, step = process.begin, steps_of(process.progress)
         if begin is None or self.poison is None or self._evaluation_is_due(process) or step != self.poison[0]:
             return None
         rank = begin.members.index(process.id)
@@ -239,7 +241,7 @@ class World:
         self.begins.append(begin)
         if begin.restore is not None:
             self.seen = {step for step in self.seen if step < (self.checkpoint or 0)}
-        elif all(self.processes[member].position is None for member in workers):
+        elif all(self.processes[member].progress is None for member in workers):
             self.seen = set()
         for rank, member in enumerate(begin.members):
             self._enter(self.processes[member], rank, begin)
@@ -248,44 +250,44 @@ class World:
         """No committed step is lost while a worker is not known to be dead that has it; all others get it, once."""
         workers = [process for process in self.processes.values() if process.role == "worker"]
         known = [process for process in workers if process.id not in self.known_dead]
-        highest = max((process.position for process in known if process.position is not None), default=None)
+        highest = latest(process.progress for process in known)
         donors = {begin.members[donor] for donor, _ in begin.state_transfers}
         recipients = [begin.members[recipient] for _, recipient in begin.state_transfers]
         assert len(recipients) == len(set(recipients))
         assert not donors & set(recipients)
         if begin.forgets:
             assert begin.restore is not None
-            assert self._lost_rows(known, highest) or (highest or (0, 0))[0] < (self.checkpoint or 0)
+            assert self._lost_rows(known, highest) or steps_of(highest) < (self.checkpoint or 0)
             assert donors <= {begin.members[begin.restore]}
             assert set(recipients) == set(begin.members) - {begin.members[begin.restore]}
             return
         assert not self._lost_rows(known, highest), "a run goes on without the state of a shard"
         if begin.restore is not None:
             assert self.checkpoint is not None
-            assert highest is None or highest[0] < self.checkpoint
+            assert highest is None or highest.steps < self.checkpoint
             assert donors <= {begin.members[begin.restore]}
             assert set(recipients) == set(begin.members) - {begin.members[begin.restore]}
             return
         assert highest is not None or self.checkpoint is None
-        assert highest is None or self.checkpoint is None or highest[0] >= self.checkpoint
+        assert highest is None or self.checkpoint is None or highest.steps >= self.checkpoint
         for rank, member in enumerate(begin.members):
             process = self.processes[member]
             if highest is None:
-                assert process.role == "server" or process.position is None
+                assert process.role == "server" or process.progress is None
                 assert member not in recipients
-            elif rank < begin.workers and process.position == highest:
+            elif rank < begin.workers and process.progress == highest:
                 assert member not in recipients
             else:
                 assert member in recipients
-        assert all(self.processes[donor].position == highest for donor in donors)
+        assert all(self.processes[donor].progress == highest for donor in donors)
 
-    def _lost_rows(self, known: list[Process], highest: Position | None) -> set[int]:
-        """The shards whose state at the top position nobody has."""
-        if not self.requirements.shard_state or highest is None or highest[0] == 0:
+    def _lost_rows(self, known: list[Process], highest: Progress | None) -> set[int]:
+        """The shards whose state at the top nobody has."""
+        if not self.requirements.shard_state or steps_of(highest) == 0:
             return set()
-        at_top = [process.held for process in known if self._at(process)[0] == highest[0]]
-        behind = [process.staged for process in known if self._at(process)[0] == highest[0] - 1]
-        return set(range(self.requirements.shards)).difference(*at_top, *behind)
+        at_top = [process.held for process in known if behind(process.progress, highest) == 0]
+        a_step_behind = [process.staged for process in known if behind(process.progress, highest) == 1]
+        return set(range(self.requirements.shards)).difference(*at_top, *a_step_behind)
 
     def _enter(self, process: Process, rank: int, begin: Begin) -> None:
         moves = [(begin.members[donor], shards) for donor, recipient, shards in begin.moves if recipient == rank]
@@ -296,7 +298,7 @@ class World:
         process.to_restore = begin.restore == rank
         process.to_take = any(recipient == rank for _, recipient in begin.state_transfers)
         if process.role == "server":
-            process.position = None  # it forgets with its generation
+            process.progress = None  # it forgets with its generation
         process.to_give = {begin.members[recipient] for donor, recipient in begin.state_transfers if donor == rank}
         if process.alive:
             assert process.state == "idle"
@@ -315,7 +317,7 @@ class World:
             here = [self.processes[member] for member in self.begins[-1].members]
             finished = [process for process in here if process.role == "worker" and process.finished]
             assert finished
-            assert all(process.position == (self.steps, 1) for process in finished)
+            assert all(process.progress == Progress(self.steps) for process in finished)
             unfinished = [process for process in here if process.role == "worker" and not process.finished]
             assert all(process.id in self.known_dead for process in unfinished)
 
@@ -370,7 +372,6 @@ class World:
 
     def act(self, process: Process, action: str, heard: bool = True) -> None:
         """heard: whether what it said comes through when this is its end."""
-        position = process.position or (0, 1)
         if action == "contribute" and self._poisonous(process) is not None:
             self.kill(process, heard)
         elif action == "contribute" and self._misses(process) is not None:
@@ -383,30 +384,30 @@ class World:
         elif action == "restore" and self.checkpoint is None:
             assert process.begin is not None
             assert process.begin.forgets
-            process.position, process.to_restore = (0, 1), False
+            process.progress, process.to_restore = START, False
             process.held = process.staged = frozenset()
         elif action == "restore":
             assert self.checkpoint is not None
-            process.position, process.to_restore = (self.checkpoint, 1), False
+            process.progress, process.to_restore = Progress(self.checkpoint), False
             process.held, process.staged = frozenset(range(self.requirements.shards)), frozenset()
         elif action == "take":
             donor = self._donor(process)
             assert donor is not None
-            ahead = self._at(donor)[0] - self._at(process)[0]
+            ahead = behind(process.progress, donor.progress)
             process.held = process.held if ahead == 0 else process.staged if ahead == 1 else frozenset()
             process.staged = frozenset()
-            process.position, process.to_take = donor.position or (0, 1), False
+            process.progress, process.to_take = self._at(donor), False
             donor.to_give.discard(process.id)
         elif action == "receive":
             donor, (_, shards) = self.processes[process.to_receive[0][0]], process.to_receive.pop(0)
-            assert self._at(donor)[0] == self._at(process)[0], "what a shard keeps is of another step"
-            assert donor.held.issuperset(shards) or self._at(donor)[0] == 0, "who is to give it does not have it"
+            assert behind(donor.progress, process.progress) == 0, "what a shard keeps is of another step"
+            assert donor.held.issuperset(shards) or steps_of(donor.progress) == 0, "who is to give it does not have it"
             process.held |= set(shards)
         elif action == "finish":
             process.finished, process.state = True, "idle"
             digest = "digest" if process.role == "worker" else None
             rows = self._rows(process)
-            process.news.append(Finished(process.id, self._number(process), process.position, digest, *rows))
+            process.news.append(Finished(process.id, self._number(process), process.progress, digest, *rows))
         elif action == "halt":
             self._leave(process, "stop" if process.halt == 2 else "regroup")
         elif action == "contribute":
@@ -414,20 +415,20 @@ class World:
             self._stage(process)
             self._vote(process)
         else:
-            self._commit(process, position)
+            self._commit(process)
 
     def link_failure(self, accuser: Process, accused: Process) -> None:
         assert accuser.begin is not None
         self._leave(accuser, "peer", accuses=accuser.begin.members.index(accused.id))
 
-    def _commit(self, process: Process, position: Position) -> None:
+    def _commit(self, process: Process) -> None:
         process.contributed = False
         if self._evaluation_is_due(process):
-            process.position = (position[0], 1)
+            process.progress = Progress(steps_of(process.progress))
             return
-        steps = position[0] + 1
+        steps = steps_of(process.progress) + 1
         process.held, process.staged = process.staged, frozenset()
-        process.position = (steps, 0 if steps % self.evaluate_every == 0 else 1)
+        process.progress = Progress(steps, evaluated=steps % self.evaluate_every > 0)
         process.halt, process.voted = process.voted, 0
         process.news.append(Stepped(steps - 1))
 
@@ -444,7 +445,7 @@ class World:
         process.state = "idle"
         held, staged = self._rows(process)
         number = self._number(process)
-        left = Left(process.id, number, why, process.position, accuses, "", held, staged)  # type: ignore[arg-type]
+        left = Left(process.id, number, why, process.progress, accuses, "", held, staged)  # type: ignore[arg-type]
         process.news.append(left)
 
     def _stage(self, process: Process) -> None:
@@ -452,7 +453,9 @@ class World:
         assert begin is not None
         rank = begin.members.index(process.id)
         if self.requirements.shard_state and rank < begin.workers and not self._evaluation_is_due(process):
-            assert process.held.issuperset(begin.shards[rank]) or self._at(process)[0] == 0, "it lacks a shard's state"
+            assert process.held.issuperset(begin.shards[rank]) or steps_of(process.progress) == 0, (
+                "it lacks a shard's state"
+            )
             process.staged = frozenset(begin.shards[rank])
 
     def _rows(self, process: Process) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -468,20 +471,20 @@ class World:
         assert process.begin is not None
         return [self.processes[member] for member in process.begin.members]
 
-    def _at(self, process: Process) -> Position:
-        return process.position or (0, 1)
+    def _at(self, process: Process) -> Progress:
+        return process.progress or START
 
     def _is_done(self, process: Process) -> bool:
-        return process.position == (self.steps, 1)
+        return process.progress == Progress(self.steps)
 
     def _evaluation_is_due(self, process: Process) -> bool:
-        return process.position is not None and process.position[0] > 0 and process.position[1] == 0
+        return process.progress is not None and not process.progress.evaluated
 
     def _all_contributed(self, process: Process) -> bool:
         """Everybody has contributed to this barrier, or is past it."""
         at = self._at(process)
         return all(
-            not self._busy_before(peer) and (peer.contributed or self._at(peer) > at) and self._at(peer) >= at
+            not self._busy_before(peer) and (peer.contributed or self._at(peer) != at) and reached(self._at(peer), at)
             for peer in self._peers(process)
         )
 

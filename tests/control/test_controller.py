@@ -44,6 +44,7 @@ from orchestrator.errors import (
     Stalled,
     WorkerLost,
 )
+from orchestrator.records.progress import Progress
 
 FACTS = {"steps": 9}
 Some = TypeVar("Some", bound=Command)
@@ -107,7 +108,7 @@ def begun(asked: Requirements) -> Play:
 
 
 def left(member: int, step: int, why: Any = "called off", generation: int = 0, accuses: int | None = None) -> Left:
-    return Left(member, generation, why, (step, 1), accuses)
+    return Left(member, generation, why, Progress(step), accuses)
 
 
 def compute(member: int, step: int, shard: int, beats: int = 1) -> Heartbeat:
@@ -138,8 +139,8 @@ def test_a_run_begins_when_all_are_ready_and_ends_when_all_are_finished() -> Non
             run_manifest=FACTS,
         )
     ]
-    assert play(Finished(0, 0, (9, 1), "d"), Finished(2, 0, (9, 1), None)) == []
-    assert play(Finished(1, 0, (9, 1), "d")) == [End(None)]
+    assert play(Finished(0, 0, Progress(9), "d"), Finished(2, 0, Progress(9), None)) == []
+    assert play(Finished(1, 0, Progress(9), "d")) == [End(None)]
 
 
 def test_workers_that_prepared_different_runs_do_not_begin() -> None:
@@ -293,8 +294,8 @@ def test_an_interrupted_run_whose_layout_determines_its_result_takes_no_step_wit
 def test_laggards_fresh_ones_and_servers_take_the_state_from_the_top_in_turn() -> None:
     play = begun(requirements(shards=8, start=4, most=4, servers=1, spares=1))
     play(Died(0, "killed"))
-    play(Left(1, 0, "called off", (5, 0)), Left(2, 0, "called off", (5, 1)), Left(3, 0, "called off", (5, 1)))
-    play(Left(5, 0, "called off", (5, 1)))
+    play(Left(1, 0, "called off", Progress(5, evaluated=False)), left(2, 5), left(3, 5))
+    play(left(5, 5))
     assert play.begin().members == (1, 2, 3, 4, 5)
     assert play.begin().state_transfers == ((1, 0), (2, 3), (1, 4))
 
@@ -322,7 +323,7 @@ def test_a_joiner_that_has_not_taken_its_state_is_no_skew() -> None:
     play = begun(requirements(spares=1))
     play(Died(0, ""), left(1, 5))
     assert play.begin().members == (1, 2)
-    play(Left(1, 1, "peer", (5, 1), accuses=1), Left(2, 1, "called off", (0, 0)))
+    play(Left(1, 1, "peer", Progress(5), accuses=1), Left(2, 1, "called off", None))
     assert play.begin().generation == 2
     assert play.begin().state_transfers == ((0, 1),)
 
@@ -331,7 +332,7 @@ def test_old_news_change_nothing() -> None:
     play = begun(requirements(start=3, most=3))
     play(Died(0, ""), left(1, 5), left(2, 5))
     state = play.state
-    assert play(Died(0, ""), left(1, 5), left(2, 4, generation=0), Finished(1, 0, (9, 1), "x"), Ready(0, {})) == []
+    assert play(Died(0, ""), left(1, 5), left(2, 4, generation=0), Finished(1, 0, Progress(9), "x"), Ready(0, {})) == []
     assert play.state == state
 
 
@@ -423,7 +424,7 @@ def test_one_that_lost_everybody_twice_goes_alone_though_it_is_the_oldest() -> N
 CAUSES: dict[str, Callable[[int], Event]] = {
     "a loss": lambda generation: Died(3 - generation, ""),
     "a vote": lambda generation: left(3, 8, "regroup", generation),
-    "the last step": lambda generation: Finished(3, generation, (9, 1), "d"),
+    "the last step": lambda generation: Finished(3, generation, Progress(9), "d"),
 }
 
 
@@ -531,7 +532,7 @@ def lose(play: Play, heartbeat: Heartbeat | None, *, step: int) -> None:
     victim, other = begin.members[0], begin.members[1]
     if heartbeat is not None:
         play(Heartbeat(victim, heartbeat.activity, heartbeat.step, heartbeat.shard, heartbeat.beats))
-    play(Died(victim, ""), Left(other, begin.generation, "called off", (step, 1)))
+    play(Died(victim, ""), Left(other, begin.generation, "called off", Progress(step)))
     if play.state.phase != "ended":
         play(Ready(play.of(Start)[-1].member, FACTS))
 
@@ -585,7 +586,9 @@ def test_two_timeouts_at_one_micro_batch_end_the_run_by_name() -> None:
     for _ in range(2):
         begin = play.begin()
         play.wait(31.5, compute(begin.members[0], 5, 1), Heartbeat(begin.members[1], "exchange", 5, None, 1))
-        play(Left(begin.members[1], begin.generation, "called off", (5, 1)), Ready(play.of(Start)[-1].member, FACTS))
+        play(
+            Left(begin.members[1], begin.generation, "called off", Progress(5)), Ready(play.of(Start)[-1].member, FACTS)
+        )
     assert isinstance(play.error(), Stalled)
     assert "step 5, shard 1: 2 workers in a row stood still" in str(play.error())
 
@@ -614,7 +617,7 @@ def test_a_joiner_that_prepared_another_run_is_refused_and_the_third_is_the_last
         assert "prepared different runs: steps differ" in done[0].why
         assert done[1:] == [Start(member + 1, "worker")]
     assert [type(command) for command in play(Ready(4, {"steps": 4}))] == [Kill]
-    assert "3 starts in a row came to nothing, so no more are tried" in play.reasons[-1]
+    assert "3 starts in a row failed, so no more are tried" in play.reasons[-1]
     assert play.wait(100.0, *(compute(member, 1, 0, beats=member) for member in (0, 1)))[-1:] != [End(None)]
 
 
@@ -678,23 +681,23 @@ def test_a_pause_that_nobody_ends_ends_the_run() -> None:
 
 def test_a_finished_member_gives_its_state_to_who_has_not_finished() -> None:
     play = begun(requirements(start=3, most=3))
-    play(Finished(0, 0, (9, 1), "d"), Died(1, ""), left(2, 8))
+    play(Finished(0, 0, Progress(9), "d"), Died(1, ""), left(2, 8))
     assert (play.begin().members, play.begin().state_transfers) == ((0, 2), ((0, 1),))
-    assert play(Finished(0, 1, (9, 1), "d"), Finished(2, 1, (9, 1), "d"))[-1] == End(None)
+    assert play(Finished(0, 1, Progress(9), "d"), Finished(2, 1, Progress(9), "d"))[-1] == End(None)
 
 
 def test_a_member_that_died_after_finishing_is_no_loss_if_another_finished() -> None:
     play = begun(requirements(start=3, most=3))
-    play(Finished(0, 0, (9, 1), "d"), Finished(1, 0, (9, 1), "d"), Died(0, ""))
+    play(Finished(0, 0, Progress(9), "d"), Finished(1, 0, Progress(9), "d"), Died(0, ""))
     assert not play.of(CallOff)
-    assert play(Finished(2, 0, (9, 1), "d"))[-1] == End(None)
+    assert play(Finished(2, 0, Progress(9), "d"))[-1] == End(None)
     play = begun(requirements())
-    assert CallOff(0, (1,)) in play(Finished(0, 0, (9, 1), "d"), Died(0, ""))
+    assert CallOff(0, (1,)) in play(Finished(0, 0, Progress(9), "d"), Died(0, ""))
 
 
 def test_different_digests_are_an_error() -> None:
     play = begun(requirements())
-    play(Finished(0, 0, (9, 1), "a"), Finished(1, 0, (9, 1), "b"))
+    play(Finished(0, 0, Progress(9), "a"), Finished(1, 0, Progress(9), "b"))
     assert isinstance(play.error(), Inconsistent)
 
 
@@ -703,7 +706,7 @@ def test_a_failure_is_never_tried_again_and_a_withdrawal_waits_for_it() -> None:
     play(left(1, 5, "withdrew"), Failed(0, NonFinite("the loss is nan")))
     assert isinstance(play.error(), NonFinite)
     play = begun(requirements())
-    play(Left(0, 0, "withdrew", (5, 1), text="another one failed"), left(1, 5, "withdrew"))
+    play(Left(0, 0, "withdrew", Progress(5), text="another one failed"), left(1, 5, "withdrew"))
     assert play.wait(controller.GRACE_S) == []
     play.wait(0.5)
     assert type(play.error()) is RunFailed
@@ -780,7 +783,7 @@ def test_an_interruption_in_a_pause_saves_what_the_living_hold() -> None:
 
 
 members = st.integers(0, 5)
-positions = st.one_of(st.none(), st.tuples(st.integers(0, 2), st.integers(0, 1)))
+progresses = st.one_of(st.none(), st.builds(Progress, st.integers(0, 2), st.booleans()))
 generations = st.integers(0, 3)
 any_event: st.SearchStrategy[Event] = st.one_of(
     st.builds(Ready, members, st.sampled_from([FACTS, FACTS, {"steps": 4}]), st.booleans()),
@@ -789,10 +792,10 @@ any_event: st.SearchStrategy[Event] = st.one_of(
         members,
         generations,
         st.sampled_from(["peer", "called off", "regroup", "stop", "withdrew"]),
-        positions,
+        progresses,
         st.one_of(st.none(), st.just(0)),
     ),
-    st.builds(Finished, members, generations, positions, st.sampled_from(["d", "d", "e"])),
+    st.builds(Finished, members, generations, progresses, st.sampled_from(["d", "d", "e"])),
     st.builds(Failed, members, st.builds(NonFinite, st.just("nan"))),
     st.builds(Died, members, st.just("why")),
     st.builds(
@@ -838,7 +841,7 @@ def test_the_limits_are_those_of_rule_d3() -> None:
 
 
 def holding(member: int, step: int, held: tuple[int, ...], staged: tuple[int, ...] = ()) -> Left:
-    return Left(member, 0, "regroup", (step, 1), held=held, staged=staged)
+    return Left(member, 0, "regroup", Progress(step), held=held, staged=staged)
 
 
 def test_what_shards_keep_moves_to_their_new_hosts() -> None:

@@ -23,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from orchestrator.control.events import Interrupt
 from orchestrator.control.membership import Requirements
 from orchestrator.errors import Interrupted, WorkerLost
+from orchestrator.records.progress import latest, steps_of
 from tests.control.simulated import Process, World
 
 pytestmark = pytest.mark.slow
@@ -34,7 +35,7 @@ DICE = st.randoms(use_true_random=True)
 
 
 class Run(RuleBasedStateMachine):
-    """Faults stay below the bounds at which a run rightly ends (rule D3, joiners that come to nothing)."""
+    """Faults stay below the bounds at which a run rightly ends (rule D3, joiners that fail)."""
 
     world: World
 
@@ -156,9 +157,9 @@ class Run(RuleBasedStateMachine):
 
     def moment(self) -> list[int]:
         """The steps that somebody may be in now."""
-        positions = [process.position[0] for process in self.world.processes.values() if process.position]
+        steps = [steps_of(process.progress) for process in self.world.processes.values() if process.progress]
         generation = self.world.state.generation
-        known = [*positions, self.world.state.seen, generation.steps if generation else 0]
+        known = [*steps, self.world.state.seen, generation.steps if generation else 0]
         return list(range(max(0, min(known) - 1), max(known) + 2))
 
     @precondition(lambda self: self.world.begins)
@@ -232,7 +233,7 @@ class Run(RuleBasedStateMachine):
             assert self.furthest() <= steps + 2 + len(world.begins) - begins, f"it did not stop:\n{story}"
 
     def furthest(self) -> int:
-        steps = [process.position[0] for process in self.world.processes.values() if process.position]
+        steps = [steps_of(process.progress) for process in self.world.processes.values() if process.progress]
         return max([self.world.requirements.checkpoint or 0, *steps])
 
 
@@ -332,7 +333,7 @@ def test_a_poisonous_micro_batch_ends_the_run_by_its_name(
     assert world.end is not None
     assert isinstance(world.end.error, WorkerLost), world.end
     assert name in str(world.end.error), "\n".join([str(world.end.error), *world.log[-60:]])
-    assert max(position[0] for position in reached(world)) == step
+    assert steps_of(latest(process.progress for process in world.processes.values())) == step
 
 
 @given(
@@ -379,10 +380,6 @@ def walk(world: World, dice: random.Random, *, heard: bool = True, saves: bool =
         else:
             world.tick(0.5)
         assert world.now < 5000.0, "\n".join(world.log[-60:])
-
-
-def reached(world: World) -> list[tuple[int, int]]:
-    return [(0, 1), *(process.position for process in world.processes.values() if process.position)]
 
 
 if __name__ == "__main__":

@@ -94,12 +94,11 @@ def prepared(member: int) -> Heard:
 
 
 def finished(member: int, generation: int = 0) -> Heard:
-    return Heard(member, "ran", {"finished": "d", "position": [2, 1], "generation": generation})
+    return Heard(member, "ran", {"finished": "d", "progress": [2, 1], "generation": generation})
 
 
 def left(member: int, why: str, steps: int, generation: int = 0, accuses: int | None = None) -> Heard:
-    position = [steps, 1]
-    answer = {"left": why, "position": position, "generation": generation, "accuses": accuses, "why": "text"}
+    answer = {"left": why, "progress": [steps, 1], "generation": generation, "accuses": accuses, "why": "text"}
     return Heard(member, "ran", answer)
 
 

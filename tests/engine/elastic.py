@@ -25,12 +25,13 @@ from orchestrator.checkpoints.state import TrainingState
 from orchestrator.control.membership import ControllerState, Requirements, lost_shards, moves
 from orchestrator.control.membership import Member as MemberStatus
 from orchestrator.control.shard_assignment import assign_shards
-from orchestrator.engine.member.generation import INITIAL, Position
-from orchestrator.engine.member.heartbeat import Activity, Heartbeat
+from orchestrator.engine.member.generation import INITIAL
+from orchestrator.engine.member.heartbeat import Heartbeat
 from orchestrator.engine.worker import Ended, Generation, ProcessServices, Server, Worker
 from orchestrator.pipeline import Pipeline
 from orchestrator.plan import Variant
 from orchestrator.plan.resolve import resolve
+from orchestrator.records.progress import Activity, Progress, latest
 from orchestrator.records.trace import Line
 from orchestrator.settings import CheckpointSettings, Every, Settings
 from orchestrator.topologies import build_schedule
@@ -198,8 +199,8 @@ class Member:
         self._counting = True
 
     @property
-    def position(self) -> Position | None:
-        return self.member.position
+    def progress(self) -> Progress | None:
+        return self.member.progress
 
     def meet(self) -> None:
         if not self._counting:
@@ -302,8 +303,7 @@ class Elastic:
         workers += fresh
         servers += [self._start(Server) for _ in range(self._servers - len(servers))]
         self.members = [*workers, *servers]
-        positions = [member.position for member in workers]
-        best = max((position for position in positions if position is not None), default=None)
+        best = latest(member.progress for member in workers)
         donor, restore = None, None  # all begin with the initial state
         state, seen = self._as_the_controller_sees(workers)
         forgets = bool(lost_shards(state, seen))
@@ -311,7 +311,7 @@ class Elastic:
             self.went_back += 1
             donor, restore = 0, (0, str(len(self.saved.complete) - 1) if self.saved.complete else INITIAL)
         elif best is not None:
-            donor = positions.index(best)
+            donor = [member.progress for member in workers].index(best)
         elif self.saved.complete:
             donor, restore = 0, (0, str(len(self.saved.complete) - 1))
         behind = [
@@ -319,7 +319,7 @@ class Elastic:
             for rank, member in enumerate(self.members)
             if donor is not None
             and rank != donor
-            and (not member.is_worker or member.position != best or restore is not None)
+            and (not member.is_worker or member.progress != best or restore is not None)
         ]
         shards = assign_shards(self.settings.data.shards, len(workers))
         generation = Generation(
@@ -354,7 +354,7 @@ class Elastic:
                 id=member.number,
                 role="worker",
                 asked=0,
-                position=member.position,
+                progress=member.progress,
                 held=() if member.ended is None else member.ended.held,
                 staged=() if member.ended is None else member.ended.staged,
             )
@@ -385,12 +385,14 @@ class Elastic:
                 assert end.accuses is None or end.accuses in died, (rank, end)
                 member.ended = end
                 survivors[rank] = end
-        steps = [end.position[0] for member, end in zip(self.members, survivors.values(), strict=True) if end.position]
+        steps = [
+            end.progress.steps for member, end in zip(self.members, survivors.values(), strict=True) if end.progress
+        ]
         assert not steps or generation.state_transfers or max(steps) - min(steps) <= 1
         return survivors
 
     def _told(self, workers: list[Ended]) -> Told:
-        assert len({(end.digest, end.position) for end in workers}) == 1
+        assert len({(end.digest, end.progress) for end in workers}) == 1
         told = [_words(member.said) for member in self.members if member.is_worker]
         assert all(words == told[0] for words in told)
         lines, metrics = told[0]

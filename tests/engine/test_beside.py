@@ -24,6 +24,7 @@ from orchestrator.errors import PipelineRaised
 from orchestrator.numerics.digests import model_digest
 from orchestrator.pipeline import Pipeline
 from orchestrator.plan.resolve import resolve
+from orchestrator.records.progress import Progress
 from orchestrator.records.trace import Line
 from orchestrator.topologies import build_schedule
 from orchestrator.transports.memory import Hub, LocalRegions
@@ -151,7 +152,7 @@ def test_who_waits_can_be_called_off_and_takes_no_state_over_before_the_copy(
         assert scene.heartbeat.waiting.wait(PATIENCE_S)
         scene.heartbeat.call_off(0)
         ended = running.result(PATIENCE_S)
-        assert (ended.kind, ended.position) == ("called off", (SAVED, 1))
+        assert (ended.kind, ended.progress) == ("called off", Progress(SAVED))
         assert scene.digest() == undisturbed.trace()[SAVED - 1]["parameters"]
         scene._restored = later
         scene.heartbeat.waiting.clear()

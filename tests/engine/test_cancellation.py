@@ -12,6 +12,7 @@ from orchestrator.engine.member.cancellation import CancellableTransport, live
 from orchestrator.engine.member.generation import Ended, Generation
 from orchestrator.engine.member.heartbeat import CalledOff, Heartbeat
 from orchestrator.errors import PipelineRaised
+from orchestrator.records.progress import Progress
 from orchestrator.topologies import build_schedule
 from orchestrator.transports.base import DeadlineExceeded, PeerLeft, PeerLost, Received, Tag, Transport
 from orchestrator.transports.memory import Hub
@@ -43,11 +44,11 @@ def test_a_call_off_ends_a_wait_and_the_member_says_farewell() -> None:
     hub, heartbeat = Hub(2), Heartbeat()
     transport = Telling(hub.transport(0))
     with ThreadPoolExecutor(1) as pool:
-        ending = pool.submit(live, GENERATION, heartbeat, lambda: transport, _wait, lambda: (4, 1))
+        ending = pool.submit(live, GENERATION, heartbeat, lambda: transport, _wait, lambda: Progress(4))
         transport.waits.wait()
         heartbeat.call_off(3)
         ended = ending.result()
-    assert (ended.kind, ended.position, ended.accuses) == ("called off", (4, 1), None)
+    assert (ended.kind, ended.progress, ended.accuses) == ("called off", Progress(4), None)
     assert ended.as_answer()["left"] == "called off"
     assert heartbeat.snapshot()["activity"] == "idle"
     with pytest.raises(PeerLeft):
@@ -59,7 +60,7 @@ def test_only_the_dead_are_accused(verb: str, accuses: int | None) -> None:
     hub = Hub(2)
     getattr(hub.transport(1), verb)()
     ended = live(GENERATION, Heartbeat(), lambda: hub.transport(0), _wait, lambda: None)
-    assert (ended.kind, ended.position, ended.accuses) == ("peer", None, accuses)
+    assert (ended.kind, ended.progress, ended.accuses) == ("peer", None, accuses)
     with pytest.raises(ConnectionAbortedError):
         hub.transport(0).send(1, TAG, torch.zeros(1))
 
@@ -70,7 +71,7 @@ def test_a_silent_peer_is_accused_in_the_end() -> None:
         raise AssertionError("nothing was to come")
 
     hub = Hub(2)
-    ended = live(GENERATION, Heartbeat(), lambda: hub.transport(0), wait, lambda: (0, 1))
+    ended = live(GENERATION, Heartbeat(), lambda: hub.transport(0), wait, lambda: Progress(0))
     assert (ended.kind, ended.accuses) == ("peer", 1)
     assert "0.1 s" in ended.why
     with pytest.raises(DeadlineExceeded):

@@ -13,6 +13,7 @@ from orchestrator.numerics.grid import Grid
 from orchestrator.plan import Watching
 from orchestrator.plan.resolve import resolve
 from orchestrator.records import trace
+from orchestrator.records.progress import Progress
 from orchestrator.settings import Every
 from orchestrator.updates.patience import Patience
 from tests.engine import pipelines as p
@@ -24,15 +25,15 @@ PLAN = resolve(
 START = RunState.start(PLAN, 3)
 
 
-def test_the_position_tells_committed_steps_and_whether_the_last_is_evaluated() -> None:
-    assert START.position == (0, 1)
+def test_the_progress_tells_committed_steps_and_whether_the_last_is_evaluated() -> None:
+    assert START.progress == Progress(0)
     grid = Grid((1, None, -60), 5)
     run_state = START.committed(grid, (trace.line(0, 1.5, -3),), evaluation_due=True, save_due=True)
-    assert (run_state.position, run_state.grid, run_state.save_due) == ((1, 0), grid, True)
+    assert (run_state.progress, run_state.grid, run_state.save_due) == (Progress(1, evaluated=False), grid, True)
     run_state = run_state.evaluated({"validation/loss": 2.0})
-    assert run_state.position == (1, 1)
+    assert run_state.progress == Progress(1)
     run_state = run_state.published().committed(grid, (trace.line(1, 1.5, -3),), evaluation_due=False, save_due=False)
-    assert (run_state.position, run_state.save_due) == ((2, 1), True)  # a checkpoint that was postponed stays due
+    assert (run_state.progress, run_state.save_due) == (Progress(2), True)  # a checkpoint that was postponed stays due
     assert not run_state.saved().save_due
 
 

@@ -33,6 +33,7 @@ from orchestrator.engine.member import cancellation, crash_record, heartbeat
 from orchestrator.engine.member.generation import Generation
 from orchestrator.plan import Plan, Variant
 from orchestrator.plan.resolve import resolve
+from orchestrator.records.progress import Activity, Progress, in_words
 from orchestrator.settings import Settings
 from orchestrator.transports import memory, shared_memory, sockets
 from orchestrator.transports.base import PeerLost, Received, Tag
@@ -85,10 +86,10 @@ class Member(Process):
         return self.alive and not self.stopped and not self.stuck
 
     @property
-    def position(self) -> tuple[int, int] | None:
+    def progress(self) -> Progress | None:
         member = getattr(self.actor, "_member", None)
-        position: tuple[int, int] | None = None if member is None else member.position
-        return position
+        progress: Progress | None = None if member is None else member.progress
+        return progress
 
 
 @dataclass(eq=False)
@@ -141,7 +142,7 @@ class Cluster:
         """heard: whether what it answered comes through."""
         if not member.alive:
             return
-        self.tell(f"{member.name} dies at {member.position}, {member.last_beat}")
+        self.tell(f"{member.name} dies {in_words(member.progress)}, {member.last_beat}")
         member.alive = False
         for hub, rank in member.hubs:
             hub.kill(rank)
@@ -273,7 +274,7 @@ class Cluster:
         assert rank not in present, "a generation's number was given again"
         present[rank] = member
         member.hubs.append((hub, rank))
-        self.tell(f"  {rank} is {member.name} at {member.position}{'' if member.alive else ', dead'}")
+        self.tell(f"  {rank} is {member.name} {in_words(member.progress)}{'' if member.alive else ', dead'}")
         if not member.alive:
             hub.kill(rank)
 
@@ -396,12 +397,12 @@ class Beating(heartbeat.Heartbeat):
         self._member = cluster.here()
         super().__init__(self._remember)
 
-    def beat(self, activity: heartbeat.Activity, step: int | None = None, shard: int | None = None) -> None:
+    def beat(self, activity: Activity, step: int | None = None, shard: int | None = None) -> None:
         self._cluster.meet(self._member)
         super().beat(activity, step, shard)
         self._cluster.misfortune.beats(self._member)
 
-    def _remember(self, activity: heartbeat.Activity, step: int | None, shard: int | None) -> None:
+    def _remember(self, activity: Activity, step: int | None, shard: int | None) -> None:
         if self._member.alive:  # and not while its thread unwinds
             self._member.last_beat = {"activity": activity, "step": step, "shard": shard, "beats": self._beats}
 

@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 from orchestrator.driver.terminal.signals import PendingSignal
+from orchestrator.records.progress import steps_of
 from orchestrator.settings import CheckpointSettings, ClusterSettings, Every, Settings, Workers
 from tests.engine import pipelines
 from tests.engine.elastic import EVERYTHING
@@ -345,8 +346,7 @@ class Chance(Misfortune):
 
     def _move_window(self) -> None:
         """Faults are forgiven when all are past where anybody was at the last one."""
-        positions = [member.position or (0, 0) for member in self.cluster.living("worker") if member.hubs]
-        steps = [position[0] for position in positions]
+        steps = [steps_of(member.progress) for member in self.cluster.living("worker") if member.hubs]
         if steps and min(steps) > self._window_end:
             self._window = self._window_stalls = 0
         self._window_end = max([self._window_end, *(step + 1 for step in steps)])

@@ -13,6 +13,7 @@ from orchestrator.control.faults import fault_attribution
 from orchestrator.control.membership import ControllerState, GenerationStatus, Member, present, skew, top, waiting
 from orchestrator.control.rendezvous.formation import end_interrupted, form, worth_saving
 from orchestrator.errors import Inconsistent, RunFailed, WorkerLost
+from orchestrator.records.progress import passed, steps_of
 
 WITHOUT_PROGRESS = (10, 25)  # generations without a committed step: such that lost nobody, and such that lost a member
 
@@ -84,29 +85,27 @@ def _learn_of_older_checkpoint(decision: Decision, generation: GenerationStatus)
     state = decision.state
     if generation.begin.restore is None or state.checkpoint != generation.steps:
         return
-    moved = top(
-        member for member in present(state) if (member.position or (0, 0)) > (generation.before[member.id] or (0, 0))
-    )
-    if moved is not None and moved[0] < generation.steps:
+    moved = top(member for member in present(state) if passed(member.progress, generation.before[member.id]))
+    if moved is not None and moved.steps < generation.steps:
         decision.say(f"an older checkpoint than that of step {generation.steps} was restored")
-        decision.set(checkpoint=moved[0], seen=min(state.seen, moved[0]))
+        decision.set(checkpoint=moved.steps, seen=min(state.seen, moved.steps))
 
 
 def _standing(state: ControllerState, generation: GenerationStatus) -> int:
     """The step that the generation was in: the one that its living members have to do next, or where its dead were."""
     highest = top(present(state))
-    reached = state.seen if highest is None else highest[0]
+    committed = state.seen if highest is None else highest.steps
     computed = [
         micro_batch[0] for micro_batch in map(fault_attribution.computing, generation.fallen) if micro_batch is not None
     ]
-    return max([reached, generation.steps, *computed])
+    return max([committed, generation.steps, *computed])
 
 
 def _without_progress(decision: Decision) -> RunFailed | None:
     """Counts the generations without progress; an error when there are too many."""
     state, generation = decision.state, decision.generation()
     highest = top(present(state))
-    if highest is not None and highest > state.mark:
+    if passed(highest, state.mark):
         decision.set(mark=highest, without_progress=(0, 0))
     quiet, deadly = decision.state.without_progress
     quiet, deadly = (quiet, deadly + 1) if generation.lost else (quiet + 1, deadly)
@@ -114,7 +113,7 @@ def _without_progress(decision: Decision) -> RunFailed | None:
     if quiet <= WITHOUT_PROGRESS[0] and deadly <= WITHOUT_PROGRESS[1]:
         return None
     return WorkerLost(
-        f"{quiet + deadly} generations in a row got no further than step {decision.state.mark[0]}; "
+        f"{quiet + deadly} generations in a row got no further than step {steps_of(decision.state.mark)}; "
         f"{deadly} of them lost a member",
         "look at why members lose contact or die: the journal of the run names each",
     )
@@ -126,7 +125,7 @@ def _put_out(decision: Decision) -> None:
     for member in [decision.state.members[id_] for id_ in out]:
         decision.kill(member, "it lost contact with the same living member twice")
         decision.set_generation(lost=decision.generation().lost + 1)
-        decision.say(f"{member.name} goes, because it and an older member lost contact twice")
+        decision.say(f"{member.name} is put out of the run: it and an older member lost contact twice")
     decision.set(link_failures=link_failures)
 
 

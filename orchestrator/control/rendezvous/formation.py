@@ -24,6 +24,7 @@ from orchestrator.control.membership import (
 )
 from orchestrator.control.rendezvous.scaling import FAILURES, start_missing
 from orchestrator.errors import Interrupted, WorkerLost
+from orchestrator.records.progress import Progress, steps_of
 
 RESTARTS = 10  # losses of all state without getting further than before
 
@@ -45,8 +46,7 @@ def form(decision: Decision) -> None:
 
 def worth_saving(state: ControllerState) -> bool:
     """Whether a living worker is ahead of the newest checkpoint."""
-    highest = top(living(state, "worker"))
-    return state.requirements.stores and highest is not None and highest[0] > (state.checkpoint or 0)
+    return state.requirements.stores and steps_of(top(living(state, "worker"))) > (state.checkpoint or 0)
 
 
 def _give_up_if_nobody_comes(decision: Decision, why: str) -> None:
@@ -81,7 +81,7 @@ def begin(decision: Decision, plan: Begin) -> None:
     decision.set(
         run_manifest=plan.run_manifest,
         generation=GenerationStatus(
-            begin=plan, steps=steps, before={id_: state.members[id_].position for id_ in plan.members}
+            begin=plan, steps=steps, before={id_: state.members[id_].progress for id_ in plan.members}
         ),
     )
     for member in plan.members:
@@ -104,8 +104,7 @@ def _summary(plan: Begin, steps: int) -> str:
 def _first_step(state: ControllerState, plan: Begin, workers: list[Member]) -> int:
     if plan.restore is not None:
         return state.checkpoint or 0
-    highest = top(workers)
-    return 0 if highest is None else highest[0]
+    return steps_of(top(workers))
 
 
 def _account(decision: Decision, plan: Begin, workers: list[Member], steps: int) -> None:
@@ -125,7 +124,7 @@ def _account(decision: Decision, plan: Begin, workers: list[Member], steps: int)
         since = min(member.ready for member in joiners if member.ready is not None)
         open_ones.append(Recovery(kind="joined", since=since))
     decision.set(recoveries=tuple(open_ones))
-    if any(state.members[id_].position is None for id_ in plan.members):
+    if any(state.members[id_].progress is None for id_ in plan.members):
         decision.set(failures=0)
     if restarted:
         _restart(decision, steps, lost, forgets=plan.forgets)
@@ -133,7 +132,7 @@ def _account(decision: Decision, plan: Begin, workers: list[Member], steps: int)
 
 def _restart(decision: Decision, steps: int, lost: int, *, forgets: bool) -> None:
     restarts = decision.state.restarts + 1
-    decision.set(seen=steps, mark=(steps, 1) if steps else (0, 0), restarts=restarts)
+    decision.set(seen=steps, mark=Progress(steps) if steps else None, restarts=restarts)
     what = "all living state is" if not forgets else "what was done since is"
     decision.say(f"{what} lost, and with it {lost} steps; the run goes on from step {steps}")
     if restarts > RESTARTS:

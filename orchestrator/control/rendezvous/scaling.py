@@ -15,7 +15,7 @@ def start_failed(decision: Decision, why: str) -> None:
     decision.set(failures=failures, trouble=why)
     decision.say(why)
     if failures >= FAILURES:
-        decision.say(f"{failures} starts in a row came to nothing, so no more are tried")
+        decision.say(f"{failures} starts in a row failed, so no more are tried")
     start_missing(decision)
 
 

@@ -15,7 +15,7 @@ from orchestrator.control import events
 from orchestrator.driver.record.record import Record
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import SavedCheckpoint
-from orchestrator.driver.terminal.progress import Progress, say_obstacles
+from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.engine.member.generation import Generation
 from orchestrator.records.trace import Line
 
@@ -30,7 +30,7 @@ _NO_CHECKPOINTS = (
 class EventSink:
     """Receives the events of a run and writes them down. outcome: the result of the run so far."""
 
-    def __init__(self, record: Record, progress: Progress) -> None:
+    def __init__(self, record: Record, progress: ProgressDisplay) -> None:
         self._record = record
         self._tracker = record.tracker
         self._journal = record.journal

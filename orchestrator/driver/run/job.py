@@ -13,7 +13,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from orchestrator.checkpoints.catalog import Catalog
@@ -34,11 +33,10 @@ from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import EventSink
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.session import NodeCheck, RunStart, Session, Startup
-from orchestrator.driver.terminal.progress import Progress, say_obstacles
+from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import Interrupted, OrchestratorError, RunFailed
 from orchestrator.plan import Plan
-from orchestrator.plan.resolve import resolve
 from orchestrator.settings import Settings
 from orchestrator.topologies import Schedule, build_schedule
 from orchestrator.tracking import default_uri, is_server
@@ -50,19 +48,16 @@ Sharing = Callable[[Plan], AbstractContextManager[RaySession]]
 class Job:
     """A run with its resources, executed by `complete`.
 
-    settings: of the run; project: the folder from which the pipeline is imported; ray: the Ray to run on, entered for
-    the time of the job: a private one, or one that outlives it and other jobs share.
+    settings, plan: of the run; project: the folder from which the pipeline is imported; ray: the Ray to run on, entered
+    for the time of the job: a private one, or one that outlives it and other jobs share.
     """
 
     settings: Settings
+    plan: Plan
     project: Path
-    display: Progress
+    display: ProgressDisplay
     pending_signal: PendingSignal
     ray: Sharing | None = None
-
-    @cached_property
-    def plan(self) -> Plan:
-        return resolve(self.settings)
 
     def complete(self, opening: Future[Record], run_start: RunStart) -> tuple[str, Outcome]:
         """Run the job and close its record, whatever happens; returns the run's id and its outcome."""

@@ -6,11 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.control.events import Begin
+from orchestrator.control.rendezvous.schedules import schedule_of
 from orchestrator.engine.member.generation import INITIAL, Generation
-from orchestrator.plan import Exchange, Variant
-from orchestrator.topologies import build_schedule
-
-_STAND_IN = Variant("peer_to_peer", {})  # while no server lives: any exact topology gives the same bits
+from orchestrator.plan import Exchange
 
 
 class MemberDirectory:
@@ -34,14 +32,12 @@ class MemberDirectory:
 
     def generation(self, begin: Begin, checkpoint: int | None) -> Generation:
         """The generation as its members get it. checkpoint: the step of the one to restore, if any."""
-        topology = _STAND_IN if begin.without_servers else self._exchange.topology
-        servers = {"servers": begin.servers} if begin.servers else {}
         restore = None
         if begin.restore is not None and (checkpoint is not None or begin.forgets):
             restore = (begin.restore, INITIAL if checkpoint is None else str(checkpoint))
         return Generation(
             begin.generation,
-            build_schedule(topology.name, begin.workers, **{**topology.options, **servers}),
+            schedule_of(begin, self._exchange),
             begin.shards,
             begin.state_transfers,
             restore,

@@ -29,6 +29,7 @@ from orchestrator.errors import (
     WorkerLost,
     from_dict,
 )
+from orchestrator.records.progress import parse
 from orchestrator.records.trace import Disagreement, Line, Merger
 
 _TICK_S = 0.25
@@ -176,16 +177,16 @@ class Session:
         elif "failed" in answer:
             self._decide(events.Failed(member, from_dict(answer["failed"])))
         elif "left" in answer:
-            position = _position(answer["position"])
+            progress = parse(answer["progress"])
             number, kind, accuses, why = (answer[key] for key in ("generation", "left", "accuses", "why"))
-            self._decide(events.Left(member, number, kind, position, accuses, why, **_rows(answer)))
+            self._decide(events.Left(member, number, kind, progress, accuses, why, **_rows(answer)))
             if answer["left"] == "peer":
                 self._look_for_dead()
         else:
             self._event_sink.outcome.digest = answer["finished"] or self._event_sink.outcome.digest
-            position = _position(answer["position"])
+            progress = parse(answer["progress"])
             number, digest = answer["generation"], answer["finished"]
-            self._decide(events.Finished(member, number, position, digest, **_rows(answer)))
+            self._decide(events.Finished(member, number, progress, digest, **_rows(answer)))
 
     def _prepared(self, member: int, answer: dict[str, Any]) -> None:
         if "failed" in answer:
@@ -383,10 +384,6 @@ class Session:
         if self._saving.trouble is not None:
             self._event_sink.not_saved(entry["step"], self._saving.trouble)
             self._saving.trouble = None
-
-
-def _position(value: Sequence[int] | None) -> events.Position | None:
-    return None if value is None else (value[0], value[1])
 
 
 def _rows(answer: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -14,20 +14,20 @@ from orchestrator.driver.terminal.console import Lasting
 PLAIN_EVERY_S = 10.0
 
 
-class Progress(Protocol):
+class ProgressDisplay(Protocol):
     def start(self, steps: int) -> None: ...
     def step(self, done: int, loss: float) -> None: ...
     def say(self, text: str) -> None: ...
     def close(self) -> None: ...
 
 
-def for_stream(stream: TextIO | None = None) -> Progress:
+def for_stream(stream: TextIO | None = None) -> ProgressDisplay:
     """The display for `stream` (stderr): a bar on a terminal, plain lines elsewhere."""
     stream = cast(TextIO, Lasting(stream or sys.stderr))
     return Bar(stream) if stream.isatty() else Plain(stream)
 
 
-def say_obstacles(progress: Progress, obstacles: Iterable[str]) -> None:
+def say_obstacles(progress: ProgressDisplay, obstacles: Iterable[str]) -> None:
     """What keeps a run from being repeated exactly, each with its remedy."""
     for obstacle in obstacles:
         progress.say(f"note: this run cannot be repeated exactly: {obstacle}")

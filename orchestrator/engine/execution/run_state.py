@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from orchestrator.engine.member.generation import Position
 from orchestrator.numerics.grid import Grid
 from orchestrator.plan import Plan, Watching
+from orchestrator.records.progress import Progress
 from orchestrator.records.trace import Line
 from orchestrator.updates.patience import Patience
 
@@ -83,8 +83,8 @@ class RunState:
         return cls(grid, stopping=_patience(plan.update.stopping), plateau=_patience(plan.update.plateau), free=free)
 
     @property
-    def position(self) -> Position:
-        return (self.steps, int(not self.evaluation_due))
+    def progress(self) -> Progress:
+        return Progress(self.steps, evaluated=not self.evaluation_due)
 
     @property
     def advances(self) -> int:

@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from orchestrator.engine.member.generation import Connect, Ended, Generation, Position, Withdrawn
-from orchestrator.engine.member.heartbeat import Activity, CalledOff, Heartbeat
+from orchestrator.engine.member.generation import Connect, Ended, Generation, Withdrawn
+from orchestrator.engine.member.heartbeat import CalledOff, Heartbeat
 from orchestrator.errors import OrchestratorError
+from orchestrator.records.progress import Activity, Progress
 from orchestrator.transports.base import DeadlineExceeded, PeerLeft, PeerLost, Received, Tag, Transport
 
 _SLICE_S: Final = 0.05
@@ -66,11 +67,11 @@ def live(
     heartbeat: Heartbeat,
     connect: Connect,
     walk: Callable[[CancellableTransport], Ended],
-    position: Callable[[], Position | None],
+    progress: Callable[[], Progress | None],
 ) -> Ended:
     """Take part in a generation: connect, call `walk`, and leave properly. A member that leaves because of another's
     loss, a call-off or an error of the pipeline says farewell first, so that only the neighbours of a dead member
-    accuse it. position: called when the walk is over.
+    accuse it. progress: called when the walk is over.
 
     Raises what is this member's own: OrchestratorError, and what connecting may raise apart from losses and call-offs.
     """
@@ -87,7 +88,7 @@ def live(
     except (CalledOff, Withdrawn, PeerLost, DeadlineExceeded, ConnectionAbortedError) as error:
         if transport is not None:
             transport.close(_FAREWELL_S)
-        return _left(error, position())
+        return _left(error, progress())
     except BaseException:
         if transport is not None:
             transport.abort()
@@ -97,13 +98,13 @@ def live(
     return ended
 
 
-def _left(error: Exception, position: Position | None) -> Ended:
+def _left(error: Exception, progress: Progress | None) -> Ended:
     if isinstance(error, Withdrawn):
-        return Ended("withdrew", position, why=str(error))
+        return Ended("withdrew", progress, why=str(error))
     if isinstance(error, (PeerLost, DeadlineExceeded)):
         accuses = None if isinstance(error, PeerLeft) else error.peer
-        return Ended("peer", position, accuses=accuses, why=str(error))
-    return Ended("called off", position, why=str(error))
+        return Ended("peer", progress, accuses=accuses, why=str(error))
+    return Ended("called off", progress, why=str(error))
 
 
 def _slice(deadline: float) -> float:

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from orchestrator.engine.member.heartbeat import Activity
+from orchestrator.records.progress import Activity
 
 _NAME: Final = "orchestrator-crash-record"
 _ACTIVITIES: Final[tuple[Activity, ...]] = get_args(Activity)

@@ -11,16 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
 from orchestrator.checkpoints.state import TrainingState
+from orchestrator.control.events import Move
 from orchestrator.engine.member.heartbeat import Heartbeat
+from orchestrator.records.progress import Progress, plain
 from orchestrator.topologies.schedule import Schedule
 from orchestrator.transports.base import Transport
 
 Entry = dict[str, Any]
 Emit = Callable[[Entry], None]
 Connect = Callable[[], Transport]  # called once the memory that peers will read is allocated
-Position = tuple[int, int]  # committed steps; 1 if no evaluation is due after the last of them, else 0
-
-Move = tuple[int, int, tuple[int, ...]]  # donor, recipient, shards
 
 INITIAL: Final = "initial"
 _LOOK_S: Final = 0.1  # between two looks at whether the generation still stands, while a checkpoint is awaited
@@ -153,13 +152,13 @@ class ProcessServices:
 class Ended:
     """How a generation ended for one member.
 
-    position: None for one that has no state of the run yet. digest: of a worker that finished. accuses: the rank of a peer
+    progress: None for one that has no state of the run yet. digest: of a worker that finished. accuses: the rank of a peer
     that this member itself found dead or silent. held, staged: the shards whose state this worker has, as of its last committed
     step and as of the one after it; of a run whose shards keep any.
     """
 
     kind: Literal["finished", "peer", "called off", "regroup", "stop", "withdrew"]
-    position: Position | None
+    progress: Progress | None
     digest: str | None = None
     accuses: int | None = None
     why: str = ""
@@ -168,8 +167,7 @@ class Ended:
 
     def as_answer(self) -> dict[str, Any]:
         """The answer to the driver, as values for JSON."""
-        position = None if self.position is None else list(self.position)
         rows = {"held": list(self.held), "staged": list(self.staged)} if self.held or self.staged else {}
         if self.kind == "finished":
-            return {"finished": self.digest, "position": position, **rows}
-        return {"left": self.kind, "position": position, "accuses": self.accuses, "why": self.why, **rows}
+            return {"finished": self.digest, "progress": plain(self.progress), **rows}
+        return {"left": self.kind, "progress": plain(self.progress), "accuses": self.accuses, "why": self.why, **rows}

@@ -18,7 +18,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Literal
 
-Activity = Literal["prepare", "compute", "exchange", "update", "evaluate", "checkpoint", "state_transfer", "idle"]
+from orchestrator.records.progress import Activity
+
 Request = Literal["regroup", "stop", "save"]
 
 

@@ -6,20 +6,9 @@ Source: Loshchilov and Hutter, "SGDR" (2017), equation 5.
 from __future__ import annotations
 
 import math
-from typing import Annotated
 
-from pydantic import Field
-
-from orchestrator.updates.schedules.moment import Moment
-from orchestrator.values import Span
+from orchestrator.updates.schedules.moment import EndStep, FinalFactor, Moment
 
 
-def cosine(
-    at: Moment,
-    *,
-    final: Annotated[float, Field(ge=0, description="The factor at the end.")] = 0.0,
-    end: Annotated[
-        Span | None, Field(description="The step at which the factor is `final`, and stays so; null: the last one.")
-    ] = None,
-) -> float:
+def cosine(at: Moment, *, final: FinalFactor = 0.0, end: EndStep = None) -> float:
     return final + (1 - final) * (1 + math.cos(math.pi * at.part(end))) / 2

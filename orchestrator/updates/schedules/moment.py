@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from orchestrator.values import Span
+
+# Options of the schedules that go to an end.
+FinalFactor = Annotated[float, Field(ge=0, description="The factor at the end.")]
+EndStep = Annotated[
+    Span | None, Field(description="The step at which the factor is `final`, and stays so; null: the last one.")
+]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,75 @@
+"""How far a member is in a run, and what it is doing: values that members, the controller and the driver share.
+
+Progress is ordered by the functions of this module alone, which is why it has no `<`: in lockstep there is one clock, and
+of any two members one has reached the other; of a run with several clocks that need not be so. None is the progress of who
+was never given a state: it has the initial one, which it has built itself, and everybody has reached that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Activity = Literal["prepare", "compute", "exchange", "update", "evaluate", "checkpoint", "state_transfer", "idle"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """steps: committed ones; evaluated: no evaluation is due after the last of them."""
+
+    steps: int
+    evaluated: bool = True
+
+
+def just_committed(steps: int) -> Progress:
+    """The least progress of who has committed so many steps."""
+    return Progress(steps, evaluated=False)
+
+
+def steps_of(progress: Progress | None) -> int:
+    """The committed steps."""
+    return 0 if progress is None else progress.steps
+
+
+def reached(one: Progress | None, other: Progress | None) -> bool:
+    """Whether `one` is at least as far as `other`."""
+    if one is None or other is None:
+        return other is None
+    return (one.steps, one.evaluated) >= (other.steps, other.evaluated)
+
+
+def passed(one: Progress | None, other: Progress | None) -> bool:
+    """Whether `one` is farther than `other`."""
+    return one != other and reached(one, other)
+
+
+def latest(progresses: Iterable[Progress | None]) -> Progress | None:
+    """The one that has reached all others; None where all have the initial state."""
+    found: Progress | None = None
+    for progress in progresses:
+        found = progress if reached(progress, found) else found
+    return found
+
+
+def behind(one: Progress | None, other: Progress | None) -> int:
+    """How many steps `other` has committed beyond those of `one`; negative where it has fewer."""
+    return steps_of(other) - steps_of(one)
+
+
+def plain(progress: Progress | None) -> list[int] | None:
+    """As values for JSON."""
+    return None if progress is None else [progress.steps, int(progress.evaluated)]
+
+
+def parse(values: Sequence[int] | None) -> Progress | None:
+    """What `plain` described."""
+    return None if values is None else Progress(values[0], bool(values[1]))
+
+
+def in_words(progress: Progress | None) -> str:
+    """To follow a verb."""
+    if progress is None:
+        return "with the initial state"
+    steps = f"after {progress.steps} step{'s' * (progress.steps != 1)}"
+    return steps if progress.evaluated else f"{steps}, before the evaluation"
