@@ -16,6 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import ConfigurationError
+from orchestrator.plan import Variant
+from orchestrator.plan.resolve import resolve
 from orchestrator.settings import (
     CheckpointSettings,
     ClusterSettings,
@@ -29,6 +31,7 @@ from orchestrator.settings import (
     ScheduleSettings,
     Settings,
     Span,
+    SyncSettings,
     TopologySettings,
     TraceSettings,
     TrackingSettings,
@@ -150,7 +153,7 @@ def test_a_scalar_sets_the_name_or_the_mode_of_its_section(write: Write, typed: 
         "a.yaml", f"topology: {typed}\nsync: bsp\noptimizer: sgd\nrun: {{steps: 1}}\npipeline: {{target: 'a:B'}}"
     )
     for settings in (load([file], []), given_on_command_line(f"topology={typed}", "sync=bsp", "optimizer=sgd")):
-        assert (settings.topology.name, settings.sync.mode, settings.optimizer.name) == (meant, "bsp", "sgd")
+        assert (settings.topology.name, settings.sync.name, settings.optimizer.name) == (meant, "bsp", "sgd")
 
 
 @pytest.mark.parametrize("text", ["1e3", "012", "0x10", "true", "on", "a: b", "[a", "'x'", "a=b", "#5", "1:30", " x "])
@@ -302,6 +305,20 @@ def test_options_of_a_variant_of_the_users_own_wait_until_it_is_imported() -> No
     assert determining(schedule)["schedule.knee"] == 3
 
 
+def test_the_mode_of_synchronisation_determines_the_result_with_its_options() -> None:
+    plain, short = given_on_command_line(), given_on_command_line("sync=ssp")
+    assert (plain.sync, short.sync) == (SyncSettings(), SyncSettings(name="ssp"))
+    found = determining(given_on_command_line("sync={name: ssp, staleness: 5}"))
+    assert {key: value for key, value in found.items() if key.startswith("sync.")} == {
+        "sync.name": "ssp",
+        "sync.staleness": 5,
+        "sync.rest_every": None,
+        "sync.threshold": None,
+        "sync.graph": None,
+    }
+    assert resolve(given_on_command_line("sync={name: ssp, staleness: 5}")).sync == Variant("ssp", {"staleness": 5})
+
+
 # What is refused, and in which words
 
 WORKERS = (
@@ -376,7 +393,12 @@ WRONG = {
     "topology.arity=2": "topology.arity: ring has no arity; tree has",
     "topology={name: tree, servers: 2}": "topology.servers: tree has no servers; parameter_server has",
     "topology={name: tree, arity: 0}": "topology.arity: must be at least 1, got 0",
-    "sync=ssp": "sync.mode: expected one of bsp, got 'ssp'",
+    "sync=sps": "sync.name: 'sps' is not on offer; did you mean ssp? "
+    "(there are bsp, ssp, asp, bap, gossip, or your own as package.module:name)",
+    "sync={name: bap, staleness: 3}": "sync.staleness: bap has no staleness; ssp and asp have",
+    "sync={name: ssp, staleness: -1}": "sync.staleness: must be at least 0, got -1",
+    "sync={name: gossip, graph: star}": "sync.graph: expected one of ring, exponential, complete, got 'star'",
+    "sync.rest_every=5": "sync.rest_every: bsp has no rest_every; it has no options",
     "reduction=quick": "reduction: expected one of exact, fast, got 'quick'",
     "transport=rdma": "transport: expected one of auto, shared_memory, tcp, got 'rdma'",
     "gradient.clip=0": "gradient.clip: must be greater than 0, got 0.0",
@@ -472,7 +494,7 @@ def test_all_problems_are_told_at_once_each_with_its_place(tmp_path: Path, monke
     monkeypatch.chdir(tmp_path)
     Path("a.yaml").write_text("run: {seed: -1}\ncluster:\n  workers: 9\n  worker: 3\nlr: 1\n")
     with pytest.raises(ConfigurationError) as caught:
-        load(["a.yaml"], ["sync=ssp", "data.batch_size=4", "foo", "run.name=${nope}"])
+        load(["a.yaml"], ["sync=lax", "data.batch_size=4", "foo", "run.name=${nope}"])
     assert caught.value.problems == (
         "a.yaml:4: cluster.worker: no such key; did you mean cluster.workers?",
         "a.yaml:5: lr: no such key; did you mean optimizer.lr?",
@@ -480,7 +502,8 @@ def test_all_problems_are_told_at_once_each_with_its_place(tmp_path: Path, monke
         "command line: run.name: cannot resolve '${nope}': Interpolation key 'nope' not found",
         "a.yaml:1: run.seed: must be at least 0 and below 2**63, got -1",
         "pipeline.target: required; must be of the form package.module:Class",
-        "command line: sync.mode: expected one of bsp, got 'ssp'",
+        "command line: sync.name: 'lax' is not on offer "
+        "(there are bsp, ssp, asp, bap, gossip, or your own as package.module:name)",
         "run.steps or run.epochs: one is required",
         f"a.yaml:3: cluster.workers: {WORKERS}",
         "command line: data.batch_size: 4 rows for 8 shards; a shard computes at least one row: "
@@ -714,6 +737,7 @@ EXECUTION = (
 RESULT = ["run.seed=3", "run.steps=4", "run.threads=2", "pipeline.target=a:B", "pipeline.args.x=1", "data.shards=4"] + [
     "data.batch_size=32",
     "data.inputs=[a]",
+    "sync=ssp",
     "reduction=fast",
     "optimizer=sgd",
     "optimizer.lr=1",

@@ -185,3 +185,4 @@ class Plan:
     cluster: Cluster
     checkpoints: Checkpoints
     cadence: Cadence
+    sync: Variant  # of `orchestrator.synchrony`

@@ -42,6 +42,7 @@ def resolve(settings: Settings) -> Plan:
         cluster=_cluster(settings),
         checkpoints=Checkpoints(settings.checkpoint.every, settings.checkpoint.keep, settings.checkpoint.uri),
         cadence=Cadence(settings.evaluation.every, settings.trace.digest_every, settings.trace.tensors_every),
+        sync=Variant(settings.sync.name, settings.sync.options),
     )
 
 

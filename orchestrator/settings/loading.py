@@ -297,6 +297,8 @@ def _suggestions(path: KeyPath) -> list[str]:
             return [".".join((top, *path[1:]))]
     found = [f"optimizer.{leaf}"] if leaf in COMMON_OPTIONS else []
     found += [name for name in names if name.rpartition(".")[2] == leaf]
+    if found:
+        return list(dict.fromkeys(found))[:_NUM_SUGGESTIONS]
     found += difflib.get_close_matches(".".join(path), names, n=_NUM_SUGGESTIONS, cutoff=0.8)
     found += [name for name in names if difflib.get_close_matches(leaf, [name.rpartition(".")[2]], n=1, cutoff=0.75)]
     return list(dict.fromkeys(found))[:_NUM_SUGGESTIONS]

@@ -6,8 +6,8 @@ workers and servers are laid out: under `reduction: fast` sums follow the layout
 result too. `watched` marks what says when metrics are taken: it determines the result where early stopping or the plateau
 schedule depend on one. Settings are validated where they are built, in `Settings.__post_init__`, whoever builds them.
 
-Behind `topology` and `schedule` stands a table (`orchestrator.table`): their sections have a name, and the options of what it
-names. Which options there are, and what they must be, says the table's entry.
+Behind `topology`, `sync`, `schedule` and `contribution` stands a table each (`orchestrator.table`): their sections have a name,
+and the options of what it names. Which options there are, and what they must be, says the table's entry.
 
 What it does not do: check what needs torch or the user's code (options of the optimizer, the target of the pipeline, variants
 of the user's own).
@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from orchestrator.errors import ConfigurationError
+from orchestrator.synchrony import SYNCHRONY
 from orchestrator.table import Table, is_reference
 from orchestrator.topologies import TOPOLOGIES
 from orchestrator.updates.contributions import CONTRIBUTIONS
@@ -46,7 +47,7 @@ from orchestrator.values import (
     unwrap,
 )
 
-TABLES: dict[str, Table[Any]] = {table.key: table for table in (TOPOLOGIES, SCHEDULES, CONTRIBUTIONS)}
+TABLES: dict[str, Table[Any]] = {table.key: table for table in (TOPOLOGIES, SYNCHRONY, SCHEDULES, CONTRIBUTIONS)}
 KeyPath = tuple[str, ...]
 
 
@@ -179,7 +180,12 @@ class TopologySettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SyncSettings:
-    mode: Literal["bsp"] = field(default="bsp", metadata=result("When a replica may go on: bsp is lockstep."))
+    """When a replica may go on; see `orchestrator/synchrony`. Options as those of a topology."""
+
+    name: str = field(default="bsp", metadata=result("When a replica may go on without the others; bsp is lockstep."))
+    options: dict[str, Any] = field(
+        default_factory=dict, metadata=result("The options of a mode of your own.", NO_NAME)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -493,7 +499,7 @@ def _unfit(key: Key, value: Any) -> str | None:
     return None if kept == value else f"expected {show(kept)}, got {show(value)}"
 
 
-def _unfit_options(table: Table[Any], chosen: TopologySettings | ScheduleSettings) -> list[str]:
+def _unfit_options(table: Table[Any], chosen: TopologySettings | SyncSettings | ScheduleSettings) -> list[str]:
     if is_reference(chosen.name):
         return []
     kept, problems = table.read(chosen.name, {option: Given(value) for option, value in chosen.options.items()})
@@ -558,6 +564,6 @@ def keys_of(section: str) -> list[str]:
 
 
 def shorthand(path: KeyPath) -> KeyPath:
-    """The path that a scalar given at `path` sets: `topology` is short for `topology.name`, `sync` for `sync.mode`."""
+    """The path that a scalar given at `path` sets: `topology` is short for `topology.name`, `early_stopping` for its `mode`."""
     names = ("name", "mode") if len(path) == 1 and path[0] in SECTIONS else ()
     return next(((*path, name) for name in names if (*path, name) in BY_PATH), path)

@@ -48,7 +48,7 @@ def broken(mode: object) -> str | None:
 
 
 def walk(mode: Mode, shards: int, starts: int, choose: Choose) -> str | None:
-    """Let shards start in the order that `choose` gives, with what it lets each know of the others; the law that this breaks."""
+    """Let shards start in the order that `choose` gives, knowing what it lets them know of others; the law that this breaks."""
     clocks = [0] * shards
     known = [[0] * shards for _ in range(shards)]  # row s: what the host of shard s has applied; it never gets less
     for _ in range(starts):

@@ -12,6 +12,7 @@ import pytest
 from orchestrator.driver.record import preflight
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings import load
+from orchestrator.synchrony import laws as synchrony_laws
 from tests.projects import REPOSITORY, Project
 
 PAGE = (REPOSITORY / "docs" / "extending.md").read_text()
@@ -19,6 +20,7 @@ OWN = (REPOSITORY / "docs" / "own-project.md").read_text()
 
 WRONG = '''
 import itertools
+from orchestrator.synchrony import Mode
 from orchestrator.topologies import Move, listed
 
 count = itertools.count()
@@ -64,6 +66,9 @@ def stingy(params, lr: float = 1.0):
 def none(params, lr: float = 1.0):
     return None
 
+def rash():
+    return Mode("sprints", staleness=2)
+
 class Forgets:
     def init(self, parameters):
         return {"count": parameters[0].new_zeros(1)}
@@ -93,6 +98,8 @@ REFUSED = {
     "schedule=wrong:needy": r"^schedule\.knee: required by schedule=wrong:needy",
     "schedule.shar=2": r"^schedule\.shar: variants\.knee:knee has no shar; did you mean share\?",
     "schedule.share=2": r"^schedule\.share: must be greater than 0 and at most 1, got 2",
+    "sync=wrong:rash": r"^sync: wrong:rash is not safe: shard \d starts 3 updates ahead of the slowest; the bound is 2",
+    "sync={name: variants.steady:steady, leed: 3}": r"^sync\.leed: variants\.steady:steady has no leed; did you mean lead\?",
     "optimizer.momentun=2": r"^optimizer\.momentun: variants\.signs:Signs has no momentun; did you mean momentum\?",
     "optimizer.momentum=much": r"^optimizer\.momentum: expected a number, got 'much'",
     "optimizer.name=wrong:stingy": r"^optimizer: wrong:stingy changes gradients, which other workers still read",
@@ -143,6 +150,7 @@ def test_a_variant_that_is_wrong_is_refused_before_the_start(project: Path, over
 def test_the_variants_of_the_page_keep_to_the_laws(project: Path) -> None:
     for overrides in ([], ["cluster.workers={min: 2, max: 4}", "topology.center=7"], ["schedule.warmup=3"]):
         preflight.check(load(["own"], overrides), project)
+    assert synchrony_laws.problems("variants.steady:steady", {"lead": 0.0}) == []
 
 
 @pytest.mark.ray

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.driver.record import preflight
-from orchestrator.errors import NotRerunnable
+from orchestrator.driver.run.job import requirements
+from orchestrator.errors import ConfigurationError, NotRerunnable
+from orchestrator.plan.resolve import resolve
 from orchestrator.provenance.data import versions
 from orchestrator.settings import load
 from tests.provenance.code.repositories import create, write
@@ -67,3 +69,32 @@ def test_dvc_is_not_asked_before_the_start(project: Path, monkeypatch: pytest.Mo
     with pytest.raises(NotRerunnable):
         preflight.check(load([RUN], ["data.inputs=[of_nobody.py]", "strict=true"]), project)
     assert len(asked) == 2
+
+
+FREE = {
+    "run.device=cuda cluster.gpus_per_worker=1": "run.device: with sync=ssp updates are added on CPUs; set run.device=cpu",
+    "reduction=fast": "reduction: with sync=ssp updates that come in any order have to be added exactly; set reduction=exact",
+    "contribution=kept:Kept": "contribution: with sync=ssp each shard has an optimizer of its own and contributes its updates; "
+    "leave contribution out",
+}
+
+
+@pytest.mark.parametrize(("overrides", "problem"), FREE.items())
+def test_what_goes_with_lockstep_only_is_refused_otherwise(project: Path, overrides: str, problem: str) -> None:
+    for sync, refused in {"bsp": False, "ssp": True}.items():
+        with pytest.raises(ConfigurationError) as caught:
+            preflight.check(load([RUN], [*overrides.split(), f"sync={sync}", "data.inputs=[nowhere]"]), project)
+        assert (f"{problem}, or set sync=bsp" in caught.value.problems) == refused
+
+
+def test_what_is_not_executed_is_refused(project: Path) -> None:
+    preflight.check(load([RUN], ["sync=bsp", "data.loaders=1"]), project)
+    with pytest.raises(
+        ConfigurationError, match=r"sync: with sync=bap this version executes lockstep only, or set sync=bsp"
+    ):
+        preflight.check(load([RUN], ["sync=bap", "data.loaders=1"]), project)
+
+
+def test_workers_that_alone_have_a_shards_optimizer_have_to_reach_the_checkpoints() -> None:
+    kept = {sync: requirements(resolve(load([RUN], [f"sync={sync}"]))).shard_state for sync in ("bsp", "ssp", "gossip")}
+    assert kept == {"bsp": False, "ssp": True, "gossip": True}

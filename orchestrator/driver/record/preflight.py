@@ -16,6 +16,8 @@ from orchestrator.provenance.code import git, imported, secrets, worktree
 from orchestrator.provenance.data import dvc_files, versions
 from orchestrator.provenance.data.hashing import Scan, scan_input
 from orchestrator.settings import ScheduleSettings, Settings, Workers
+from orchestrator.synchrony import SYNCHRONY, build_mode
+from orchestrator.synchrony import laws as synchrony_laws
 from orchestrator.table import is_reference
 from orchestrator.topologies import TOPOLOGIES
 from orchestrator.topologies import laws as topology_laws
@@ -27,6 +29,7 @@ from orchestrator.updates.schedules import laws as schedule_laws
 
 ORCHESTRATOR = ("orchestrator",)  # this package is part of the environment, by the hash of its source
 _FEW_WORKERS, _SOME_WORKERS, _MANY_WORKERS = 5, 8, 64  # to look at all moves of more takes seconds
+_EXECUTED = ("lockstep",)  # what the engine can execute of a mode's `execution`
 _SOME_STEPS = 1000  # of a run whose length in steps is known only when its data are
 
 
@@ -62,6 +65,7 @@ def check(settings: Settings, project: Path) -> Provenance:
     problems = [
         *_pipeline_problems(settings),
         *_variant_problems(settings),
+        *_sync_problems(settings),
         *_input_problems(settings, project),
         *_checkpoint_problems(settings),
         *_device_problems(settings),
@@ -144,6 +148,33 @@ def _variant_problems(settings: Settings) -> list[str]:
             contribution.name, contribution.options
         )
     return problems
+
+
+def _sync_problems(settings: Settings) -> list[str]:
+    """Of the mode of synchronisation, and of what goes with lockstep only."""
+    sync = settings.sync
+    if is_reference(sync.name) and (
+        found := SYNCHRONY.problems(sync.name, sync.options) or synchrony_laws.problems(sync.name, sync.options)
+    ):
+        return found
+    execution = build_mode(sync.name, sync.options).execution
+    if execution == "lockstep":
+        return []
+    why = {
+        "run.device": (settings.run.device != "cpu", "updates are added on CPUs; set run.device=cpu"),
+        "reduction": (
+            settings.reduction != "exact",
+            "updates that come in any order have to be added exactly; set reduction=exact",
+        ),
+        "contribution": (
+            settings.contribution.name != "gradient",
+            "each shard has an optimizer of its own and contributes its updates; leave contribution out",
+        ),
+        "sync": (execution not in _EXECUTED, f"this version executes {' and '.join(_EXECUTED)} only"),
+    }
+    return [
+        f"{key}: with sync={sync.name} {sentence}, or set sync=bsp" for key, (wrong, sentence) in why.items() if wrong
+    ]
 
 
 def _numbers_of_workers(workers: Workers) -> list[int]:
