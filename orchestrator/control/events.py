@@ -170,6 +170,7 @@ class Begin:
     shards: by worker rank. state_transfers: (donor rank, recipient rank). restore: the rank that first loads the newest
     checkpoint; it is the donor then. without_servers: the topology wants servers and none lives, so the workers use
     another exact topology. moves: (donor rank, recipient rank, shards): what these shards keep, where they keep anything.
+    heirs: (lost, heir): what this shard keeps is lost with its only holder, and it goes on with what that one keeps.
     forgets: all go back to what the donor restores, also those who are farther; where there is no checkpoint, to the state
     in which the run began.
     """
@@ -184,6 +185,7 @@ class Begin:
     without_servers: bool
     run_manifest: Mapping[str, Any]
     moves: tuple[Move, ...] = ()
+    heirs: tuple[tuple[int, int], ...] = ()
     forgets: bool = False
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from orchestrator.control.events import Begin, Finished, Heartbeat, Left, Move, Role
 from orchestrator.control.shard_assignment import assign_shards
 from orchestrator.errors import Inconsistent
-from orchestrator.records.progress import Progress, behind, latest, steps_of
+from orchestrator.records.progress import Progress, advances_of, behind, latest, steps_of
 
 Phase = Literal["preparing", "running", "regrouping", "paused", "saving", "ended"]
 
@@ -26,8 +26,9 @@ class Requirements:
     start: workers that must be ready to begin; least: it pauses below; most: it grows to. servers: 0 where the
     topology has none. checkpoint: the newest committed one when the run begins, so None unless it is a resume.
     whole: no generation begins without all of them, because the layout determines the result. stores: checkpoints can
-    be written. shard_state: shards keep something from step to step, which their host alone has. start_timeout_s: how long a
-    start may go without progress. generation, member: the first numbers to give, above all that an earlier part of the run
+    be written. shard_state: shards keep something from step to step, which their host alone has. inherits: a shard whose
+    host is lost goes on with what another one keeps; otherwise all go back. start_timeout_s: how long a start may go without
+    progress. generation, member: the first numbers to give, above all that an earlier part of the run
     has used.
     """
 
@@ -43,6 +44,7 @@ class Requirements:
     whole: bool = False
     stores: bool = True
     shard_state: bool = False
+    inherits: bool = False
     generation: int = 0
     member: int = 0
 
@@ -225,7 +227,8 @@ def compose(state: ControllerState) -> Begin | str:
         return f"{len(workers)} workers are ready, {quorum(state)} are needed"
     if (state.generation is None or state.requirements.whole) and len(servers) < state.requirements.servers:
         return f"{len(servers)} servers are ready, {state.requirements.servers} are needed"
-    lost = lost_shards(state, workers)
+    heirs = inherited(state, workers)
+    lost = [] if heirs else lost_shards(state, workers)
     restore = None
     if lost and state.checkpoint is None:
         restore = 0
@@ -245,6 +248,7 @@ def compose(state: ControllerState) -> Begin | str:
         without_servers=state.requirements.servers > 0 and not servers,
         run_manifest=state.run_manifest if state.run_manifest is not None else workers[0].run_manifest,
         moves=moves(state, workers, shards, restore),
+        heirs=() if restore is not None else heirs,
         forgets=state.requirements.shard_state and restore is not None,
     )
 
@@ -263,13 +267,22 @@ def lost_shards(state: ControllerState, workers: Sequence[Member]) -> list[int]:
     return [shard for shard in range(state.requirements.shards) if holders is not None and shard not in holders]
 
 
+def inherited(state: ControllerState, workers: Sequence[Member]) -> tuple[tuple[int, int], ...]:
+    """(lost, heir) pairs, where a run goes on without what a shard kept: a lost shard goes on with what the lowest living one
+    keeps. None where nobody keeps anything any more."""
+    holders = _holders(workers)
+    if not state.requirements.inherits or not holders:
+        return ()
+    return tuple((shard, min(holders)) for shard in lost_shards(state, workers))
+
+
 def _holders(workers: Sequence[Member]) -> dict[int, list[int]] | None:
     """By shard, the ranks of those who have its state at the top; None where all have the initial one.
 
     Who is a step behind has contributed to the step that others have committed: what it has staged is of the top.
     """
     highest = top(workers)
-    if steps_of(highest) == 0:
+    if advances_of(highest) == 0:
         return None
     found: dict[int, list[int]] = {}
     for rank, member in enumerate(workers):
@@ -283,6 +296,8 @@ def moves(
 ) -> tuple[Move, ...]:
     """What shards keep goes from who has it, or restores it, to who hosts them now."""
     holders = _holders(workers) if state.requirements.shard_state else None
+    for lost, heir in inherited(state, workers) if restore is None else ():
+        (holders or {})[lost] = (holders or {})[heir]
     if restore is None and holders is None:
         return ()
     moved: dict[tuple[int, int], tuple[int, ...]] = {}

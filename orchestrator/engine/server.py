@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orchestrator.engine.asynchronous.relay import Relay
+from orchestrator.engine.asynchronous.rest import Terms
+from orchestrator.engine.asynchronous.traffic import DeltaMemory, Traffic
 from orchestrator.engine.compute import evaluation
 from orchestrator.engine.exchange import state_transfer
 from orchestrator.engine.exchange.collectives import Exchange, Memory
 from orchestrator.engine.exchange.footprint import sums_of
 from orchestrator.engine.execution.adder import Adder
+from orchestrator.engine.execution.executor import Executor
 from orchestrator.engine.execution.lockstep import Lockstep, StepContents
 from orchestrator.engine.execution.loop import Loop
 from orchestrator.engine.execution.run_state import RunState
@@ -25,6 +29,7 @@ from orchestrator.numerics.layout import Layout
 from orchestrator.plan import Plan
 from orchestrator.records import trace
 from orchestrator.records.progress import Progress
+from orchestrator.topologies.routes import Routes
 from orchestrator.transports.base import Regions
 
 
@@ -36,6 +41,7 @@ class Server:
         self._regions = regions
         self._services = services or ProcessServices()
         self._memory: Memory | None = None
+        self._deltas: DeltaMemory | None = None
         self._loop: Loop | None = None
 
     def prepare(self) -> dict[str, Any]:
@@ -57,10 +63,22 @@ class Server:
         self.prepare()
         if self._memory is None:
             layout = Layout.from_dict(run_manifest["layout"])
-            self._memory = Memory(layout, self._regions, sums=sums_of(plan.exchange), contributes=False)
+            self._memory = Memory(layout, self._regions, sums=sums_of(plan), contributes=False)
+            self._deltas = None if plan.lockstep else DeltaMemory(layout, self._regions, sends=False)
         self._memory.suit(generation.schedule, rank)
+        routes = Routes(generation.schedule)
+        if self._deltas is not None:
+            self._deltas.suit(routes, rank)
         memory, loop = self._memory, Loop(plan, run_manifest, Timing(plan, heartbeat), heartbeat)
         self._loop = None
+
+        deltas, number = self._deltas, generation.number
+
+        def executor(transport: CancellableTransport, exchange: Exchange) -> Executor:
+            if deltas is None:
+                return Lockstep(Adder(), exchange, StepContents.of(plan, run_manifest))
+            make = lambda sprint: Traffic(transport, routes, rank, number, sprint, deltas)  # noqa: E731
+            return Relay(exchange, make, Terms.of(plan, generation, run_manifest))
 
         def through(transport: CancellableTransport) -> Ended:
             for donor in generation.donors_of(rank):
@@ -69,8 +87,7 @@ class Server:
             self._loop = loop
             transport.activity = "exchange"
             exchange = Exchange(generation.schedule, rank, generation.number, transport, memory, deadline_s)
-            lockstep = Lockstep(Adder(), exchange, StepContents.of(plan, run_manifest))
-            halted = loop.run(lockstep, exchange, _Listener(), saving=bool(generation.writers))
+            halted = loop.run(executor(transport, exchange), exchange, _Listener(), saving=bool(generation.writers))
             return Ended(halted, self.progress)
 
         return live(generation, heartbeat, connect, through, lambda: self.progress)
@@ -88,7 +105,14 @@ class _Listener:
     def evaluate(self, step: int) -> evaluation.Results:  # noqa: ARG002
         return evaluation.Results()
 
-    def publish(self, lines: Sequence[trace.Line], metrics: Mapping[str, float] | None, *, last: bool) -> None:
+    def publish(
+        self,
+        lines: Sequence[trace.Line],
+        rest: Mapping[str, Any] | None,
+        metrics: Mapping[str, float] | None,
+        *,
+        last: bool,
+    ) -> None:
         pass
 
     def save(self, run_state: RunState) -> None:

@@ -18,15 +18,11 @@ from orchestrator.data.loaders import Loaders, Recipe
 from orchestrator.engine.admission import proof
 from orchestrator.engine.compute import construction
 from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.compute.shard_gradients import ShardGradients
 from orchestrator.engine.compute.updater import Updater
 from orchestrator.engine.compute.workload import Workload
-from orchestrator.engine.exchange.collectives import Exchange, Memory
-from orchestrator.engine.exchange.footprint import sums_of
-from orchestrator.engine.execution.local_trainer import LocalTrainer
-from orchestrator.engine.execution.lockstep import Lockstep, StepContents
 from orchestrator.engine.execution.loop import Loop
 from orchestrator.engine.execution.timing import Timing
+from orchestrator.engine.executions import Moment, Parts, execution
 from orchestrator.engine.member.cancellation import CancellableTransport, live
 from orchestrator.engine.member.generation import Connect, Ended, Generation, ProcessServices
 from orchestrator.engine.server import Server
@@ -69,10 +65,13 @@ class Worker:
         self._workload = Workload(kind, plan.run, plan.data, self._staging)
         self._services.heartbeat.beat("prepare")
         self._replica = Replica(self._workload.model, self._staging)
-        self._before = construction.make_contribution(plan.update.contribution)
+        before = construction.make_contribution(plan.update.contribution)
         optimizer = construction.make_optimizer(self._workload.pipeline, self._workload.model, plan)
         self._updater = Updater(self._workload, self._replica, optimizer, plan.update)
-        self._memory = Memory(self._replica.layout, self._regions, sums=sums_of(plan.exchange))
+        parts = Parts(
+            plan, self._workload, self._replica, self._updater, before, self._regions, self._services, self._staging
+        )
+        self._execution = execution(parts)
         self._services.heartbeat.beat("prepare")
         compute = self._prepare_thread()  # once more: scripts set threads, precision and cudnn.benchmark as they begin
         if plan.update.watches_a_metric and not self._workload.evaluation_batches:
@@ -107,7 +106,7 @@ class Worker:
         self._prepare_thread()
         if self._state is None:
             self._state = self._first_state(run_manifest)
-        self._memory.suit(generation.schedule, rank)
+        self._execution.suit(generation.schedule, rank)
         ended = live(
             generation,
             self._services.heartbeat,
@@ -115,7 +114,7 @@ class Worker:
             lambda transport: self._walk(generation, rank, transport, run_manifest),
             lambda: self.progress,
         )
-        held, staged = self._state.trainer.rows
+        held, staged = self._state.held.rows
         return replace(ended, held=held, staged=staged)
 
     def close(self) -> None:
@@ -142,17 +141,9 @@ class Worker:
         services, writer = self._services, self._services.writer
         timing = Timing(self._plan, services.heartbeat, lambda: writer.busy)
         self._updater.start(run_manifest["steps"])
-        trainer = LocalTrainer(
-            ShardGradients(self._workload, self._replica, self._before),
-            self._replica,
-            self._updater,
-            self._memory,
-            self._staging.host_transfer(self._memory.layout, self._memory.result),
-            services,
-        )
         loop = Loop(self._plan, run_manifest, timing, services.heartbeat)
-        state = WorkerState(self._plan, services, trainer, loop, timing)
-        if trainer.keeps_shard_state:
+        state = WorkerState(self._plan, services, self._execution.held, loop, timing)
+        if state.held.keeps_shard_state:
             state.keep_initial()
         return state
 
@@ -165,14 +156,12 @@ class Worker:
         try:
             hooks.arrive(transport)
             state.timing.keeps_time = rank == 0
-            state.trainer.take_on(shards, alone=generation.schedule.members == 1)
+            state.held.shards = shards
             if not state.loop.ended:
                 self._fetch_ahead(shards, run_manifest["steps"])
-            exchange = Exchange(generation.schedule, rank, generation.number, transport, self._memory, hooks.deadline_s)
-            lockstep = Lockstep(
-                state.trainer, exchange, StepContents.of(self._plan, run_manifest), state.timing.requests
-            )
-            halted = state.loop.run(lockstep, exchange, hooks, saving=bool(generation.writers))
+            moment = Moment(generation, rank, transport, state.timing, run_manifest, hooks.deadline_s)
+            executor, exchange = self._execution.executor(moment)
+            halted = state.loop.run(executor, exchange, hooks, saving=bool(generation.writers))
         finally:
             self._replica.give_up_shard()  # a step that was given up leaves the buffers as its last shard made them
             self._services.writer.copied(0)  # what was begun is written also where no further update asks for it

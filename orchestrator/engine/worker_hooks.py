@@ -8,13 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from orchestrator.checkpoints.state import TrainingState
-from orchestrator.engine.compute import evaluation
+from orchestrator.engine.compute import evaluation, snapshot
 from orchestrator.engine.compute.workload import Workload
 from orchestrator.engine.exchange import state_transfer
-from orchestrator.engine.execution.local_trainer import LocalTrainer
 from orchestrator.engine.execution.loop import Loop
+from orchestrator.engine.execution.replica_state import ReplicaState
 from orchestrator.engine.execution.run_state import RunState
 from orchestrator.engine.execution.timing import Timing
 from orchestrator.engine.member.cancellation import CancellableTransport
@@ -33,7 +34,7 @@ class WorkerState:
 
     plan: Plan
     services: ProcessServices
-    trainer: LocalTrainer
+    held: ReplicaState
     loop: Loop
     timing: Timing
     has_state: bool = False
@@ -44,7 +45,7 @@ class WorkerState:
         return self.loop.run_state.progress if self.has_state else None
 
     def keep_initial(self) -> None:
-        state = self.trainer.capture(self.loop.run_state.as_dict())
+        state = self.held.capture(self.loop.run_state.as_dict())
         self.initial = TrainingState(state.values, {name: tensor.clone() for name, tensor in state.tensors.items()})
 
     def go_back(self) -> None:
@@ -57,7 +58,9 @@ class WorkerState:
         nothing then."""
         self.services.await_copied()
         run_state = self.loop.run_state
-        self.loop.run_state = run_state.resumed(self.trainer.restore(state, run_state.steps))
+        reached = self.loop.run_state.resumed(snapshot.run_state_of(state))
+        self.held.restore(state, (run_state.advances, reached.advances))
+        self.loop.run_state = reached
         self.has_state = True
 
 
@@ -88,6 +91,7 @@ class WorkerHooks:
                 self._services.emit(entry)
         self._give(transport)
         self._move_rows(transport)
+        self._state.loop.inherited(self._generation.heirs)
         self._state.has_state = True
         transport.activity = "exchange"
 
@@ -97,18 +101,31 @@ class WorkerHooks:
 
     def evaluate(self, step: int) -> evaluation.Results:
         shards, total = self._generation.shards[self._rank], self._state.plan.data.shards
-        replica = self._state.trainer.replica
+        replica = self._state.held.replica
         return evaluation.compute(self._workload, replica, shards, total, step, self._evaluating(step))
 
-    def publish(self, lines: Sequence[trace.Line], metrics: Mapping[str, float] | None, *, last: bool) -> None:
+    def publish(
+        self,
+        lines: Sequence[trace.Line],
+        rest: Mapping[str, Any] | None,
+        metrics: Mapping[str, float] | None,
+        *,
+        last: bool,
+    ) -> None:
+        # Where replicas run free, what is done again after a loss comes out otherwise: the later generation counts.
+        again = {} if rest is None else {"generation": self._generation.number}
         for line in lines[:-1]:
-            self._services.emit({"trace": line})
-        line, due, model = lines[-1], self._state.plan.cadence, self._workload.model
-        whole = model_digest(model) if last or _is_due(line["step"], due.digest_every) else None
-        single = tensor_digests(model) if _is_due(line["step"], due.tensors_every) else None
-        self._services.emit({"trace": trace.with_digests(line, whole, single)})
+            self._services.emit({"trace": line, **again})
+        if lines:
+            line, due, model = lines[-1], self._state.plan.cadence, self._workload.model
+            whole = model_digest(model) if last or _is_due(line["step"], due.digest_every) else None
+            single = tensor_digests(model) if _is_due(line["step"], due.tensors_every) else None
+            self._services.emit({"trace": trace.with_digests(line, whole, single), **again})
+        if rest is not None:
+            self._services.emit({"rest": dict(rest), **again})
         if metrics is not None:
-            self._services.emit({"event": "evaluated", "step": line["step"], "metrics": dict(metrics)})
+            step = self._state.loop.run_state.steps - 1
+            self._services.emit({"event": "evaluated", "step": step, "metrics": dict(metrics)})
 
     def save(self, run_state: RunState) -> None:
         writers = self._generation.writers
@@ -118,7 +135,7 @@ class WorkerHooks:
         self.saved()
         since = time.monotonic()
         self._services.writer.begin(
-            self._state.trainer.capture_with_rows(run_state.as_dict()),
+            self._state.held.capture_with_rows(run_state.as_dict()),
             step=run_state.steps,
             generation=self._generation.number,
             part=writers.index(self._rank),
@@ -138,26 +155,28 @@ class WorkerHooks:
             state_transfer.give(transport, number, servers, TrainingState(run_state.as_dict(), {}), [], self.deadline_s)
         if workers:
             entries = [entry for entry in self._services.unacknowledged() if _is_of_the_run(entry)]
-            state = self._state.trainer.capture(run_state.as_dict())
+            state = self._state.held.capture(run_state.as_dict())
             state_transfer.give(transport, number, workers, state, entries, self.deadline_s)
 
     def _move_rows(self, transport: CancellableTransport) -> None:
         """What shards keep goes to their new hosts: one pair after the other, in an order that all know, so that no two wait
         for each other."""
-        generation, trainer, deadline_s = self._generation, self._state.trainer, self.deadline_s
-        steps = self._state.loop.run_state.steps
+        generation, held, deadline_s = self._generation, self._state.held, self.deadline_s
+        advances = self._state.loop.run_state.advances
+        for lost, heir in generation.heirs:
+            held.inherit(lost, heir)
         for donor, recipient, shards in generation.moves:
             if donor == self._rank:
-                rows = TrainingState({"steps": steps}, trainer.rows_of(shards))
+                rows = TrainingState({"advances": advances}, held.rows_of(shards))
                 state_transfer.give(
                     transport, generation.number, [recipient], rows, [], deadline_s, state_transfer.ROWS
                 )
             elif recipient == self._rank:
                 came, _ = state_transfer.take(transport, generation.number, donor, deadline_s, state_transfer.ROWS)
-                if came.values["steps"] != steps:
-                    theirs = f"member {donor} handed over what shards keep after {came.values['steps']} steps"
-                    raise Inconsistent(f"{theirs}, and {steps} are done", "this is a fault of orchestrator")
-                trainer.adopt_rows(came.tensors)
+                if came.values["advances"] != advances:
+                    theirs = f"member {donor} handed over what shards keep after {came.values['advances']} advances"
+                    raise Inconsistent(f"{theirs}, and {advances} are done", "this is a fault of orchestrator")
+                held.adopt_rows(came.tensors)
 
     def _evaluating(self, step: int) -> evaluation.Beat:
         return lambda: self._services.heartbeat.beat("evaluate", step)
@@ -169,4 +188,4 @@ def _is_due(step: int, every: int) -> bool:
 
 def _is_of_the_run(entry: Entry) -> bool:
     """Whether every worker would report the same entry; not so what this worker printed."""
-    return "trace" in entry or entry.get("event") == "evaluated"
+    return "trace" in entry or "rest" in entry or entry.get("event") == "evaluated"

@@ -81,7 +81,7 @@ class FixedPoint:
 def overflows(integers: torch.Tensor) -> bool:
     """Whether an element has left the range in which it stands for a number."""
     low, high = torch.aminmax(integers)
-    return not (-_LIMIT < int(low) and int(high) < _LIMIT)
+    return not (int(low) > -_LIMIT and int(high) < _LIMIT)
 
 
 def largest(slot: Slot, values: torch.Tensor) -> float:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from orchestrator.synchrony import Mode, build_mode
 from orchestrator.updates.patience import Watching
 from orchestrator.values import Every
 
@@ -186,3 +187,13 @@ class Plan:
     checkpoints: Checkpoints
     cadence: Cadence
     sync: Variant  # of `orchestrator.synchrony`
+
+    @property
+    def mode(self) -> Mode:
+        """When a replica may go on."""
+        return build_mode(self.sync.name, self.sync.options)
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether all replicas are equal after each step."""
+        return self.mode.execution == "lockstep"

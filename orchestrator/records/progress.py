@@ -16,10 +16,12 @@ Activity = Literal["prepare", "compute", "exchange", "update", "evaluate", "chec
 
 @dataclass(frozen=True)
 class Progress:
-    """steps: committed ones; evaluated: no evaluation is due after the last of them."""
+    """steps: committed ones; evaluated: no evaluation is due after the last of them; rests: how often replicas that run free in
+    between have become equal, None in lockstep, where they are after each step."""
 
     steps: int
     evaluated: bool = True
+    rests: int | None = None
 
 
 def just_committed(steps: int) -> Progress:
@@ -32,11 +34,18 @@ def steps_of(progress: Progress | None) -> int:
     return 0 if progress is None else progress.steps
 
 
+def advances_of(progress: Progress | None) -> int:
+    """How often all replicas have gone from one boundary to the next."""
+    if progress is None:
+        return 0
+    return progress.steps if progress.rests is None else progress.rests
+
+
 def reached(one: Progress | None, other: Progress | None) -> bool:
     """Whether `one` is at least as far as `other`."""
     if one is None or other is None:
         return other is None
-    return (one.steps, one.evaluated) >= (other.steps, other.evaluated)
+    return _order(one) >= _order(other)
 
 
 def passed(one: Progress | None, other: Progress | None) -> bool:
@@ -53,18 +62,20 @@ def latest(progresses: Iterable[Progress | None]) -> Progress | None:
 
 
 def behind(one: Progress | None, other: Progress | None) -> int:
-    """How many steps `other` has committed beyond those of `one`; negative where it has fewer."""
-    return steps_of(other) - steps_of(one)
+    """How many advances `other` has made beyond those of `one`; negative where it has made fewer."""
+    return advances_of(other) - advances_of(one)
 
 
 def plain(progress: Progress | None) -> list[int] | None:
     """As values for JSON."""
-    return None if progress is None else [progress.steps, int(progress.evaluated)]
+    if progress is None:
+        return None
+    return [progress.steps, int(progress.evaluated), *(() if progress.rests is None else [progress.rests])]
 
 
 def parse(values: Sequence[int] | None) -> Progress | None:
     """What `plain` described."""
-    return None if values is None else Progress(values[0], bool(values[1]))
+    return None if values is None else Progress(values[0], bool(values[1]), values[2] if len(values) > 2 else None)
 
 
 def in_words(progress: Progress | None) -> str:
@@ -73,3 +84,7 @@ def in_words(progress: Progress | None) -> str:
         return "with the initial state"
     steps = f"after {progress.steps} step{'s' * (progress.steps != 1)}"
     return steps if progress.evaluated else f"{steps}, before the evaluation"
+
+
+def _order(progress: Progress) -> tuple[int, int, bool]:
+    return progress.steps, progress.rests or 0, progress.evaluated

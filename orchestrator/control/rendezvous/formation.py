@@ -73,7 +73,8 @@ def begin(decision: Decision, plan: Begin) -> None:
     missing = lost_shards(state, workers)
     if missing:
         shards = f"shard{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-        decision.say(f"what {shards} had kept is lost with its only holder, so all members go back to step {steps}")
+        follows = f"goes on with what shard {plan.heirs[0][1]} keeps" if plan.heirs else f"all go back to step {steps}"
+        decision.say(f"what {shards} had kept is lost with its only holder: {follows}")
     if state.generation is not None:
         _account(decision, plan, workers, steps)
         if decision.state.phase == "ended":
@@ -112,7 +113,8 @@ def _account(decision: Decision, plan: Begin, workers: list[Member], steps: int)
     when its first step is done."""
     state = decision.state
     lost = max(0, state.seen - steps)
-    restarted = plan.restore is not None or top(workers) is None or lost > 1
+    redone = plan.heirs or state.requirements.inherits  # what is done since the last rest is done again, differently
+    restarted = plan.restore is not None or top(workers) is None or (lost > 1 and not redone)
     open_ones = [
         replace(recovery, kind="restarted" if restarted else recovery.kind, steps_lost=max(lost, recovery.steps_lost))
         if recovery.kind != "joined"
@@ -124,6 +126,8 @@ def _account(decision: Decision, plan: Begin, workers: list[Member], steps: int)
         since = min(member.ready for member in joiners if member.ready is not None)
         open_ones.append(Recovery(kind="joined", since=since))
     decision.set(recoveries=tuple(open_ones))
+    if redone:
+        decision.set(seen=min(state.seen, steps))
     if any(state.members[id_].progress is None for id_ in plan.members):
         decision.set(failures=0)
     if restarted:

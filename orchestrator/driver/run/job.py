@@ -198,6 +198,7 @@ def requirements(plan: Plan, *, checkpoint: int | None = None, generation: int =
         step_timeout_s=timeouts.step_s,
         whole=not plan.exchange.exact,
         shard_state=plan.update.contribution is not None or _has_shard_optimizers(plan),
+        inherits=_has_shard_optimizers(plan),
         checkpoint=checkpoint,
         generation=generation,
         member=member,

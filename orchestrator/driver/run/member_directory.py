@@ -44,6 +44,7 @@ class MemberDirectory:
             tuple(rank for rank in range(begin.workers) if self.reaches_checkpoints(begin.members[rank])),
             self._storage,
             begin.moves,
+            begin.heirs,
         )
 
     def peers(self, members: tuple[int, ...], generation: Generation, rank: int) -> dict[int, Any]:

@@ -14,9 +14,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import torch
+from typing import Any, Protocol, Self
 
 from orchestrator.engine.asynchronous import reports
 from orchestrator.engine.asynchronous.reports import Done, RestConsensus, RestReport
@@ -24,7 +22,8 @@ from orchestrator.engine.exchange.collectives import REST, VOTE, Exchange
 from orchestrator.engine.exchange.step_report import Shape
 from orchestrator.engine.execution.executor import Outcome
 from orchestrator.engine.execution.run_state import Clocks, RunState
-from orchestrator.engine.member.generation import Withdrawn
+from orchestrator.engine.member.generation import Generation, Withdrawn
+from orchestrator.plan import Plan
 from orchestrator.records.clocks import Sprint
 
 _PRINT = "{:016x}"
@@ -58,13 +57,15 @@ class Terms:
     steps: int
     hosted: tuple[tuple[int, ...], ...]
 
-    @property
-    def end(self) -> int:
-        """The sum of the clocks at which nothing more is started."""
-        return self.steps * self.shape.shards
+    @classmethod
+    def of(cls, plan: Plan, generation: Generation, run_manifest: Mapping[str, Any]) -> Self:
+        tensors, counters = len(run_manifest["layout"]["slots"]), len(run_manifest["counters"])
+        return cls(Shape(plan.data.shards, tensors, counters), run_manifest["steps"], generation.shards)
 
 
-def rest(exchange: Exchange, member: Replica, state: RunState, terms: Terms, replayed: Mapping[str, Any] | None = None) -> Outcome:
+def rest(
+    exchange: Exchange, member: Replica, state: RunState, terms: Terms, replayed: Mapping[str, Any] | None = None
+) -> Outcome:
     """End a sprint. replayed: the record of the rest that this one repeats. Raises what the transport raises, Withdrawn, and
     the fault of a shard."""
     free = state.free
@@ -97,5 +98,7 @@ def rest(exchange: Exchange, member: Replica, state: RunState, terms: Terms, rep
         "evaluate": evaluate,
         "parameters": _PRINT.format(fingerprint % 2**64),
     }
-    after = Clocks(consensus.clocks, number + 1, carry, (), {**record, "parameters": _PRINT.format(fingerprint % 2**64)})
+    after = Clocks(
+        consensus.clocks, number + 1, carry, (), {**record, "parameters": _PRINT.format(fingerprint % 2**64)}
+    )
     return Outcome(steps, lines, state.grid, consensus.requests, after)

@@ -12,7 +12,6 @@ to regroup, to stop, to save. What decides is the sum of the clocks that a worke
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -22,11 +21,12 @@ from orchestrator.engine.asynchronous.free_replica import FreeReplica
 from orchestrator.engine.asynchronous.reports import Done, RestConsensus, RestReport
 from orchestrator.engine.asynchronous.rest import Terms, rest
 from orchestrator.engine.asynchronous.shard_updates import Reading
-from orchestrator.engine.asynchronous.traffic import DeltaMemory, Traffic
+from orchestrator.engine.asynchronous.traffic import Traffic
 from orchestrator.engine.exchange.collectives import Exchange
 from orchestrator.engine.exchange.step_report import Requests
 from orchestrator.engine.execution.executor import Outcome
 from orchestrator.engine.execution.run_state import RunState
+from orchestrator.engine.execution.timing import Timing
 from orchestrator.engine.member.heartbeat import Halt
 from orchestrator.errors import OrchestratorError
 from orchestrator.numerics.exact import wrap
@@ -36,22 +36,21 @@ from orchestrator.synchrony import Mode, View
 _WAIT_S: Final = 0.05  # between two looks at requests, while nothing may start
 
 Make = Callable[[int], Traffic]  # the traffic of a sprint, by its number
-Due = Callable[[int], int]  # the step after which a rest is due, by the steps that are done
 
 
 class Sprints:
     """An Executor whose `advance` is a sprint and its rest. One that raises has brought the replica back to the last rest."""
 
     def __init__(
-        self, replica: FreeReplica, mode: Mode, exchange: Exchange, make: Make, memory: DeltaMemory, terms: Terms, timing: Cadence
+        self, replica: FreeReplica, mode: Mode, exchange: Exchange, make: Make, terms: Terms, cadence: Cadence, me: int
     ) -> None:
         self._replica = replica
         self._mode = mode
         self._exchange = exchange
         self._make = make
-        self._memory = memory
         self._terms = terms
-        self._timing = timing
+        self._cadence = cadence
+        self._me = me
 
     def advance(self, state: RunState) -> Outcome:
         """Raises PipelineRaised, NonFinite, Inconsistent, Withdrawn, and what the transport raises."""
@@ -59,20 +58,26 @@ class Sprints:
         self._replica.begin()
         try:
             traffic = self._make(state.free.rests)
-            sprint = _Sprint(self._replica, self._mode, traffic, self._memory, self._terms, state)
-            sprint.run(self._timing)
-            return rest(self._exchange, _Resting(self._replica, sprint, self._timing.requests), state, self._terms)
+            sprint = _Sprint(self._replica, self._mode, traffic, self._terms, state, self._me)
+            sprint.run(self._cadence)
+            return rest(self._exchange, _Resting(self._replica, sprint, self._cadence.requests), state, self._terms)
         except BaseException:
             self._replica.give_up()
             raise
 
 
 class Cadence:
-    """When a rest is due: `requests` of this member, and the step that decides it."""
+    """When a rest is due: where an evaluation or a checkpoint is, every so many steps, and when this member requests it."""
 
-    def __init__(self, requests: Callable[[], Requests], due: Due) -> None:
-        self.requests = requests
-        self.due = due
+    def __init__(self, timing: Timing, every: int) -> None:
+        self.requests = timing.requests
+        self._timing = timing
+        self._every = every
+
+    def due(self, steps: int) -> int:
+        """The step after which a rest is due next."""
+        others = [timer.next(steps) for timer in (self._timing.evaluation, self._timing.checkpoint)]
+        return min([(steps // self._every + 1) * self._every, *(step for step in others if step is not None)])
 
     @property
     def asked(self) -> bool:
@@ -85,17 +90,17 @@ class _Sprint:
     """One sprint of one worker. clocks: as applied here; made: its own updates, in order."""
 
     def __init__(
-        self, replica: FreeReplica, mode: Mode, traffic: Traffic, memory: DeltaMemory, terms: Terms, state: RunState
+        self, replica: FreeReplica, mode: Mode, traffic: Traffic, terms: Terms, state: RunState, me: int
     ) -> None:
         assert state.free is not None
         self._replica = replica
         self._mode = mode
         self._traffic = traffic
-        self._memory = memory
+        self._memory = memory = traffic.memory
         self._terms = terms
         self._state = state
+        self._me = me
         workers = len(terms.hosted)
-        self._me = terms.hosted.index(replica.shards)
         self.clocks = list(state.free.clocks)
         self.made: list[Done] = []
         self.fault: tuple[int, OrchestratorError] | None = None
@@ -111,10 +116,10 @@ class _Sprint:
         if self._outbox is not None:
             self._outbox.zero_()
 
-    def run(self, timing: Cadence) -> None:
+    def run(self, cadence: Cadence) -> None:
         """Until a rest; a fault of a shard is kept for its vote."""
-        due = min(timing.due(self._state.steps), self._terms.steps) * len(self.clocks)
-        while not self._traffic.rung and sum(self.clocks) < due and not timing.asked:
+        due = min(cadence.due(self._state.steps), self._terms.steps) * len(self.clocks)
+        while not self._traffic.rung and sum(self.clocks) < due and not cadence.asked:
             shard = self._next()
             if shard is not None:
                 try:
@@ -124,8 +129,7 @@ class _Sprint:
                     break
             self._send()
             self._take(0.0 if shard is not None else _WAIT_S)
-        if not self._alone or self._traffic.has_peers:
-            self._traffic.end(len(self.clocks), lambda: None, _WAIT_S)
+        self._traffic.end(len(self.clocks), _WAIT_S)
         if self.fault is None:
             self._replica.check_ledger()
 
@@ -201,9 +205,7 @@ class _Resting:
         if fault is not None:
             return RestReport(failing_shard=fault[0])
         clocks = {shard: self._sprint.clocks[shard] for shard in self._replica.shards}
-        return RestReport(
-            None, self._requests(), clocks, self._replica.magnitudes(), self._replica.counters()
-        )
+        return RestReport(None, self._requests(), clocks, self._replica.magnitudes(), self._replica.counters())
 
     def fault(self, shard: int) -> Exception | None:
         fault = self._sprint.fault

@@ -10,7 +10,6 @@ delta on keeps it in a slot of its own as long. So a slice may be read where it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -27,13 +26,15 @@ _PHASES: Final = (SPRINT,)
 
 
 class DeltaMemory:
-    """The memory regions for deltas of one member, which outlive generations. window: how many of its own it has room for."""
+    """The memory for deltas of one member, which outlives generations. window: how many of its own it has room for; pending:
+    updates that are not sent yet, of which no peer knows."""
 
     def __init__(self, layout: Layout, regions: Regions, *, sends: bool = True) -> None:
         self.layout = layout
         self.window = window_of(layout.size)
         self._own = regions.allocate(self.window * layout.size if sends else 0, torch.int64)
         self._relayed = torch.empty(0, dtype=torch.int64)
+        self.pending = torch.zeros(layout.size if sends else 0, dtype=torch.int64)
         self._regions = regions
 
     def suit(self, routes: Routes, member: int) -> None:
@@ -73,7 +74,7 @@ class Traffic:
         self._member = member
         self._generation = generation
         self._sprint = sprint
-        self._memory = memory
+        self.memory = memory
         self._numbers: dict[tuple[int, int], int] = {}  # of the delta whose slice comes next, by origin and slice
         self._ended: set[int] = set()
 
@@ -88,7 +89,7 @@ class Traffic:
             part = self._member % self._routes.slices
             self._pass_on(self._member, part, encoded, _HEADER)
             return
-        delta, borders = self._memory.own(header.number), self._memory.borders
+        delta, borders = self.memory.own(header.number), self.memory.borders
         for part in range(self._routes.slices):
             self._pass_on(self._member, part, encoded, _HEADER)
             self._pass_on(self._member, part, delta[borders[part] : borders[part + 1]], _SLICE)
@@ -105,15 +106,17 @@ class Traffic:
                 self._slice(origin, part, received.payload, into)
         return bool(messages)
 
-    def end(self, shards: int, again: Callable[[], None], wait_s: float) -> None:
-        """Ring, and wait until all peers have rung; what comes meanwhile is dropped, for the sum of the rest has it all. again:
-        called while waiting, between waits of `wait_s`."""
+    @property
+    def has_peers(self) -> bool:
+        return bool(self._routes.peers[self._member])
+
+    def end(self, shards: int, wait_s: float) -> None:
+        """Ring, and wait until all peers have rung; what comes meanwhile is dropped, for the sum of the rest has it all."""
         peers = self._routes.peers[self._member]
         bell = Header(BELL, self._member, 0, 0, (0,) * shards, (), ()).encode()
         for peer in peers:
             self._transport.send(peer, self._tag(self._member, 0), bell, _HEADER)
         while not self._ended.issuperset(peers):
-            again()
             for peer, _, received in self._transport.poll(_PHASES, wait_s):
                 if received.note == _HEADER and Header.decode(received.payload, shards).kind == BELL:
                     self._ended.add(peer)
@@ -133,7 +136,7 @@ class Traffic:
     def _slice(self, origin: int, part: int, payload: torch.Tensor, into: Deliveries | None) -> None:
         number = self._numbers[origin, part]
         if self._routes.onward(self._member, origin, part):
-            payload = self._memory.relayed(origin, part, number).copy_(payload)
+            payload = self.memory.relayed(origin, part, number).copy_(payload)
             self._pass_on(origin, part, payload, _SLICE)
         if into is not None:
             into.part(origin, number, part, payload)

@@ -20,10 +20,12 @@ from orchestrator.updates.transforms import State
 
 
 class ShardStates:
-    """The states of the hosted shards. initial: the state of a shard that has had no step yet."""
+    """The states of the hosted shards. initial: the state of a shard that has had no step yet; alike: every later one has the
+    same tensors."""
 
-    def __init__(self, initial: Callable[[], State]) -> None:
+    def __init__(self, initial: Callable[[], State], *, alike: bool = True) -> None:
         self._initial = initial
+        self._alike = alike
         self._rows: dict[int, State] = {}
         self._staged: dict[int, State] = {}
         self._begun = False  # before the first step every shard has the initial state, wherever it is hosted
@@ -70,8 +72,15 @@ class ShardStates:
 
     def fitted(self, rows: Mapping[int, Mapping[str, torch.Tensor]]) -> dict[int, State]:
         """States from elsewhere. Raises Inconsistent when they are none of these shards'."""
+        if not self._alike:
+            return dict(rows)
         expected = self._initial() if rows else {}
         return {shard: fitted(f"of shard {shard}", row, expected) for shard, row in rows.items()}
+
+    def inherit(self, lost: int, heir: int) -> None:
+        """The state of `lost` is nowhere: it goes on with a copy of the heir's, where that is here."""
+        if heir in self._rows:
+            self._rows[lost] = {name: tensor.clone() for name, tensor in self._rows[heir].items()}
 
     def adopt(self, rows: Mapping[int, State]) -> None:
         """These are the states of these shards as of the last committed step."""

@@ -78,6 +78,11 @@ def restore(state: TrainingState, model: torch.nn.Module, optimizer: torch.optim
     return dict(run_state)
 
 
+def run_state_of(state: TrainingState) -> RunState:
+    """The run state beside the tensors. Raises Inconsistent."""
+    return dict(_unpacked(state, "run_state"))
+
+
 def transforms_of(state: TrainingState) -> dict[str, torch.Tensor]:
     """The state of the transforms after the sum, with memory of its own. Raises Inconsistent."""
     return dict(_unpacked(state, "transforms")) if "transforms" in state.values else {}

@@ -63,9 +63,7 @@ class Updater:
         self.move(step, reductions, agreed[:count], result)
         self._replica.adopt(agreed[count:], counters)
 
-    def move(
-        self, step: int, reductions: int, gradients: Sequence[torch.Tensor | None], result: torch.Tensor
-    ) -> None:
+    def move(self, step: int, reductions: int, gradients: Sequence[torch.Tensor | None], result: torch.Tensor) -> None:
         """The parameters alone: the optimizer's step, with gradients that are views of `result`."""
         self._replica.forget()
         gradients, self.state = self._after.update(gradients, self.state)

@@ -13,7 +13,7 @@ import torch
 
 from orchestrator.numerics import exact
 from orchestrator.numerics.layout import Layout, most_waiting
-from orchestrator.plan import Exchange, Plan
+from orchestrator.plan import Plan
 from orchestrator.topologies import build_schedule
 from orchestrator.topologies.schedule import Action, Add, Finish, Schedule, program
 from orchestrator.updates import optimizers
@@ -48,7 +48,7 @@ def worker_bytes(layout: Layout, schedule: Schedule, plan: Plan, *, parameters: 
     hosted = -(-plan.data.shards // schedule.workers)
     gradients = min(hosted, max(2, most_waiting(layout.size)))  # the last one is looked at once more after the next
     gradients += plan.update.clip is not None
-    sums = sums_of(plan.exchange)
+    sums = sums_of(plan)
     regions = max(region_bytes(layout, schedule, rank, sums) for rank in range(schedule.workers))
     return regions + round((parameters + trained * (gradients + (state or 0))) * _FLOAT32)
 
@@ -66,8 +66,10 @@ def sentence(run_manifest: Mapping[str, Any], plan: Plan) -> str | None:
     return f"each worker holds {parameters:,} parameters and needs about {_megabytes(size)} for them{without}"
 
 
-def sums_of(exchange: Exchange) -> exact.Sums:
-    return exact.MEANS if exchange.exact else exact.FAST_MEANS
+def sums_of(plan: Plan) -> exact.Sums:
+    if not plan.lockstep:
+        return exact.INTEGERS
+    return exact.MEANS if plan.exchange.exact else exact.FAST_MEANS
 
 
 def _megabytes(size: int) -> str:

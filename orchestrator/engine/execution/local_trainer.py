@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy
 import torch
 from numpy.typing import NDArray
 
-from orchestrator.checkpoints.state import TrainingState
-from orchestrator.engine.compute import snapshot
 from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.shard_gradients import Contribution, ShardGradients
 from orchestrator.engine.compute.updater import Updater
@@ -42,7 +39,7 @@ class LocalTrainer:
         services: ProcessServices,
     ) -> None:
         self._gradients = gradients
-        self.replica = replica
+        self._replica = replica
         self._updater = updater
         exact = memory.contribution.dtype == torch.float64
         self._accumulator = Accumulator(replica.layout, memory.contribution, exact=exact)
@@ -69,7 +66,7 @@ class LocalTrainer:
         self._accumulator.clear()
         self._gradients.plan(step, self._shards)
         self._options = self._updater.options()
-        tally = _Tally(self.replica)
+        tally = _Tally(self._replica)
         fault: tuple[int, OrchestratorError] | None = None
         for shard in self._shards:
             self._services.heartbeat.beat("compute", step, shard)
@@ -80,7 +77,7 @@ class LocalTrainer:
                     continue
                 loss, weight, gradients = computed
                 self._accumulator.add(gradients, weight, grid)
-                tally.add(shard, loss, weight, self.replica.present(gradients))
+                tally.add(shard, loss, weight, self._replica.present(gradients))
             except OrchestratorError as error:
                 fault = (shard, error)
                 break
@@ -106,47 +103,6 @@ class LocalTrainer:
         self._updater.apply(state.steps, state.reductions, agreed, consensus.counters, self._memory.result)
         self._gradients.states.commit()
 
-    def capture(self, values: dict[str, Any]) -> TrainingState:
-        """What all workers have alike, as views of what is in use, with these values beside it."""
-        return snapshot.capture(self.replica.model, self._updater.optimizer, values, self._updater.state)
-
-    def capture_with_rows(self, values: dict[str, Any]) -> TrainingState:
-        """The same, and what the hosted shards keep."""
-        rows = {shard: self._gradients.states.of(shard) for shard in self._shards} if self.keeps_shard_state else {}
-        return snapshot.capture(self.replica.model, self._updater.optimizer, values, self._updater.state, rows)
-
-    def restore(self, state: TrainingState, steps: int) -> dict[str, Any]:
-        """Be as far as whoever this state is from, also with what shards keep, as far as that is in it; returns the values
-        beside it. steps: committed here until now. Raises Inconsistent, and has changed nothing then."""
-        transforms, states = self._updater.fitted(snapshot.transforms_of(state)), self._gradients.states
-        rows = states.fitted(snapshot.rows_of(state.tensors))
-        values = snapshot.restore(state, self.replica.model, self._updater.optimizer)
-        self._updater.state = transforms
-        if self.keeps_shard_state:
-            states.follow(steps, values["steps"])
-            states.adopt(rows)
-        self.replica.begin_step()
-        self.replica.begin_shard()
-        return values
-
-    @property
-    def keeps_shard_state(self) -> bool:
-        return self._gradients.keeps_state
-
-    @property
-    def rows(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shards whose state is here: as of the last committed step, and as of the present one."""
-        return self._gradients.states.held, self._gradients.states.staged
-
-    def rows_of(self, shards: Sequence[int]) -> dict[str, torch.Tensor]:
-        """What these shards keep, to be handed over. Raises Inconsistent where that is not here."""
-        return snapshot.named_rows({shard: self._gradients.states.of(shard) for shard in shards})
-
-    def adopt_rows(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """What shards keep that are hosted here from now on. Raises Inconsistent where it does not fit."""
-        states = self._gradients.states
-        states.adopt(states.fitted(snapshot.rows_of(tensors)))
-
     def _contribute_again(self, grid: Grid) -> StepReport:
         """A worker with one shard need not compute it again: only the grid has changed (rule A4)."""
         assert self._single is not None
@@ -166,7 +122,7 @@ class LocalTrainer:
         """An error for what the user's code changed while the shards were computed, though only the optimizer's step
         may change it; attributed to the last shard."""
         try:
-            self.replica.check_step()
+            self._replica.check_step()
             optimizers.check_unchanged(self._updater.optimizer, self._options)
         except PipelineRaised as error:
             return self._shards[-1], error
@@ -176,8 +132,8 @@ class LocalTrainer:
         """Complete the sum and hand the magnitudes to the tally; returns the first shard with one that is not finite."""
         magnitudes = self._complete(tally.total_weight)
         for nth, i in numpy.argwhere(magnitudes >= INFINITE):
-            shard, name = tally.shards[nth], self.replica.layout.slots[i].name
-            what = f"gradient of {name}" if i < len(self.replica.parameters) else f"statistic {name}"
+            shard, name = tally.shards[nth], self._replica.layout.slots[i].name
+            what = f"gradient of {name}" if i < len(self._replica.parameters) else f"statistic {name}"
             return shard, NonFinite(f"the {what} is not finite at step {step}, shard {shard}", NON_FINITE_REMEDY)
         tally.magnitudes = magnitudes.max(0, initial=ABSENT).tolist()
         return None

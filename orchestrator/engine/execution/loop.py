@@ -73,6 +73,11 @@ class Loop:
         run_state = self.run_state
         return not run_state.evaluation_due and (run_state.steps == self._steps or run_state.stopped_early)
 
+    def inherited(self, heirs: Sequence[tuple[int, int]]) -> None:
+        """Since the last rest these lost shards go on with what their heirs keep."""
+        if heirs:
+            self.run_state = self.run_state.inherited(heirs)
+
     def run(self, executor: Executor, exchange: Exchange, hooks: Hooks, *, saving: bool) -> Halted:
         """Run steps until the end of the run or a halt. saving: this generation has writers of checkpoints."""
         agreed = Requests(busy=True)  # at the first boundary nobody has asked the writers

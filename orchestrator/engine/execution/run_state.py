@@ -10,7 +10,7 @@ What it does not do: know the time, the members, or the generation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,7 +84,8 @@ class RunState:
 
     @property
     def progress(self) -> Progress:
-        return Progress(self.steps, evaluated=not self.evaluation_due)
+        rests = None if self.free is None else self.free.rests
+        return Progress(self.steps, evaluated=not self.evaluation_due, rests=rests)
 
     @property
     def advances(self) -> int:
@@ -105,7 +106,14 @@ class RunState:
         return [patience.watching.metric for patience in (self.stopping, self.plateau) if patience is not None]
 
     def committed(
-        self, grid: Grid, steps: int, lines: tuple[Line, ...], free: Clocks | None, *, evaluation_due: bool, save_due: bool
+        self,
+        grid: Grid,
+        steps: int,
+        lines: tuple[Line, ...],
+        free: Clocks | None,
+        *,
+        evaluation_due: bool,
+        save_due: bool,
     ) -> RunState:
         """steps: done in all; lines: of those done now (a server has none where replicas run free)."""
         return replace(
@@ -125,6 +133,11 @@ class RunState:
             stopping=_after(self.stopping, metrics),
             plateau=_after(self.plateau, metrics),
         )
+
+    def inherited(self, heirs: Sequence[tuple[int, int]]) -> RunState:
+        """Lost shards go on with what their heirs keep."""
+        assert self.free is not None
+        return replace(self, free=replace(self.free, heirs=(*self.free.heirs, *heirs)))
 
     def published(self) -> RunState:
         free = None if self.free is None else replace(self.free, unpublished=None)

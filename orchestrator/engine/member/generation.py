@@ -30,7 +30,8 @@ class Generation:
     """One membership with its assignment of shards. Ranks 0..workers-1 are workers, then come the servers.
 
     shards: by worker's rank. state_transfers: (donor, recipient) pairs of ranks, done before the first step. moves: (donor,
-    recipient, shards): who hands over what these shards keep, after that and in this order. restore: (rank, where): that rank
+    recipient, shards): who hands over what these shards keep, after that and in this order. heirs: (lost, heir): the lost shard
+    goes on with what the heir keeps; before the moves. restore: (rank, where): that rank
     loads a checkpoint before anything else; INITIAL: it goes back to the state in which the run began. writers: the ranks that
     write the parts of checkpoints, in order, and storage: where these lie.
     """
@@ -43,6 +44,7 @@ class Generation:
     writers: tuple[int, ...] = ()
     storage: str | None = None
     moves: tuple[Move, ...] = ()
+    heirs: tuple[tuple[int, int], ...] = ()
 
     @property
     def workers(self) -> int:
@@ -61,6 +63,7 @@ class Generation:
             "writers": self.writers,
             "storage": self.storage,
             **({"moves": self.moves} if self.moves else {}),
+            **({"heirs": self.heirs} if self.heirs else {}),
         }
 
     def donors_of(self, rank: int) -> list[int]:

@@ -1,0 +1,137 @@
+"""How a worker's part of a run is put together, by the way in which its replicas are synchronised: one class for each.
+
+What both have is the state of the replica and of its shards, memory that suits a generation, and an executor for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from orchestrator.engine.asynchronous.free_replica import FreeReplica
+from orchestrator.engine.asynchronous.rest import Terms
+from orchestrator.engine.asynchronous.shard_updates import ShardUpdates
+from orchestrator.engine.asynchronous.sprint import Cadence, Sprints
+from orchestrator.engine.asynchronous.traffic import DeltaMemory, Traffic
+from orchestrator.engine.compute.replica import Replica
+from orchestrator.engine.compute.shard_gradients import ShardGradients
+from orchestrator.engine.compute.shard_states import ShardStates
+from orchestrator.engine.compute.updater import Updater
+from orchestrator.engine.compute.workload import Workload
+from orchestrator.engine.exchange.collectives import Exchange, Memory
+from orchestrator.engine.exchange.footprint import sums_of
+from orchestrator.engine.execution.executor import Executor
+from orchestrator.engine.execution.local_trainer import LocalTrainer
+from orchestrator.engine.execution.lockstep import Lockstep, StepContents
+from orchestrator.engine.execution.replica_state import ReplicaState
+from orchestrator.engine.execution.timing import Timing
+from orchestrator.engine.member.generation import Generation, ProcessServices
+from orchestrator.numerics.staging import Staging
+from orchestrator.plan import Plan
+from orchestrator.topologies.routes import Routes
+from orchestrator.topologies.schedule import Schedule
+from orchestrator.transports.base import Regions, Transport
+from orchestrator.updates.transforms import Chain
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a worker has built before its first generation. before: transforms of a shard's gradient before the sum."""
+
+    plan: Plan
+    workload: Workload
+    replica: Replica
+    updater: Updater
+    before: Chain
+    regions: Regions
+    services: ProcessServices
+    staging: Staging
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What an executor is made for. transport: of this generation."""
+
+    generation: Generation
+    rank: int
+    transport: Transport
+    timing: Timing
+    run_manifest: Mapping[str, Any]
+    deadline_s: float
+
+    @property
+    def shards(self) -> tuple[int, ...]:
+        return self.generation.shards[self.rank]
+
+    def exchange(self, memory: Memory) -> Exchange:
+        number = self.generation.number
+        return Exchange(self.generation.schedule, self.rank, number, self.transport, memory, self.deadline_s)
+
+
+class Execution(Protocol):
+    """One worker's way to execute a run. held: its state at a boundary."""
+
+    held: ReplicaState
+
+    def suit(self, schedule: Schedule, rank: int) -> None:
+        """Allocate what a generation needs, before its peers connect."""
+
+    def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
+        """For one generation, whose state is here."""
+
+
+class LockstepExecution:
+    """All replicas are equal after each step."""
+
+    def __init__(self, parts: Parts) -> None:
+        replica, updater, plan = parts.replica, parts.updater, parts.plan
+        self._plan = plan
+        self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan))
+        gradients = ShardGradients(parts.workload, replica, parts.before)
+        host_transfer = parts.staging.host_transfer(replica.layout, self._memory.result)
+        self._trainer = LocalTrainer(gradients, replica, updater, self._memory, host_transfer, parts.services)
+        self.held = ReplicaState(replica, updater, gradients.states, keeps_shard_state=gradients.keeps_state)
+
+    def suit(self, schedule: Schedule, rank: int) -> None:
+        self._memory.suit(schedule, rank)
+
+    def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
+        self._trainer.take_on(moment.shards, alone=moment.generation.schedule.members == 1)
+        exchange = moment.exchange(self._memory)
+        contents = StepContents.of(self._plan, moment.run_manifest)
+        return Lockstep(self._trainer, exchange, contents, moment.timing.requests), exchange
+
+
+class SprintExecution:
+    """Replicas run free between rests."""
+
+    def __init__(self, parts: Parts) -> None:
+        replica, updater, plan = parts.replica, parts.updater, parts.plan
+        self._plan = plan
+        self._mode = plan.mode
+        self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan))
+        self._deltas = DeltaMemory(replica.layout, parts.regions)
+        states = ShardStates(dict, alike=False)
+        updates = ShardUpdates(parts.workload, replica, updater, plan.data.shards, self._mode.threshold)
+        self._free = FreeReplica(replica, updates, states, self._memory, parts.services)
+        self.held = ReplicaState(replica, updater, states, keeps_shard_state=True)
+
+    def suit(self, schedule: Schedule, rank: int) -> None:
+        self._memory.suit(schedule, rank)
+        self._routes = Routes(schedule)
+        self._deltas.suit(self._routes, rank)
+
+    def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
+        generation, rank, deltas = moment.generation, moment.rank, self._deltas
+        self._free.shards = moment.shards
+        exchange = moment.exchange(self._memory)
+        terms = Terms.of(self._plan, generation, moment.run_manifest)
+        routes, transport, number = self._routes, moment.transport, generation.number
+        make = lambda sprint: Traffic(transport, routes, rank, number, sprint, deltas)  # noqa: E731
+        cadence = Cadence(moment.timing, self._mode.rest_every)
+        return Sprints(self._free, self._mode, exchange, make, terms, cadence, rank), exchange
+
+
+def execution(parts: Parts) -> Execution:
+    return LockstepExecution(parts) if parts.plan.lockstep else SprintExecution(parts)
