@@ -1,10 +1,12 @@
-"""The seam between an exchange and the wire: send, receive, flush, close, abort; a deadline on each wait; three errors.
+"""The seam between an exchange and the wire: send, receive, poll, flush, close, abort; a deadline on each wait; three errors.
 
 A transport belongs to one generation: one membership, one set of connections. It connects this member (its rank) with the
 peers that the schedule links it to, delivers each peer's messages in the order in which they were sent, and knows nothing of
-what they mean. Between members that share memory a message is a notice of a few bytes and `receive` returns a *view* of
-the sender's region: nothing is copied, and the sender must not write there before the schedule says that it was read
-(rule C1; `tests/topologies/test_happens_before.py` proves it for every schedule). Between hosts the bytes travel.
+what they mean. `receive` takes the next message of one peer, which a schedule foresees; `poll` takes what has come from any,
+where no schedule says who sends when. Between members that share memory a message is a notice of a few bytes and both
+return a *view* of the sender's region: nothing is copied, and the sender must not write there before the schedule says
+that it was read (rule C1; `tests/topologies/test_happens_before.py` proves it for every schedule). Between hosts the bytes
+travel.
 
 What it does not do: retry, reconnect, reorder, decide who is dead. A lost peer is an error for everyone connected to it;
 what that means is the controller's business.
@@ -12,13 +14,14 @@ what that means is the controller's business.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import NamedTuple, Protocol
 
 import torch
 
 
 class Tag(NamedTuple):
-    """What a message is; the receiver names the tag it expects and anything else is a `ProtocolError`."""
+    """What a message is; `receive` names the tag it expects and anything else is a `ProtocolError`."""
 
     generation: int
     step: int
@@ -77,6 +80,19 @@ class Transport(Protocol):
         said farewell ends the wait.
 
         Raises PeerLost (PeerLeft), DeadlineExceeded, which leaves everything as it was, ProtocolError.
+        """
+
+    def poll(self, phases: Collection[int], timeout_s: float) -> list[tuple[int, Tag, Received]]:
+        """All messages that have come, from any peer (given first), as far as they stand at the head of what that peer has
+        sent and carry a tag of one of these phases: a message of another phase, such as an early vote, stays queued, and so
+        does what its sender sent after it. Waits at most `timeout_s` for the first one; 0 only looks, and moves what is
+        under way: it reads all that has come and writes what is queued. An empty list when nothing came.
+
+        Order: each peer's in the order in which they were sent; peers in turn.
+
+        Raises PeerLost for the loss of any connected peer that has not said farewell, though messages of others may have
+        come; PeerLeft as soon as a peer has left and nothing of it is queued, for nothing can be completed with it. Both
+        take no message away.
         """
 
     def flush(self, timeout_s: float) -> None:

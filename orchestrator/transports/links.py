@@ -58,13 +58,14 @@ class Poller:
         if self._handlers.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
-    def wait(self, timeout_s: float) -> None:
-        """Wait until something is ready, and call the handlers of all that is."""
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until something is ready, and call the handlers of all that is. Whether anything was."""
         ready = [(fd, self._handlers[fd]) for fd, _ in self._epoll.poll(max(0.0, timeout_s))]
         for fd, handler in ready:
             # A handler may have closed another's fd, and the number may be in use again.
             if self._handlers.get(fd) is handler:
                 handler()
+        return bool(ready)
 
     def close(self) -> None:
         self._epoll.close()

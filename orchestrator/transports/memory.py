@@ -18,6 +18,7 @@ from collections.abc import Collection
 
 import torch
 
+from orchestrator.transports import inboxes
 from orchestrator.transports.base import DeadlineExceeded, PeerLeft, PeerLost, ProtocolError, Received, Tag
 
 _PAGE_BYTES = 4096
@@ -73,7 +74,7 @@ class Hub:
     def __init__(self, members: int, links: Collection[tuple[int, int]] | None = None) -> None:
         self.states = [_State.HERE] * members
         self.changed = threading.Condition()
-        self.messages: dict[tuple[int, int], deque[tuple[Tag, Received]]] = {
+        self.messages: dict[tuple[int, int], inboxes.Inbox] = {
             pair: deque()
             for pair in itertools.permutations(range(members), 2)
             if links is None or pair in links or pair[::-1] in links
@@ -100,6 +101,7 @@ class MemoryTransport:
         self._hub = hub
         self._rank = rank
         self._regions = regions
+        self._inboxes = {peer: inbox for (peer, to), inbox in hub.messages.items() if to == rank}
 
     def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
         if payload.dim() != 1 or not payload.is_contiguous() or payload.device.type != "cpu":
@@ -117,7 +119,7 @@ class MemoryTransport:
         began = time.monotonic()
         with self._hub.changed:
             self._check(peer)
-            messages = self._hub.messages[peer, self._rank]
+            messages = self._inboxes[peer]
             while not messages:
                 self._raise_losses(peer)
                 remaining = began + timeout_s - time.monotonic()
@@ -129,6 +131,19 @@ class MemoryTransport:
         if came != tag:
             raise ProtocolError(f"expected {tag} from member {peer}, got {came}")
         return received
+
+    def poll(self, phases: Collection[int], timeout_s: float) -> list[tuple[int, Tag, Received]]:
+        deadline = time.monotonic() + timeout_s
+        with self._hub.changed:
+            while True:
+                self._check_own()
+                self._raise_losses(self._rank)
+                self._raise_departures()
+                came = inboxes.take(self._inboxes.items(), phases)
+                remaining = deadline - time.monotonic()
+                if came or remaining <= 0:
+                    return came
+                self._hub.changed.wait(remaining)
 
     def flush(self, timeout_s: float) -> None:  # noqa: ARG002  nothing is ever under way
         with self._hub.changed:
@@ -156,6 +171,12 @@ class MemoryTransport:
                 raise _loss(peer, state)
         if self._hub.states[awaited] is _State.LEFT:
             raise _loss(awaited, _State.LEFT)
+
+    def _raise_departures(self) -> None:
+        """Raises PeerLeft if a peer has left and nothing of it is still to be taken."""
+        for peer, inbox in self._inboxes.items():
+            if self._hub.states[peer] is _State.LEFT and not inbox:
+                raise _loss(peer, _State.LEFT)
 
 
 def _loss(peer: int, state: _State) -> PeerLost:

@@ -1,11 +1,11 @@
 """The transport over sockets of one generation: links with all peers, one poller, no thread.
 
 `sockets.py` connects the links and hands the transport out. `send` writes what goes at once and queues the rest;
-`receive` waits with everything that the transport has under way (reads of all peers, writes of what is queued), so no
-order of sends and receives can block two members against each other. A payload in a region goes as a notice to a peer
-that mapped it, and as bytes to any other.
+`receive` and `poll` wait with everything that the transport has under way (reads of all peers, writes of what is
+queued), so no order of sends and receives can block two members against each other. A payload in a region goes as a
+notice to a peer that mapped it, and as bytes to any other.
 
-Bytes move only while this member is in `receive`, `flush` or `close`, for there is no thread that would do it
+Bytes move only while this member is in `receive`, `poll`, `flush` or `close`, for there is no thread that would do it
 meanwhile.
 
 Thread use: one thread sends, receives and closes. `abort` may come from any other thread, not from a signal handler:
@@ -13,19 +13,21 @@ it ends the connections at once, and so wakes the thread that waits, and takes t
 has let go.
 
 What it does not do: make the peer read. What a peer has not taken lies in this member's send queue, without a limit of
-its own: a schedule bounds it.
+its own: a schedule bounds it, or whatever rule says how much a member may have sent without an answer. By the same
+bound `poll` comes to an end, which reads until nothing more is there.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Collection
 from collections.abc import Mapping as ReadOnlyDict
 from typing import Final
 
 import torch
 
-from orchestrator.transports import frames
+from orchestrator.transports import frames, inboxes
 from orchestrator.transports.base import DeadlineExceeded, PeerLeft, PeerLost, ProtocolError, Received, Tag
 from orchestrator.transports.links import Link, Poller
 from orchestrator.transports.shared_memory import SharedRegions
@@ -87,9 +89,25 @@ class SocketTransport:
             raise ProtocolError(f"expected {tag} from member {peer}, got {came}")
         return received
 
+    def poll(self, phases: Collection[int], timeout_s: float) -> list[tuple[int, Tag, Received]]:
+        deadline = time.monotonic() + timeout_s
+        wait_s = 0.0
+        with self._using:
+            while True:
+                self._check_open()
+                while self._progress(wait_s):
+                    wait_s = 0.0  # one frame of each peer is read at a time
+                self._check_open()  # it may be our own abort that ended the links
+                self.raise_losses()
+                self._raise_departures()
+                came = inboxes.take(((link.peer, link.inbox) for link in self._links.values()), phases)
+                wait_s = deadline - time.monotonic()
+                if came or wait_s <= 0:
+                    return came
+
     def flush(self, timeout_s: float) -> None:
         """Wait until nothing that was sent needs this member any more. Call it before computing for long: what a peer
-        has not taken yet stays here until `receive`, `flush` or `close` goes on with it.
+        has not taken yet stays here until `receive`, `poll`, `flush` or `close` goes on with it.
 
         Raises PeerLost, DeadlineExceeded.
         """
@@ -131,6 +149,12 @@ class SocketTransport:
             if link.lost:
                 raise PeerLost(link.peer, link.ended)
 
+    def _raise_departures(self) -> None:
+        """Raises PeerLeft if a peer has left and nothing of it is still to be taken."""
+        for link in self._links.values():
+            if link.left and not link.inbox:
+                raise PeerLeft(link.peer, _LEFT)
+
     def _link(self, peer: int) -> Link:
         self._check_open()
         if peer not in self._links:
@@ -158,12 +182,14 @@ class SocketTransport:
                 raise DeadlineExceeded(link.peer, tag, timeout_s)
             self._progress(remaining)
 
-    def _progress(self, timeout_s: float) -> None:
-        self.poller.wait(min(timeout_s, _CHECK_S))
+    def _progress(self, timeout_s: float) -> bool:
+        """Whether anything was read, written or ended."""
+        moved = self.poller.wait(min(timeout_s, _CHECK_S))
         if self._remote and (now := time.monotonic()) >= self._next_check:
             self._next_check = now + _CHECK_S
             for link in self._remote:
                 link.check_reachable()
+        return moved
 
     def _say_farewell(self, deadline: float) -> None:
         """Flush what was sent, and a farewell. Between hosts wait until the peers' kernels have it: closing a TCP

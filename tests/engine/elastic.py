@@ -14,7 +14,7 @@ the run has told is what its last members can tell.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -168,6 +168,10 @@ class Scripted:
 
     def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
         return self._inner.receive(peer, tag, timeout_s)  # a beat comes before each
+
+    def poll(self, phases: Collection[int], timeout_s: float) -> list[tuple[int, Tag, Received]]:
+        self._meet()
+        return self._inner.poll(phases, timeout_s)
 
     def flush(self, timeout_s: float) -> None:
         self._inner.flush(timeout_s)

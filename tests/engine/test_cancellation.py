@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -34,6 +35,10 @@ class Telling:
         self.waits.set()
         return self._inner.receive(peer, tag, timeout_s)
 
+    def poll(self, phases: Collection[int], timeout_s: float) -> list[tuple[int, Tag, Received]]:
+        self.waits.set()
+        return self._inner.poll(phases, timeout_s)
+
 
 def _wait(transport: CancellableTransport) -> Ended:
     transport.receive(1, TAG, PATIENCE_S)
@@ -53,6 +58,40 @@ def test_a_call_off_ends_a_wait_and_the_member_says_farewell() -> None:
     assert heartbeat.snapshot()["activity"] == "idle"
     with pytest.raises(PeerLeft):
         hub.transport(1).receive(0, TAG, PATIENCE_S)
+
+
+def test_a_call_off_ends_a_poll() -> None:
+    heartbeat = Heartbeat()
+    transport = Telling(Hub(2).transport(0))
+
+    def poll(cancellable: CancellableTransport) -> Ended:
+        cancellable.activity = "exchange"
+        assert cancellable.poll([0], PATIENCE_S) == []
+        raise AssertionError("nothing was to come")
+
+    with ThreadPoolExecutor(1) as pool:
+        ending = pool.submit(live, GENERATION, heartbeat, lambda: transport, poll, lambda: (4, 1))
+        transport.waits.wait()
+        assert heartbeat.snapshot()["activity"] == "exchange"
+        heartbeat.call_off(3)
+        assert ending.result().kind == "called off"
+
+
+def test_to_look_is_no_activity_but_notices_a_call_off() -> None:
+    hub, heartbeat = Hub(2), Heartbeat()
+    heartbeat.enter(3)
+    heartbeat.beat("compute", 7, 1)
+    transport, before = CancellableTransport(hub.transport(0), heartbeat), heartbeat.snapshot()
+    hub.transport(1).send(0, TAG, torch.ones(1), note=5)
+    [(peer, tag, received)] = transport.poll([0], 0.0)
+    assert (peer, tag, received.note) == (1, TAG, 5)
+    assert transport.poll([0], 0.0) == []
+    assert heartbeat.snapshot() == before
+    assert transport.poll([0], 0.12) == [], "it waits in slices, and until the end"
+    assert heartbeat.snapshot()["beats"] == before["beats"] + 1
+    heartbeat.call_off(3)
+    with pytest.raises(CalledOff):
+        transport.poll([0], 0.0)
 
 
 @pytest.mark.parametrize(("verb", "accuses"), [("abort", 1), ("close", None)])

@@ -279,7 +279,8 @@ class Mortal:
     def __init__(self, inner: Transport, hub: Hub, rank: int, fatal: int) -> None:
         self._hub, self._rank, self._left = hub, rank, fatal
         self._inner = inner
-        self.receive, self.flush, self.close, self.abort = inner.receive, inner.flush, inner.close, inner.abort
+        self.receive, self.poll, self.flush = inner.receive, inner.poll, inner.flush
+        self.close, self.abort = inner.close, inner.abort
 
     def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
         if self._left == 0:
@@ -294,7 +295,8 @@ class Dawdling:
     def __init__(self, inner: Transport, hub: Hub) -> None:
         self._hub = hub
         self._inner = inner
-        self.send, self.flush, self.close, self.abort = inner.send, inner.flush, inner.close, inner.abort
+        self.send, self.poll, self.flush = inner.send, inner.poll, inner.flush
+        self.close, self.abort = inner.close, inner.abort
 
     def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
         if (peer, tag.step) == (0, 1):

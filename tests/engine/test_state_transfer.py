@@ -57,7 +57,8 @@ class Altering:
 
     def __init__(self, inner: Transport, victim: int) -> None:
         self._numbers, self._victim, self._inner = itertools.count(), victim, inner
-        self.receive, self.flush, self.close, self.abort = inner.receive, inner.flush, inner.close, inner.abort
+        self.receive, self.poll, self.flush = inner.receive, inner.poll, inner.flush
+        self.close, self.abort = inner.close, inner.abort
 
     def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
         if next(self._numbers) == self._victim:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -326,6 +326,7 @@ class Wire:
         self._cluster = cluster
         self._member = present[rank]
         self._present = present
+        self._peers = [peer for peer, to in hub.messages if to == rank]
 
     def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
         self._cluster.meet(self._member)
@@ -335,6 +336,12 @@ class Wire:
     def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
         self._check(peer)
         return self._inner.receive(peer, tag, timeout_s)
+
+    def poll(self, phases: Collection[int], timeout_s: float) -> list[tuple[int, Tag, Received]]:
+        self._cluster.meet(self._member)
+        for peer in self._peers:
+            self._check(peer)
+        return self._inner.poll(phases, timeout_s)
 
     def flush(self, timeout_s: float) -> None:
         self._inner.flush(timeout_s)

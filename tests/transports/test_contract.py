@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 import pytest
@@ -22,6 +22,15 @@ def tag(step: int) -> Tag:
 
 def numbers(*values: float) -> torch.Tensor:
     return torch.tensor(values)
+
+
+def poll_until(transport: Transport, count: int, phases: Collection[int] = (0,)) -> list[tuple[int, Tag, Received]]:
+    """`count` messages, and no more."""
+    came: list[tuple[int, Tag, Received]] = []
+    while len(came) < count:
+        came += transport.poll(phases, PATIENCE_S)
+    assert len(came) == count
+    return came
 
 
 def receive(transport: Transport, peer: int, step: int = 0) -> Received:
@@ -370,3 +379,165 @@ def test_a_peer_that_does_not_read_holds_no_farewell_up(world: World) -> None:
     began = time.monotonic()
     leaver.transport.close(0.1)
     assert time.monotonic() - began < 2.0
+
+
+def test_poll_takes_from_everybody_each_ones_in_order(world: World) -> None:
+    first, second, third = world.members(3)
+    for step in range(100):
+        first.transport.send(2, tag(step), numbers(step), note=step)
+        second.transport.send(2, tag(step)._replace(phase=1), numbers(-step), note=-step)
+    came = poll_until(third.transport, 200, {0, 1})
+    for peer, sign in ((0, 1), (1, -1)):
+        of_peer = [(its_tag, received) for source, its_tag, received in came if source == peer]
+        assert [its_tag for its_tag, _ in of_peer] == [tag(step)._replace(phase=peer) for step in range(100)]
+        assert [received.note for _, received in of_peer] == [sign * step for step in range(100)]
+        assert [received.payload.item() for _, received in of_peer] == [sign * step for step in range(100)]
+    assert third.transport.poll({0, 1}, 0.0) == []
+
+
+def test_an_early_vote_stays_queued_and_what_was_sent_after_it(world: World) -> None:
+    voter, other, member = world.members(3)
+    vote = TAG._replace(phase=2)
+    for note, each in enumerate([tag(0), vote, tag(1)]):
+        voter.transport.send(2, each, numbers(1), note)
+    other.transport.send(2, tag(5), numbers(1))
+    came = poll_until(member.transport, 2)
+    assert sorted((peer, each.step) for peer, each, _ in came) == [(0, 0), (1, 5)]
+    assert member.transport.poll([0], 0.05) == [], "what stands behind the vote is not there yet"
+    other.transport.send(2, tag(6), numbers(1))
+    assert [(peer, each.step) for peer, each, _ in poll_until(member.transport, 1)] == [(1, 6)]
+    assert member.transport.receive(0, vote, 0.0).note == 1
+    [(_, after, received)] = poll_until(member.transport, 1)
+    assert (after, received.note) == (tag(1), 2)
+
+
+def test_poll_waits_as_long_as_it_may_for_the_first(world: World) -> None:
+    sender, receiver = world.members(2)
+    for timeout_s in (0.0, 0.05):
+        began = time.monotonic()
+        assert receiver.transport.poll([0], timeout_s) == []
+        assert time.monotonic() - began >= timeout_s
+    waiting = threading.Event()
+
+    def poll() -> list[tuple[int, Tag, Received]]:
+        waiting.set()
+        return receiver.transport.poll([0], PATIENCE_S)
+
+    def send() -> list[tuple[int, Tag, Received]]:
+        waiting.wait()
+        sender.transport.send(1, TAG, numbers(3))
+        return []
+
+    [(peer, came, received)] = together([poll, send])[0]
+    assert (peer, came, received.payload.item()) == (0, TAG, 3)
+
+
+def test_poll_gives_views_of_regions(world: World) -> None:
+    sender, receiver = world.members(2)
+    region = sender.regions.allocate(8, torch.float32)
+    region.copy_(torch.arange(8))
+    sender.transport.send(1, TAG, region[2:5])
+    [(_, _, received)] = poll_until(receiver.transport, 1)
+    assert received.payload.tolist() == [2, 3, 4]
+    region.add_(10)
+    assert received.payload.tolist() == ([12, 13, 14] if world.shares else [2, 3, 4])
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, PATIENCE_S])
+def test_large_payloads_both_ways_come_by_polling_alone(world: World, timeout_s: float) -> None:
+    members = world.members(2)
+
+    def exchange(rank: int) -> bool:
+        transport, finished, whole = members[rank].transport, [False, False], False
+        transport.send(1 - rank, TAG, torch.full((5_000_000,), float(rank)))
+        while not all(finished):  # to the end of both, for the last bytes of the one need the other's polls too
+            for _, came, received in transport.poll([0], timeout_s):
+                finished[came.step] = True
+                if came == TAG:
+                    whole = bool((received.payload == 1 - rank).all())
+                    transport.send(1 - rank, tag(1), torch.empty(0))
+        transport.flush(PATIENCE_S)
+        return whole
+
+    assert together([partial(exchange, rank) for rank in range(2)]) == [True, True]
+
+
+def test_poll_tells_of_a_loss_though_others_have_sent(world: World) -> None:
+    dead, sender, member = world.members(3)
+    sender.transport.send(2, TAG, numbers(1))
+    dead.transport.send(2, TAG, numbers(1))
+    dead.transport.abort()
+
+    def poll_on() -> None:
+        while True:  # the end may come a moment later than the messages
+            member.transport.poll([0], PATIENCE_S)
+
+    for _ in range(2):
+        with pytest.raises(PeerLost) as raised:
+            poll_on()
+        assert (raised.value.peer, type(raised.value)) == (0, PeerLost)
+
+
+def test_a_loss_ends_the_wait_of_a_poll(world: World) -> None:
+    dead, member = world.members(2)
+    waiting = threading.Event()
+
+    def die() -> None:
+        waiting.wait()
+        dead.transport.abort()
+
+    def wait() -> None:
+        waiting.set()
+        with pytest.raises(PeerLost, match="member 0"):
+            member.transport.poll([0], PATIENCE_S)
+
+    together([die, wait])
+
+
+def test_who_has_left_is_told_once_all_of_it_is_taken(world: World) -> None:
+    leaver, sender, member = world.members(3)
+    for step in range(2):
+        leaver.transport.send(2, tag(step), numbers(1))
+    leaver.transport.close()
+    assert [(peer, each.step) for peer, each, _ in poll_until(member.transport, 2)] == [(0, 0), (0, 1)]
+    with pytest.raises(PeerLeft, match="member 0"):
+        member.transport.poll([0], PATIENCE_S)
+    sender.transport.send(2, TAG, numbers(4))
+    with pytest.raises(PeerLeft, match="member 0"):
+        member.transport.poll([0], PATIENCE_S)
+    assert receive(member.transport, 1).payload.item() == 4, "an error takes no message away"
+
+
+def test_who_has_left_after_an_early_vote_disturbs_no_poll(world: World) -> None:
+    leaver, sender, member = world.members(3)
+    leaver.transport.send(2, TAG._replace(phase=2), numbers(1))
+    leaver.transport.close()
+    assert member.transport.poll([0], 0.05) == []
+    sender.transport.send(2, TAG, numbers(4))
+    assert [peer for peer, _, _ in poll_until(member.transport, 1)] == [1]
+
+
+@pytest.mark.parametrize("end", ["close", "abort"])
+def test_nobody_polls_after_the_end(world: World, end: str) -> None:
+    sender, member = world.members(2)
+    sender.transport.send(1, TAG, numbers(1))
+    getattr(member.transport, end)()
+    for timeout_s in (0.0, PATIENCE_S):
+        with pytest.raises(ConnectionAbortedError, match="closed on this side"):
+            member.transport.poll([0], timeout_s)
+
+
+def test_abort_from_another_thread_ends_a_poll(world: World) -> None:
+    member, _ = world.members(2)
+    entered = threading.Event()
+
+    def wait() -> None:
+        entered.set()
+        with pytest.raises(ConnectionAbortedError):
+            member.transport.poll([0], PATIENCE_S)
+
+    def abort() -> None:
+        entered.wait()
+        member.transport.abort()
+
+    together([wait, abort])

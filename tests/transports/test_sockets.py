@@ -446,3 +446,11 @@ def test_secrets_of_any_length_from_sixteen_bytes_work(make: Make) -> None:
             listener.secret = secret
         for transport in together([partial(members.connect, rank, size) for rank in range(2)]):
             transport.close()
+
+
+def test_one_look_brings_all_that_has_come(make: Make) -> None:
+    members = make("unix", 2)
+    sender, receiver = together([partial(members.connect, rank) for rank in range(2)])
+    for note in range(50):
+        sender.send(1, TAG, torch.ones(3), note)
+    assert [received.note for _, _, received in receiver.poll([TAG.phase], 0.0)] == list(range(50))

@@ -24,14 +24,8 @@ TAG = Tag(generation=1, step=0, attempt=0, phase=0, chunk=0)
 T = TypeVar("T")
 
 
-class FlushingTransport(Transport, Protocol):
-    """What every implementation has beside the seam's verbs."""
-
-    def flush(self, timeout_s: float) -> None: ...
-
-
 class Member(NamedTuple):
-    transport: FlushingTransport
+    transport: Transport
     regions: Regions
 
 

@@ -9,7 +9,7 @@ What it does not do: cancel a `connect`; the listener is cancelled for that.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from orchestrator.engine.member.generation import Connect, Ended, Generation, Withdrawn
@@ -44,6 +44,18 @@ class CancellableTransport:
                 return self._inner.receive(peer, tag, _slice(deadline))
             except DeadlineExceeded as error:
                 self._go_on_waiting(error, tag, deadline, timeout_s)
+
+    def poll(self, phases: Collection[int], timeout_s: float) -> list[tuple[int, Tag, Received]]:
+        if timeout_s <= 0:  # no wait, and so no activity of its own: its caller computes
+            self._heartbeat.check()
+            return self._inner.poll(phases, 0.0)
+        self._heartbeat.beat(self.activity)
+        deadline = time.monotonic() + timeout_s
+        while True:
+            came = self._inner.poll(phases, _slice(deadline))
+            if came or time.monotonic() >= deadline:
+                return came
+            self._heartbeat.check()
 
     def flush(self, timeout_s: float) -> None:
         self._heartbeat.beat(self.activity)
