@@ -28,11 +28,11 @@ START = RunState.start(PLAN, 3)
 def test_the_progress_tells_committed_steps_and_whether_the_last_is_evaluated() -> None:
     assert START.progress == Progress(0)
     grid = Grid((1, None, -60), 5)
-    run_state = START.committed(grid, (trace.line(0, 1.5, -3),), evaluation_due=True, save_due=True)
+    run_state = START.committed(grid, 1, (trace.line(0, 1.5, -3),), None, evaluation_due=True, save_due=True)
     assert (run_state.progress, run_state.grid, run_state.save_due) == (Progress(1, evaluated=False), grid, True)
     run_state = run_state.evaluated({"validation/loss": 2.0})
     assert run_state.progress == Progress(1)
-    run_state = run_state.published().committed(grid, (trace.line(1, 1.5, -3),), evaluation_due=False, save_due=False)
+    run_state = run_state.published().committed(grid, 2, (trace.line(1, 1.5, -3),), None, evaluation_due=False, save_due=False)
     assert (run_state.progress, run_state.save_due) == (Progress(2), True)  # a checkpoint that was postponed stays due
     assert not run_state.saved().save_due
 

@@ -1,14 +1,14 @@
 """What workers tell each other while they run free, and in which order it counts. Pure.
 
-A *delta* is the exact sum of some consecutive updates of one worker, its origin. Deltas of one origin are applied in their order,
-and one that has read another is applied after that one (causal delivery): otherwise an effect could be known where its cause is
-not. Without it 8 of 300 prototype runs could not be replayed, or diverged.
+A *delta* is the exact sum of some consecutive updates of one worker, its origin. Deltas of one origin are applied in their
+order, and one that has read another is applied after that one (causal delivery): otherwise an effect could be known where its
+cause is not. Without it 8 of 300 prototype runs could not be replayed, or diverged.
 
     header    int64: kind, origin, number, fingerprint, V counts per shard, W numbers read, W numbers applied
     slices    int64, the parts of the sum, each after a header of its own
 
-`read`: per origin, the deltas that had been applied here before the last of these updates began. `applied`: those that are applied
-now, which is the acknowledgement: an origin has at most a window of deltas that somebody has not applied yet.
+`read`: per origin, the deltas that had been applied here before the last of these updates began. `applied`: those that are
+applied now, which is the acknowledgement: an origin has at most a window of deltas that somebody has not applied yet.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class RestReport:
     """One member's part of the vote. A server sends the default one."""
 
     failing_shard: int | None = None
-    requests: Requests = Requests()
+    requests: Requests = field(default_factory=Requests)
     clocks: Mapping[int, int] = field(default_factory=dict)
     magnitudes: Sequence[int] = ()
     counters: Sequence[int] = ()

@@ -1,7 +1,7 @@
-"""One optimizer for each hosted shard, over the same parameters: replicas that run free have no common gradient to step with.
+"""One optimizer for each hosted shard, over the same parameters: replicas that run free have no common gradient.
 
-There is one object of torch's and as many states as shards, which take turns in it. As a row (`compute/shard_states.py`) a state
-travels with its shard, stands in checkpoints, and is put back when a sprint is given up.
+There is one object of torch's and as many states as shards, which take turns in it. As a row (`compute/shard_states.py`) a
+state travels with its shard, stands in checkpoints, and is put back when a sprint is given up.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ShardOptimizers:
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]) -> None:
         self.optimizer = optimizer
         self._parameters = list(parameters)
-        self._numbers = {parameter: i for i, parameter in enumerate(parameters)}
+        self._numbers: dict[torch.Tensor, int] = {parameter: i for i, parameter in enumerate(parameters)}
         self._start = _groups(optimizer)
         self._turns: dict[int, _Turn] = {}
 

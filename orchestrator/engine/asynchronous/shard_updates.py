@@ -1,4 +1,4 @@
-"""One shard's update: its own optimizer takes a step from what its host has read, and the step, as integers, is what it contributes.
+"""One shard's update: its own optimizer takes a step from what its host has read; the step, as integers, is the update.
 
     p  = float32(X + residual)                   X: the replica as it has been read, residual: of the significance filter
     p' = the shard's optimizer after the gradient of micro-batch (clock, shard)
@@ -8,7 +8,7 @@ Running statistics and counters are those of the shard while replicas run free; 
 learning rate is that of the step (sum of the clocks read) // V: a slow shard's own clock would leave it in the middle of the
 schedule. Clipping is of each shard's gradient. A micro-batch that is empty, or whose weight is zero, is an update of zero.
 
-Source: local optimizer state per worker as in Ho et al. (NIPS 2013) and Hsieh et al., "Gaia" (NSDI 2017), there without momentum.
+Source: workers that step by themselves, as in Ho et al. (NIPS 2013) and Hsieh et al., "Gaia" (NSDI 2017), there by plain SGD.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Deltas between the members of one generation, on the routes of its topology: sent, handed on, and ended with a bell.
 
-Whoever ends its sprint rings: it sends a bell to all its peers, and nothing of the sprint after that. Who has rung and heard the
-bell of every peer has nothing of the sprint left in any of its links, and votes. One bell makes everybody ring, so a rest needs no
-agreement beforehand.
+Whoever ends its sprint rings: it sends a bell to all its peers, and nothing of the sprint after that. Who has rung and heard
+the bell of every peer has nothing of the sprint left in any of its links, and votes. One bell makes everybody ring, so a rest
+needs no agreement beforehand.
 
 Memory: an origin's delta lies in one of its slots until everybody has acknowledged it, which the window sees to; who hands a
 delta on keeps it in a slot of its own as long. So a slice may be read where it lies.

@@ -1,4 +1,4 @@
-"""The state of one worker's replica and of its shards, for checkpoints and state transfers, however replicas are synchronised."""
+"""The state of one worker's replica and of its shards, for checkpoints and state transfers, in every mode."""
 
 from __future__ import annotations
 

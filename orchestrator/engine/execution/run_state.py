@@ -26,8 +26,8 @@ class Clocks:
     """How far replicas are that run free between rests, as of the last rest.
 
     clocks: per shard, its updates. rests: how many there have been. carry: loss (hexadecimal; None: an empty micro-batch) and
-    fingerprint of each update that fills no line of the trace yet. heirs: (lost, heir) pairs of shards since that rest: the lost
-    one goes on with what the heir keeps. unpublished: the record of that rest, until its evaluation is done.
+    fingerprint of each update that fills no line of the trace yet. heirs: (lost, heir) pairs of shards since that rest: the
+    lost one goes on with what the heir keeps. unpublished: the record of that rest, until its evaluation is done.
     """
 
     clocks: tuple[int, ...]
