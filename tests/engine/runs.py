@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from orchestrator.settings import (
     RunSettings,
     ScheduleSettings,
     Settings,
+    SyncSettings,
     TopologySettings,
     TraceSettings,
     Workers,
@@ -91,12 +92,14 @@ def rotating(count: int, start: int) -> list[Layout]:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left behind. metrics: of each evaluation, in order; parameters: state of worker 0 at the end."""
+    """What a run left behind. metrics: of each evaluation, in order; parameters: state of worker 0 at the end; rests: the records
+    of those, where replicas run free in between."""
 
     trace: list[Line]
     digest: str
     metrics: list[dict[str, float]]
     parameters: dict[str, torch.Tensor]
+    rests: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def losses(self) -> list[float]:
@@ -123,8 +126,9 @@ def settings_for(
     loaders: int = 0,
     schedule: dict[str, Any] | None = None,
     early_stopping: dict[str, Any] | None = None,
+    sync: dict[str, Any] | None = None,
 ) -> Settings:
-    options = dict(optimizer or {})
+    options, mode = dict(optimizer or {}), dict(sync or {"name": "bsp"})
     return Settings(
         run=RunSettings(steps=None if epochs else steps, epochs=epochs, seed=seed, precision=precision),
         pipeline=PipelineSettings(target=f"{pipeline.__module__}:{pipeline.__name__}", args=args or {}),
@@ -138,6 +142,7 @@ def settings_for(
         trace=TraceSettings(digest_every=digest_every, tensors_every=tensors_every),
         schedule=_schedule(schedule or {}),
         early_stopping=EarlyStoppingSettings(**(early_stopping or {})),
+        sync=SyncSettings(name=mode.pop("name"), options=mode),
     )
 
 
@@ -156,15 +161,18 @@ def train(pipeline: type[Pipeline], layout: Layout = ONE, **settings: Any) -> Ru
     workers = range(layout.workers)
     traces = [[entry["trace"] for entry in members.said[rank] if "trace" in entry] for rank in workers]
     evaluations = [[entry for entry in members.said[rank] if entry.get("event") == "evaluated"] for rank in workers]
+    rests = [[entry["rest"] for entry in members.said[rank] if "rest" in entry] for rank in workers]
     assert all(trace == traces[0] for trace in traces)
+    assert all(told == rests[0] for told in rests)
     assert all(str(events) == str(evaluations[0]) for events in evaluations)  # as text: NaN is not equal to itself
-    assert all(ends[rank] == ends[0] for rank in workers)
     first, end = members.members[0], ends[0]
     assert isinstance(first, Worker)
     assert isinstance(end, Ended)
+    shown = [(each.kind, each.progress, each.digest) for each in ends if isinstance(each, Ended)]
+    assert all(shown[rank] == shown[0] for rank in workers)
     assert end.kind == "finished"
     assert end.digest is not None
-    return Run(traces[0], end.digest, [entry["metrics"] for entry in evaluations[0]], first.state())
+    return Run(traces[0], end.digest, [entry["metrics"] for entry in evaluations[0]], first.state(), rests[0])
 
 
 def members_end(
