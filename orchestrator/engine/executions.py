@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from orchestrator.engine.asynchronous.free_replica import FreeReplica
+from orchestrator.engine.asynchronous.replay import Replays
 from orchestrator.engine.asynchronous.rest import Terms
 from orchestrator.engine.asynchronous.shard_updates import ShardUpdates
 from orchestrator.engine.asynchronous.sprint import Cadence, Sprints
@@ -127,6 +128,9 @@ class SprintExecution:
         self._free.shards = moment.shards
         exchange = moment.exchange(self._memory)
         terms = Terms.of(self._plan, generation, moment.run_manifest)
+        if self._plan.replay:
+            requests = moment.timing.requests
+            return Replays(self._free, exchange, terms, self._plan.replay, requests), exchange
         routes, transport, number = self._routes, moment.transport, generation.number
         make = lambda sprint: Traffic(transport, routes, rank, number, sprint, deltas)  # noqa: E731
         cadence = Cadence(moment.timing, self._mode.rest_every)

@@ -187,6 +187,7 @@ class Plan:
     checkpoints: Checkpoints
     cadence: Cadence
     sync: Variant  # of `orchestrator.synchrony`
+    replay: tuple[Mapping[str, Any], ...] = ()  # the records of rests that are repeated; none where replicas run live
 
     @property
     def mode(self) -> Mode:

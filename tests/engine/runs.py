@@ -92,8 +92,8 @@ def rotating(count: int, start: int) -> list[Layout]:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left behind. metrics: of each evaluation, in order; parameters: state of worker 0 at the end; rests: the records
-    of those, where replicas run free in between."""
+    """What a run left behind. metrics: of each evaluation, in order; parameters: state of worker 0 at the end; rests: the
+    records of those, where replicas run free in between."""
 
     trace: list[Line]
     digest: str

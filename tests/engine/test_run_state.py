@@ -32,7 +32,9 @@ def test_the_progress_tells_committed_steps_and_whether_the_last_is_evaluated() 
     assert (run_state.progress, run_state.grid, run_state.save_due) == (Progress(1, evaluated=False), grid, True)
     run_state = run_state.evaluated({"validation/loss": 2.0})
     assert run_state.progress == Progress(1)
-    run_state = run_state.published().committed(grid, 2, (trace.line(1, 1.5, -3),), None, evaluation_due=False, save_due=False)
+    run_state = run_state.published().committed(
+        grid, 2, (trace.line(1, 1.5, -3),), None, evaluation_due=False, save_due=False
+    )
     assert (run_state.progress, run_state.save_due) == (Progress(2), True)  # a checkpoint that was postponed stays due
     assert not run_state.saved().save_due
 

@@ -13,7 +13,7 @@ Parameters in float32 are the whole state at a rest, as in lockstep, so checkpoi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy
 import torch
@@ -28,6 +28,7 @@ from orchestrator.errors import Inconsistent, NonFinite
 from orchestrator.numerics.exact import wrap
 from orchestrator.numerics.fixed_point import FixedPoint, exponent_for, name_of, overflows
 from orchestrator.numerics.grid import ABSENT
+from orchestrator.updates.transforms import State
 
 
 class FreeReplica:
@@ -78,6 +79,19 @@ class FreeReplica:
         """Add what another worker has sent; `printed` with its first slice, and 0 with the others."""
         self._x[at] += delta
         self._ledger = wrap(self._ledger + printed)
+
+    @property
+    def size(self) -> int:
+        """Elements of an update."""
+        return self._x.numel()
+
+    def row(self, shard: int) -> State:
+        """What a hosted shard keeps."""
+        return self._states.of(shard)
+
+    def inherit(self, rows: Mapping[int, State]) -> None:
+        """These hosted shards go on with other rows than their own."""
+        self._states.adopt(rows)
 
     def start(self) -> torch.Tensor:
         """A copy of the parameters at the last rest, as integers."""

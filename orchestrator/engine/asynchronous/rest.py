@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 from orchestrator.engine.asynchronous import reports
@@ -25,8 +25,6 @@ from orchestrator.engine.execution.run_state import Clocks, RunState
 from orchestrator.engine.member.generation import Generation, Withdrawn
 from orchestrator.plan import Plan
 from orchestrator.records.clocks import Sprint
-
-_PRINT = "{:016x}"
 
 
 class Replica(Protocol):
@@ -64,10 +62,14 @@ class Terms:
 
 
 def rest(
-    exchange: Exchange, member: Replica, state: RunState, terms: Terms, replayed: Mapping[str, Any] | None = None
+    exchange: Exchange,
+    member: Replica,
+    state: RunState,
+    terms: Terms,
+    replayed: tuple[Mapping[str, Any], Sprint] | None = None,
 ) -> Outcome:
-    """End a sprint. replayed: the record of the rest that this one repeats. Raises what the transport raises, Withdrawn, and
-    the fault of a shard."""
+    """End a sprint. replayed: the record of the rest that this one repeats, and its sprint. Raises what
+    the transport raises, Withdrawn, and the fault of a shard."""
     free = state.free
     assert free is not None
     number, shape = free.rests, terms.shape
@@ -82,23 +84,29 @@ def rest(
     if not gathered:  # a server learns of no updates
         return Outcome(steps, (), state.grid, consensus.requests, Clocks(consensus.clocks, number + 1))
     streams = [reports.decode(payload) for payload in gathered]
-    updates = tuple(tuple(done.update for done in stream) for stream in streams)
-    sprint = Sprint(free.clocks, terms.hosted, updates)
+    if replayed is None:
+        updates = tuple(tuple(done.update for done in stream) for stream in streams)
+        sprint = Sprint(free.clocks, terms.hosted, updates)
+        record: Mapping[str, Any] = _record(state, steps, sprint, evaluate=consensus.requests.evaluate)
+    else:
+        record, sprint = replayed
     ordered = free.carry + reports.in_order(sprint, streams)
     lines, carry = reports.lines(ordered, state.steps, steps, last=steps == terms.steps, per_line=shape.shards)
     fingerprint = member.adopt(consensus)
     assert fingerprint is not None
-    evaluate = consensus.requests.evaluate if replayed is None else bool(replayed["evaluate"])
-    record = replayed or {
-        "rest": number,
+    told = {**record, "parameters": f"{fingerprint % 2**64:016x}"}
+    requests = replace(consensus.requests, evaluate=record["evaluate"])
+    return Outcome(steps, lines, state.grid, requests, Clocks(consensus.clocks, number + 1, carry, (), told))
+
+
+def _record(state: RunState, steps: int, sprint: Sprint, *, evaluate: bool) -> dict[str, Any]:
+    """The record of a rest, but for the parameters after it. steps: after it; evaluate: whether a clock asked for that."""
+    assert state.free is not None
+    return {
+        "rest": state.free.rests,
         "steps": steps,
-        "clocks": list(consensus.clocks),
-        "heirs": [list(pair) for pair in free.heirs],
+        "clocks": list(sprint.end),
+        "heirs": [list(pair) for pair in state.free.heirs],
         "updates": base64.b64encode(sprint.encode()).decode("ascii"),
         "evaluate": evaluate,
-        "parameters": _PRINT.format(fingerprint % 2**64),
     }
-    after = Clocks(
-        consensus.clocks, number + 1, carry, (), {**record, "parameters": _PRINT.format(fingerprint % 2**64)}
-    )
-    return Outcome(steps, lines, state.grid, consensus.requests, after)

@@ -27,9 +27,8 @@ from orchestrator.topologies.gathering import gathering
 from orchestrator.topologies.schedule import Action, Add, Base, Copy, Finish, Region, Schedule, Send, program
 from orchestrator.transports.base import Regions, Tag, Transport
 
-VOTE, SUM, EVALUATION_VOTE, EVALUATION, END, STATE_TRANSFER, SPRINT, REST = range(
-    8
-)  # phases, part of every message's tag
+# Phases, part of every message's tag.
+VOTE, SUM, EVALUATION_VOTE, EVALUATION, END, STATE_TRANSFER, SPRINT, REST, HEIRS = range(9)
 
 
 class Memory:

@@ -62,6 +62,7 @@ class Loop:
 
     def __init__(self, plan: Plan, run_manifest: Mapping[str, Any], timing: Timing, heartbeat: Heartbeat) -> None:
         self._steps: int = run_manifest["steps"]
+        self._rests = len(plan.replay) or None
         self._batches: int = run_manifest["evaluation_batches"]
         self._timing = timing
         self._heartbeat = heartbeat
@@ -71,7 +72,9 @@ class Loop:
     def ended(self) -> bool:
         """Whether no step and no evaluation is left to do."""
         run_state = self.run_state
-        return not run_state.evaluation_due and (run_state.steps == self._steps or run_state.stopped_early)
+        replayed = run_state.free is not None and run_state.free.rests == self._rests
+        is_last = run_state.steps == self._steps or replayed or run_state.stopped_early
+        return is_last and not run_state.evaluation_due
 
     def inherited(self, heirs: Sequence[tuple[int, int]]) -> None:
         """Since the last rest these lost shards go on with what their heirs keep."""

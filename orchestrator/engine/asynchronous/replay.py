@@ -1,0 +1,205 @@
+"""A sprint that is repeated from its record: every update reads exactly what it read then, whoever computes it now.
+
+Each hosted shard has a reader of its own, a copy of the parameters that takes in others' updates up to the clocks that the
+shard's next update has read. The updates are computed in waves: all whose readings are done, among the first in canonical
+order, so a wave can always be found, and what has to be kept is bounded. After a wave everybody gets its updates. So a replay
+needs no windows and no polling, and depends neither on the number of workers nor on timing.
+
+Source: the design of asynchronous modes, section 3.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from orchestrator.engine.asynchronous import rows as shard_rows
+from orchestrator.engine.asynchronous.free_replica import FreeReplica
+from orchestrator.engine.asynchronous.reports import Done, RestConsensus, RestReport
+from orchestrator.engine.asynchronous.rest import Terms, rest
+from orchestrator.engine.asynchronous.shard_updates import Reading
+from orchestrator.engine.exchange.collectives import HEIRS, SPRINT, Exchange
+from orchestrator.engine.exchange.step_report import Requests
+from orchestrator.engine.execution.executor import Outcome
+from orchestrator.engine.execution.run_state import RunState
+from orchestrator.engine.member.generation import Withdrawn
+from orchestrator.errors import Inconsistent, OrchestratorError
+from orchestrator.records.clocks import Sprint, Update
+
+_AHEAD: Final = 4  # waves reach so many updates per shard beyond the first that is not done
+_FAILED: Final = -1
+
+Key = tuple[int, int]  # a shard and its clock
+
+
+class Replays:
+    """An Executor whose `advance` repeats a sprint and its rest. records: of the rests of the run that is repeated."""
+
+    def __init__(
+        self,
+        replica: FreeReplica,
+        exchange: Exchange,
+        terms: Terms,
+        records: Sequence[Mapping[str, Any]],
+        requests: Callable[[], Requests],
+    ) -> None:
+        self._replica = replica
+        self._exchange = exchange
+        self._terms = terms
+        self._records = records
+        self._requests = requests
+
+    def advance(self, state: RunState) -> Outcome:
+        """Raises PipelineRaised, NonFinite, Inconsistent, Withdrawn, and what the transport raises."""
+        assert state.free is not None
+        record = self._records[state.free.rests]
+        sprint = Sprint.decode(base64.b64decode(record["updates"]), state.free.clocks)
+        self._inherit(state.free.rests, record["heirs"])
+        self._replica.begin()
+        try:
+            repeated = _Repeated(self._replica, self._exchange, sprint, self._terms, state)
+            repeated.run()
+            resting = _Resting(self._replica, repeated, self._requests)
+            return rest(self._exchange, resting, state, self._terms, (record, sprint))
+        except BaseException:
+            self._replica.give_up()
+            raise
+
+    def _inherit(self, number: int, heirs: Sequence[Sequence[int]]) -> None:
+        """Lost shards go on with what their heirs keep, as they did then; who hosts an heir tells all."""
+        if not heirs:
+            return
+        own = {heir: self._replica.row(heir) for _, heir in heirs if heir in self._replica.shards}
+        told: dict[int, Any] = {}
+        for payload in self._exchange.gather(number, 0, HEIRS, shard_rows.encode(own)):
+            told.update(shard_rows.decode(payload))
+        self._replica.inherit({lost: told[heir] for lost, heir in heirs if lost in self._replica.shards})
+
+
+class _Repeated:
+    """One sprint, repeated by one worker together with the others."""
+
+    def __init__(self, replica: FreeReplica, exchange: Exchange, sprint: Sprint, terms: Terms, state: RunState) -> None:
+        assert state.free is not None
+        self._replica = replica
+        self._exchange = exchange
+        self._state = state
+        self._number = state.free.rests
+        self._steps = terms.steps
+        self._wants = sprint.wants()
+        self._order = sprint.order()
+        self._end = sprint.end
+        self.clocks = list(sprint.start)
+        self.made: list[Done] = []
+        self.fault: tuple[int, OrchestratorError] | None = None
+        self._readers = {shard: replica.start() for shard in replica.shards}
+        self._seen = {shard: list(sprint.start) for shard in replica.shards}
+        self._kept: dict[Key, torch.Tensor] = {}
+
+    def run(self) -> None:
+        """Raises Withdrawn where another member's shard failed."""
+        first, wave = 0, 0
+        while first < len(self._order):
+            ready = self._ready(first)
+            self._exchange_wave(wave, self._computed(ready))
+            for shard, _ in ready:
+                self.clocks[shard] += 1
+            while first < len(self._order) and self._is_done(self._order[first]):
+                first += 1
+            self._catch_up()
+            wave += 1
+        self._replica.check_ledger()
+
+    def _is_done(self, key: Key) -> bool:
+        return self.clocks[key[0]] > key[1]
+
+    def _ready(self, first: int) -> list[Key]:
+        """The updates of the next wave: all that they have read is done."""
+        near = self._order[first : first + _AHEAD * len(self.clocks)]
+        return [
+            (shard, clock)
+            for shard, clock in near
+            if self.clocks[shard] == clock
+            and all(done >= wanted for done, wanted in zip(self.clocks, self._wants[shard, clock], strict=True))
+        ]
+
+    def _computed(self, ready: Sequence[Key]) -> torch.Tensor:
+        """The hosted ones of these updates, as they travel; a fault travels as a mark."""
+        told: list[torch.Tensor] = []
+        for shard, clock in ready:
+            if shard not in self._readers:
+                continue
+            try:
+                told.append(self._update(shard, clock))
+            except OrchestratorError as error:
+                self.fault = (shard, error)
+                return torch.tensor([_FAILED, shard], dtype=torch.int64).view(torch.uint8)
+        return torch.cat(told).view(torch.uint8) if told else torch.empty(0, dtype=torch.uint8)
+
+    def _update(self, shard: int, clock: int) -> torch.Tensor:
+        """shard, clock, fingerprint, then the update."""
+        wanted = self._wants[shard, clock]
+        assert tuple(self._seen[shard]) == wanted, f"the reader of shard {shard} stands elsewhere"
+        reading = Reading(clock, sum(wanted), self._steps, self._state.reductions)
+        loss, update = self._replica.compute(shard, reading, self._readers[shard])
+        printed = self._replica.own(update)
+        self.made.append(Done(Update(shard, ()), loss, printed))
+        return torch.cat([torch.tensor([shard, clock, printed], dtype=torch.int64), update])
+
+    def _exchange_wave(self, wave: int, own: torch.Tensor) -> None:
+        size = self._replica.size + 3
+        for payload in self._exchange.gather(self._number, wave, SPRINT, own):
+            numbers = payload.view(torch.int64)
+            if numbers.numel() == 2:
+                shard = int(numbers[1])
+                raise self.fault[1] if self.fault else Withdrawn(f"shard {shard} failed")
+            for start in range(0, numbers.numel(), size):
+                shard, clock, printed = numbers[start : start + 3].tolist()
+                update = numbers[start + 3 : start + size]
+                self._kept[shard, clock] = update
+                if shard not in self._readers:
+                    self._replica.other(update, printed)
+
+    def _catch_up(self) -> None:
+        """Each reader takes in what its shard's next update has read; what no reader needs any more is forgotten."""
+        for shard, reader in self._readers.items():
+            seen = self._seen[shard]
+            wanted = self._wants.get((shard, self.clocks[shard]))
+            for other, end in enumerate(wanted or ()):
+                while seen[other] < min(end, self.clocks[other]):
+                    reader += self._kept[other, seen[other]]
+                    seen[other] += 1
+        reading = [shard for shard in self._readers if self.clocks[shard] < self._end[shard]]
+        for other, clock in list(self._kept):
+            if all(self._seen[shard][other] > clock for shard in reading):
+                del self._kept[other, clock]
+
+
+class _Resting:
+    """Implements `rest.Replica`."""
+
+    def __init__(self, replica: FreeReplica, repeated: _Repeated, requests: Callable[[], Requests]) -> None:
+        self._replica = replica
+        self._repeated = repeated
+        self._requests = requests
+
+    def report(self) -> RestReport:
+        clocks = {shard: self._repeated.clocks[shard] for shard in self._replica.shards}
+        return RestReport(None, self._requests(), clocks, self._replica.magnitudes(), self._replica.counters())
+
+    def fault(self, shard: int) -> Exception | None:  # noqa: ARG002  a fault has ended the sprint
+        return None
+
+    def contribute(self, consensus: RestConsensus) -> None:
+        if list(consensus.clocks) != self._repeated.clocks:
+            raise Inconsistent("the clocks after a repeated sprint are others than recorded", "the record is damaged")
+        self._replica.contribute(consensus.magnitudes)
+
+    def adopt(self, consensus: RestConsensus) -> int:
+        return self._replica.adopt(len(consensus.clocks), consensus.counters)
+
+    def made(self) -> Sequence[Done]:
+        return self._repeated.made

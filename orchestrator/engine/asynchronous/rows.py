@@ -1,0 +1,37 @@
+"""What shards keep, as bytes that can be gathered: the length of a header, the header (JSON), then the tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import torch
+
+from orchestrator.engine.compute import snapshot
+from orchestrator.updates.transforms import State
+
+_LENGTH_BYTES = 8
+
+
+def encode(rows: Mapping[int, State]) -> torch.Tensor:
+    """uint8, for `Exchange.gather`."""
+    tensors = snapshot.named_rows(rows)
+    header = json.dumps([[n, str(t.dtype).removeprefix("torch."), list(t.shape)] for n, t in tensors.items()]).encode()
+    length = len(header).to_bytes(_LENGTH_BYTES, "little")
+    parts = [torch.frombuffer(bytearray(length + header), dtype=torch.uint8)]
+    parts += [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors.values()]
+    return torch.cat(parts)
+
+
+def decode(payload: torch.Tensor) -> dict[int, dict[str, torch.Tensor]]:
+    """The rows, in memory of their own."""
+    length = int.from_bytes(payload[:_LENGTH_BYTES].numpy().tobytes(), "little")
+    at = _LENGTH_BYTES + length
+    tensors: dict[str, torch.Tensor] = {}
+    for name, dtype, shape in json.loads(payload[_LENGTH_BYTES:at].numpy().tobytes()):
+        tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+        raw = tensor.reshape(-1).view(torch.uint8)
+        raw.copy_(payload[at : at + raw.numel()])
+        tensors[name] = tensor
+        at += raw.numel()
+    return snapshot.rows_of(tensors)
