@@ -69,7 +69,8 @@ class Worker:
         self._workload = Workload(kind, plan.run, plan.data, self._staging)
         self._services.heartbeat.beat("prepare")
         self._replica = Replica(self._workload.model, self._staging)
-        self._before = construction.make_contribution(plan.update.contribution)
+        contribution = construction.make_contribution(plan.update.contribution)
+        self._gradients = ShardGradients(self._workload, self._replica, contribution)
         optimizer = construction.make_optimizer(self._workload.pipeline, self._workload.model, plan)
         self._updater = Updater(self._workload, self._replica, optimizer, plan.update)
         self._memory = Memory(self._replica.layout, self._regions, sums=sums_of(plan.exchange))
@@ -86,6 +87,7 @@ class Worker:
             "layout": self._replica.layout.as_dict(),
             "parameters": sum(parameter.numel() for parameter in self._workload.model.parameters()),
             "counters": self._replica.counter_names(),
+            "shard_state": self._gradients.keeps_state,
             "initial_parameters": model_digest(self._workload.model),
             "compute": compute,
             "reference": proof.reference(self._workload, self._replica),
@@ -143,7 +145,7 @@ class Worker:
         timing = Timing(self._plan, services.heartbeat, lambda: writer.busy)
         self._updater.start(run_manifest["steps"])
         trainer = LocalTrainer(
-            ShardGradients(self._workload, self._replica, self._before),
+            self._gradients,
             self._replica,
             self._updater,
             self._memory,

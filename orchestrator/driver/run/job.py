@@ -196,7 +196,6 @@ def requirements(plan: Plan, *, checkpoint: int | None = None, generation: int =
         start_timeout_s=timeouts.start_s,
         step_timeout_s=timeouts.step_s,
         whole=not plan.exchange.exact,
-        shard_state=plan.update.contribution is not None,
         checkpoint=checkpoint,
         generation=generation,
         member=member,
