@@ -26,10 +26,9 @@ class Requirements:
     start: workers that must be ready to begin; least: it pauses below; most: it grows to. servers: 0 where the
     topology has none. checkpoint: the newest committed one when the run begins, so None unless it is a resume.
     whole: no generation begins without all of them, because the layout determines the result. stores: checkpoints can
-    be written. shard_state: shards keep something from step to step, which their host alone has. inherits: a shard whose
-    host is lost goes on with what another one keeps; otherwise all go back. start_timeout_s: how long a start may go without
-    progress. generation, member: the first numbers to give, above all that an earlier part of the run
-    has used.
+    be written. inherits: what a lost shard kept is replaced by what another one keeps; otherwise all go back.
+    start_timeout_s: how long a start may go without progress. generation, member: the first numbers to give, above all that
+    an earlier part of the run has used.
     """
 
     shards: int
@@ -43,7 +42,6 @@ class Requirements:
     checkpoint: int | None = None
     whole: bool = False
     stores: bool = True
-    shard_state: bool = False
     inherits: bool = False
     generation: int = 0
     member: int = 0
@@ -246,11 +244,21 @@ def compose(state: ControllerState) -> Begin | str:
         state_transfers=_state_transfers(workers, len(servers), restore),
         restore=restore,
         without_servers=state.requirements.servers > 0 and not servers,
-        run_manifest=state.run_manifest if state.run_manifest is not None else workers[0].run_manifest,
+        run_manifest=agreed(state, workers),
         moves=moves(state, workers, shards, restore),
         heirs=() if restore is not None else heirs,
-        forgets=state.requirements.shard_state and restore is not None,
+        forgets=_keeps_shard_state(state, workers) and restore is not None,
     )
+
+
+def agreed(state: ControllerState, workers: Sequence[Member]) -> Mapping[str, Any]:
+    """The run manifest; before the first generation, of which these are the workers, that of each of them."""
+    return state.run_manifest if state.run_manifest is not None else workers[0].run_manifest
+
+
+def _keeps_shard_state(state: ControllerState, workers: Sequence[Member]) -> bool:
+    """Whether shards keep something from step to step, which their host alone has."""
+    return bool(agreed(state, workers)["shard_state"])
 
 
 def to_restore(state: ControllerState, workers: Sequence[Member]) -> bool:
@@ -261,7 +269,7 @@ def to_restore(state: ControllerState, workers: Sequence[Member]) -> bool:
 
 def lost_shards(state: ControllerState, workers: Sequence[Member]) -> list[int]:
     """The shards whose state at the top nobody has: their only host is gone. Without it no step can be exact."""
-    if not state.requirements.shard_state:
+    if not _keeps_shard_state(state, workers):
         return []
     holders = _holders(workers)
     return [shard for shard in range(state.requirements.shards) if holders is not None and shard not in holders]
@@ -295,13 +303,13 @@ def moves(
     state: ControllerState, workers: Sequence[Member], shards: tuple[tuple[int, ...], ...], restore: int | None
 ) -> tuple[Move, ...]:
     """What shards keep goes from who has it, or restores it, to who hosts them now."""
-    holders = _holders(workers) if state.requirements.shard_state else None
+    holders = _holders(workers)
+    if not _keeps_shard_state(state, workers) or (restore is None and holders is None):
+        return ()
     for lost, heir in inherited(state, workers) if restore is None else ():
         (holders or {})[lost] = (holders or {})[heir]
-    if restore is None and holders is None:
-        return ()
     moved: dict[tuple[int, int], tuple[int, ...]] = {}
-    for recipient, hosted in enumerate(shards if state.requirements.shard_state else ()):
+    for recipient, hosted in enumerate(shards):
         for shard in hosted:
             ranks = [restore] if restore is not None else (holders or {})[shard]
             if recipient not in ranks:

@@ -85,6 +85,7 @@ class Worker:
             "layout": self._replica.layout.as_dict(),
             "parameters": sum(parameter.numel() for parameter in self._workload.model.parameters()),
             "counters": self._replica.counter_names(),
+            "shard_state": self._execution.held.keeps_shard_state,
             "initial_parameters": model_digest(self._workload.model),
             "compute": compute,
             "reference": proof.reference(self._workload, self._replica),

@@ -43,7 +43,6 @@ from orchestrator.control.events import (
 from orchestrator.control.membership import Requirements
 from orchestrator.records.progress import Progress, behind, latest, reached, steps_of
 
-FACTS = {"steps": 9}
 START = Progress(0)
 
 
@@ -94,11 +93,14 @@ class World:
         deaf: bool = False,
         near: bool = False,
         races: bool = False,
+        shard_state: bool = False,
         poison: tuple[int, int] | None = None,
         cut: tuple[int, int] | None = None,
     ) -> None:
         self.requirements, self.steps, self.evaluate_every, self.deaf = requirements, steps, evaluate_every, deaf
         self.near, self.races, self.poison, self.cut = near, races, poison, cut
+        self.shard_state = shard_state
+        self.run_manifest = {"steps": steps, "shard_state": shard_state}
         self.now = 0.0
         self.processes: dict[int, Process] = {}
         self.known_dead: set[int] = set()
@@ -143,7 +145,7 @@ class World:
     def save(self) -> None:
         """The driver commits a checkpoint of where the furthest living worker is."""
         farthest = latest(process.progress for process in self.living("worker"))
-        if self.requirements.shard_state:
+        if self.shard_state:
             farthest = self._where_all_are()
         if farthest is not None and self.end is None:
             self.checkpoint = farthest.steps
@@ -283,7 +285,7 @@ class World:
 
     def _lost_rows(self, known: list[Process], highest: Progress | None) -> set[int]:
         """The shards whose state at the top nobody has."""
-        if not self.requirements.shard_state or steps_of(highest) == 0:
+        if not self.shard_state or steps_of(highest) == 0:
             return set()
         at_top = [process.held for process in known if behind(process.progress, highest) == 0]
         a_step_behind = [process.staged for process in known if behind(process.progress, highest) == 1]
@@ -328,7 +330,7 @@ class World:
 
     def ready(self, process: Process) -> None:
         process.state = "idle"
-        process.news.append(Ready(process.id, FACTS if process.role == "worker" else {}, can_restore=True))
+        process.news.append(Ready(process.id, self.run_manifest if process.role == "worker" else {}, can_restore=True))
 
     def no_room(self, process: Process) -> None:
         process.state = "dead"
@@ -452,14 +454,14 @@ class World:
         begin = process.begin
         assert begin is not None
         rank = begin.members.index(process.id)
-        if self.requirements.shard_state and rank < begin.workers and not self._evaluation_is_due(process):
+        if self.shard_state and rank < begin.workers and not self._evaluation_is_due(process):
             assert process.held.issuperset(begin.shards[rank]) or steps_of(process.progress) == 0, (
                 "it lacks a shard's state"
             )
             process.staged = frozenset(begin.shards[rank])
 
     def _rows(self, process: Process) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        if not self.requirements.shard_state:
+        if not self.shard_state:
             return (), ()
         return tuple(sorted(process.held)), tuple(sorted(process.staged))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import pytest
@@ -46,7 +46,9 @@ from orchestrator.errors import (
 )
 from orchestrator.records.progress import Progress
 
-FACTS = {"steps": 9}
+FACTS = {"steps": 9, "shard_state": False}
+OTHER_FACTS = {**FACTS, "steps": 4}
+KEEPING = {**FACTS, "shard_state": True}
 Some = TypeVar("Some", bound=Command)
 
 
@@ -97,11 +99,11 @@ class Play:
         return end.error
 
 
-def begun(asked: Requirements) -> Play:
+def begun(asked: Requirements, facts: Mapping[str, Any] = FACTS) -> Play:
     """A run whose first members are all ready."""
     play = Play(asked)
     for start in play.of(Start):
-        play(Ready(start.member, FACTS if start.role == "worker" else {}, can_restore=True))
+        play(Ready(start.member, facts if start.role == "worker" else {}, can_restore=True))
     play(*[Stepped(0)] if asked.checkpoint is None else [])
     assert play.of(Begin)
     return play
@@ -145,7 +147,7 @@ def test_a_run_begins_when_all_are_ready_and_ends_when_all_are_finished() -> Non
 
 def test_workers_that_prepared_different_runs_do_not_begin() -> None:
     play = Play(requirements())
-    play(Ready(0, FACTS), Ready(1, {"steps": 4}))
+    play(Ready(0, FACTS), Ready(1, OTHER_FACTS))
     assert isinstance(play.error(), Inconsistent)
     assert "worker 0 and worker 1 prepared different runs: steps differ" in str(play.error())
     assert not play.of(Begin)
@@ -612,11 +614,11 @@ def test_a_joiner_asks_for_a_regroup_and_takes_the_state() -> None:
 def test_a_joiner_that_prepared_another_run_is_refused_and_the_third_is_the_last() -> None:
     play = begun(requirements(most=3))
     for member in (2, 3):
-        done = play(Ready(member, {"steps": 4}))
+        done = play(Ready(member, OTHER_FACTS))
         assert isinstance(done[0], Kill)
         assert "prepared different runs: steps differ" in done[0].why
         assert done[1:] == [Start(member + 1, "worker")]
-    assert [type(command) for command in play(Ready(4, {"steps": 4}))] == [Kill]
+    assert [type(command) for command in play(Ready(4, OTHER_FACTS))] == [Kill]
     assert "3 starts in a row failed, so no more are tried" in play.reasons[-1]
     assert play.wait(100.0, *(compute(member, 1, 0, beats=member) for member in (0, 1)))[-1:] != [End(None)]
 
@@ -786,7 +788,7 @@ members = st.integers(0, 5)
 progresses = st.one_of(st.none(), st.builds(Progress, st.integers(0, 2), st.booleans()))
 generations = st.integers(0, 3)
 any_event: st.SearchStrategy[Event] = st.one_of(
-    st.builds(Ready, members, st.sampled_from([FACTS, FACTS, {"steps": 4}]), st.booleans()),
+    st.builds(Ready, members, st.sampled_from([FACTS, FACTS, OTHER_FACTS]), st.booleans()),
     st.builds(
         Left,
         members,
@@ -845,8 +847,8 @@ def holding(member: int, step: int, held: tuple[int, ...], staged: tuple[int, ..
 
 
 def test_what_shards_keep_moves_to_their_new_hosts() -> None:
-    play = begun(requirements(most=3, shard_state=True))
-    play(Ready(2, FACTS, can_restore=True), holding(0, 1, (0, 1)), holding(1, 1, (2, 3)))
+    play = begun(requirements(most=3), KEEPING)
+    play(Ready(2, KEEPING, can_restore=True), holding(0, 1, (0, 1)), holding(1, 1, (2, 3)))
     assert play.begin().shards == ((0, 1), (2,), (3,))
     assert play.begin().moves == ((1, 2, (3,)),)
     assert play.begin().state_transfers == ((0, 2),)
@@ -854,7 +856,7 @@ def test_what_shards_keep_moves_to_their_new_hosts() -> None:
 
 
 def test_who_is_a_step_behind_has_what_it_staged() -> None:
-    play = begun(requirements(shard_state=True))
+    play = begun(requirements(), KEEPING)
     play(holding(0, 2, (0, 1)), holding(1, 1, (2, 3), (2, 3)))
     assert (play.begin().moves, play.begin().forgets) == ((), False)
     assert play.begin().state_transfers == ((0, 1),)
@@ -862,7 +864,7 @@ def test_who_is_a_step_behind_has_what_it_staged() -> None:
 
 @pytest.mark.parametrize(("checkpoint", "step"), [(3, 3), (None, 0)])
 def test_what_only_the_dead_had_takes_all_back(checkpoint: int | None, step: int) -> None:
-    play = begun(requirements(shard_state=True))
+    play = begun(requirements(), KEEPING)
     play(*[Stepped(n) for n in range(1, 5)])
     play(*[CheckpointSaved(checkpoint)] if checkpoint else [])
     play(Died(1, "gone"), holding(0, 5, (0, 1)))
@@ -883,6 +885,6 @@ def test_where_shards_keep_nothing_the_living_go_on() -> None:
 
 
 def test_an_interrupted_run_that_would_have_to_go_back_ends() -> None:
-    play = begun(requirements(shard_state=True))
+    play = begun(requirements(), KEEPING)
     play(Stepped(4), CheckpointSaved(3), Interrupt("SIGTERM"), Died(1, "gone"), holding(0, 5, (0, 1)))
     assert isinstance(play.error(), Interrupted)

@@ -74,9 +74,8 @@ class Run(RuleBasedStateMachine):
             start_timeout_s=10_000.0,
             step_timeout_s=STEP_TIMEOUT_S,
             checkpoint=2 if resumed else None,
-            shard_state=shard_state,
         )
-        self.world = World(requirements, deaf=deaf, near=near, races=races)
+        self.world = World(requirements, deaf=deaf, near=near, races=races, shard_state=shard_state)
         self.early_losses = 0
         self.all_losses = 0
         self.near_losses = 0
@@ -131,7 +130,7 @@ class Run(RuleBasedStateMachine):
 
     def may_lose(self, process: Process) -> bool:
         self.all_losses += 1
-        if self.world.requirements.shard_state and self.all_losses > 9:
+        if self.world.shard_state and self.all_losses > 9:
             return False  # each of them may throw the run back
         if not self.world.begins or process.state == "starting":
             self.early_losses += 1

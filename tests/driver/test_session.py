@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +33,7 @@ from orchestrator.plan.resolve import resolve
 from orchestrator.records.lines import LineFile, read
 from orchestrator.settings import load
 
-FACTS = {"steps": 2}
+FACTS = {"steps": 2, "shard_state": False}
 LINES = [{"step": step, "loss": "0x1.8p+0", "gradient": "00"} for step in range(2)]
 PULSE = {"activity": "compute", "step": 0, "shard": 0, "beats": 1}
 
@@ -87,10 +87,12 @@ class Script:
         return self.last_words.get(member, [])
 
 
-def prepared(member: int) -> Heard:
+def prepared(member: int, *, shard_state: bool = False) -> Heard:
     addresses = {"unix": ["unix", f"m{member}"]}
     known = {"pid": 100 + member, "node": "n", "niceness": 15}
-    return Heard(member, "prepared", {"run_manifest": FACTS, "addresses": addresses, **known})
+    return Heard(
+        member, "prepared", {"run_manifest": {**FACTS, "shard_state": shard_state}, "addresses": addresses, **known}
+    )
 
 
 def finished(member: int, generation: int = 0) -> Heard:
@@ -127,11 +129,10 @@ def play(
     checkpoint: int | None = None,
     catalog: Any = None,
     niceness: int | None = None,
-    shard_state: bool = False,
     **before: Any,
 ) -> Played:
     """A run of two workers. gone: whose process has ended, whether or not Ray has said so; last_activities: what the dead were
-    doing; niceness: the driver's; shard_state: shards keep state; checkpoint, before: of a run that is resumed."""
+    doing; niceness: the driver's; checkpoint, before: of a run that is resumed."""
     settings = load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], ["cluster.workers=2"])
     shown: list[str] = []
     nothing = lambda *_: None  # noqa: E731
@@ -147,7 +148,7 @@ def play(
     pending_signal.signal = signal
     place = ActorPlacement("p", {})
     plan = resolve(settings)
-    run_start = RunStart(replace(requirements(plan, checkpoint=checkpoint), shard_state=shard_state), **before)
+    run_start = RunStart(requirements(plan, checkpoint=checkpoint), **before)
     startup = Startup.begin(run_start, members, ActorSlots([place, place], place), niceness=niceness)
     event_sink = EventSink(record, progress)
     directory = MemberDirectory(plan.exchange, "n", None if catalog is None else "a folder", everywhere=False)
@@ -354,13 +355,14 @@ def test_the_weights_come_from_any_worker_that_still_has_them(tmp_path: Path) ->
         play(tmp_path, ends, gone={0, 1}).session.save_weights("here")
 
 
-def elsewhere(member: int) -> Heard:
-    answer = prepared(member)
+def elsewhere(member: int, *, shard_state: bool) -> Heard:
+    answer = prepared(member, shard_state=shard_state)
     return Heard(member, "prepared", {**answer.answer, "node": "m"})
 
 
 def test_where_shards_keep_state_every_worker_has_to_reach_the_checkpoints(tmp_path: Path) -> None:
-    played = play(tmp_path, [prepared(0), elsewhere(1)], catalog=Mock(), shard_state=True)
+    said = [prepared(0, shard_state=True), elsewhere(1, shard_state=True)]
+    played = play(tmp_path, said, catalog=Mock())
     error = played.outcome.error
     assert isinstance(error, ConfigurationError)
     assert "worker 1 on node m does not reach the checkpoints" in error.message

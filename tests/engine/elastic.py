@@ -340,7 +340,7 @@ class Elastic:
 
     @property
     def keeps_shard_state(self) -> bool:
-        return self.plan.update.contribution is not None
+        return bool(self.run_manifest["shard_state"])
 
     def _as_the_controller_sees(self, workers: list[Member]) -> tuple[ControllerState, list[MemberStatus]]:
         shards = self.settings.data.shards
@@ -351,7 +351,6 @@ class Elastic:
             most=shards,
             start_timeout_s=1,
             step_timeout_s=1,
-            shard_state=self.keeps_shard_state,
         )
         seen = [
             MemberStatus(
@@ -364,7 +363,7 @@ class Elastic:
             )
             for member in workers
         ]
-        return ControllerState(requirements=requirements, started=0), seen
+        return ControllerState(requirements=requirements, started=0, run_manifest=self.run_manifest), seen
 
     def _wanted(self, workers: int) -> int:
         if workers == 0 or self._keeps_width:

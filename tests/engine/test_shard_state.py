@@ -15,7 +15,7 @@ from orchestrator.errors import Inconsistent
 from tests.engine import pipelines as p
 from tests.engine.elastic import EVERYTHING, Elastic, Fault, Saved, Told, What, elastic_settings, survive
 from tests.engine.runs import Layout
-from tests.engine.toys import ERROR_FEEDBACK
+from tests.engine.toys import ERROR_FEEDBACK, ROUNDED
 
 RICH: dict[str, Any] = {**EVERYTHING, "early_stopping": {}, "checkpoint_every": 2}
 LAYOUTS = [
@@ -196,3 +196,23 @@ def test_a_stopped_run_goes_on_with_other_workers(other: Layout) -> None:
     after, _ = told_of(other, [], saved=saved)
     assert before.trace + after.trace == undisturbed().trace
     assert after.digest == undisturbed().digest
+
+
+@pytest.mark.parametrize("layout", [Layout(3, "ring"), Layout(3, "parameter_server")], ids=str)
+def test_a_contribution_that_keeps_nothing_loses_nothing_with_its_host(layout: Layout) -> None:
+    whole = survive(p.Batchnorm, Layout(1), contribution=ROUNDED, **RICH)
+    faults = [Fault(1, 40, "die"), Fault(0, 90, "join")]
+    run = Elastic(elastic_settings(p.Batchnorm, layout, **RICH), layout, faults, contribution=ROUNDED)
+    told = run.run()
+    assert whole.digest not in (undisturbed().digest, survive(p.Batchnorm, Layout(1), **RICH).digest)
+    assert (told.digest, run.went_back) == (whole.digest, 0)
+    assert told.generations > 1
+
+
+def test_a_stopped_run_whose_shards_keep_nothing_goes_on() -> None:
+    saved = Saved()
+    settings = elastic_settings(p.Batchnorm, Layout(3), **RICH)
+    before = Elastic(settings, Layout(3), [Fault(1, 26, "stop")], saved=saved, contribution=ROUNDED).run()
+    assert before.stopped
+    after = Elastic(settings, Layout(2), [], saved=saved, contribution=ROUNDED).run()
+    assert after.digest == survive(p.Batchnorm, Layout(1), contribution=ROUNDED, **RICH).digest

@@ -34,3 +34,20 @@ class ErrorFeedback:
 
 
 ERROR_FEEDBACK = Variant(f"{__name__}:ErrorFeedback", {"spacing": 2.0**-4})
+
+
+class Rounded:
+    """Gives what fits a coarse grid and keeps nothing."""
+
+    def __init__(self, spacing: float = 0.25) -> None:
+        self._spacing = spacing
+
+    def init(self, parameters: Sequence[torch.Tensor]) -> State:  # noqa: ARG002
+        return {}
+
+    def update(self, gradients: Gradients, state: State) -> tuple[Gradients, State]:
+        spacing = self._spacing
+        return [None if each is None else (each / spacing).round() * spacing for each in gradients], state
+
+
+ROUNDED = Variant(f"{__name__}:Rounded", {"spacing": 2.0**-4})

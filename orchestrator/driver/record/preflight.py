@@ -29,7 +29,7 @@ from orchestrator.updates.schedules import laws as schedule_laws
 
 ORCHESTRATOR = ("orchestrator",)  # this package is part of the environment, by the hash of its source
 _FEW_WORKERS, _SOME_WORKERS, _MANY_WORKERS = 5, 8, 64  # to look at all moves of more takes seconds
-_EXECUTED = ("lockstep",)  # what the engine can execute of a mode's `execution`
+_EXECUTED = ("lockstep", "sprints")  # what the engine can execute of a mode's `execution`
 _SOME_STEPS = 1000  # of a run whose length in steps is known only when its data are
 
 

@@ -38,7 +38,6 @@ from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import Interrupted, OrchestratorError, RunFailed
 from orchestrator.plan import Plan
 from orchestrator.settings import Settings
-from orchestrator.synchrony import build_mode
 from orchestrator.topologies import Schedule, build_schedule
 from orchestrator.tracking import default_uri, is_server
 
@@ -197,17 +196,11 @@ def requirements(plan: Plan, *, checkpoint: int | None = None, generation: int =
         start_timeout_s=timeouts.start_s,
         step_timeout_s=timeouts.step_s,
         whole=not plan.exchange.exact,
-        shard_state=plan.update.contribution is not None or _has_shard_optimizers(plan),
-        inherits=_has_shard_optimizers(plan),
+        inherits=not plan.lockstep and not plan.replay,
         checkpoint=checkpoint,
         generation=generation,
         member=member,
     )
-
-
-def _has_shard_optimizers(plan: Plan) -> bool:
-    """Whether each shard has an optimizer of its own, whose state is with the shard's host alone."""
-    return build_mode(plan.sync.name, plan.sync.options).execution != "lockstep"
 
 
 def storage_of(plan: Plan, files: RunFolder) -> str:

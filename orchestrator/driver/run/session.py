@@ -208,7 +208,7 @@ class Session:
             self._member_started(member, None, [])
         is_worker = self._roles[member] == "worker"
         can_restore = is_worker and self._member_directory.reaches_checkpoints(member)
-        if is_worker and not can_restore and self._state.requirements.shard_state:
+        if is_worker and not can_restore and answer["run_manifest"]["shard_state"]:
             self._refuse_out_of_reach(member, answer["node"])
             return
         self._decide(events.Ready(member, answer["run_manifest"], can_restore))

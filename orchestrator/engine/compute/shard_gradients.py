@@ -28,13 +28,16 @@ class Contribution(NamedTuple):
 
 
 class ShardGradients:
-    """before: applied to a shard's gradients, with a state per shard. keeps_state: whether shards have any."""
+    """before: applied to a shard's gradients, with a state per shard. keeps_state: whether shards have any.
+
+    Raises PipelineRaised where the contribution does."""
 
     def __init__(self, workload: Workload, replica: Replica, before: Chain) -> None:
         self._workload = workload
         self._replica = replica
         self._before = before
-        self.keeps_state = bool(before)
+        with naming("init() of the contribution"):
+            self.keeps_state = bool(before.init(replica.parameters))
         self.states = ShardStates(lambda: before.init(replica.parameters))
 
     def plan(self, step: int, shards: Sequence[int]) -> None:
@@ -48,14 +51,16 @@ class ShardGradients:
         computed = self._workload.loss(step, shard)
         self._replica.check_shard()
         if computed is None:
-            if self._before:
+            if self.keeps_state:
                 self.states.stage(shard, self.states.of(shard))
             return None
         tensors = self._replica.contribution()
         if self._before:
             count = len(self._replica.parameters)
             with naming("update() of the contribution"):
-                gradients, state = self._before.update(tensors[:count], self.states.of(shard))
-            self.states.stage(shard, state)
+                kept = self.states.of(shard) if self.keeps_state else {}
+                gradients, state = self._before.update(tensors[:count], kept)
+            if self.keeps_state:
+                self.states.stage(shard, state)
             tensors = [*gradients, *tensors[count:]]
         return Contribution(*computed, tensors)
