@@ -11,9 +11,9 @@ Not here: the driver's part. The traces of the workers are compared, as the driv
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -151,9 +151,10 @@ def _schedule(given: dict[str, Any]) -> ScheduleSettings:
     return ScheduleSettings(**own, options={key: value for key, value in given.items() if key not in own})
 
 
-def train(pipeline: type[Pipeline], layout: Layout = ONE, **settings: Any) -> Run:
-    """The run, after checking that all its workers tell the same. Raises the first exception of a member."""
-    members = _Members(settings_for(pipeline, layout, **settings))
+def train(pipeline: type[Pipeline], layout: Layout = ONE, replay: Any = (), **settings: Any) -> Run:
+    """The run, after checking that all its workers tell the same. replay: records of rests that are repeated. Raises the first
+    exception of a member."""
+    members = _Members(settings_for(pipeline, layout, **settings), replay=replay)
     ends = members.run()
     for end in ends:
         if isinstance(end, BaseException):
@@ -189,7 +190,10 @@ def members_end(
 class _Members:
     """The members of one run, prepared; their run manifests have to agree, as the controller wants."""
 
-    def __init__(self, settings: Settings, wire: Wire = Hub.transport) -> None:
+    def __init__(
+        self, settings: Settings, wire: Wire = Hub.transport, replay: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        plan = replace(resolve(settings), replay=tuple(replay))
         self._wire = wire
         self._schedule = build_schedule(
             settings.topology.name, settings.cluster.workers.start, **settings.topology.options
@@ -200,8 +204,7 @@ class _Members:
         self.said: list[list[dict[str, Any]]] = [[] for _ in kinds]
         hosts = [ProcessServices(emit=said.append) for said in self.said]
         self.members = [
-            kind(resolve(settings), regions, host)
-            for kind, regions, host in zip(kinds, self._regions, hosts, strict=True)
+            kind(plan, regions, host) for kind, regions, host in zip(kinds, self._regions, hosts, strict=True)
         ]
         run_manifest = [member.prepare() for member in self.members]
         assert all(other == run_manifest[0] for other in run_manifest[: self._schedule.workers])

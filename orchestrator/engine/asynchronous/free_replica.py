@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy
 import torch
@@ -49,8 +50,9 @@ class FreeReplica:
         self._fixed = FixedPoint(())
         self._ledger = 0
 
-    def begin(self) -> None:
-        """Replicas run free from here. Raises CalledOff."""
+    def begin(self, inherited: Mapping[int, State] = MappingProxyType({})) -> None:
+        """Replicas run free from here. inherited: what these hosted shards go on with, in place of what they keep. Raises
+        CalledOff."""
         self._services.await_copied()
         self._states.discard()
         replica = self.replica
@@ -61,7 +63,7 @@ class FreeReplica:
         self._x.copy_(self._base)
         self._memory.contribution.zero_()
         self._ledger = fingerprint(self._base)
-        self._updates.begin(self._fixed, {shard: self._states.of(shard) for shard in self.shards})
+        self._updates.begin(self._fixed, {**self.rows(), **inherited})
 
     def compute(self, shard: int, reading: Reading, x: torch.Tensor | None = None) -> tuple[float | None, torch.Tensor]:
         """Loss and update of the shard's next micro-batch, read from `x` or, without one, from this replica."""
@@ -85,13 +87,9 @@ class FreeReplica:
         """Elements of an update."""
         return self._x.numel()
 
-    def row(self, shard: int) -> State:
-        """What a hosted shard keeps."""
-        return self._states.of(shard)
-
-    def inherit(self, rows: Mapping[int, State]) -> None:
-        """These hosted shards go on with other rows than their own."""
-        self._states.adopt(rows)
+    def rows(self) -> dict[int, State]:
+        """What the hosted shards keep."""
+        return {shard: self._states.of(shard) for shard in self.shards}
 
     def start(self) -> torch.Tensor:
         """A copy of the parameters at the last rest, as integers."""
