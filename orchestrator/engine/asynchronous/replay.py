@@ -16,12 +16,11 @@ from typing import Any, Final
 
 import torch
 
-from orchestrator.engine.asynchronous import rows as shard_rows
 from orchestrator.engine.asynchronous.free_replica import FreeReplica
 from orchestrator.engine.asynchronous.reports import Done, RestConsensus, RestReport
 from orchestrator.engine.asynchronous.rest import Terms, rest
 from orchestrator.engine.asynchronous.shard_updates import Reading
-from orchestrator.engine.exchange.collectives import HEIRS, SPRINT, Exchange
+from orchestrator.engine.exchange.collectives import SPRINT, Exchange
 from orchestrator.engine.exchange.step_report import Requests
 from orchestrator.engine.execution.executor import Outcome
 from orchestrator.engine.execution.run_state import RunState
@@ -57,7 +56,7 @@ class Replays:
         assert state.free is not None
         record = self._records[state.free.rests]
         sprint = Sprint.decode(base64.b64decode(record["updates"]), state.free.clocks)
-        self._inherit(state.free.rests, record["heirs"])
+        self._replica.inherit(self._exchange, state.free.rests, record["heirs"])
         self._replica.begin()
         try:
             repeated = _Repeated(self._replica, self._exchange, sprint, self._terms, state)
@@ -67,16 +66,6 @@ class Replays:
         except BaseException:
             self._replica.give_up()
             raise
-
-    def _inherit(self, number: int, heirs: Sequence[Sequence[int]]) -> None:
-        """Lost shards go on with what their heirs keep, as they did then; who hosts an heir tells all."""
-        if not heirs:
-            return
-        own = {heir: self._replica.row(heir) for _, heir in heirs if heir in self._replica.shards}
-        told: dict[int, Any] = {}
-        for payload in self._exchange.gather(number, 0, HEIRS, shard_rows.encode(own)):
-            told.update(shard_rows.decode(payload))
-        self._replica.inherit({lost: told[heir] for lost, heir in heirs if lost in self._replica.shards})
 
 
 class _Repeated:
@@ -199,7 +188,7 @@ class _Resting:
         self._replica.contribute(consensus.magnitudes)
 
     def adopt(self, consensus: RestConsensus) -> int:
-        return self._replica.adopt(len(consensus.clocks), consensus.counters)
+        return self._replica.adopt(len(consensus.clocks), consensus.magnitudes, consensus.counters)
 
     def made(self) -> Sequence[Done]:
         return self._repeated.made

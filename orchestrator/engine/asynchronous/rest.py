@@ -73,7 +73,7 @@ def rest(
     free = state.free
     assert free is not None
     number, shape = free.rests, terms.shape
-    consensus = RestConsensus.decode(exchange.maximum(number, 0, VOTE, member.report().encode(shape)), shape)
+    consensus = agree(exchange, number, member.report(), shape)
     if consensus.failing_shard is not None:
         raise member.fault(consensus.failing_shard) or Withdrawn(f"shard {consensus.failing_shard} failed")
     member.contribute(consensus)
@@ -97,6 +97,11 @@ def rest(
     told = {**record, "parameters": f"{fingerprint % 2**64:016x}"}
     requests = replace(consensus.requests, evaluate=record["evaluate"])
     return Outcome(steps, lines, state.grid, requests, Clocks(consensus.clocks, number + 1, carry, (), told))
+
+
+def agree(exchange: Exchange, number: int, report: RestReport, shape: Shape) -> RestConsensus:
+    """The vote of a rest."""
+    return RestConsensus.decode(exchange.maximum(number, 0, VOTE, report.encode(shape)), shape)
 
 
 def _record(state: RunState, steps: int, sprint: Sprint, *, evaluate: bool) -> dict[str, Any]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from orchestrator.engine.compute import snapshot
+from orchestrator.engine.compute.shard_states import ShardStates
+from orchestrator.engine.exchange.collectives import HEIRS, Exchange
 from orchestrator.updates.transforms import State
 
 _LENGTH_BYTES = 8
@@ -21,6 +23,20 @@ def encode(rows: Mapping[int, State]) -> torch.Tensor:
     parts = [torch.frombuffer(bytearray(length + header), dtype=torch.uint8)]
     parts += [tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors.values()]
     return torch.cat(parts)
+
+
+def inherit(
+    exchange: Exchange, number: int, heirs: Sequence[Sequence[int]], shards: Sequence[int], states: ShardStates
+) -> None:
+    """In a replay, where hosts are others: lost shards go on with what their heirs keep; who hosts an heir tells all. heirs:
+    (lost, heir); number: of the rest; shards: those hosted here."""
+    if not heirs:
+        return
+    told: dict[int, State] = {}
+    own = {heir: states.of(heir) for _, heir in heirs if heir in shards}
+    for payload in exchange.gather(number, 0, HEIRS, encode(own)):
+        told.update(decode(payload))
+    states.adopt({lost: told[heir] for lost, heir in heirs if lost in shards})
 
 
 def decode(payload: torch.Tensor) -> dict[int, dict[str, torch.Tensor]]:

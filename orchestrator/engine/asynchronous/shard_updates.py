@@ -60,11 +60,14 @@ class ShardUpdates:
         self._residuals: dict[int, torch.Tensor] = {}
         self._fixed = FixedPoint(())
 
-    def begin(self, fixed: FixedPoint, rows: Mapping[int, State]) -> None:
-        """Replicas run free from here: the shards of these rows are hosted, and all their buffers are the replica's."""
+    def begin(
+        self, fixed: FixedPoint, rows: Mapping[int, State], buffers: Mapping[int, list[torch.Tensor]] | None = None
+    ) -> None:
+        """Replicas run free from here: the shards of these rows are hosted. buffers: statistics, then counters, of each; all
+        have the replica's where there are none."""
         self._fixed = fixed
         self.optimizers.load(rows)
-        self._buffers = {shard: self._replica.buffers() for shard in rows}
+        self._buffers = dict(buffers) if buffers else {shard: self._replica.buffers() for shard in rows}
         self._residuals = {}
 
     def compute(self, shard: int, x: torch.Tensor, reading: Reading) -> tuple[float | None, torch.Tensor]:
@@ -98,6 +101,10 @@ class ShardUpdates:
     def buffers(self) -> Sequence[Sequence[torch.Tensor]]:
         """Statistics, then counters, of each hosted shard."""
         return [self._buffers[shard] for shard in sorted(self._buffers)]
+
+    def buffers_of(self, shard: int) -> Sequence[torch.Tensor]:
+        """The same of one."""
+        return self._buffers[shard]
 
     def _step(self, shard: int, reading: Reading) -> None:
         """The shard's optimizer takes a step, with gradients that are views of one buffer, as in lockstep."""
