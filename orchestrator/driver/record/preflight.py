@@ -29,7 +29,6 @@ from orchestrator.updates.schedules import laws as schedule_laws
 
 ORCHESTRATOR = ("orchestrator",)  # this package is part of the environment, by the hash of its source
 _FEW_WORKERS, _SOME_WORKERS, _MANY_WORKERS = 5, 8, 64  # to look at all moves of more takes seconds
-_EXECUTED = ("lockstep", "sprints")  # what the engine can execute of a mode's `execution`
 _SOME_STEPS = 1000  # of a run whose length in steps is known only when its data are
 
 
@@ -170,7 +169,10 @@ def _sync_problems(settings: Settings) -> list[str]:
             settings.contribution.name != "gradient",
             "each shard has an optimizer of its own and contributes its updates; leave contribution out",
         ),
-        "sync": (execution not in _EXECUTED, f"this version executes {' and '.join(_EXECUTED)} only"),
+        "topology": (
+            execution == "gossip" and settings.topology.name == "parameter_server",
+            "models are mixed by workers, and servers have nothing to do; set topology=peer_to_peer",
+        ),
     }
     return [
         f"{key}: with sync={sync.name} {sentence}, or set sync=bsp" for key, (wrong, sentence) in why.items() if wrong

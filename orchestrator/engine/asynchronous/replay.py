@@ -215,7 +215,7 @@ class _Resting:
         self._replica.contribute(consensus.magnitudes)
 
     def adopt(self, consensus: RestConsensus) -> int:
-        return self._replica.adopt(len(consensus.clocks), consensus.counters)
+        return self._replica.adopt(len(consensus.clocks), consensus.magnitudes, consensus.counters)
 
     def made(self) -> Sequence[Done]:
         return self._repeated.made

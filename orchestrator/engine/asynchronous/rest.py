@@ -92,7 +92,7 @@ def rest(
     free = state.free
     assert free is not None
     number, shape = free.rests, terms.shape
-    consensus = RestConsensus.decode(exchange.maximum(number, 0, VOTE, member.report().encode(shape)), shape)
+    consensus = agree(exchange, number, member.report(), shape)
     if consensus.failing_shard is not None:
         raise member.fault(consensus.failing_shard) or Withdrawn(f"shard {consensus.failing_shard} failed")
     member.contribute(consensus)
@@ -122,6 +122,11 @@ def _granted(requests: Requests, replayed: tuple[Mapping[str, Any], Sprint] | No
     told apart; a replay evaluates where the run did. further: steps were completed since the last rest."""
     evaluate = (requests.evaluate and further) if replayed is None else replayed[0]["evaluate"]
     return replace(requests, evaluate=evaluate, save=requests.save and further)
+
+
+def agree(exchange: Exchange, number: int, report: RestReport, shape: Shape) -> RestConsensus:
+    """The vote of a rest."""
+    return RestConsensus.decode(exchange.maximum(number, 0, VOTE, report.encode(shape)), shape)
 
 
 def _record(state: RunState, steps: int, sprint: Sprint, *, evaluate: bool) -> dict[str, Any]:
