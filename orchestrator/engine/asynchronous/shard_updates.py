@@ -89,6 +89,7 @@ class ShardUpdates:
         if computed is None:
             return None, self._filtered(shard, reading.clock, x, self._update.zero_())
         self._step(shard, reading)
+        self._replica.check_frozen()
         self._buffers[shard] = self._replica.buffers()
         if not self._fixed.updates(flat, self._before, self._shards, self._update):
             self._refuse(shard, reading.clock, flat)
