@@ -1,7 +1,7 @@
 # make demo       train the digits network on four Ray workers, and say where to look
 # make demo-kill  kill a worker in the middle of a run, and compare the result with that of an undisturbed one
 # make test       each claim once (docs/testing.md)
-# make test-long  that, and products: more layouts, rarer misfortunes, more reruns
+# make test-long  that, and products: more layouts, rarer misfortunes, more reruns, many more examples of every law
 # make check      lint, types and the tests that take milliseconds
 # Each makes .venv when it is missing. PYTHON is the interpreter it is made from.
 
@@ -11,6 +11,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # In the order of the files: the short ones of tests/engine come last and fill both processes to the end.
 SLOWLY := python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PURE := not ray and not slow and not long
+MANY := --hypothesis-profile=many
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export DVC_NO_ANALYTICS := 1
 
@@ -38,13 +40,14 @@ check: setup
 	ruff check .
 	ruff format --check .
 	mypy
-	python -m pytest -n 2 -m "not ray and not slow"
+	python -m pytest -n 2 -m "$(PURE)"
 
 test: check data
 	$(SLOWLY) -m "(slow or ray) and not long"
 
 test-long: test
-	$(SLOWLY) -m long
+	python -m pytest -n 2 $(MANY) -m "$(PURE)"
+	$(SLOWLY) $(MANY) -m long
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
