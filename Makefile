@@ -2,7 +2,7 @@
 # make demo-kill  kill a worker in the middle of a run, and compare the result with that of an undisturbed one
 # make test       each claim once (docs/testing.md)
 # make test-long  that, and products: more layouts, rarer misfortunes, more reruns, many more examples of every law
-# make check      lint, types and the tests that take milliseconds
+# make check      lint and types (make lint), and beside them the tests that take milliseconds (make pure)
 # Each makes .venv when it is missing. PYTHON is the interpreter it is made from.
 
 PYTHON ?= python3.11
@@ -15,8 +15,10 @@ PURE := not ray and not slow and not long
 MANY := --hypothesis-profile=many
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export DVC_NO_ANALYTICS := 1
+# Where it is set, each process compiles all tests and all of orchestrator anew: seven seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo demo-kill data test test-long check clean
+.PHONY: setup demo demo-kill data test test-long check lint pure clean
 
 setup: $(STAMP)
 
@@ -37,9 +39,14 @@ demo-kill: setup
 	python -m benchmarks.demo_kill
 
 check: setup
+	$(MAKE) --no-print-directory --jobs 2 lint pure
+
+lint: setup
 	ruff check .
 	ruff format --check .
 	mypy
+
+pure: setup
 	python -m pytest -n 2 -m "$(PURE)"
 
 test: check data

@@ -75,6 +75,7 @@ def test_a_launch_that_still_prepares_is_interrupted_in_order(faulty: Project, n
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_after_sigkill_the_members_end_and_the_next_start_tidies_up(faulty: Project) -> None:
     before = set(faulty.runs())
     process = faulty.start(*SLOW)

@@ -24,12 +24,13 @@ from orchestrator.control.events import Interrupt
 from orchestrator.control.membership import Requirements
 from orchestrator.errors import Interrupted, WorkerLost
 from tests.control.simulated import Process, World
+from tests.products import thinned
 
 pytestmark = pytest.mark.slow
 
 STEP_TIMEOUT_S = 60.0
 ROUNDS = 600
-LIVES = [150, pytest.param(3000, marks=pytest.mark.long)]
+LIVES = [150, 3000]
 DICE = st.randoms(use_true_random=True)
 
 
@@ -242,13 +243,13 @@ TestRun.settings = settings(
 )
 
 
-@pytest.mark.parametrize("lives", LIVES)
+@pytest.mark.parametrize("lives", thinned(LIVES, 2))
 def test_many_lives(lives: int) -> None:
     """Mere chance finds in seconds what hypothesis, which prefers simple runs, seldom comes upon."""
     hunt(range(lives))
 
 
-@pytest.mark.parametrize("lives", LIVES)
+@pytest.mark.parametrize("lives", thinned(LIVES, 2))
 def test_and_where_shards_keep_state(lives: int) -> None:
     hunt(range(lives), shard_state=True)
 

@@ -197,6 +197,10 @@ class Member:
         self.run_manifest = self.member.prepare()
         self._counting = True
 
+    def state(self) -> dict[str, torch.Tensor]:
+        assert isinstance(self.member, Worker)
+        return self.member.state()
+
     @property
     def position(self) -> Position | None:
         return self.member.position
