@@ -130,6 +130,7 @@ def test_a_run_whose_own_disk_is_full_says_so_and_is_resumed_when_there_is_room(
 ) -> None:
     """Training goes on as long as it can; at the end there is no room for the weights."""
     disk = digits.path / ".orchestrator"
+    disk.mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "none", disk], check=True)
     try:
         run = CancellableTransport(digits, *DIGITS, "cluster.workers=2", "checkpoint.every=20")
