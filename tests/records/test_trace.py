@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.records.trace import Disagreement, Line, Merger, line
@@ -46,7 +46,6 @@ def interleavings(draw: st.DrawFn) -> list[list[Line]]:
     return draw(st.permutations(batches)) if draw(st.booleans()) else batches
 
 
-@settings(max_examples=150)
 @given(interleavings())
 def test_any_interleaving_gives_the_trace_once(batches: list[list[Line]]) -> None:
     """A line comes out as soon as it and all before it have come."""
@@ -65,7 +64,6 @@ def test_any_interleaving_gives_the_trace_once(batches: list[list[Line]]) -> Non
 WHAT = [(step, what) for step in range(9) for what in TRACE[step] if what != "step"]
 
 
-@settings(max_examples=150)
 @given(interleavings(), interleavings(), st.sampled_from(WHAT))
 def test_a_replica_that_parts_is_found(
     batches: list[list[Line]], others: list[list[Line]], place: tuple[int, str]
