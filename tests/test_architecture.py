@@ -30,6 +30,7 @@ FLOORS = [
     "plan",
     "settings",
     "updates",
+    "samples",
     "pipeline",
     "topologies",
     "table",
