@@ -31,6 +31,7 @@ FLOORS = [
     "plan",
     "settings",
     "updates",
+    "samples",
     "pipeline",
     "synchrony",
     "topologies",

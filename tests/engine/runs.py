@@ -31,10 +31,13 @@ from orchestrator.settings import (
     Every,
     GradientSettings,
     OptimizerSettings,
+    PartitionSettings,
     PipelineSettings,
     RunSettings,
+    SamplingSettings,
     ScheduleSettings,
     Settings,
+    Steps,
     SyncSettings,
     TopologySettings,
     TraceSettings,
@@ -115,7 +118,7 @@ def settings_for(
     epochs: int | None = None,
     seed: int = 7,
     shards: int = 5,
-    batch_size: int = 10,
+    batch_size: int | dict[int, int] = 10,
     optimizer: dict[str, Any] | None = SGD,
     clip: float | None = None,
     reduction: Any = "exact",
@@ -127,12 +130,21 @@ def settings_for(
     schedule: dict[str, Any] | None = None,
     early_stopping: dict[str, Any] | None = None,
     sync: dict[str, Any] | None = None,
+    partition: dict[str, Any] | None = None,
+    sampling: dict[str, Any] | None = None,
 ) -> Settings:
     options, mode = dict(optimizer or {}), dict(sync or {"name": "bsp"})
+    parts, draws = {"name": "shared", **(partition or {})}, {"name": "uniform", **(sampling or {})}
     return Settings(
         run=RunSettings(steps=None if epochs else steps, epochs=epochs, seed=seed, precision=precision),
         pipeline=PipelineSettings(target=f"{pipeline.__module__}:{pipeline.__name__}", args=args or {}),
-        data=DataSettings(shards=shards, batch_size=batch_size, loaders=loaders),
+        data=DataSettings(
+            shards=shards,
+            batch_size=Steps.parse(batch_size),
+            loaders=loaders,
+            partition=PartitionSettings(name=parts.pop("name"), options=parts),
+            sampling=SamplingSettings(name=draws.pop("name"), options=draws),
+        ),
         cluster=ClusterSettings(workers=Workers.parse(layout.workers), step_timeout_s=PATIENCE_S),
         topology=TopologySettings(name=layout.topology, options=layout.options()),
         reduction=reduction,
@@ -147,7 +159,7 @@ def settings_for(
 
 
 def _schedule(given: dict[str, Any]) -> ScheduleSettings:
-    own = {key: given[key] for key in ("name", "warmup") if key in given}
+    own = {key: given[key] for key in ("name", "warmup", "scale", "base_batch") if key in given}
     return ScheduleSettings(**own, options={key: value for key, value in given.items() if key not in own})
 
 
