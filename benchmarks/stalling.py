@@ -24,8 +24,9 @@ Batch = tuple[Tensor, Tensor]
 
 
 class Stalling(Pipeline):
-    """sleep_s: of each micro-batch. factor: how much slower one worker is than the others, who is the first to come. stall: with
-    which probability a micro-batch takes four more. folder: where processes mark what they have done; data: of the digits."""
+    """sleep_s: of each micro-batch. factor: how much slower one worker is than the others, who is the first to come. stall:
+    with which probability a micro-batch takes four more. pause_at: the micro-batch at which that worker pauses for 50 ms.
+    folder: where processes mark what they have done; data: of the digits."""
 
     def __init__(
         self, folder: str, data: str, sleep_s: float = 0.02, factor: float = 1.0, stall: float = 0.0, pause_at: int = -1

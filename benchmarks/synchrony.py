@@ -89,10 +89,10 @@ def run(mode: Mapping[str, Any], options: Mapping[str, float] | None, steps: int
         if done.returncode:
             sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
         outcome = json.loads(done.stdout.splitlines()[-1])
-        return _course(folder, outcome, steps)
+        return _course(folder, outcome)
 
 
-def _course(folder: Path, outcome: Mapping[str, Any], steps: int) -> Course:
+def _course(folder: Path, outcome: Mapping[str, Any]) -> Course:
     journal = REPOSITORY / ".orchestrator" / str(outcome["run_id"]) / "journal.jsonl"
     events = [json.loads(line) for line in journal.read_text().splitlines()]
     evaluated = [event for event in events if event["event"] == "evaluated"]
