@@ -1,8 +1,8 @@
 # make demo       train the digits network on four Ray workers, and say where to look
 # make demo-kill  kill a worker in the middle of a run, and compare the result with that of an undisturbed one
 # make test       each claim once (docs/testing.md)
-# make test-long  that, and products: more layouts, rarer misfortunes, more reruns
-# make check      lint, types and the tests that take milliseconds
+# make test-long  that, and products: more layouts, rarer misfortunes, more reruns, many more examples of every law
+# make check      lint and types (make lint), and beside them the tests that take milliseconds (make pure)
 # Each makes .venv when it is missing. PYTHON is the interpreter it is made from.
 
 PYTHON ?= python3.11
@@ -11,10 +11,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # In the order of the files: the short ones of tests/engine come last and fill both processes to the end.
 SLOWLY := python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+PURE := not ray and not slow and not long
+MANY := --hypothesis-profile=many
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export DVC_NO_ANALYTICS := 1
+# Where it is set, each process compiles all tests and all of orchestrator anew: seven seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo demo-kill data test test-long check clean
+.PHONY: setup demo demo-kill data test test-long check lint pure clean
 
 setup: $(STAMP)
 
@@ -35,16 +39,22 @@ demo-kill: setup
 	python -m benchmarks.demo_kill
 
 check: setup
+	$(MAKE) --no-print-directory --jobs 2 lint pure
+
+lint: setup
 	ruff check .
 	ruff format --check .
 	mypy
-	python -m pytest -n 2 -m "not ray and not slow"
+
+pure: setup
+	python -m pytest -n 2 -m "$(PURE)"
 
 test: check data
 	$(SLOWLY) -m "(slow or ray) and not long"
 
 test-long: test
-	$(SLOWLY) -m long
+	python -m pytest -n 2 $(MANY) -m "$(PURE)"
+	$(SLOWLY) $(MANY) -m long
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

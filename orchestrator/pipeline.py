@@ -82,6 +82,17 @@ class Pipeline:
 
         return default_collate(list(items))
 
+    def labels(self, train: Dataset[Any], by: str) -> Any:
+        """The labels of the training samples, in their order, for `data.partition` and `data.sampling`: one whole number, text,
+        true or false each, as a tensor, a list or an array; None where there are none of the name `by`, which is "label" unless
+        the settings give another. By default the `targets` of the data set."""
+        return getattr(train, "targets", None) if by == "label" else None
+
+    def weights(self, train: Dataset[Any]) -> Any:  # noqa: ARG002
+        """The weights of the training samples, in their order, for `data.sampling: weighted`: one number each, 0 or more, as a
+        tensor, a list or an array; None where there are none."""
+        return None
+
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer | None:  # noqa: ARG002
         """An optimizer over the model's parameters, instead of the configuration's `optimizer`: one of torch.optim, or of a
         class that steps without a closure and keeps what it remembers in `state` and `param_groups`, not in attributes."""

@@ -1,8 +1,8 @@
 """One value: what each type of setting accepts, what else it must be, and the sentence when it is not.
 
 A value arrives twice, as YAML understands it and as it was typed, so that text stays what was typed: `1e3`, `012` and
-`true` are good names of a run. The types are int, float, bool, str, a Literal, tuple[str, ...], dict[str, Any], Every, Span
-and Workers, each also `| None`, and `Annotated` with bounds: a `Must`, or those of pydantic's `Field` (`ge`, `gt`, `le`,
+`true` are good names of a run. The types are int, float, bool, str, a Literal, tuple[str, ...], dict[str, Any], Every, Span,
+Steps and Workers, each also `| None`, and `Annotated` with bounds: a `Must`, or those of pydantic's `Field` (`ge`, `gt`, `le`,
 `lt`, `min_length`). Pydantic checks, strictly; the sentences are ours.
 
 What it does not do: know keys, sources or defaults.
@@ -16,7 +16,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
@@ -117,6 +117,52 @@ class Span(Notation):
     def plain(self) -> int | str:
         """What `parse` reads as this value: 20, "1epoch" or "5epochs"."""
         return self.steps if self.steps is not None else f"{self.epochs}epoch{'s' * (self.epochs != 1)}"
+
+
+@dataclass(frozen=True)
+class Steps(Notation):
+    """A whole number for each step. changes: (first step, value), from step 0 on, in order; values are at least 1."""
+
+    changes: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        firsts, values = [first for first, _ in self.changes], [value for _, value in self.changes]
+        if firsts[:1] != [0] or firsts != sorted(set(firsts)) or min(values) < 1:
+            raise ValueError(f"expected values of at least 1 from step 0 on, in the order of steps, got {self.changes}")
+
+    @classmethod
+    def constant(cls, value: int) -> Self:
+        return cls(((0, value),))
+
+    @classmethod
+    def parse(cls, value: object) -> Self:
+        """From `64`, or `{0: 64, 400: 256}`: another value from these steps on. Raises ValueError."""
+        given = value if isinstance(value, dict) else {0: value}
+        changes = [(step, number) for step, number in given.items() if type(step) is type(number) is int]
+        if len(changes) != len(given):
+            raise ValueError(f"not a whole number for each step: {value!r}")
+        return cls(tuple(sorted(changes)))
+
+    def plain(self) -> int | dict[int, int]:
+        """What `parse` reads as this value: 64 or {0: 64, 400: 256}."""
+        return self.changes[0][1] if self.is_constant else dict(self.changes)
+
+    @property
+    def is_constant(self) -> bool:
+        return len(self.changes) == 1
+
+    @property
+    def least(self) -> int:
+        return min(value for _, value in self.changes)
+
+    def at(self, step: int) -> int:
+        return next(value for first, value in reversed(self.changes) if first <= step)
+
+    def stretches(self) -> Iterator[tuple[int, int | None, int]]:
+        """(first step, end, value) of each stretch in which it is constant; the last one has no end."""
+        firsts = [first for first, _ in self.changes]
+        for (first, value), end in zip(self.changes, [*firsts[1:], None], strict=True):
+            yield first, end, value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -337,5 +383,6 @@ _DESCRIPTIONS: dict[Any, str] = {
     dict: "a mapping such as {key: value}",
     Every: "a number of steps such as 20 or of seconds such as 30s",
     Span: "a number of steps such as 20 or of epochs such as 5epochs, at least 1",
+    Steps: "a whole number such as 64, at least 1, or one from each of some steps on such as {0: 64, 400: 256}",
     Workers: "a number of workers such as 4, at least 1, or a range such as {min: 2, max: 4}",
 }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from orchestrator import Pipeline
 
@@ -40,6 +41,10 @@ class Digits(Pipeline):
 
     def datasets(self) -> tuple[TensorDataset, TensorDataset]:
         return _read("train"), _read("test")
+
+    def labels(self, train: Dataset[Any], by: str) -> Tensor | None:
+        assert isinstance(train, TensorDataset)
+        return train.tensors[1] if by == "label" else None
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         images, labels = batch

@@ -1,5 +1,9 @@
 """The environment has to stand before anything imports torch (rule B3), no test depends on the wall clock, and what needs
-root is left to root (rule F11)."""
+root is left to root (rule F11).
+
+How many examples hypothesis draws is chosen by `pytest --hypothesis-profile=NAME`: `few` where nothing is said, `many` by
+`make test-long`. A test that states a number of its own (slow examples, or a law that few examples do not reach) keeps it.
+"""
 
 import os
 import signal
@@ -10,8 +14,9 @@ import pytest
 from orchestrator.numerics.determinism import prepare_environment
 
 prepare_environment()
-hypothesis.settings.register_profile("orchestrator", deadline=None)
-hypothesis.settings.load_profile("orchestrator")
+hypothesis.settings.register_profile("few", deadline=None, max_examples=25)
+hypothesis.settings.register_profile("many", deadline=None, max_examples=500)
+hypothesis.settings.load_profile("few")
 BUSY_S = 3600.0  # several commands in a test and its fixtures, on a machine with thirty other processes
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup; what they start does not
 

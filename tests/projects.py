@@ -58,7 +58,9 @@ class Project:
             name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "GIT_", "MLFLOW_"))
         }
         # What is tested is the code beside these tests, also where another checkout is the one that is installed.
-        return {**inherited, "PYTHONPATH": str(REPOSITORY), MARK: self.mark, "TMPDIR": self.temporary, **self.variables}
+        ours = {"PYTHONPATH": str(REPOSITORY), MARK: self.mark, "TMPDIR": self.temporary}
+        # Of bytecode, what pytest has written is read; a project's files are those that its test looks for.
+        return {**inherited, **ours, "PYTHONDONTWRITEBYTECODE": "1", **self.variables}
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(

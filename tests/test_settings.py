@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,14 @@ from orchestrator.settings import (
     Every,
     GradientSettings,
     OptimizerSettings,
+    PartitionSettings,
     PipelineSettings,
     RunSettings,
+    SamplingSettings,
     ScheduleSettings,
     Settings,
     Span,
+    Steps,
     SyncSettings,
     TopologySettings,
     TraceSettings,
@@ -86,11 +90,46 @@ def test_the_example_is_what_it_says() -> None:
     assert settings == Settings(
         run=RunSettings(name="digits", steps=400, seed=1),
         pipeline=PipelineSettings(target="pipelines.digits:Digits"),
-        data=DataSettings(shards=8, batch_size=64, inputs=("data/digits",)),
+        data=DataSettings(shards=8, batch_size=Steps.constant(64), inputs=("data/digits",)),
         cluster=ClusterSettings(workers=Workers.parse(4)),
         topology=TopologySettings(name="ring"),
         optimizer=OptimizerSettings(name="adamw", options={"lr": 0.002}),
         evaluation=EvaluationSettings(every=Every(steps=100)),
+    )
+
+
+def test_a_section_within_a_section_is_read_as_any_other() -> None:
+    """By its keys, by a scalar that is its name, and in a mapping; a name in a later source leaves other options behind."""
+    by_keys = given_on_command_line("data.partition.name=dirichlet", "data.partition.alpha=0.3")
+    assert by_keys.data.partition == PartitionSettings(name="dirichlet", options={"alpha": 0.3})
+    mapping = given_on_command_line("data={partition: {name: dirichlet, alpha: 0.3}, sampling: balanced}")
+    assert mapping.data == replace(by_keys.data, sampling=SamplingSettings(name="balanced"))
+    assert from_yaml(to_yaml(mapping)) == mapping
+    files: list[Any] = [{"data": {"partition": {"name": "dirichlet", "alpha": 0.3, "clients": 4}, "shards": 4}}]
+    later = load(files, [*SMALLEST, "data.partition=iid"])
+    assert later.data.partition == PartitionSettings(name="iid", options={"clients": 4})
+    assert determining(by_keys)["data.partition.alpha"] == 0.3
+    own = given_on_command_line("data.partition=nowhere:bend", "data.partition.knee=3")
+    assert determining(own)["data.partition.knee"] == 3
+
+
+@pytest.mark.parametrize("typed", ["data.batch_size={0: 64, 2: 256}", "data={batch_size: {0: 64, 2: 256}}"])
+def test_rows_may_be_given_by_step(typed: str) -> None:
+    settings = given_on_command_line(typed)
+    assert settings.data.batch_size == Steps(((0, 64), (2, 256)))
+    assert from_yaml(to_yaml(settings)) == settings
+    assert load([{"data": {"batch_size": {0: 64, 2: 256}}}], SMALLEST) == settings
+    assert flat(settings)["data.batch_size"] == {0: 64, 2: 256}
+
+
+@pytest.mark.parametrize("option", ["end", "every"])
+def test_epochs_are_no_measure_where_the_batch_grows(option: str) -> None:
+    name = {"end": "linear", "every": "steps"}[option]
+    settings = ("data.batch_size={0: 64, 2: 256}", f"schedule={{name: {name}, {option}: 3epochs}}")
+    with pytest.raises(ConfigurationError) as caught:
+        given_on_command_line(*settings)
+    assert f"schedule.{option}: 3epochs is no number of steps where data.batch_size changes with the step" in str(
+        caught.value
     )
 
 
@@ -289,7 +328,7 @@ def test_an_option_without_a_value_is_left_to_its_entry() -> None:
     settings = given_on_command_line("topology={name: tree, arity: null, servers: null}", "schedule.gamma=")
     assert (settings.topology.options, settings.schedule.options) == ({}, {})
     assert to_dict(settings)["topology"] == {"name": "tree", "arity": None, "servers": None}
-    assert set(to_dict(settings)["schedule"]) == {"name", "warmup", *SCHEDULES.known_options()}
+    assert set(to_dict(settings)["schedule"]) == {"name", "warmup", "scale", "base_batch", *SCHEDULES.known_options()}
 
 
 def test_options_of_a_variant_of_the_users_own_wait_until_it_is_imported() -> None:
@@ -338,7 +377,7 @@ WRONG = {
     "digest_every=3": "digest_every: no such key; did you mean trace.digest_every?",
     "--run.seed=3": "--run.seed: no such key; did you mean run.seed?",
     "run.seed.x=3": "run.seed.x: no such key; did you mean run.seed?",
-    "data.foo=3": "data.foo: no such key; data has shards, batch_size, loaders, inputs",
+    "data.foo=3": "data.foo: no such key; data has shards, batch_size, loaders, inputs, partition, sampling",
     "zzz=3": "zzz: no such key; there are run, pipeline, data, cluster, topology, sync, reduction, transport, "
     "optimizer, contribution, gradient, "
     "schedule, early_stopping, checkpoint, evaluation, trace, tracking, strict, environment, output",
@@ -373,6 +412,27 @@ WRONG = {
     "data.inputs=[[a]]": "data.inputs: expected a list of texts such as [a, b], got [['a']]",
     "data.batch_size=7": "data.batch_size: 7 rows for 8 shards; a shard computes at least one row: "
     "raise data.batch_size or lower data.shards",
+    "data.batch_size={0: 64, 2: 7}": "data.batch_size: 7 rows for 8 shards; a shard computes at least one row: "
+    "raise data.batch_size or lower data.shards",
+    "data.batch_size={0: 64, 3: 128}": "data.batch_size: 128 rows from step 3 on, but the run has 3 steps: lower 3, or leave "
+    "it out",
+    "data.batch_size={2: 64}": "data.batch_size: expected a whole number such as 64, at least 1, or one from each of some "
+    "steps on such as {0: 64, 400: 256}, got {2: 64}",
+    "data.partition={name: iid, clients: 9}": "data.partition.clients: 9 clients for 8 shards; each shard is one client: leave "
+    "data.partition.clients out, or set data.shards=9 (which changes the result)",
+    "data.partition={name: dirichlet, alhpa: 1}": "data.partition.alhpa: dirichlet has no alhpa; did you mean alpha?",
+    "data.partition={name: dirichlet, alpha: 0}": "data.partition.alpha: must be greater than 0, got 0.0",
+    "data.partition=dirichlett": "data.partition.name: 'dirichlett' is not on offer; did you mean dirichlet? (there are "
+    "shared, iid, contiguous, stratified, dirichlet, pathological, natural, or your own as package.module:name)",
+    "data.partition.alpha=1": "data.partition.alpha: shared has no alpha; dirichlet has",
+    "data.partition.name.deep=1": "data.partition.name.deep: no such key; did you mean data.partition.name or checkpoint.keep?",
+    "data.partition=": "data.partition: has no value; give it keys (name, clients, by, alpha, least, runs) or leave it out",
+    "data.sampling=balance": "data.sampling.name: 'balance' is not on offer; did you mean balanced? (there are uniform, "
+    "balanced, weighted, or your own as package.module:name)",
+    "schedule.scale=sqrt": "schedule.scale: sqrt needs schedule.base_batch, the batch size that optimizer.lr was chosen for, "
+    "such as schedule.base_batch=64",
+    "schedule.base_batch=64": "schedule.base_batch: it counts for schedule.scale=linear or sqrt only; set one of them, or "
+    "leave it out",
     "data.shards=65": "data.batch_size: 64 rows for 65 shards; a shard computes at least one row: "
     "raise data.batch_size or lower data.shards",
     "cluster.workers=9": f"cluster.workers: {WORKERS}",
@@ -634,7 +694,7 @@ def all_settings(draw: st.DrawFn) -> Settings:
     data = st.builds(
         DataSettings,
         shards=st.just(shards),
-        batch_size=st.integers(shards, 10**9),
+        batch_size=st.integers(shards, 10**9).map(Steps.constant),
         inputs=st.lists(texts).map(tuple),
     )
     cluster = st.builds(

@@ -58,8 +58,14 @@ def _commands(function: ast.FunctionDef, module: set[str]) -> Iterator[str]:
         yield "make test-long"
         return
     yield "make test" if marks & {"slow", "ray"} else "make check"
-    if "long" in _marks(function.decorator_list):
+    if "long" in _marks(function.decorator_list) or _is_thinned(function):
         yield "make test-long"
+
+
+def _is_thinned(function: ast.FunctionDef) -> bool:
+    """Some of its parameters are marked `long` by `tests.products.thinned`."""
+    names = (each.id for node in function.decorator_list for each in ast.walk(node) if isinstance(each, ast.Name))
+    return "thinned" in names
 
 
 @pytest.mark.parametrize(("test", "command"), sorted(set(named())))

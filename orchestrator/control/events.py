@@ -15,6 +15,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.records.progress import Activity, Progress
 
 Move = tuple[int, int, tuple[int, ...]]  # donor, recipient, shards
+Inheritance = tuple[int, int]  # a shard whose state is lost, and the one whose state it goes on with
 Role = Literal["worker", "server"]
 
 
@@ -170,7 +171,8 @@ class Begin:
     shards: by worker rank. state_transfers: (donor rank, recipient rank). restore: the rank that first loads the newest
     checkpoint; it is the donor then. without_servers: the topology wants servers and none lives, so the workers use
     another exact topology. moves: (donor rank, recipient rank, shards): what these shards keep, where they keep anything.
-    heirs: (lost, heir): what this shard keeps is lost with its only holder, and it goes on with what that one keeps.
+    heirs: (lost, heir): what this shard keeps is lost with its only holder, and it goes on with what that one keeps. inherited:
+    all such pairs since the replicas were equal last, in order, which the record of a run has to tell.
     forgets: all go back to what the donor restores, also those who are farther; where there is no checkpoint, to the state
     in which the run began.
     """
@@ -185,7 +187,8 @@ class Begin:
     without_servers: bool
     run_manifest: Mapping[str, Any]
     moves: tuple[Move, ...] = ()
-    heirs: tuple[tuple[int, int], ...] = ()
+    heirs: tuple[Inheritance, ...] = ()
+    inherited: tuple[Inheritance, ...] = ()
     forgets: bool = False
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from orchestrator.control.events import Begin, Finished, Heartbeat, Left, Move, Role
+from orchestrator.control.events import Begin, Finished, Heartbeat, Inheritance, Left, Move, Role
 from orchestrator.control.shard_assignment import assign_shards
 from orchestrator.errors import Inconsistent
 from orchestrator.records.progress import Progress, advances_of, behind, latest, steps_of
@@ -140,7 +140,8 @@ class ControllerState:
     ended without and with a loss; restarts: losses of all state in a row. failures: failed starts in a
     row. deaths: in preparation. retry: when a start is tried again after there was no room. link_failures: pairs of
     living members that have lost each other once. losses, stalls: by micro-batch, whether each was seen or inferred.
-    recoveries: open ones. interrupted: the signal and when. since: when the present phase began. listened: the last
+    recoveries: open ones. inherited: which shards went on with others' state, each with the advances of all replicas that had
+    been made then. interrupted: the signal and when. since: when the present phase began. listened: the last
     tick.
     """
 
@@ -167,6 +168,7 @@ class ControllerState:
     losses: Mapping[tuple[int, int], tuple[bool, ...]] = field(default_factory=dict)
     stalls: Mapping[tuple[int, int], tuple[bool, ...]] = field(default_factory=dict)
     recoveries: tuple[Recovery, ...] = ()
+    inherited: tuple[tuple[int, Inheritance], ...] = ()
     interrupted: tuple[float, str] | None = None
 
     def name(self, member: int) -> str:
@@ -247,6 +249,7 @@ def compose(state: ControllerState) -> Begin | str:
         run_manifest=agreed(state, workers),
         moves=moves(state, workers, shards, restore),
         heirs=() if restore is not None else heirs,
+        inherited=() if restore is not None else (*_inherited_before(state, workers), *heirs),
         forgets=_keeps_shard_state(state, workers) and restore is not None,
     )
 
@@ -275,7 +278,13 @@ def lost_shards(state: ControllerState, workers: Sequence[Member]) -> list[int]:
     return [shard for shard in range(state.requirements.shards) if holders is not None and shard not in holders]
 
 
-def inherited(state: ControllerState, workers: Sequence[Member]) -> tuple[tuple[int, int], ...]:
+def _inherited_before(state: ControllerState, workers: Sequence[Member]) -> tuple[Inheritance, ...]:
+    """The pairs of earlier generations that began where the farthest of these are now."""
+    advances = advances_of(top(workers))
+    return tuple(pair for base, pair in state.inherited if base == advances)
+
+
+def inherited(state: ControllerState, workers: Sequence[Member]) -> tuple[Inheritance, ...]:
     """(lost, heir) pairs, where a run goes on without what a shard kept: a lost shard goes on with what the lowest living one
     keeps. None where nobody keeps anything any more."""
     holders = _holders(workers)

@@ -5,38 +5,18 @@ the last step of an epoch takes what is left. A step's samples are dealt to its 
 by at most one, so a last batch that is not full is uneven, and shards are empty when it has fewer samples than there are
 shards.
 
-Rows and shards of a step are functions of the step (`Steps`), constant in every run today.
+Rows and shards of a step are functions of the step (`values.Steps`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 
 from orchestrator.numerics import streams
-
-
-@dataclass(frozen=True)
-class Steps:
-    """A whole number for each step. changes: (first step, value), from step 0 on, in order."""
-
-    changes: tuple[tuple[int, int], ...]
-
-    @classmethod
-    def constant(cls, value: int) -> Self:
-        return cls(((0, value),))
-
-    def at(self, step: int) -> int:
-        return next(value for first, value in reversed(self.changes) if first <= step)
-
-    def stretches(self) -> Iterator[tuple[int, int | None, int]]:
-        """(first step, end, value) of each stretch in which it is constant; the last one has no end."""
-        firsts = [first for first, _ in self.changes]
-        for (first, value), end in zip(self.changes, [*firsts[1:], None], strict=True):
-            yield first, end, value
+from orchestrator.values import Steps
 
 
 @dataclass(frozen=True)

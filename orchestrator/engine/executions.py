@@ -5,11 +5,12 @@ What both have is the state of the replica and of its shards, memory that suits 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from orchestrator.engine.asynchronous.free_replica import FreeReplica
+from orchestrator.engine.asynchronous.gossip import Gossip, Mixing, ShardModels
 from orchestrator.engine.asynchronous.replay import Replays
 from orchestrator.engine.asynchronous.rest import Terms
 from orchestrator.engine.asynchronous.shard_updates import ShardUpdates
@@ -137,5 +138,39 @@ class SprintExecution:
         return Sprints(self._free, self._mode, exchange, make, terms, cadence, rank), exchange
 
 
+class GossipExecution:
+    """Each shard has a model of its own."""
+
+    def __init__(self, parts: Parts) -> None:
+        replica, updater, plan, mode = parts.replica, parts.updater, parts.plan, parts.plan.mode
+        assert mode.graph is not None
+        self._plan = plan
+        self._every = mode.rest_every
+        self._mixing = Mixing.of(mode.graph, plan.data.shards)
+        self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan))
+        states = ShardStates(dict, alike=False)
+        updates = ShardUpdates(parts.workload, replica, updater, 1, 0.0)
+        self._models = ShardModels(replica, updates, states, self._memory, parts.services)
+        self.held = ReplicaState(replica, updater, states, keeps_shard_state=True)
+
+    def suit(self, schedule: Schedule, rank: int) -> None:
+        self._memory.suit(schedule, rank)
+
+    def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
+        self._models.shards = moment.shards
+        exchange, requests = moment.exchange(self._memory), moment.timing.requests
+        terms = Terms.of(self._plan, moment.generation, moment.run_manifest)
+        cadence = Cadence(moment.timing, self._every)
+        records = self._plan.replay
+        return Gossip(self._models, self._mixing, exchange, terms, cadence.due, requests, records), exchange
+
+
+EXECUTIONS: Final[Mapping[str, Callable[[Parts], Execution]]] = {
+    "lockstep": LockstepExecution,
+    "sprints": SprintExecution,
+    "gossip": GossipExecution,
+}
+
+
 def execution(parts: Parts) -> Execution:
-    return LockstepExecution(parts) if parts.plan.lockstep else SprintExecution(parts)
+    return EXECUTIONS[parts.plan.mode.execution](parts)

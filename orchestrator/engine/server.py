@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.engine.asynchronous.relay import Relay
+from orchestrator.engine.asynchronous.replay import ReplayRelay
 from orchestrator.engine.asynchronous.rest import Terms
 from orchestrator.engine.asynchronous.traffic import DeltaMemory, Traffic
 from orchestrator.engine.compute import evaluation
@@ -77,8 +78,11 @@ class Server:
         def executor(transport: CancellableTransport, exchange: Exchange) -> Executor:
             if deltas is None:
                 return Lockstep(Adder(), exchange, StepContents.of(plan, run_manifest))
+            terms = Terms.of(plan, generation, run_manifest)
+            if plan.replay:
+                return ReplayRelay(exchange, terms, plan.replay)
             make = lambda sprint: Traffic(transport, routes, rank, number, sprint, deltas)  # noqa: E731
-            return Relay(exchange, make, Terms.of(plan, generation, run_manifest))
+            return Relay(exchange, make, terms)
 
         def through(transport: CancellableTransport) -> Ended:
             for donor in generation.donors_of(rank):

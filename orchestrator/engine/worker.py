@@ -78,7 +78,9 @@ class Worker:
             raise ConfigurationError(
                 ["early_stopping and schedule=plateau watch a metric, but datasets() returned no validation set"]
             )
+        division = self._workload.division
         return {
+            **({} if division is None else {"partition": division.digest}),
             "steps": plan.run.length(self._workload.order.steps_of),
             "samples": self._workload.order.samples,
             "evaluation_batches": len(self._workload.evaluation_batches),
@@ -127,6 +129,10 @@ class Worker:
     def training_data(self) -> Any:
         """The training data set. Not to be read while a generation runs: that may draw random numbers."""
         return self._workload.training_data
+
+    def partition(self) -> dict[str, Any] | None:
+        """How the training samples are divided among the shards, as plain data; None where they are not."""
+        return self._workload.partition()
 
     def state(self) -> dict[str, torch.Tensor]:
         """The model's parameters and persistent buffers, tied tensors once, as tensors of their own in host memory."""

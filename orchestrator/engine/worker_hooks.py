@@ -91,7 +91,7 @@ class WorkerHooks:
                 self._services.emit(entry)
         self._give(transport)
         self._move_rows(transport)
-        self._state.loop.inherited(self._generation.heirs)
+        self._state.loop.inherited(self._generation.inherited)
         self._state.has_state = True
         transport.activity = "exchange"
 
@@ -125,7 +125,7 @@ class WorkerHooks:
             self._services.emit({"rest": dict(rest), **again})
         if metrics is not None:
             step = self._state.loop.run_state.steps - 1
-            self._services.emit({"event": "evaluated", "step": step, "metrics": dict(metrics)})
+            self._services.emit({"event": "evaluated", "step": step, "metrics": dict(metrics), **again})
 
     def save(self, run_state: RunState) -> None:
         writers = self._generation.writers

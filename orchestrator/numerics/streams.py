@@ -45,7 +45,7 @@ def seeded_with(value: int) -> Iterator[None]:
         yield
 
 
-def permutation(seed: int, purpose: str, epoch: int, elements: int) -> torch.Tensor:
+def permutation(seed: int, purpose: str, epoch: int, elements: int, shard: int = 0) -> torch.Tensor:
     """A permutation of range(elements), int64, that depends on its arguments only."""
-    generator = torch.Generator().manual_seed(seed_of(seed, purpose, epoch))
+    generator = torch.Generator().manual_seed(seed_of(seed, purpose, epoch, shard))
     return torch.randperm(elements, generator=generator)

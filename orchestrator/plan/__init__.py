@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 from orchestrator.synchrony import Mode, build_mode
 from orchestrator.updates.patience import Watching
-from orchestrator.values import Every
+from orchestrator.updates.scaling import Scaling
+from orchestrator.values import Every, Steps
 
 __all__ = [
     "Cadence",
@@ -29,6 +30,7 @@ __all__ = [
     "Members",
     "Plan",
     "Run",
+    "Scaling",
     "Source",
     "Update",
     "Variant",
@@ -79,18 +81,21 @@ class Run:
 
 @dataclass(frozen=True)
 class Data:
-    """batch_size: rows of a whole step; loaders: processes per worker that fetch batches ahead."""
+    """batch_size: rows of a whole step; loaders: processes per worker that fetch batches ahead; partition: which samples a
+    shard draws from, None for all; sampling: with which weights, None for each once in a pass."""
 
     shards: int
-    batch_size: int
+    batch_size: Steps
     loaders: int
+    partition: Variant | None = None
+    sampling: Variant | None = None
 
 
 @dataclass(frozen=True)
 class Update:
     """What happens to a gradient. optimizer: None where the pipeline has its own; clip: the largest norm; warmup: steps in
     which the learning rate rises, before `schedule` has its way; contribution: what a shard makes of its gradient before the
-    sum, and may keep state for; None for nothing."""
+    sum, and may keep state for, None for nothing; scaling: of the rate with the batch size, None for none."""
 
     optimizer: Variant | None
     clip: float | None
@@ -99,6 +104,7 @@ class Update:
     stopping: Watching | None
     plateau: Watching | None
     contribution: Variant | None = None
+    scaling: Scaling | None = None
 
     @property
     def watches_a_metric(self) -> bool:

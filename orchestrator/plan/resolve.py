@@ -15,13 +15,14 @@ from orchestrator.plan import (
     Members,
     Plan,
     Run,
+    Scaling,
     Source,
     Timeouts,
     Update,
     Variant,
     Watching,
 )
-from orchestrator.settings import Settings
+from orchestrator.settings import ContributionSettings, PartitionSettings, SamplingSettings, Settings
 from orchestrator.topologies import TOPOLOGIES
 from orchestrator.updates.schedules import SCHEDULES
 
@@ -36,7 +37,13 @@ def resolve(settings: Settings) -> Plan:
             steps=run.steps,
             epochs=run.epochs,
         ),
-        data=Data(data.shards, data.batch_size, data.loaders),
+        data=Data(
+            data.shards,
+            data.batch_size,
+            data.loaders,
+            partition=_variant(data.partition, but="shared"),
+            sampling=_variant(data.sampling, but="uniform"),
+        ),
         update=_update(settings),
         exchange=_exchange(settings),
         cluster=_cluster(settings),
@@ -46,9 +53,13 @@ def resolve(settings: Settings) -> Plan:
     )
 
 
+def _variant(chosen: PartitionSettings | SamplingSettings | ContributionSettings, *, but: str) -> Variant | None:
+    """but: the name of the entry that stands for nothing."""
+    return None if chosen.name == but else Variant(chosen.name, chosen.options)
+
+
 def _update(settings: Settings) -> Update:
     optimizer, stopping, schedule = settings.optimizer, settings.early_stopping, settings.schedule
-    contribution = settings.contribution
     return Update(
         optimizer=None if optimizer.name is None else Variant(optimizer.name, optimizer.options),
         clip=settings.gradient.clip,
@@ -58,8 +69,14 @@ def _update(settings: Settings) -> Update:
         if stopping.patience is None
         else Watching(stopping.metric, stopping.patience, stopping.mode, stopping.min_change),
         plateau=_plateau(schedule.options) if schedule.name == "plateau" else None,
-        contribution=None if contribution.name == "gradient" else Variant(contribution.name, contribution.options),
+        contribution=_variant(settings.contribution, but="gradient"),
+        scaling=_scaling(settings),
     )
+
+
+def _scaling(settings: Settings) -> Scaling | None:
+    scale, base = settings.schedule.scale, settings.schedule.base_batch
+    return None if scale == "none" or base is None else Scaling(scale, base, settings.data.batch_size)
 
 
 def _plateau(options: Mapping[str, Any]) -> Watching:

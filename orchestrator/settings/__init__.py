@@ -24,13 +24,16 @@ from orchestrator.settings.loading import from_yaml, load, origins
 from orchestrator.settings.schema import (
     CheckpointSettings,
     ClusterSettings,
+    ContributionSettings,
     DataSettings,
     EarlyStoppingSettings,
     EvaluationSettings,
     GradientSettings,
     OptimizerSettings,
+    PartitionSettings,
     PipelineSettings,
     RunSettings,
+    SamplingSettings,
     ScheduleSettings,
     Settings,
     SyncSettings,
@@ -39,22 +42,26 @@ from orchestrator.settings.schema import (
     TrackingSettings,
 )
 from orchestrator.settings.views import determining, document, flat, to_dict, to_yaml
-from orchestrator.values import Every, Span, Workers
+from orchestrator.values import Every, Span, Steps, Workers
 
 __all__ = [
     "CheckpointSettings",
     "ClusterSettings",
+    "ContributionSettings",
     "DataSettings",
     "EarlyStoppingSettings",
     "EvaluationSettings",
     "Every",
     "GradientSettings",
     "OptimizerSettings",
+    "PartitionSettings",
     "PipelineSettings",
     "RunSettings",
+    "SamplingSettings",
     "ScheduleSettings",
     "Settings",
     "Span",
+    "Steps",
     "SyncSettings",
     "TopologySettings",
     "TraceSettings",

@@ -29,6 +29,7 @@ from orchestrator.settings.schema import (
     broken_rules,
     keys_of,
     locate,
+    path_of,
     shorthand,
 )
 from orchestrator.settings.sources import Source
@@ -104,7 +105,7 @@ def _read_options(merged: Merged, values: dict[Key, Any]) -> list[str]:
     """Put the values of options in place of what was given. Those of the user's own variants wait until these are imported."""
     problems: list[str] = []
     for section, table in TABLES.items():
-        named, key = BY_PATH[section, "name"], BY_PATH[(section,)]
+        named, key = BY_PATH[*path_of(section), "name"], BY_PATH[path_of(section)]
         if named not in values or key not in values or is_reference(values[named]):
             continue
         below = merged.get(key, {})
@@ -121,24 +122,27 @@ def _required(key: Key) -> str:
 
 
 def _build(values: dict[Key, Any]) -> Settings:
-    sections: dict[str, Any] = {
-        name: section(**{key.attribute: value for key, value in values.items() if key.holder == name})
-        for name, section in SECTIONS.items()
+    whole: dict[str, Any] = {key.attribute: value for key, value in values.items() if key.holder is None}
+    inside: dict[str, dict[str, Any]] = {
+        name: {key.attribute: value for key, value in values.items() if key.holder == name} for name in SECTIONS
     }
-    return Settings(**sections, **{key.attribute: value for key, value in values.items() if key.holder is None})
+    for name in reversed(SECTIONS):  # those within a section before it
+        above, _, last = name.rpartition(".")
+        (inside[above] if above else whole)[last] = SECTIONS[name](**inside[name])
+    return Settings(**whole)
 
 
 def _merge(merged: Merged, source: Source) -> list[str]:
     """Put a source over what is there. Returns problems."""
     problems: list[str] = []
     changed: set[Key] = set()
-    names = {section: merged.get(BY_PATH[section, "name"]) for section in TABLES}
+    names = {section: merged.get(BY_PATH[*path_of(section), "name"]) for section in TABLES}
     for path, given in source.leaves:
-        if given.value == {} and len(path) == 1 and path[0] in SECTIONS:
+        if given.value == {} and ".".join(path) in SECTIONS:
             continue
         path = path if given.value is None or given.value == {} else shorthand(path)
         located = locate(path)
-        if located is None or (given.value is None and path in {(section,) for section in SECTIONS}):
+        if located is None or (given.value is None and ".".join(path) in SECTIONS):
             problems.append(_problem(given.where, ".".join(path), _no_such_key(path, given)))
             continue
         key, rest = located
@@ -159,7 +163,7 @@ def _merge(merged: Merged, source: Source) -> list[str]:
         for other in set(LENGTHS) - {lengths[0]}:
             merged.pop(other, None)
     for section, before in names.items():
-        now = merged.get(BY_PATH[section, "name"])
+        now = merged.get(BY_PATH[*path_of(section), "name"])
         if before is not None and now is not None and now[()].value != before[()].value:
             _drop_options(merged, section, now[()].value, source)
     return problems
@@ -167,9 +171,10 @@ def _merge(merged: Merged, source: Source) -> list[str]:
 
 def _drop_options(merged: Merged, section: str, name: str, source: Source) -> None:
     """A later source that sets another name leaves the options behind that what it names does not have."""
-    table, below = TABLES[section], merged.get(BY_PATH[(section,)], {})
+    table, path = TABLES[section], path_of(section)
+    below = merged.get(BY_PATH[path], {})
     kept = table.options(name) if name in table else {}
-    new = {leaf.path[1:] for leaf in source.leaves if leaf.path[0] == section}
+    new = {leaf.path[len(path) :] for leaf in source.leaves if leaf.path[: len(path)] == path}
     for path in [path for path in below if path[0] not in kept and path not in new]:
         del below[path]
 
@@ -274,22 +279,23 @@ def _unresolved(key: Key, rest: KeyPath, given: Given, error: Exception) -> str:
 
 
 def _no_such_key(path: KeyPath, given: Given) -> str:
-    inside = keys_of(path[0])
-    if inside and len(path) == 1:
+    section = next((".".join(path[:n]) for n in range(len(path), 0, -1) if ".".join(path[:n]) in SECTIONS), path[0])
+    inside = keys_of(section)
+    if inside and ".".join(path) == section:
         if given.value is None:
             return f"has no value; give it keys ({', '.join(inside)}) or leave it out"
         return f"expected keys ({', '.join(inside)}), got {show(given.value)}"
     if found := _suggestions(path):
         return f"no such key; did you mean {' or '.join(found)}?"
     if inside:
-        return f"no such key; {path[0]} has {', '.join(inside)}"
-    return f"no such key; there are {', '.join(dict.fromkeys(key.holder or key.attribute for key in KEYS))}"
+        return f"no such key; {section} has {', '.join(inside)}"
+    return f"no such key; there are {', '.join(dict.fromkeys(key.path[0] for key in KEYS))}"
 
 
 def _suggestions(path: KeyPath) -> list[str]:
     """Keys that were perhaps meant, the likeliest first: on any level, of the same name, or of a similar one."""
     leaf = path[-1]
-    tops = [*SECTIONS, *(key.name for key in KEYS if key.holder is None)]
+    tops = list(dict.fromkeys(key.path[0] for key in KEYS))
     options = [f"{section}.{option}" for section, table in TABLES.items() for option in table.known_options()]
     names = list(dict.fromkeys([*(key.name for key in KEYS), *options, *SECTIONS]))
     for top in difflib.get_close_matches(path[0], tops, n=1):

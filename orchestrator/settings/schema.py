@@ -6,8 +6,9 @@ workers and servers are laid out: under `reduction: fast` sums follow the layout
 result too. `watched` marks what says when metrics are taken: it determines the result where early stopping or the plateau
 schedule depend on one. Settings are validated where they are built, in `Settings.__post_init__`, whoever builds them.
 
-Behind `topology`, `sync`, `schedule` and `contribution` stands a table each (`orchestrator.table`): their sections have a name,
-and the options of what it names. Which options there are, and what they must be, says the table's entry.
+Behind `topology`, `sync`, `schedule` and `contribution`, and below `data` behind `data.partition` and `data.sampling`, stands a
+table each (`orchestrator.table`): their sections have a name, and the options of what it names. Which options there are, and
+what they must be, says the table's entry. A section is known by its dotted path: `data.partition` is one within `data`.
 
 What it does not do: check what needs torch or the user's code (options of the optimizer, the target of the pipeline, variants
 of the user's own).
@@ -16,12 +17,16 @@ of the user's own).
 from __future__ import annotations
 
 import dataclasses
+import inspect
+import operator
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from orchestrator.errors import ConfigurationError
+from orchestrator.samples.partitions import PARTITIONS
+from orchestrator.samples.samplings import SAMPLINGS
 from orchestrator.synchrony import SYNCHRONY
 from orchestrator.table import Table, is_reference
 from orchestrator.topologies import TOPOLOGIES
@@ -37,7 +42,9 @@ from orchestrator.values import (
     Given,
     MismatchError,
     Must,
+    Notation,
     Span,
+    Steps,
     Workers,
     at_least,
     matching,
@@ -47,7 +54,9 @@ from orchestrator.values import (
     unwrap,
 )
 
-TABLES: dict[str, Table[Any]] = {table.key: table for table in (TOPOLOGIES, SYNCHRONY, SCHEDULES, CONTRIBUTIONS)}
+TABLES: dict[str, Table[Any]] = {
+    table.key: table for table in (TOPOLOGIES, SYNCHRONY, SCHEDULES, CONTRIBUTIONS, PARTITIONS, SAMPLINGS)
+}
 KeyPath = tuple[str, ...]
 
 
@@ -116,11 +125,34 @@ class PipelineSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PartitionSettings:
+    """Which samples a shard draws from; see `orchestrator/samples/partitions`. Options as those of a topology."""
+
+    name: str = field(default="shared", metadata=result("How the training samples are divided among the shards."))
+    options: dict[str, Any] = field(
+        default_factory=dict, metadata=result("The options of a partition of your own.", NO_NAME)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingSettings:
+    """How a shard draws from its samples; see `orchestrator/samples/samplings.py`. Options as those of a topology."""
+
+    name: str = field(default="uniform", metadata=result("How a shard draws from its samples."))
+    options: dict[str, Any] = field(
+        default_factory=dict, metadata=result("The options of a sampling of your own.", NO_NAME)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataSettings:
     shards: int = field(
         default=8, metadata=result("The slices into which every step is divided; at most so many workers.", at_least(1))
     )
-    batch_size: int = field(default=64, metadata=result("Rows of a whole step, over all shards.", at_least(1)))
+    batch_size: Steps = field(
+        default=Steps.constant(64),
+        metadata=result("Rows of a whole step, over all shards; `{0: 64, 400: 256}`: from these steps on."),
+    )
     loaders: int = field(
         default=0,
         metadata=execution("Processes per worker that fetch batches ahead; 0: the worker fetches them.", at_least(0)),
@@ -128,6 +160,8 @@ class DataSettings:
     inputs: tuple[str, ...] = field(
         default=(), metadata=result("The files and folders that the pipeline reads.", NONE_EMPTY)
     )
+    partition: PartitionSettings = field(default_factory=PartitionSettings)
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,6 +259,15 @@ class ScheduleSettings:
 
     name: str = field(default="constant", metadata=result("How the learning rate goes on after the warm-up."))
     warmup: int = field(default=0, metadata=result("Steps in which the learning rate rises to its value.", at_least(0)))
+    scale: Literal["none", "linear", "sqrt"] = field(
+        default="none",
+        metadata=result(
+            "How the learning rate grows with `data.batch_size / schedule.base_batch`: in proportion, or as its root."
+        ),
+    )
+    base_batch: int | None = field(
+        default=None, metadata=result("The batch size for which the learning rate was chosen.", at_least(1))
+    )
     options: dict[str, Any] = field(
         default_factory=dict, metadata=result("The options of a schedule of your own.", NO_NAME)
     )
@@ -326,7 +369,7 @@ class Settings:
         values = {key: key.value(self) for key in KEYS}
         problems = [f"{key.name}: {problem}" for key in KEYS if (problem := _unfit(key, values[key]))]
         for section, table in TABLES.items():
-            problems += _unfit_options(table, getattr(self, section))
+            problems += _unfit_options(table, section_of(self, section))
         if not problems:
             problems = [sentence for _, sentence in broken_rules(values)]
         if problems:
@@ -340,7 +383,8 @@ class Settings:
 
 @dataclass(frozen=True, eq=False)
 class Key:
-    """One field of the schema: `path` is where its value stands in YAML, `holder` and `attribute` where in Settings."""
+    """One field of the schema: `path` is where its value stands in YAML, `holder`, the dotted path of its section, and
+    `attribute` where in Settings."""
 
     path: KeyPath
     holder: str | None
@@ -362,26 +406,31 @@ class Key:
     @property
     def is_flat(self) -> bool:
         """Whether what is below it stands in its section itself."""
-        return self.is_open and len(self.path) == 1
+        return self.is_open and self.attribute == "options"
 
     @property
     def takes_mapping(self) -> bool:
         """Whether its value may be a mapping, which is then one value and no section."""
-        return self.is_open or self.kind is Workers
+        return self.is_open or self.kind in (Steps, Workers)
 
     @property
     def is_required(self) -> bool:
         return self.default is dataclasses.MISSING
 
     def value(self, settings: Settings) -> Any:
-        return getattr(settings if self.holder is None else getattr(settings, self.holder), self.attribute)
+        return getattr(settings if self.holder is None else section_of(settings, self.holder), self.attribute)
 
     def plain(self, settings: Settings) -> Any:
         """The value as plain data; below a table every option that one of its entries has, null where it is not given."""
         value = plain(self.value(settings))
-        if self.table is None or is_reference(getattr(settings, self.path[0]).name):
+        if self.table is None or is_reference(section_of(settings, self.table.key).name):
             return value
         return {**dict.fromkeys(self.table.known_options()), **value}
+
+
+def section_of(settings: Settings, name: str) -> Any:
+    """The section of this dotted path."""
+    return operator.attrgetter(name)(settings)
 
 
 @dataclass(frozen=True)
@@ -418,12 +467,54 @@ def _fast_needs_a_number(reduction: str, workers: Workers) -> str | None:
     )
 
 
-def _shards_have_rows(batch_size: int, shards: int) -> str | None:
-    if batch_size >= shards:
+def _shards_have_rows(batch_size: Steps, shards: int) -> str | None:
+    if batch_size.least >= shards:
         return None
     return (
-        f"data.batch_size: {batch_size} rows for {shards} shards; a shard computes at least one row: "
+        f"data.batch_size: {batch_size.least} rows for {shards} shards; a shard computes at least one row: "
         "raise data.batch_size or lower data.shards"
+    )
+
+
+def _sizes_are_reached(batch_size: Steps, steps: int | None) -> str | None:
+    last, rows = batch_size.changes[-1]
+    if steps is None or last < steps:
+        return None
+    return f"data.batch_size: {rows} rows from step {last} on, but the run has {steps} steps: lower {last}, or leave it out"
+
+
+def _epochs_are_alike(batch_size: Steps, span: Span | None, key: str) -> str | None:
+    """What counts epochs counts the steps of the first one."""
+    if batch_size.is_constant or span is None or span.epochs is None:
+        return None
+    return f"{key}: {span} is no number of steps where data.batch_size changes with the step; give it in steps"
+
+
+def _every_needs_alike_epochs(batch_size: Steps, every: Span | None) -> str | None:
+    return _epochs_are_alike(batch_size, every, "schedule.every")
+
+
+def _end_needs_alike_epochs(batch_size: Steps, end: Span | None) -> str | None:
+    return _epochs_are_alike(batch_size, end, "schedule.end")
+
+
+def _shards_are_clients(clients: int | None, shards: int) -> str | None:
+    if clients is None or clients == shards:
+        return None
+    return (
+        f"data.partition.clients: {clients} clients for {shards} shards; each shard is one client: leave "
+        f"data.partition.clients out, or set data.shards={clients} (which changes the result)"
+    )
+
+
+def _scale_has_a_base(scale: str, base: int | None) -> str | None:
+    if (scale == "none") == (base is None):
+        return None
+    if base is not None:
+        return "schedule.base_batch: it counts for schedule.scale=linear or sqrt only; set one of them, or leave it out"
+    return (
+        f"schedule.scale: {scale} needs schedule.base_batch, the batch size that optimizer.lr was chosen for, such as "
+        "schedule.base_batch=64"
     )
 
 
@@ -471,6 +562,11 @@ RULES = (
     Rule(("cluster.workers", "data.shards"), _workers_have_shards),
     Rule(("reduction", "cluster.workers"), _fast_needs_a_number),
     Rule(("data.batch_size", "data.shards"), _shards_have_rows),
+    Rule(("data.batch_size", "run.steps"), _sizes_are_reached),
+    Rule(("data.batch_size", "schedule.every"), _every_needs_alike_epochs),
+    Rule(("data.batch_size", "schedule.end"), _end_needs_alike_epochs),
+    Rule(("data.partition.clients", "data.shards"), _shards_are_clients),
+    Rule(("schedule.scale", "schedule.base_batch"), _scale_has_a_base),
     Rule(("run.device", "cluster.gpus_per_worker"), _cuda_needs_gpus),
     Rule(("run.tf32", "run.device"), _tf32_needs_cuda),
     Rule(("schedule.end", "schedule.warmup"), _end_is_behind_warmup),
@@ -499,7 +595,8 @@ def _unfit(key: Key, value: Any) -> str | None:
     return None if kept == value else f"expected {show(kept)}, got {show(value)}"
 
 
-def _unfit_options(table: Table[Any], chosen: TopologySettings | SyncSettings | ScheduleSettings) -> list[str]:
+def _unfit_options(table: Table[Any], chosen: Any) -> list[str]:
+    """chosen: the section of this table."""
     if is_reference(chosen.name):
         return []
     kept, problems = table.read(chosen.name, {option: Given(value) for option, value in chosen.options.items()})
@@ -510,13 +607,13 @@ def _unfit_options(table: Table[Any], chosen: TopologySettings | SyncSettings | 
 
 def _keys(holder: str | None, kind: type) -> list[Key]:
     hints = typing.get_type_hints(kind)
+    above = () if holder is None else tuple(holder.split("."))
     found: list[Key] = []
     for entry in dataclasses.fields(kind):
         hint = hints[entry.name]
         if "about" not in entry.metadata:
-            found += _keys(entry.name, hint)
+            found += _keys(".".join((*above, entry.name)), hint)
             continue
-        above = () if holder is None else (holder,)
         flat_options = entry.name == "options"
         about: About = entry.metadata["about"]
         default = entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
@@ -527,16 +624,27 @@ def _keys(holder: str | None, kind: type) -> list[Key]:
     return found
 
 
+def _sections(above: KeyPath, kind: type) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, hint in typing.get_type_hints(kind).items():
+        if inspect.isclass(hint) and dataclasses.is_dataclass(hint) and not issubclass(hint, Notation):
+            found[".".join((*above, name))] = hint
+            found |= _sections((*above, name), hint)
+    return found
+
+
 KEYS: tuple[Key, ...] = tuple(_keys(None, Settings))
 BY_PATH: dict[KeyPath, Key] = {key.path: key for key in KEYS}
-SECTIONS: dict[str, Any] = {
-    name: hint for name, hint in typing.get_type_hints(Settings).items() if dataclasses.is_dataclass(hint)
-}
+SECTIONS: dict[str, Any] = _sections((), Settings)  # by dotted path, each before those within it
+
+
+def path_of(section: str) -> KeyPath:
+    return tuple(section.split("."))
 
 
 def locate(path: KeyPath) -> tuple[Key, KeyPath] | None:
     """The key that a path in YAML belongs to, and what of the path lies below it; None when there is no such key."""
-    key = BY_PATH.get(path[:2]) or BY_PATH.get(path[:1])
+    key = next((BY_PATH[path[:depth]] for depth in range(len(path), 0, -1) if path[:depth] in BY_PATH), None)
     if key is None or (key.path != path and not key.is_open):
         return None
     return key, path[len(key.path) :]
@@ -560,10 +668,11 @@ def keys_of(section: str) -> list[str]:
     for key in KEYS:
         if key.holder == section:
             found += list(key.table.known_options() if key.table else ()) if key.is_flat else [key.attribute]
-    return found
+    within = [path_of(each) for each in SECTIONS]
+    return found + [path[-1] for path in within if path[:-1] == path_of(section)]
 
 
 def shorthand(path: KeyPath) -> KeyPath:
     """The path that a scalar given at `path` sets: `topology` is short for `topology.name`, `early_stopping` for its `mode`."""
-    names = ("name", "mode") if len(path) == 1 and path[0] in SECTIONS else ()
+    names = ("name", "mode") if ".".join(path) in SECTIONS else ()
     return next(((*path, name) for name in names if (*path, name) in BY_PATH), path)

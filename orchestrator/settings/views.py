@@ -16,7 +16,7 @@ import yaml
 from orchestrator.settings.schema import KEYS, TABLES, Key, Settings
 from orchestrator.settings.sources import Loader
 from orchestrator.table import Option
-from orchestrator.values import Every, Span, Workers, must, plain, show, unwrap, without_none
+from orchestrator.values import Every, Span, Steps, Workers, must, plain, show, unwrap, without_none
 
 _INTRODUCTION = """\
 # Settings
@@ -41,6 +41,7 @@ _TYPES = {
     dict: "mapping",
     Every: "steps (`20`) or seconds (`30s`)",
     Span: "steps (`20`) or epochs (`5epochs`)",
+    Steps: "`64`, or by step `{0: 64, 400: 256}`",
     Workers: "`4`, or a range `{min: 2, max: 4}`",
 }
 
@@ -151,7 +152,7 @@ def _rows(key: Key) -> Iterator[tuple[str, ...]]:
         yield f"`{key.name}.*`", "mapping", _default(key), key.about.doc, determines
     else:
         names = (
-            f"{', '.join(f'`{name}`' for name in TABLES[key.path[0]])}, or `package.module:name`"
+            f"{', '.join(f'`{name}`' for name in TABLES[key.holder or ''])}, or `package.module:name`"
             if _is_named(key)
             else ""
         )
@@ -159,7 +160,7 @@ def _rows(key: Key) -> Iterator[tuple[str, ...]]:
 
 
 def _is_named(key: Key) -> bool:
-    return len(key.path) > 1 and key.path[0] in TABLES and key.attribute == "name"
+    return key.holder in TABLES and key.attribute == "name"
 
 
 def _sentences(entries: Mapping[str, Option]) -> str:

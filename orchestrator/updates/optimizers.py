@@ -1,4 +1,5 @@
-"""The table of optimizers: those of torch.optim on offer, checked against the settings before a run starts.
+"""The table of optimizers: those of torch.optim on offer and two for large batches, checked against the settings before a run
+starts.
 
 An entry is called with the model's parameters and the options, which are those of its signature. A user's own meets the laws
 (`broken`) at launch.
@@ -26,13 +27,15 @@ from orchestrator.errors import PipelineRaised
 from orchestrator.pipeline import naming
 from orchestrator.references import raised
 from orchestrator.table import Table, is_reference
+from orchestrator.updates.lamb import Lamb
+from orchestrator.updates.lars import Lars
 
 _ON_OFFER = (
     "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD",
 )  # fmt: skip
 OPTIMIZERS: Table[Callable[..., torch.optim.Optimizer]] = Table(
     "optimizer",
-    {name.lower(): getattr(torch.optim, name) for name in _ON_OFFER},
+    {name.lower(): getattr(torch.optim, name) for name in _ON_OFFER} | {"lars": Lars, "lamb": Lamb},
     hidden=("differentiable", "capturable"),
 )
 CLASSES = tuple(getattr(torch.optim, name) for name in _ON_OFFER)
@@ -225,7 +228,7 @@ def check_unchanged(optimizer: torch.optim.Optimizer, before: Sequence[dict[str,
 def kept_aside(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, bytes]:
     """What a class that is not torch's keeps in attributes of its own, where no checkpoint finds it: name -> bytes that change
     when it does. Left out is what cannot be pickled, and the model, which is saved as a whole."""
-    if type(optimizer) in CLASSES:
+    if type(optimizer) in OPTIMIZERS.values():
         return {}
     base: Any = next((kind for kind in CLASSES if isinstance(optimizer, kind)), None)
     torchs = _attributes_of(base)
@@ -256,7 +259,7 @@ def remembered(name: str, options: Mapping[str, Any]) -> float:
 
 def keep_own(optimizer: torch.optim.Optimizer, shared: torch.Tensor) -> None:
     """Give what the optimizer keeps of `shared`, which the next step overwrites, memory of its own: with gradients that are new
-    in each step, a state may hold the last one itself. Those of torch hold none."""
+    in each step, a state may hold the last one itself. Those of the table hold none."""
     if type(optimizer) in OPTIMIZERS.values():
         return
     place = shared.untyped_storage().data_ptr()

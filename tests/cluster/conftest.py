@@ -19,7 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.projects import PATIENCE_S, REPOSITORY, Done, Project, make_digits
+from tests.commands.alone import Alone, alone
+from tests.projects import PATIENCE_S, REPOSITORY, Project, make_digits
 
 SHORT = ("conf=digits", "run.steps=12", "evaluation.every=5", "output=json")
 
@@ -48,15 +49,6 @@ class Joined:
 
 
 @dataclass(frozen=True)
-class Result:
-    """What must be the same wherever a run runs."""
-
-    digest: str
-    trace: bytes
-    weights: bytes
-
-
-@dataclass(frozen=True)
 class Hosts:
     """Two hosts. inside: what starts a command on the first."""
 
@@ -76,18 +68,9 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 
 @pytest.fixture(scope="session")
-def at_home(digits: Project) -> Result:
-    """The result of the short run on a private Ray."""
-    done = digits.run(*SHORT, "cluster.workers=2")
-    assert done.code == 0, done.err
-    return result_of(digits, done)
-
-
-def result_of(project: Project, done: Done) -> Result:
-    folder = project.folder(done.report["run_id"])
-    return Result(
-        done.report["digest"], (folder / "trace.jsonl").read_bytes(), (folder / "model.safetensors").read_bytes()
-    )
+def at_home(digits: Project) -> Alone:
+    """The result of the short run without any Ray."""
+    return alone(digits, "digits", *SHORT[1:])
 
 
 @contextlib.contextmanager

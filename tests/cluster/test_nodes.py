@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import socket
 import time
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
-from tests.cluster.conftest import SHORT, Joined, Result, raylets, result_of
+from tests.cluster.conftest import SHORT, Joined, raylets
+from tests.commands.alone import Alone, alone, assert_as_alone, trace_of
 from tests.commands.watching import CancellableTransport
 from tests.projects import PATIENCE_S, Project
 
@@ -17,18 +19,18 @@ pytestmark = pytest.mark.ray
 
 LAYOUTS = [
     ("topology=parameter_server", "cluster.workers=3", "transport=tcp"),
-    pytest.param(("topology=ring", "cluster.workers=4"), marks=pytest.mark.long),
+    ("topology=ring", "cluster.workers=4"),
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", LAYOUTS, ids=" ".join)
 def test_a_run_over_nodes_gives_the_result_of_a_private_one(
-    digits: Project, two_nodes: Joined, at_home: Result, layout: tuple[str, ...]
+    digits: Project, two_nodes: Joined, at_home: Alone, layout: tuple[str, ...]
 ) -> None:
     project = replace(digits, variables=two_nodes.access)
     done = project.run(*SHORT, f"cluster.address={two_nodes.address}", *layout)
-    assert done.code == 0, done.err
-    assert result_of(project, done) == at_home
+    assert_as_alone(project, done, at_home)
     assert "carrying" not in done.err
     assert "no worker runs on this machine, so there are no checkpoints" in done.err
     folder = project.folder(done.report["run_id"])
@@ -44,7 +46,8 @@ def test_the_characters_over_nodes(digits: Project, two_nodes: Joined) -> None:
     over_nodes = project.run(*short, f"cluster.address={two_nodes.address}", "cluster.workers=3")
     at_home = digits.run(*short, "cluster.workers=1")
     assert (over_nodes.code, at_home.code) == (0, 0), over_nodes.err
-    assert result_of(project, over_nodes) == result_of(digits, at_home)
+    assert over_nodes.report["digest"] == at_home.report["digest"]
+    assert trace_of(project, over_nodes) == trace_of(digits, at_home)
 
 
 # Settings -> what the message says.
@@ -120,19 +123,16 @@ def test_an_address_without_a_ray_is_refused_at_once(digits: Project) -> None:
     assert "ray start --head" in done.report["error"]["remedy"]
 
 
-def test_a_run_that_loses_a_node_goes_on_without_it(digits: Project) -> None:
-    length = "run.steps=300"
-    with raylets(1, 1) as joined:
-        project = replace(digits, variables=joined.access)
-        run = CancellableTransport(
-            project, "conf=digits", length, f"cluster.address={joined.address}", "cluster.workers=2", "output=json"
-        )
-        run.wait_for_steps(20)
-        joined.kill_last_node()
-        done = run.end()
-    assert done.code == 0, done.err
-    assert (done.report["steps"], done.report["workers"]) == (300, 1)
+def test_a_run_that_loses_a_node_goes_on_without_it(digits: Project, two_nodes: Joined) -> None:
+    """The last test here: the node does not come back."""
+    project = replace(digits, variables=two_nodes.access)
+    given = ("conf=digits", "run.steps=300", "output=json")
+    run = CancellableTransport(project, *given, f"cluster.address={two_nodes.address}", "cluster.workers=3")
+    run.wait_for_steps(20)
+    nodes = Counter(event["node"] for event in run.journal("worker_started"))
+    two_nodes.kill_last_node()
+    done = run.end()
+    assert_as_alone(project, done, alone(digits, "digits", "run.steps=300"))
+    assert len(nodes) == 2
+    assert done.report["workers"] in nodes.values()  # those of the other node
     assert {each["kind"] for each in done.report["recoveries"]} == {"lost"}
-    assert (
-        done.report["digest"] == digits.run("conf=digits", length, "cluster.workers=1", "output=json").report["digest"]
-    )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from orchestrator.provenance.code.worktree import LARGE_FILE_BYTES
+from tests.commands.alone import Alone, alone, assert_as_alone, trace_of
+from tests.commands.test_signals import wait_for_end
 from tests.commands.watching import CancellableTransport
-from tests.projects import Done, Project
+from tests.projects import PATIENCE_S, Done, Project
 
 pytestmark = pytest.mark.ray
 
@@ -19,42 +22,39 @@ RUN = ("conf=digits", f"run.steps={STEPS}", "evaluation.every=50", "trace.digest
 
 
 @pytest.fixture(scope="module")
-def undisturbed(digits: Project) -> Done:
-    done = digits.run(*RUN, "cluster.workers=2")
-    assert done.code == 0, done.err
-    return done
+def undisturbed(digits: Project) -> Alone:
+    return alone(digits, "digits", *RUN[1:])
 
 
-def same(project: Project, done: Done, undisturbed: Done) -> None:
-    """One digest, one trace, the same metrics; nothing is left."""
-    assert done.code == 0, done.err
-    assert "Traceback" not in done.err
-    assert done.report["digest"] == undisturbed.report["digest"]
-    assert done.report["metrics"] == undisturbed.report["metrics"]
-    traces = [project.folder(each.report["run_id"]) / "trace.jsonl" for each in (done, undisturbed)]
-    assert traces[0].read_bytes() == traces[1].read_bytes()
+def same(project: Project, done: Done, undisturbed: Alone) -> None:
+    """What an undisturbed run comes to; nothing is left."""
+    assert_as_alone(project, done, undisturbed)
     assert project.runs()[done.report["run_id"]] == "FINISHED"
 
 
-def test_workers_are_killed_and_replaced(digits: Project, undisturbed: Done) -> None:
-    """Two at once, then one more; replacements join, and at most a step that only the dead had applied is computed twice."""
-    run = CancellableTransport(digits, *RUN, "cluster.workers=4", "topology=tree")
+def test_workers_and_a_server_are_killed_and_replaced(digits: Project, undisturbed: Alone) -> None:
+    """Two workers at once, then the server; replacements join, and at most a step that only the dead had applied is computed
+    twice."""
+    run = CancellableTransport(digits, *RUN, "cluster.workers=3", "topology=parameter_server")
     run.wait_for_steps(20)
     living = run.living()
     for worker in (0, 2):
         run.kill(living[worker])
     run.wait_for("recovered")
-    run.kill(run.living()[1])
+    (server,) = run.living("server").values()
+    run.kill(server)
     done = run.end()
     same(digits, done, undisturbed)
     lost = [each for each in done.report["recoveries"] if each["kind"] == "lost"]
     assert 1 <= len(lost) <= 3
     assert all(each["steps_lost"] <= 1 and each["seconds"] < 10 for each in lost)
-    assert {each["worker"] for each in run.journal("worker_lost")} == {0, 1, 2}
+    assert {each["worker"] for each in run.journal("worker_lost")} == {0, 2}
+    assert len(run.journal("server_lost")) == 1
     assert done.report["generations"] >= 3
 
 
-def test_a_server_is_killed_and_then_all_workers(digits: Project, undisturbed: Done) -> None:
+@pytest.mark.long
+def test_a_server_is_killed_and_then_all_workers(digits: Project, undisturbed: Alone) -> None:
     """Without a checkpoint the run begins anew, and the server that is left forgets what it was told."""
     run = CancellableTransport(digits, *RUN, "cluster.workers=2", "topology=parameter_server", "topology.servers=2")
     run.wait_for_steps(20)
@@ -70,7 +70,7 @@ def test_a_server_is_killed_and_then_all_workers(digits: Project, undisturbed: D
     assert "restarted" in kinds[1:]
 
 
-def test_a_stopped_worker_is_found_and_a_spare_takes_its_place(digits: Project, undisturbed: Done) -> None:
+def test_a_stopped_worker_is_found_and_a_spare_takes_its_place(digits: Project, undisturbed: Alone) -> None:
     run = CancellableTransport(digits, *RUN, "cluster.workers=2", "cluster.spares=1", "cluster.step_timeout_s=12")
     run.wait_for_steps(20)
     first, victim = run.journal("generation_started")[0]["members"]  # whoever was ready first; the third is the spare
@@ -82,71 +82,75 @@ def test_a_stopped_worker_is_found_and_a_spare_takes_its_place(digits: Project, 
     assert run.journal("generation_started")[1]["members"] == sorted([first, spare])
 
 
-def test_a_range_of_workers_grows(digits: Project, undisturbed: Done) -> None:
-    run = CancellableTransport(digits, *RUN, "run.steps=1000000", "cluster.workers={min: 1, max: 3}")
-    run.wait(lambda: run.journal("generation_started")[-1:][0]["workers"] == 3 or None if run.steps else None)
+@pytest.mark.long
+def test_a_range_of_workers_grows(digits: Project, undisturbed: Alone) -> None:
+    run = CancellableTransport(digits, *RUN, "run.steps=1000000", "cluster.workers={min: 1, max: 2}")
+    run.wait(lambda: run.journal("generation_started")[-1:][0]["workers"] == 2 or None if run.steps else None)
     run.wait_for_steps(STEPS)
     run.process.send_signal(signal.SIGTERM)
     done = run.end()
-    assert (done.code, done.report["workers"]) == (130, 3)
+    assert (done.code, done.report["workers"]) == (130, 2)
     assert next(each["workers"] for each in run.journal("generation_started")) == 1
     assert {each["kind"] for each in done.report["recoveries"]} == {"joined"}
-    traces = [digits.folder(each.report["run_id"]) / "trace.jsonl" for each in (done, undisturbed)]
-    grown, lines = (trace.read_text().splitlines() for trace in traces)
-    assert grown[: STEPS - 1] == lines[:-1]
+    assert trace_of(digits, done)[: STEPS - 1] == undisturbed.trace[:-1]
 
 
-def test_the_driver_is_killed_and_the_run_resumed_on_another_layout(digits: Project, undisturbed: Done) -> None:
-    run = CancellableTransport(digits, *RUN, "cluster.workers=3", "checkpoint.every=15")
-    run.wait_for_steps(60)
-    run.wait_for("checkpoint_saved", 2)
-    run.process.kill()
-    run.process.communicate()
-    large = digits.path / "large.bin"
-    with large.open("wb") as file:
-        file.truncate(LARGE_FILE_BYTES + 1)
-    done = digits.run(f"resume={run.run_id[:12]}", "cluster.workers=2", "topology=peer_to_peer", "output=json")
-    large.unlink()
-    assert "note: this run cannot be repeated exactly: large.bin (50 MB) is too large" in done.err
-    assert "going on from the checkpoint of step" in done.err
-    assert done.report["run_id"] == run.run_id
-    same(digits, done, undisturbed)
-    again = digits.run(f"resume={run.run_id}")
-    assert again.code == 2
-    assert "has finished" in again.err
-
-
-def test_an_interrupted_run_says_how_to_go_on_and_does(digits: Project, undisturbed: Done) -> None:
-    run = CancellableTransport(digits, *RUN, "cluster.workers=2")
-    run.wait_for_steps(50)
-    run.process.send_signal(signal.SIGINT)
-    stopped = run.end()
-    assert stopped.code == 130
-    assert "interrupted by SIGINT" in stopped.err
-    assert (stopped.report["status"], stopped.report["error"]["kind"]) == ("killed", "Interrupted")
-    assert "Traceback" not in stopped.err
-    assert digits.runs()[run.run_id] == "KILLED"
-    assert f"python -m orchestrator resume={run.run_id}" in stopped.err
-    assert stopped.report["steps"] >= 50
-    refused = digits.run(f"resume={run.run_id}", "optimizer.lr=1")
-    assert refused.code == 2
-    assert "optimizer.lr: it determines the result" in refused.err
+def test_an_interrupted_run_goes_on_elsewhere_where_its_driver_is_killed_and_goes_on_again(
+    digits: Project, undisturbed: Alone
+) -> None:
+    """Three lives on three layouts: the first ends by Ctrl-C, the second, with changed code, by SIGKILL of its driver, after
+    which its members end too, and the last checkpoint is damaged."""
+    first = CancellableTransport(digits, *RUN, "cluster.workers=1")
+    first.wait_for_steps(30)
+    first.process.send_signal(signal.SIGINT)
+    stopped = first.end()
+    assert_stopped_in_order(digits, first, stopped)
     refused = digits.run("resume=last", "run.name=another")
-    assert refused.code == 2
-    assert "run.name: a run keeps the one that it began with" in refused.err
+    assert (refused.code, "run.name: a run keeps the one that it began with" in refused.err) == (2, True)
     pipeline = digits.path / "pipelines" / "digits.py"
     code = pipeline.read_text()
     pipeline.write_text(code.replace("cross_entropy(", "2 * functional.cross_entropy("))
     assert pipeline.read_text() != code
-    done = digits.run("resume=last", "output=json")
+    again = ("resume=last", "cluster.workers=2", "topology=peer_to_peer", "checkpoint.every=15", "output=json")
+    second = CancellableTransport(digits, *again, run_id=first.run_id)
+    second.wait_for_steps(60)
+    second.wait_for("checkpoint_saved", len(first.journal("checkpoint_saved")) + 2)
     pipeline.write_text(code)
-    assert "note: pipelines/digits.py changed since the run began" in done.err
-    assert f"going on from the checkpoint of step {stopped.report['steps']}" in done.err
+    members = list(second.living().values())
+    second.process.kill()
+    _, told = second.process.communicate()
+    for pid in members:
+        wait_for_end(pid, time.monotonic() + PATIENCE_S)
+    assert digits.runs()[first.run_id] == "RUNNING"
+    _spoil(first.folder / "checkpoints")
+    assert "note: pipelines/digits.py changed since the run began" in told
+    assert f"going on from the checkpoint of step {stopped.report['steps']}" in told
+    large = digits.path / "large.bin"
+    with large.open("wb") as file:
+        file.truncate(LARGE_FILE_BYTES + 1)
+    done = digits.run(f"resume={first.run_id[:12]}", "cluster.workers=1", "output=json")
+    large.unlink()
+    assert "note: this run cannot be repeated exactly: large.bin (50 MB) is too large" in done.err
+    assert "going on from the checkpoint of step" in done.err
+    assert done.report["run_id"] == first.run_id
     same(digits, done, undisturbed)
+    finished = digits.run(f"resume={first.run_id}")
+    assert (finished.code, "has finished" in finished.err) == (2, True)
 
 
+def assert_stopped_in_order(project: Project, run: CancellableTransport, stopped: Done) -> None:
+    assert stopped.code == 130
+    assert "interrupted by SIGINT" in stopped.err
+    assert (stopped.report["status"], stopped.report["error"]["kind"]) == ("killed", "Interrupted")
+    assert "Traceback" not in stopped.err
+    assert project.runs()[run.run_id] == "KILLED"
+    assert f"python -m orchestrator resume={run.run_id}" in stopped.err
+    assert 30 <= stopped.report["steps"] < STEPS
+
+
+@pytest.mark.long
 def test_all_workers_are_lost_and_the_run_starts_again_from_a_damaged_last_checkpoint(
-    digits: Project, undisturbed: Done
+    digits: Project, undisturbed: Alone
 ) -> None:
     run = CancellableTransport(digits, *RUN, "cluster.workers=2", "checkpoint.every=20")
     run.wait_for("checkpoint_saved", 3)

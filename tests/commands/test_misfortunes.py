@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.records.lines import read
+from tests.commands.alone import Alone, alone
 from tests.commands.chaos import members_of
 from tests.commands.watching import CancellableTransport
 from tests.projects import PATIENCE_S, Done, Project
@@ -23,10 +24,8 @@ DIGITS = ("conf=digits", "run.steps=150", "evaluation.every=150", "output=json")
 
 
 @pytest.fixture(scope="module")
-def undisturbed(digits: Project) -> Done:
-    done = digits.run(*DIGITS, "cluster.workers=1")
-    assert done.code == 0, done.err
-    return done
+def undisturbed(digits: Project) -> Alone:
+    return alone(digits, "digits", *DIGITS[1:])
 
 
 @pytest.fixture
@@ -74,7 +73,7 @@ def test_a_micro_batch_that_never_ends_ends_the_run_by_its_name(faulty: Project)
 
 
 @pytest.mark.long
-def test_first_members_that_are_killed_while_they_prepare_are_made_good(digits: Project, undisturbed: Done) -> None:
+def test_first_members_that_are_killed_while_they_prepare_are_made_good(digits: Project, undisturbed: Alone) -> None:
     before = set(digits.runs())
     process = digits.start(*DIGITS, "cluster.workers=3")
     victims = _preparing(digits, process, 2)
@@ -83,7 +82,7 @@ def test_first_members_that_are_killed_while_they_prepare_are_made_good(digits: 
     out, err = process.communicate(timeout=PATIENCE_S)
     done = Done(process.returncode, out, err)
     assert done.code == 0, err
-    assert done.report["digest"] == undisturbed.report["digest"]
+    assert done.report["digest"] == undisturbed.digest
     (run_id,) = set(digits.runs()) - before
     lost = [event["why"] for event in read(digits.folder(run_id) / "journal.jsonl") if event["event"] == "worker_lost"]
     assert len(lost) == 2
@@ -92,7 +91,7 @@ def test_first_members_that_are_killed_while_they_prepare_are_made_good(digits: 
 @pytest.mark.long
 @pytest.mark.parametrize("process", ["raylet", "gcs_server"])
 def test_a_run_whose_ray_dies_says_so_at_once_and_can_be_resumed(
-    digits: Project, undisturbed: Done, process: str
+    digits: Project, undisturbed: Alone, process: str
 ) -> None:
     run = CancellableTransport(digits, *DIGITS, "cluster.workers=2", "checkpoint.every=20")
     run.wait_for("checkpoint_saved")
@@ -108,17 +107,17 @@ def test_a_run_whose_ray_dies_says_so_at_once_and_can_be_resumed(
     assert digits.leftovers() == []
     done = digits.run(f"resume={run.run_id}", "cluster.workers=1", "output=json")
     assert done.code == 0, done.err
-    assert done.report["digest"] == undisturbed.report["digest"]
+    assert done.report["digest"] == undisturbed.digest
 
 
 @pytest.mark.root
 @pytest.mark.long
 def test_training_goes_on_when_the_disk_of_the_checkpoints_is_full(
-    digits: Project, undisturbed: Done, small_disk: Path
+    digits: Project, undisturbed: Alone, small_disk: Path
 ) -> None:
     done = digits.run(*DIGITS, "cluster.workers=2", "checkpoint.every=40", f"checkpoint.uri=file://{small_disk}")
     assert done.code == 0, done.err
-    assert done.report["digest"] == undisturbed.report["digest"]
+    assert done.report["digest"] == undisturbed.digest
     assert "could not be written, training goes on" in done.err
     assert "Traceback" not in done.err
     kept = [path.name for path in small_disk.glob("*/checkpoint-*.json")]
@@ -127,10 +126,11 @@ def test_training_goes_on_when_the_disk_of_the_checkpoints_is_full(
 
 @pytest.mark.root
 def test_a_run_whose_own_disk_is_full_says_so_and_is_resumed_when_there_is_room(
-    digits: Project, undisturbed: Done
+    digits: Project, undisturbed: Alone
 ) -> None:
     """Training goes on as long as it can; at the end there is no room for the weights."""
     disk = digits.path / ".orchestrator"
+    disk.mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "none", disk], check=True)
     try:
         run = CancellableTransport(digits, *DIGITS, "cluster.workers=2", "checkpoint.every=20")
@@ -141,14 +141,14 @@ def test_a_run_whose_own_disk_is_full_says_so_and_is_resumed_when_there_is_room(
         (disk / "filler").unlink()
         assert failed.code == 1
         assert (failed.report["status"], failed.report["steps"]) == ("failed", 150)
-        assert failed.report["digest"] == undisturbed.report["digest"]
+        assert failed.report["digest"] == undisturbed.digest
         assert failed.report["error"]["message"].startswith("the trained weights could not be written")
         assert "cannot be written, training goes on: No space left on device" in failed.err
         assert "Traceback" not in failed.err
         assert not (run.folder / "model.safetensors").exists()
         done = digits.run(f"resume={run.run_id}", "cluster.workers=1", "output=json")
         assert done.code == 0, done.err
-        assert done.report["digest"] == undisturbed.report["digest"]
+        assert done.report["digest"] == undisturbed.digest
         assert run.steps == 150
     finally:
         subprocess.run(["umount", disk], check=True)

@@ -39,6 +39,7 @@ cluster: {{workers: 2}}
 optimizer: {{name: adam, lr: 0.01}}
 trace: {{digest_every: 10, tensors_every: 5}}
 """
+MARKED = Sampler(Order(SEED, ROWS, BATCH, SHARDS)).indices(12, 1)[0]  # a sample that is first drawn at step 12
 FIELDS = ["run_id", "rerun_of", "status", "verdict", "first_divergence", "differences", "explanation"]
 OTHER_PLACE = {  # what is restored as it was recorded, and what must not matter
     "MKL_CBWR": "COMPATIBLE",
@@ -127,12 +128,25 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
 
 @pytest.fixture(scope="module")
 def later(study: Study) -> Done:
-    """Another run: a module that git ignores, data changed behind DVC's back, another setting, other workers."""
-    write(study.project, {"hidden.py": "X = 1\n"})
-    tamper(study.project.path / "data" / "points.csv")
-    done = study.project.run("conf=study", "optimizer.lr=0.02", "cluster.workers=1", "run.name=later", "output=json")
+    """Another run: other code and data, other settings, other workers. One of its samples comes out differently each time."""
+    given = (f"pipeline.args.marked={MARKED}", "optimizer.lr=0.02", "cluster.workers=1", "run.name=later")
+    done = study.project.run("conf=study", *given, "output=json")
     assert done.code == 0, done.err
-    (study.project.path / "hidden.py").unlink()
+    return done
+
+
+@pytest.fixture(scope="module")
+def careless(study: Study) -> Done:
+    """A run with a module that git ignores, and with data changed behind DVC's back."""
+    write(study.project, {"hidden.py": "X = 1\n"})
+    with tampered(study.project.path / "data" / "points.csv"):
+        done = study.project.run("conf=study", "optimizer.lr=0.02", "cluster.workers=1", "output=json")
+        assert done.code == 0, done.err
+        (study.project.path / "hidden.py").unlink()
+        strict = study.project.run("conf=study", "strict=true")
+    assert strict.code == 4
+    for told in (done.err, strict.err):
+        assert "data/points.csv is not what DVC has recorded; dvc commit data/points.csv" in told
     return done
 
 
@@ -170,6 +184,7 @@ def test_a_run_is_repeated_though_code_data_and_snapshot_are_gone(study: Study) 
     assert f"exact, of {study.run_id[:8]}" in listed
 
 
+@pytest.mark.long
 def test_a_run_is_repeated_in_a_fresh_clone_that_has_the_store_and_the_remote(study: Study, tmp_path: Path) -> None:
     """Where the tests' user is root and others can reach the interpreter, by another user."""
     git(study.project, "clone", "--quiet", ".", str(tmp_path / "clone"))
@@ -190,6 +205,7 @@ def test_a_run_is_repeated_in_a_fresh_clone_that_has_the_store_and_the_remote(st
     assert clone.leftovers() == []
 
 
+@pytest.mark.long
 def test_what_determines_the_result_cannot_be_changed(study: Study) -> None:
     done = study.rerun("run.threads=2", "optimizer.lr=1", "cluster.workers=3")
     assert done.code == 2
@@ -199,14 +215,10 @@ def test_what_determines_the_result_cannot_be_changed(study: Study) -> None:
     assert (done.report["verdict"], done.report["error"]["kind"]) == (None, "ConfigurationError")
 
 
-def test_data_that_dvc_does_not_know_are_named_and_cannot_be_restored(study: Study, later: Done) -> None:
-    assert "hidden.py is imported, but not in the snapshot (ignored by git, or too large)" in later.err
-    strict = study.project.run("conf=study", "strict=true")
-    assert strict.code == 4
-    for told in (later.err, strict.err):
-        assert "data/points.csv is not what DVC has recorded; dvc commit data/points.csv" in told
-    with tampered(study.project.path / "data" / "points.csv"):
-        done = study.rerun(run_id=later.report["run_id"])
+@pytest.mark.long
+def test_data_that_dvc_does_not_know_are_named_and_cannot_be_restored(study: Study, careless: Done) -> None:
+    assert "hidden.py is imported, but not in the snapshot (ignored by git, or too large)" in careless.err
+    done = study.rerun(run_id=careless.report["run_id"])
     assert done.code == 4
     assert "data/points.csv" in done.report["error"]["message"]
     assert "has other bytes now" in done.report["error"]["message"]
@@ -239,12 +251,9 @@ def test_another_package_is_named_and_no_exactness_is_claimed(study: Study, tmp_
     assert (ignored.report["verdict"], ignored.report["differences"]) == ("exact", [difference])
 
 
-def test_what_is_not_a_function_of_the_record_is_found_at_its_first_step(study: Study) -> None:
+def test_what_is_not_a_function_of_the_record_is_found_at_its_first_step(study: Study, later: Done) -> None:
     """A sample that comes out differently each time is first drawn at step 12. A second repetition shows that it is chance."""
-    sampler = Sampler(Order(SEED, ROWS, BATCH, SHARDS))
-    marked = sampler.indices(12, 1)[0]
-    first = study.project.run("conf=study", f"pipeline.args.marked={marked}", "output=json")
-    assert first.code == 0, first.err
+    first = later
     done = study.rerun(*arguments_of("rerun=RUN_ID"), "trace.tensors_every=7", run_id=first.report["run_id"])
     assert done.code == 3, done.err
     assert done.report["verdict"] == "diverged"
@@ -319,7 +328,7 @@ def test_a_rerun_that_is_interrupted_leaves_nothing_and_claims_nothing(study: St
 
 
 def test_two_runs_are_compared(study: Study, later: Done) -> None:
-    """Other code, data, settings and workers, for a person and for a program."""
+    """Other code, data, settings and workers."""
     both = f"{study.run_id},{later.report['run_id']}"
     arguments_of("compare=RUN_A,RUN_B")
     text = study.project.run(f"compare={both}")
@@ -339,8 +348,12 @@ def test_two_runs_are_compared(study: Study, later: Done) -> None:
         "first difference of the traces: step 0: loss": execution,
     }.items():
         assert told in where, (told, text.out)
-    found = study.project.run(f"compare={both}", "output=json")
-    report = found.report
+
+
+@pytest.mark.long
+def test_a_comparison_is_told_to_programs_too(study: Study, later: Done) -> None:
+    both = f"{study.run_id},{later.report['run_id']}"
+    report = study.project.run(f"compare={both}", "output=json").report
     assert report["runs"] == both.split(",")
     assert report["first_divergence"]["step"] == 0
     kinds = {(each["kind"], each["name"]): each["share"] for each in report["differences"]}

@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from tests.products import thinned
 from tests.projects import PATIENCE_S, Project
 
 SLOW = ("conf=good", "pipeline.target=faults:Slow", "run.steps=100000", "output=json")
@@ -48,7 +49,8 @@ def test_an_interrupted_run_is_killed_with_130(faulty: Project, number: signal.S
     assert faulty.runs()[run_id] == "KILLED"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.ray
+@pytest.mark.parametrize("number", thinned([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], 3))
 def test_a_launch_that_still_prepares_is_interrupted_in_order(faulty: Project, number: signal.Signals) -> None:
     """Here while the pipeline is imported; before that there are the data to hash and the code to look at."""
     before = faulty.runs()
@@ -73,6 +75,7 @@ def test_a_launch_that_still_prepares_is_interrupted_in_order(faulty: Project, n
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_after_sigkill_the_members_end_and_the_next_start_tidies_up(faulty: Project) -> None:
     before = set(faulty.runs())
     process = faulty.start(*SLOW)

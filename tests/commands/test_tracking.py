@@ -87,6 +87,7 @@ def test_a_server_out_of_reach_is_said_before_anything_is_started(project: Proje
     assert [path.name for path in (project.path / ".orchestrator").glob("*/trace.jsonl")] == []
 
 
+@pytest.mark.long
 def test_a_server_that_goes_away_costs_the_run_nothing(project: Project, tmp_path: Path) -> None:
     gone = Server(tmp_path)
     gone.start()

@@ -20,13 +20,15 @@ from orchestrator.errors import UsageError
 from orchestrator.tracking import Store
 from tests.projects import REPOSITORY
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The ..noload.. loader strategy is deprecated"
-)  # MLflow's own use of SQLAlchemy
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(
+        "ignore:The ..noload.. loader strategy is deprecated"  # MLflow's own use of SQLAlchemy
+    ),
+]
 KIND = {"key": "mlflow.experimentKind", "value": "custom_model_development"}
 
 
-@pytest.mark.slow
 def test_the_runs_are_shown_until_ctrl_c(tmp_path: Path) -> None:
     (tmp_path / ".orchestrator").mkdir()
     store = Store(None, tmp_path / ".orchestrator")

@@ -88,18 +88,14 @@ REFUSED = {
 }
 
 
-TRUE_COMMANDS = (
-    "",
-    "conf=good run.sed=3",
-    "conf=good pipeline.target=exploding:X",
-    "resume=nothing",
-)  # the others are forked
+TRUE_COMMANDS = ("", "conf=good pipeline.target=exploding:X")  # the others are forked
+JSON = ("conf=good run.sed=1 cluster.workers=many output=json", "rerun=nope output=json")
 
 
 @pytest.fixture(scope="module")
 def answers(faulty: Project) -> dict[str, Done]:
-    """What each command line of REFUSED came to."""
-    forked = [arguments for arguments in REFUSED if arguments not in TRUE_COMMANDS]
+    """What each command line of REFUSED and of JSON came to."""
+    forked = [arguments for arguments in (*REFUSED, *JSON) if arguments not in TRUE_COMMANDS]
     before = faulty.runs()
     process = subprocess.run(
         [sys.executable, "-m", "tests.commands.forking"],
@@ -129,8 +125,8 @@ def test_refused_before_anything_is_started(faulty: Project, answers: dict[str, 
 
 
 @pytest.mark.ray
-def test_every_problem_is_told_at_once_and_to_programs_too(faulty: Project) -> None:
-    done = faulty.run("conf=good", "run.sed=1", "cluster.workers=many", "output=json")
+def test_every_problem_is_told_at_once_and_to_programs_too(answers: dict[str, Done]) -> None:
+    done = answers[JSON[0]]
     assert done.code == 2
     assert "run.sed" in done.err
     assert "cluster.workers" in done.err
@@ -139,8 +135,8 @@ def test_every_problem_is_told_at_once_and_to_programs_too(faulty: Project) -> N
 
 
 @pytest.mark.ray
-def test_a_refused_rerun_has_the_fields_of_its_contract(faulty: Project) -> None:
-    done = faulty.run("rerun=nope", "output=json")
+def test_a_refused_rerun_has_the_fields_of_its_contract(answers: dict[str, Done]) -> None:
+    done = answers[JSON[1]]
     error = done.report["error"]
     assert (done.code, error["kind"]) == (2, "UsageError")
     nothing = {"run_id": None, "rerun_of": "nope", "status": "failed", "verdict": None, "first_divergence": None}
@@ -178,6 +174,7 @@ def test_a_failing_run_says_why_and_is_recorded_as_failed(faulty: Project, pipel
 
 
 @pytest.mark.ray
+@pytest.mark.long
 def test_no_git_repository_is_said_and_no_obstacle(faulty: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
     bare = Project(tmp_path_factory.mktemp("bare"))
     (bare.path / "conf").mkdir()

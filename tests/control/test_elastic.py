@@ -25,12 +25,13 @@ from orchestrator.control.membership import Requirements
 from orchestrator.errors import Interrupted, WorkerLost
 from orchestrator.records.progress import latest, steps_of
 from tests.control.simulated import Process, World
+from tests.products import thinned
 
 pytestmark = pytest.mark.slow
 
 STEP_TIMEOUT_S = 60.0
 ROUNDS = 600
-LIVES = 1000
+LIVES = [150, 3000]
 DICE = st.randoms(use_true_random=True)
 
 
@@ -242,13 +243,15 @@ TestRun.settings = settings(
 )
 
 
-def test_a_thousand_lives() -> None:
+@pytest.mark.parametrize("lives", thinned(LIVES, 2))
+def test_many_lives(lives: int) -> None:
     """Mere chance finds in seconds what hypothesis, which prefers simple runs, seldom comes upon."""
-    hunt(range(LIVES))
+    hunt(range(lives))
 
 
-def test_and_where_shards_keep_state() -> None:
-    hunt(range(LIVES), shard_state=True)
+@pytest.mark.parametrize("lives", thinned(LIVES, 2))
+def test_and_where_shards_keep_state(lives: int) -> None:
+    hunt(range(lives), shard_state=True)
 
 
 def hunt(seeds: range, *, shard_state: bool = False) -> None:

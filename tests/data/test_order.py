@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator.data.loading import fetch
-from orchestrator.data.order import Order, Sampler, Steps, evaluation_batches
+from orchestrator.data.order import Order, Sampler, evaluation_batches
+from orchestrator.values import Steps
 
 orders = st.builds(
     Order,

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.driver.record import preflight
-from orchestrator.driver.run.job import requirements
 from orchestrator.errors import ConfigurationError, NotRerunnable
-from orchestrator.plan.resolve import resolve
 from orchestrator.provenance.data import versions
 from orchestrator.settings import load
 from tests.provenance.code.repositories import create, write
@@ -87,14 +85,7 @@ def test_what_goes_with_lockstep_only_is_refused_otherwise(project: Path, overri
         assert (f"{problem}, or set sync=bsp" in caught.value.problems) == refused
 
 
-def test_what_is_not_executed_is_refused(project: Path) -> None:
-    preflight.check(load([RUN], ["sync=bsp", "data.loaders=1"]), project)
-    with pytest.raises(
-        ConfigurationError, match=r"sync: with sync=bap this version executes lockstep only, or set sync=bsp"
-    ):
-        preflight.check(load([RUN], ["sync=bap", "data.loaders=1"]), project)
-
-
-def test_workers_that_alone_have_a_shards_optimizer_have_to_reach_the_checkpoints() -> None:
-    kept = {sync: requirements(resolve(load([RUN], [f"sync={sync}"]))).shard_state for sync in ("bsp", "ssp", "gossip")}
-    assert kept == {"bsp": False, "ssp": True, "gossip": True}
+def test_servers_have_nothing_to_do_where_models_are_mixed(project: Path) -> None:
+    preflight.check(load([RUN], ["sync=bap", "topology=parameter_server", "data.loaders=1"]), project)
+    with pytest.raises(ConfigurationError, match="topology: with sync=gossip models are mixed by workers"):
+        preflight.check(load([RUN], ["sync=gossip", "topology=parameter_server", "data.loaders=1"]), project)

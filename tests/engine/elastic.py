@@ -202,6 +202,10 @@ class Member:
         self.run_manifest = self.member.prepare()
         self._counting = True
 
+    def state(self) -> dict[str, torch.Tensor]:
+        assert isinstance(self.member, Worker)
+        return self.member.state()
+
     @property
     def progress(self) -> Progress | None:
         return self.member.progress

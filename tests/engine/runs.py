@@ -11,9 +11,9 @@ Not here: the driver's part. The traces of the workers are compared, as the driv
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -31,10 +31,13 @@ from orchestrator.settings import (
     Every,
     GradientSettings,
     OptimizerSettings,
+    PartitionSettings,
     PipelineSettings,
     RunSettings,
+    SamplingSettings,
     ScheduleSettings,
     Settings,
+    Steps,
     SyncSettings,
     TopologySettings,
     TraceSettings,
@@ -115,7 +118,7 @@ def settings_for(
     epochs: int | None = None,
     seed: int = 7,
     shards: int = 5,
-    batch_size: int = 10,
+    batch_size: int | dict[int, int] = 10,
     optimizer: dict[str, Any] | None = SGD,
     clip: float | None = None,
     reduction: Any = "exact",
@@ -127,12 +130,21 @@ def settings_for(
     schedule: dict[str, Any] | None = None,
     early_stopping: dict[str, Any] | None = None,
     sync: dict[str, Any] | None = None,
+    partition: dict[str, Any] | None = None,
+    sampling: dict[str, Any] | None = None,
 ) -> Settings:
     options, mode = dict(optimizer or {}), dict(sync or {"name": "bsp"})
+    parts, draws = {"name": "shared", **(partition or {})}, {"name": "uniform", **(sampling or {})}
     return Settings(
         run=RunSettings(steps=None if epochs else steps, epochs=epochs, seed=seed, precision=precision),
         pipeline=PipelineSettings(target=f"{pipeline.__module__}:{pipeline.__name__}", args=args or {}),
-        data=DataSettings(shards=shards, batch_size=batch_size, loaders=loaders),
+        data=DataSettings(
+            shards=shards,
+            batch_size=Steps.parse(batch_size),
+            loaders=loaders,
+            partition=PartitionSettings(name=parts.pop("name"), options=parts),
+            sampling=SamplingSettings(name=draws.pop("name"), options=draws),
+        ),
         cluster=ClusterSettings(workers=Workers.parse(layout.workers), step_timeout_s=PATIENCE_S),
         topology=TopologySettings(name=layout.topology, options=layout.options()),
         reduction=reduction,
@@ -147,13 +159,14 @@ def settings_for(
 
 
 def _schedule(given: dict[str, Any]) -> ScheduleSettings:
-    own = {key: given[key] for key in ("name", "warmup") if key in given}
+    own = {key: given[key] for key in ("name", "warmup", "scale", "base_batch") if key in given}
     return ScheduleSettings(**own, options={key: value for key, value in given.items() if key not in own})
 
 
-def train(pipeline: type[Pipeline], layout: Layout = ONE, **settings: Any) -> Run:
-    """The run, after checking that all its workers tell the same. Raises the first exception of a member."""
-    members = _Members(settings_for(pipeline, layout, **settings))
+def train(pipeline: type[Pipeline], layout: Layout = ONE, replay: Any = (), **settings: Any) -> Run:
+    """The run, after checking that all its workers tell the same. replay: records of rests that are repeated. Raises the first
+    exception of a member."""
+    members = _Members(settings_for(pipeline, layout, **settings), replay=replay)
     ends = members.run()
     for end in ends:
         if isinstance(end, BaseException):
@@ -189,7 +202,10 @@ def members_end(
 class _Members:
     """The members of one run, prepared; their run manifests have to agree, as the controller wants."""
 
-    def __init__(self, settings: Settings, wire: Wire = Hub.transport) -> None:
+    def __init__(
+        self, settings: Settings, wire: Wire = Hub.transport, replay: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        plan = replace(resolve(settings), replay=tuple(replay))
         self._wire = wire
         self._schedule = build_schedule(
             settings.topology.name, settings.cluster.workers.start, **settings.topology.options
@@ -200,8 +216,7 @@ class _Members:
         self.said: list[list[dict[str, Any]]] = [[] for _ in kinds]
         hosts = [ProcessServices(emit=said.append) for said in self.said]
         self.members = [
-            kind(resolve(settings), regions, host)
-            for kind, regions, host in zip(kinds, self._regions, hosts, strict=True)
+            kind(plan, regions, host) for kind, regions, host in zip(kinds, self._regions, hosts, strict=True)
         ]
         run_manifest = [member.prepare() for member in self.members]
         assert all(other == run_manifest[0] for other in run_manifest[: self._schedule.workers])

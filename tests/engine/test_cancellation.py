@@ -70,7 +70,7 @@ def test_a_call_off_ends_a_poll() -> None:
         raise AssertionError("nothing was to come")
 
     with ThreadPoolExecutor(1) as pool:
-        ending = pool.submit(live, GENERATION, heartbeat, lambda: transport, poll, lambda: (4, 1))
+        ending = pool.submit(live, GENERATION, heartbeat, lambda: transport, poll, lambda: Progress(4))
         transport.waits.wait()
         assert heartbeat.snapshot()["activity"] == "exchange"
         heartbeat.call_off(3)

@@ -16,6 +16,7 @@ from orchestrator.pipeline import Pipeline
 from tests.engine import pipelines as p
 from tests.engine.elastic import EVERYTHING, Elastic, Fault, Saved, Told, What, elastic_settings, survive
 from tests.engine.runs import SGD, Layout
+from tests.products import thinned
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +54,7 @@ def test_nothing_happens(layout: Layout) -> None:
 PERIOD = 23  # so that few runs meet every moment: each has several, one period apart
 
 
-@pytest.mark.parametrize("first", range(PERIOD))
+@pytest.mark.parametrize("first", thinned(range(PERIOD), 4))
 def test_a_generation_may_be_called_off_at_any_moment(first: int) -> None:
     layout = TOPOLOGIES[first % 3]
     faults = [Fault(first % 2, first + PERIOD * i, "call off") for i in range(8)]
@@ -62,7 +63,7 @@ def test_a_generation_may_be_called_off_at_any_moment(first: int) -> None:
     assert_same(told)
 
 
-@pytest.mark.parametrize("first", range(PERIOD))
+@pytest.mark.parametrize("first", thinned(range(PERIOD), 4))
 def test_members_may_die_at_any_moment(first: int) -> None:
     """Three of them, one after the other; the first is the oldest, the donor of all state transfers."""
     layout = [Layout(4, "ring"), Layout(4, "tree"), Layout(4, "parameter_server")][first % 3]
@@ -101,7 +102,7 @@ def test_the_donor_may_die_while_others_have_the_state_too(at: int) -> None:
     assert_same(told)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", thinned(range(10), 3))
 def test_chaos(seed: int) -> None:
     """Deaths of anybody, servers too, joins, call-offs and checkpoints, whenever it comes; sometimes nobody is left."""
     draw = random.Random(seed)

@@ -6,6 +6,7 @@ A fault is met by the member that has it; the others withdraw or lose it. Which 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,7 @@ from orchestrator.transports.base import Received, Tag, Transport
 from orchestrator.transports.memory import Hub, LocalRegions
 from tests.engine import faulty as f
 from tests.engine import pipelines as p
-from tests.engine.runs import ONE, End, Layout, members_end, rotating
+from tests.engine.runs import LAYOUTS, ONE, End, Layout, members_end, rotating
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,17 @@ def test_a_fault_is_found_before_anything_runs(fault: Fault) -> None:
 
 @pytest.mark.parametrize(("number", "fault"), list(enumerate(COMPUTING)), ids=lambda value: str(value))
 def test_one_tells_and_all_end(number: int, fault: Fault) -> None:
-    for layout in (ONE, *rotating(2, number), Layout(5, "ring")):
+    _assert_one_tells(fault, (ONE, *rotating(1, number)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", COMPUTING, ids=str)
+def test_one_tells_and_all_end_on_every_layout(fault: Fault) -> None:
+    _assert_one_tells(fault, LAYOUTS)
+
+
+def _assert_one_tells(fault: Fault, layouts: Sequence[Layout]) -> None:
+    for layout in layouts:
         ends = members_end(fault.pipeline, layout, **fault.settings)
         assert all(isinstance(end, fault.kind) or _left(end) in ("withdrew", "peer") for end in ends), (layout, ends)
         told = [end for end in ends if isinstance(end, fault.kind)]

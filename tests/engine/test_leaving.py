@@ -19,7 +19,7 @@ from orchestrator.transports.sockets import Listener, connect
 from tests.transports.worlds import PATIENCE_S, SECRET
 
 MEMBERS = 4
-GENERATIONS = 100
+GENERATIONS = 30
 LATEST_S = 0.01  # a generation of so many members connects in some 5 ms
 
 

@@ -16,6 +16,7 @@ from tests.engine import pipelines as p
 from tests.engine.elastic import EVERYTHING, Elastic, Fault, Saved, Told, What, elastic_settings, survive
 from tests.engine.runs import Layout
 from tests.engine.toys import ERROR_FEEDBACK, ROUNDED
+from tests.products import thinned
 
 RICH: dict[str, Any] = {**EVERYTHING, "early_stopping": {}, "checkpoint_every": 2}
 LAYOUTS = [
@@ -122,7 +123,7 @@ def test_nothing_happens(layout: Layout) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(23))
+@pytest.mark.parametrize("first", thinned(range(23), 4))
 def test_a_generation_may_be_called_off_at_any_moment(first: int) -> None:
     """Nobody is lost, so nothing is: those who are a step behind have what they staged."""
     faults = [Fault(first % 2, first + 23 * i, "call off") for i in range(8)]
@@ -134,7 +135,7 @@ def test_a_generation_may_be_called_off_at_any_moment(first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(23))
+@pytest.mark.parametrize("first", thinned(range(23), 4))
 def test_members_may_die_at_any_moment(first: int) -> None:
     layout = [Layout(4, "ring"), Layout(4, "tree"), Layout(4, "parameter_server")][first % 3]
     told, run = told_of(layout, [Fault(i, first + 23 * i, "die") for i in range(3)])
@@ -144,7 +145,7 @@ def test_members_may_die_at_any_moment(first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", range(8, 60, 4))
+@pytest.mark.parametrize("at", thinned(range(8, 60, 4), 3))
 def test_rows_move_to_those_who_join_at_any_moment(at: int) -> None:
     told, run = told_of(Layout(1), [Fault(0, at, "join"), Fault(0, at, "join"), Fault(0, at + 30, "join")])
     assert run.went_back == 0
@@ -153,7 +154,7 @@ def test_rows_move_to_those_who_join_at_any_moment(at: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", range(0, 40, 3))
+@pytest.mark.parametrize("at", thinned(range(0, 40, 3), 4))
 @pytest.mark.parametrize("what", ["die", "call off"])
 def test_a_handover_of_rows_may_be_interrupted_anywhere(at: int, what: What) -> None:
     joins = [Fault(0, 24, "join"), Fault(0, 24, "join")]
@@ -162,7 +163,7 @@ def test_a_handover_of_rows_may_be_interrupted_anywhere(at: int, what: What) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", thinned(range(24), 5))
 def test_chaos(seed: int) -> None:
     draw = random.Random(seed)
     topology = draw.choice(["ring", "tree", "parameter_server", "peer_to_peer"])

@@ -7,7 +7,7 @@ import math
 import random
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.engine.exchange.step_report import Consensus, Requests, Shape, StepReport, from_slots, to_slots
@@ -44,7 +44,6 @@ def electorates(draw: st.DrawFn) -> list[StepReport]:
     return step_reports
 
 
-@settings(max_examples=100)
 @given(electorates(), st.randoms(use_true_random=False))
 def test_all_is_told_whatever_the_order(step_reports: list[StepReport], shuffler: random.Random) -> None:
     agreed = agree([*step_reports, StepReport()])  # a server has nothing to say

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.records.merging import Change, Disagreement, Entry, History, Merger
@@ -35,7 +35,6 @@ def interleavings(draw: st.DrawFn) -> list[list[Line]]:
     return draw(st.permutations(batches)) if draw(st.booleans()) else batches
 
 
-@settings(max_examples=150)
 @given(interleavings())
 def test_any_interleaving_gives_the_trace_once(batches: list[list[Line]]) -> None:
     """A line comes out as soon as it and all before it have come."""
@@ -54,7 +53,6 @@ def test_any_interleaving_gives_the_trace_once(batches: list[list[Line]]) -> Non
 WHAT = [(step, what) for step in range(9) for what in TRACE[step] if what != "step"]
 
 
-@settings(max_examples=150)
 @given(interleavings(), interleavings(), st.sampled_from(WHAT))
 def test_a_replica_that_parts_is_found(
     batches: list[list[Line]], others: list[list[Line]], place: tuple[int, str]
@@ -152,7 +150,6 @@ def applied(file: list[Entry], change: Change) -> list[Entry]:
     return [*file[: change.kept], *change.new]
 
 
-@settings(max_examples=400)
 @given(st.data())
 def test_what_is_done_again_replaces_what_was_done(data: st.DataObject) -> None:
     """The files hold what one of the generations came to, and all that the last one did."""

@@ -44,7 +44,7 @@ def test_nobody_is_sent_what_it_has(name: str, workers: int) -> None:
                 assert came.keys() == {action.chunk for action in server if isinstance(action, Send)}
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True)
 @given(case=cases(), seed=st.integers(0, 2**32 - 1))
 def test_no_order_of_the_members_deadlocks_or_mixes_payloads_up(case: Case, seed: int) -> None:
     choose, gathered = Random(seed), gathering(case.schedule)

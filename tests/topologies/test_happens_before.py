@@ -50,12 +50,12 @@ def test_no_access_of_a_peer_races_with_a_write(name: str, layout: Layout) -> No
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_race_with_many_workers(name: str) -> None:
-    for workers in (16, 33, 64):
-        assert races(build_schedule(name, workers), steps=3) == []
+@pytest.mark.parametrize("workers", [16, 33, pytest.param(64, marks=pytest.mark.long)])
+def test_no_race_with_many_workers(name: str, workers: int) -> None:
+    assert races(build_schedule(name, workers), steps=3) == []
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True)
 @given(case=cases())
 def test_no_race_when_some_chunks_are_empty(case: Case) -> None:
     assert races(case.schedule, separate, case.only) == []

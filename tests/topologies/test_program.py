@@ -58,7 +58,7 @@ class Machine:
         return not isinstance(action, Add | Copy) or bool(self.channels.get((action.peer, rank)))
 
 
-@settings(derandomize=True, deadline=None, max_examples=150)
+@settings(derandomize=True)
 @given(case=cases(), seed=st.integers(0, 2**32 - 1))
 def test_every_interleaving_ends_with_the_results_of_the_matrix(case: Case, seed: int) -> None:
     choose = Random(seed)
@@ -88,7 +88,7 @@ def test_each_result_comes_once_and_only_the_owner_makes_it(name: str, workers: 
             assert results == Counter(range(plan.chunks))
 
 
-@settings(derandomize=True, deadline=None, max_examples=100)
+@settings(derandomize=True)
 @given(case=cases())
 def test_only_drops_actions_and_changes_none(case: Case) -> None:
     for rank in range(case.schedule.members):

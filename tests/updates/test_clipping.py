@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.updates.clipping import clip
@@ -17,7 +17,6 @@ SHAPES = [(), (1,), (7,), (3, 5), (2, 3, 4), (0,), (130,)]
 drawn = st.lists(st.one_of(st.none(), st.tuples(st.sampled_from(SHAPES), st.floats(-12, 12))), max_size=6)
 
 
-@settings(max_examples=300)
 @given(drawn, st.floats(1e-3, 1e7), st.integers(0, 2**31))
 def test_it_is_torchs_clipping_to_the_bit(wanted: list[Any], limit: float, seed: int) -> None:
     """Norms from far below to far above the limit, and close to it."""

@@ -111,7 +111,8 @@ class MemberActor:
         return self._answer(lambda: self._describe(origin))
 
     def profile(self) -> Answer:
-        """A short description of the training data, between generations: its items are fetched in the compute thread."""
+        """`{"profile", "partition"}`: a short description of the training data, and how they are divided among the shards, None
+        where they are not. Between generations: items are fetched in the compute thread."""
         return self._answer(self._profile)
 
     def save_weights(self, path: str | None) -> None:
@@ -166,7 +167,7 @@ class MemberActor:
         from orchestrator.numerics.streams import seeded
 
         with seeded(0, "profile"):
-            return profile(self._member.training_data())
+            return {"profile": profile(self._member.training_data()), "partition": self._member.partition()}
 
     def _describe(self, origin: str | None) -> Answer:
         from orchestrator.provenance.code import imported

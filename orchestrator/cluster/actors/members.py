@@ -131,7 +131,8 @@ class Members:
         self._ask(member, "described", self._members[member].actor.describe.remote(origin))
 
     def profile(self, member: int) -> dict[str, Any] | None:
-        """A short description of the training data; None when the member cannot give one."""
+        """`{"profile", "partition"}`: a short description of the training data, and how they are divided among the shards, if
+        they are; None when the member cannot give one."""
         try:
             answer: Answer = ray.get(self._members[member].actor.profile.remote(), timeout=_PROFILE_S)
         except RayError:

@@ -24,7 +24,7 @@ from orchestrator.control.membership import (
 )
 from orchestrator.control.rendezvous.scaling import FAILURES, start_missing
 from orchestrator.errors import Interrupted, WorkerLost
-from orchestrator.records.progress import Progress, steps_of
+from orchestrator.records.progress import Progress, advances_of, steps_of
 
 RESTARTS = 10  # losses of all state without getting further than before
 
@@ -79,8 +79,13 @@ def begin(decision: Decision, plan: Begin) -> None:
         _account(decision, plan, workers, steps)
         if decision.state.phase == "ended":
             return
+    advances = advances_of(top(workers))
     decision.set(
         run_manifest=plan.run_manifest,
+        inherited=(
+            *((base, pair) for base, pair in state.inherited if base < advances and plan.restore is None),
+            *((advances, pair) for pair in plan.inherited),
+        ),
         generation=GenerationStatus(
             begin=plan, steps=steps, before={id_: state.members[id_].progress for id_ in plan.members}
         ),

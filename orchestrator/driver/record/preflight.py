@@ -15,6 +15,9 @@ from orchestrator.numerics import cuda
 from orchestrator.provenance.code import git, imported, secrets, worktree
 from orchestrator.provenance.data import dvc_files, versions
 from orchestrator.provenance.data.hashing import Scan, scan_input
+from orchestrator.samples import samplings
+from orchestrator.samples.partitions import PARTITIONS
+from orchestrator.samples.partitions import laws as partition_laws
 from orchestrator.settings import ScheduleSettings, Settings, Workers
 from orchestrator.synchrony import SYNCHRONY, build_mode
 from orchestrator.synchrony import laws as synchrony_laws
@@ -29,7 +32,6 @@ from orchestrator.updates.schedules import laws as schedule_laws
 
 ORCHESTRATOR = ("orchestrator",)  # this package is part of the environment, by the hash of its source
 _FEW_WORKERS, _SOME_WORKERS, _MANY_WORKERS = 5, 8, 64  # to look at all moves of more takes seconds
-_EXECUTED = ("lockstep", "sprints")  # what the engine can execute of a mode's `execution`
 _SOME_STEPS = 1000  # of a run whose length in steps is known only when its data are
 
 
@@ -118,6 +120,8 @@ def _pipeline_problems(settings: Settings) -> list[str]:
         target = pipeline.find(settings.pipeline.target, settings.pipeline.args)
     except ConfigurationError as error:
         return _with_remedy(error)
+    if settings.data.sampling.name == "weighted" and not pipeline.defines(target, "weights"):
+        return ["data.sampling: weighted needs weights(self, train) in the pipeline, a weight for each training sample"]
     own = pipeline.defines(target, "optimizer")
     section = settings.optimizer
     if pipeline.has_rate(target) and settings.schedule != ScheduleSettings():
@@ -134,7 +138,16 @@ def _pipeline_problems(settings: Settings) -> list[str]:
 def _variant_problems(settings: Settings) -> list[str]:
     """Of variants of the user's own, which could not be looked at before they were imported."""
     topology, schedule, contribution = settings.topology, settings.schedule, settings.contribution
+    partition, sampling, shards = settings.data.partition, settings.data.sampling, settings.data.shards
     problems: list[str] = []
+    if is_reference(partition.name):
+        problems += PARTITIONS.problems(partition.name, partition.options) or partition_laws.problems(
+            partition.name, partition.options, shards
+        )
+    if is_reference(sampling.name):
+        problems += samplings.SAMPLINGS.problems(sampling.name, sampling.options) or samplings.problems(
+            sampling.name, sampling.options, shards
+        )
     if is_reference(topology.name):
         problems += TOPOLOGIES.problems(topology.name, topology.options) or topology_laws.problems(
             topology.name, topology.options, _numbers_of_workers(settings.cluster.workers)
@@ -170,7 +183,10 @@ def _sync_problems(settings: Settings) -> list[str]:
             settings.contribution.name != "gradient",
             "each shard has an optimizer of its own and contributes its updates; leave contribution out",
         ),
-        "sync": (execution not in _EXECUTED, f"this version executes {' and '.join(_EXECUTED)} only"),
+        "topology": (
+            execution == "gossip" and settings.topology.name == "parameter_server",
+            "models are mixed by workers, and servers have nothing to do; set topology=peer_to_peer",
+        ),
     }
     return [
         f"{key}: with sync={sync.name} {sentence}, or set sync=bsp" for key, (wrong, sentence) in why.items() if wrong

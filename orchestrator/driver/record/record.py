@@ -55,7 +55,7 @@ class Record:
     appended while it runs.
 
     obstacles: to an exact rerun, as far as they are known; run_manifest: what the workers agreed on, once they have;
-    profile: of the training data.
+    described: the `profile` of the training data and their `partition`, as far as a worker could tell them.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Record:
         self.rests = None if resolve(settings).lockstep else LineFile(files.rests)
         self.obstacles = list(contents.obstacles)
         self.run_manifest: Mapping[str, Any] = {}
-        self.profile: dict[str, Any] | None = None
+        self.described: Mapping[str, Any] = {}
         self._settings = settings
         self._inputs = contents.inputs
         self._said: list[str] = []
@@ -173,8 +173,9 @@ class Record:
             self.tracker.tag("steps", str(outcome.steps))
         if outcome.digest is not None:
             self.tracker.tag("digest", outcome.digest)
-        if self.profile is not None:
-            _write(self.files.data, {**_read(self.files.data), "profile": self.profile})
+        told = {key: value for key, value in self.described.items() if value is not None}
+        if told:
+            _write(self.files.data, {**_read(self.files.data), **told})
         if self._nodes:  # the disk may have been full when they were written
             _write(self.files.environment, {"nodes": self._nodes})
             _write(self.files.code, self._code)

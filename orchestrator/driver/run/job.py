@@ -75,7 +75,8 @@ class Job:
             display.close()
         record = opening.result()
         files, tracker = record.files, record.tracker
-        trouble = pictures.draw(files.pictures, files.trace, files.journal, tracker.name, _schedule(plan))
+        seen = pictures.Seen(files.trace, files.journal, record.described.get("partition"))
+        trouble = pictures.draw(files.pictures, seen, tracker.name, _schedule(plan))
         if trouble is not None:
             display.say(f"note: {trouble}")
         for sentence in record.compare_with_like(outcome.digest):
@@ -126,7 +127,7 @@ class Job:
             try:
                 holder = session.save_weights(str(unfinished))
                 unfinished.rename(weights)
-                record.profile = startup.members.profile(holder)
+                record.described = startup.members.profile(holder) or {}
             except RunFailed as error:  # what was trained up to here stays in the report
                 outcome.error = error
                 unfinished.unlink(missing_ok=True)

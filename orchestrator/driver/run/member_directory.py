@@ -45,6 +45,7 @@ class MemberDirectory:
             self._storage,
             begin.moves,
             begin.heirs,
+            begin.inherited,
         )
 
     def peers(self, members: tuple[int, ...], generation: Generation, rank: int) -> dict[int, Any]:

@@ -12,22 +12,20 @@ Parameters in float32 are the whole state at a rest, as in lockstep, so checkpoi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
-import numpy
 import torch
 
 from orchestrator.engine.asynchronous.shard_updates import Reading, ShardUpdates, fingerprint
+from orchestrator.engine.asynchronous.statistics import Statistics
 from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.shard_states import ShardStates
-from orchestrator.engine.compute.workload import NON_FINITE_REMEDY
 from orchestrator.engine.exchange.collectives import Memory
 from orchestrator.engine.member.generation import ProcessServices
 from orchestrator.errors import Inconsistent, NonFinite
 from orchestrator.numerics.exact import wrap
-from orchestrator.numerics.fixed_point import FixedPoint, exponent_for, name_of, overflows
-from orchestrator.numerics.grid import ABSENT
+from orchestrator.numerics.fixed_point import FixedPoint, name_of, overflows
 from orchestrator.updates.transforms import State
 
 
@@ -43,14 +41,16 @@ class FreeReplica:
         self._states = states
         self._memory = memory
         self._services = services
+        self._statistics = Statistics(replica)
         size = replica.layout.size
         self._x, self._base = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
         self._start = torch.zeros(size, dtype=torch.float32)
         self._fixed = FixedPoint(())
         self._ledger = 0
 
-    def begin(self) -> None:
-        """Replicas run free from here. Raises CalledOff."""
+    def begin(self, inherited: Mapping[int, State] = MappingProxyType({})) -> None:
+        """Replicas run free from here. inherited: what these hosted shards go on with, in place of what they keep. Raises
+        CalledOff."""
         self._services.await_copied()
         self._states.discard()
         replica = self.replica
@@ -61,7 +61,7 @@ class FreeReplica:
         self._x.copy_(self._base)
         self._memory.contribution.zero_()
         self._ledger = fingerprint(self._base)
-        self._updates.begin(self._fixed, {shard: self._states.of(shard) for shard in self.shards})
+        self._updates.begin(self._fixed, {**self.rows(), **inherited})
 
     def compute(self, shard: int, reading: Reading, x: torch.Tensor | None = None) -> tuple[float | None, torch.Tensor]:
         """Loss and update of the shard's next micro-batch, read from `x` or, without one, from this replica."""
@@ -85,13 +85,9 @@ class FreeReplica:
         """Elements of an update."""
         return self._x.numel()
 
-    def row(self, shard: int) -> State:
-        """What a hosted shard keeps."""
-        return self._states.of(shard)
-
-    def inherit(self, rows: Mapping[int, State]) -> None:
-        """These hosted shards go on with other rows than their own."""
-        self._states.adopt(rows)
+    def rows(self) -> dict[int, State]:
+        """What the hosted shards keep."""
+        return {shard: self._states.of(shard) for shard in self.shards}
 
     def start(self) -> torch.Tensor:
         """A copy of the parameters at the last rest, as integers."""
@@ -106,23 +102,11 @@ class FreeReplica:
             )
 
     def magnitudes(self) -> list[int]:
-        """Per tensor of the layout, the bits of its largest value among the hosted shards; ABSENT for parameters. Raises
-        NonFinite."""
-        count = len(self.replica.statistics)
-        found = [ABSENT] * len(self.replica.parameters)
-        for i in range(count):
-            values = [float(buffers[i].abs().amax()) for buffers in self._updates.buffers() if buffers[i].numel()]
-            if not all(map(math.isfinite, values)):
-                name = self.replica.layout.slots[len(found)].name
-                raise NonFinite(f"the statistic {name} is not finite", NON_FINITE_REMEDY)
-            found.append(int(numpy.float64(max(values, default=0.0)).view(numpy.int64)))
-        return found
+        """Of the hosted shards' statistics. Raises NonFinite."""
+        return self._statistics.magnitudes(self._updates.buffers())
 
     def counters(self) -> list[int]:
-        """The largest value of each counter among the hosted shards; none without any."""
-        skipped = len(self.replica.statistics)
-        values = [[v for c in buffers[skipped:] for v in c.reshape(-1).tolist()] for buffers in self._updates.buffers()]
-        return [max(each) for each in zip(*values, strict=True)]
+        return self._statistics.counters(self._updates.buffers())
 
     def contribute(self, magnitudes: Sequence[int]) -> None:
         """Complete what this worker puts into the sum of the rest: what the filter held back, and the statistics. From here on
@@ -132,27 +116,19 @@ class FreeReplica:
         contribution, residual = self._memory.contribution, self._updates.residual()
         if residual is not None:
             contribution += residual
-        self._statistics = self._fixed_statistics(magnitudes)
-        for i, (slot, exponent) in enumerate(self._statistics):
-            view = contribution[slot.start : slot.stop]
-            for buffers in self._updates.buffers():
-                view += torch.round(self._flat(buffers[i], i).double().mul_(2.0**-exponent)).long()
+        self._statistics.contribute(self._updates.buffers(), magnitudes, contribution)
 
-    def adopt(self, shards: int, counters: Sequence[int]) -> int:
+    def adopt(self, shards: int, magnitudes: Sequence[int], counters: Sequence[int]) -> int:
         """Take the sum over; returns the fingerprint of the parameters. shards: of the run. Raises NonFinite."""
         replica, summed = self.replica, self._memory.result
-        end = self._statistics[0][0].start if self._statistics else summed.numel()
+        end = self._statistics.start
         self._x.copy_(self._base)
         self._x[:end] += summed[:end]
         if overflows(self._x):
             name = name_of(replica.layout, int(self._x.abs().argmax()))
             raise NonFinite(f"the parameter {name} has left the range of its numbers", "lower optimizer.lr")
         self._fixed.values(self._x, replica.flat)
-        means: list[torch.Tensor | None] = []
-        for i, (slot, exponent) in enumerate(self._statistics):
-            mean = summed[slot.start : slot.stop].double().mul_(2.0**exponent).div_(shards).float()
-            means.append(self._shaped(mean, i))
-        replica.adopt(means, counters)
+        replica.adopt(self._statistics.means(magnitudes, summed, shards), counters)
         self._states.commit()
         return fingerprint(self._x)
 
@@ -162,22 +138,3 @@ class FreeReplica:
         self.replica.set_buffers(self._buffers)
         self.replica.begin_step()
         self.replica.begin_shard()
-
-    def _fixed_statistics(self, magnitudes: Sequence[int]) -> list[tuple[slice, int]]:
-        """Place and exponent of each statistic, for magnitudes that all agree on."""
-        first = len(self.replica.parameters)
-        slots = self.replica.layout.slots[first:]
-        largest = numpy.array(magnitudes[first:], numpy.int64).view(numpy.float64).tolist()
-        return [
-            (slice(slot.offset, slot.offset + slot.elements), exponent_for(most))
-            for slot, most in zip(slots, largest, strict=True)
-        ]
-
-    def _flat(self, statistic: torch.Tensor, i: int) -> torch.Tensor:
-        """The elements of a statistic as they lie in the layout."""
-        slot = self.replica.layout.slots[len(self.replica.parameters) + i]
-        return statistic.as_strided((slot.elements,), (1,), statistic.storage_offset())
-
-    def _shaped(self, flat: torch.Tensor, i: int) -> torch.Tensor:
-        slot = self.replica.layout.slots[len(self.replica.parameters) + i]
-        return flat.as_strided(slot.shape, slot.stride)

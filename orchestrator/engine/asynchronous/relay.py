@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
-from orchestrator.engine.asynchronous.reports import Done, RestConsensus, RestReport
-from orchestrator.engine.asynchronous.rest import Terms, rest
+from orchestrator.engine.asynchronous.rest import Nothing, Terms, rest
 from orchestrator.engine.asynchronous.traffic import Traffic
 from orchestrator.engine.exchange.collectives import Exchange
 from orchestrator.engine.execution.executor import Outcome
@@ -30,23 +29,4 @@ class Relay:
         while not traffic.rung:
             traffic.take(shards, None, _WAIT_S)
         traffic.end(shards, _WAIT_S)
-        return rest(self._exchange, _Nothing(), state, self._terms)
-
-
-class _Nothing:
-    """Implements `rest.Replica` for a member without a replica."""
-
-    def report(self) -> RestReport:
-        return RestReport()
-
-    def fault(self, shard: int) -> Exception | None:  # noqa: ARG002
-        return None
-
-    def contribute(self, consensus: RestConsensus) -> None:
-        pass
-
-    def adopt(self, consensus: RestConsensus) -> int | None:  # noqa: ARG002
-        return None
-
-    def made(self) -> Sequence[Done]:
-        return ()
+        return rest(self._exchange, Nothing(), state, self._terms)

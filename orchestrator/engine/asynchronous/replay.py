@@ -11,7 +11,8 @@ Source: the design of asynchronous modes, section 3.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -19,9 +20,9 @@ import torch
 from orchestrator.engine.asynchronous import rows as shard_rows
 from orchestrator.engine.asynchronous.free_replica import FreeReplica
 from orchestrator.engine.asynchronous.reports import Done, RestConsensus, RestReport
-from orchestrator.engine.asynchronous.rest import Terms, rest
+from orchestrator.engine.asynchronous.rest import Nothing, Terms, rest
 from orchestrator.engine.asynchronous.shard_updates import Reading
-from orchestrator.engine.exchange.collectives import HEIRS, SPRINT, Exchange
+from orchestrator.engine.exchange.collectives import SPRINT, Exchange
 from orchestrator.engine.exchange.step_report import Requests
 from orchestrator.engine.execution.executor import Outcome
 from orchestrator.engine.execution.run_state import RunState
@@ -55,10 +56,9 @@ class Replays:
     def advance(self, state: RunState) -> Outcome:
         """Raises PipelineRaised, NonFinite, Inconsistent, Withdrawn, and what the transport raises."""
         assert state.free is not None
-        record = self._records[state.free.rests]
-        sprint = Sprint.decode(base64.b64decode(record["updates"]), state.free.clocks)
-        self._inherit(state.free.rests, record["heirs"])
-        self._replica.begin()
+        record, sprint = recorded(self._records, state)
+        number, own = state.free.rests, self._replica.rows()
+        self._replica.begin(shard_rows.inherited(self._exchange, number, record["heirs"], own))
         try:
             repeated = _Repeated(self._replica, self._exchange, sprint, self._terms, state)
             repeated.run()
@@ -68,15 +68,49 @@ class Replays:
             self._replica.give_up()
             raise
 
-    def _inherit(self, number: int, heirs: Sequence[Sequence[int]]) -> None:
-        """Lost shards go on with what their heirs keep, as they did then; who hosts an heir tells all."""
-        if not heirs:
-            return
-        own = {heir: self._replica.row(heir) for _, heir in heirs if heir in self._replica.shards}
-        told: dict[int, Any] = {}
-        for payload in self._exchange.gather(number, 0, HEIRS, shard_rows.encode(own)):
-            told.update(shard_rows.decode(payload))
-        self._replica.inherit({lost: told[heir] for lost, heir in heirs if lost in self._replica.shards})
+
+class ReplayRelay:
+    """An Executor of a member that hosts no shards: it hands on what the workers of a replay tell each other, and adds."""
+
+    def __init__(self, exchange: Exchange, terms: Terms, records: Sequence[Mapping[str, Any]]) -> None:
+        self._exchange = exchange
+        self._terms = terms
+        self._records = records
+
+    def advance(self, state: RunState) -> Outcome:
+        """Raises Withdrawn, and what the transport raises."""
+        assert state.free is not None
+        record, sprint = recorded(self._records, state)
+        shard_rows.inherited(self._exchange, state.free.rests, record["heirs"], {})
+        for wave, _ in enumerate(waves(sprint)):
+            self._exchange.gather(state.free.rests, wave, SPRINT, torch.empty(0, dtype=torch.uint8))
+        return rest(self._exchange, Nothing(), state, self._terms, (record, sprint))
+
+
+def recorded(records: Sequence[Mapping[str, Any]], state: RunState) -> tuple[Mapping[str, Any], Sprint]:
+    """The record of the rest that comes next, and the sprint before it. Raises ValueError for a damaged one."""
+    assert state.free is not None
+    record = records[state.free.rests]
+    return record, Sprint.decode(base64.b64decode(record["updates"]), state.free.clocks)
+
+
+def waves(sprint: Sprint) -> Iterator[list[Key]]:
+    """The updates of a sprint, some at a time: those whose readings are in earlier waves, among the first in canonical
+    order."""
+    wants, order, clocks = sprint.wants(), sprint.order(), list(sprint.start)
+    first = 0
+    while first < len(order):
+        near = order[first : first + _AHEAD * len(clocks)]
+        ready = [
+            (shard, clock)
+            for shard, clock in near
+            if clocks[shard] == clock and all(map(operator.ge, clocks, wants[shard, clock]))
+        ]
+        for shard, _ in ready:
+            clocks[shard] += 1
+        while first < len(order) and clocks[order[first][0]] > order[first][1]:
+            first += 1
+        yield ready
 
 
 class _Repeated:
@@ -89,8 +123,8 @@ class _Repeated:
         self._state = state
         self._number = state.free.rests
         self._steps = terms.steps
+        self._waves = waves(sprint)
         self._wants = sprint.wants()
-        self._order = sprint.order()
         self._end = sprint.end
         self.clocks = list(sprint.start)
         self.made: list[Done] = []
@@ -101,30 +135,12 @@ class _Repeated:
 
     def run(self) -> None:
         """Raises Withdrawn where another member's shard failed."""
-        first, wave = 0, 0
-        while first < len(self._order):
-            ready = self._ready(first)
+        for wave, ready in enumerate(self._waves):
             self._exchange_wave(wave, self._computed(ready))
             for shard, _ in ready:
                 self.clocks[shard] += 1
-            while first < len(self._order) and self._is_done(self._order[first]):
-                first += 1
             self._catch_up()
-            wave += 1
         self._replica.check_ledger()
-
-    def _is_done(self, key: Key) -> bool:
-        return self.clocks[key[0]] > key[1]
-
-    def _ready(self, first: int) -> list[Key]:
-        """The updates of the next wave: all that they have read is done."""
-        near = self._order[first : first + _AHEAD * len(self.clocks)]
-        return [
-            (shard, clock)
-            for shard, clock in near
-            if self.clocks[shard] == clock
-            and all(done >= wanted for done, wanted in zip(self.clocks, self._wants[shard, clock], strict=True))
-        ]
 
     def _computed(self, ready: Sequence[Key]) -> torch.Tensor:
         """The hosted ones of these updates, as they travel; a fault travels as a mark."""
@@ -199,7 +215,7 @@ class _Resting:
         self._replica.contribute(consensus.magnitudes)
 
     def adopt(self, consensus: RestConsensus) -> int:
-        return self._replica.adopt(len(consensus.clocks), consensus.counters)
+        return self._replica.adopt(len(consensus.clocks), consensus.magnitudes, consensus.counters)
 
     def made(self) -> Sequence[Done]:
         return self._repeated.made

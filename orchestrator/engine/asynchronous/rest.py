@@ -19,7 +19,7 @@ from typing import Any, Protocol, Self
 from orchestrator.engine.asynchronous import reports
 from orchestrator.engine.asynchronous.reports import Done, RestConsensus, RestReport
 from orchestrator.engine.exchange.collectives import REST, VOTE, Exchange
-from orchestrator.engine.exchange.step_report import Shape
+from orchestrator.engine.exchange.step_report import Requests, Shape
 from orchestrator.engine.execution.executor import Outcome
 from orchestrator.engine.execution.run_state import Clocks, RunState
 from orchestrator.engine.member.generation import Generation, Withdrawn
@@ -44,6 +44,25 @@ class Replica(Protocol):
 
     def made(self) -> Sequence[Done]:
         """The updates of the sprint that this member has made."""
+
+
+class Nothing:
+    """Implements `Replica` for a member without one."""
+
+    def report(self) -> RestReport:
+        return RestReport()
+
+    def fault(self, shard: int) -> Exception | None:  # noqa: ARG002
+        return None
+
+    def contribute(self, consensus: RestConsensus) -> None:
+        pass
+
+    def adopt(self, consensus: RestConsensus) -> int | None:  # noqa: ARG002
+        return None
+
+    def made(self) -> Sequence[Done]:
+        return ()
 
 
 @dataclass(frozen=True)
@@ -73,21 +92,21 @@ def rest(
     free = state.free
     assert free is not None
     number, shape = free.rests, terms.shape
-    consensus = RestConsensus.decode(exchange.maximum(number, 0, VOTE, member.report().encode(shape)), shape)
+    consensus = agree(exchange, number, member.report(), shape)
     if consensus.failing_shard is not None:
         raise member.fault(consensus.failing_shard) or Withdrawn(f"shard {consensus.failing_shard} failed")
     member.contribute(consensus)
     exchange.total(number, 0, 1.0)
     gathered = exchange.gather(number, 0, REST, reports.encode(member.made()))
-    total = sum(consensus.clocks)
-    steps = min(total // shape.shards, terms.steps)
+    steps = min(sum(consensus.clocks) // shape.shards, terms.steps)
+    requests = _granted(consensus.requests, replayed, further=steps > state.steps)
     if not gathered:  # a server learns of no updates
-        return Outcome(steps, (), state.grid, consensus.requests, Clocks(consensus.clocks, number + 1))
+        return Outcome(steps, (), state.grid, requests, Clocks(consensus.clocks, number + 1))
     streams = [reports.decode(payload) for payload in gathered]
     if replayed is None:
         updates = tuple(tuple(done.update for done in stream) for stream in streams)
         sprint = Sprint(free.clocks, terms.hosted, updates)
-        record: Mapping[str, Any] = _record(state, steps, sprint, evaluate=consensus.requests.evaluate)
+        record: Mapping[str, Any] = _record(state, steps, sprint, evaluate=requests.evaluate)
     else:
         record, sprint = replayed
     ordered = free.carry + reports.in_order(sprint, streams)
@@ -95,8 +114,19 @@ def rest(
     fingerprint = member.adopt(consensus)
     assert fingerprint is not None
     told = {**record, "parameters": f"{fingerprint % 2**64:016x}"}
-    requests = replace(consensus.requests, evaluate=record["evaluate"])
     return Outcome(steps, lines, state.grid, requests, Clocks(consensus.clocks, number + 1, carry, (), told))
+
+
+def _granted(requests: Requests, replayed: tuple[Mapping[str, Any], Sprint] | None, *, further: bool) -> Requests:
+    """What is done of what members request: one evaluation and one checkpoint in a step at most, for by their steps they are
+    told apart; a replay evaluates where the run did. further: steps were completed since the last rest."""
+    evaluate = (requests.evaluate and further) if replayed is None else replayed[0]["evaluate"]
+    return replace(requests, evaluate=evaluate, save=requests.save and further)
+
+
+def agree(exchange: Exchange, number: int, report: RestReport, shape: Shape) -> RestConsensus:
+    """The vote of a rest."""
+    return RestConsensus.decode(exchange.maximum(number, 0, VOTE, report.encode(shape)), shape)
 
 
 def _record(state: RunState, steps: int, sprint: Sprint, *, evaluate: bool) -> dict[str, Any]:

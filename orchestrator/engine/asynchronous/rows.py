@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from orchestrator.engine.compute import snapshot
+from orchestrator.engine.exchange.collectives import HEIRS, Exchange
 from orchestrator.updates.transforms import State
 
 _LENGTH_BYTES = 8
@@ -35,3 +36,21 @@ def decode(payload: torch.Tensor) -> dict[int, dict[str, torch.Tensor]]:
         tensors[name] = tensor
         at += raw.numel()
     return snapshot.rows_of(tensors)
+
+
+def inherited(
+    exchange: Exchange, number: int, heirs: Sequence[Sequence[int]], own: Mapping[int, State]
+) -> dict[int, State]:
+    """In a replay, where hosts are others: what lost shards go on with, as they did then; nothing for a server. heirs: (lost,
+    heir) pairs in order, of which a later one may have an earlier one's lost shard for an heir; number: of the rest; own: what
+    the shards keep that are hosted here."""
+    if not heirs:
+        return {}
+    concerned = {shard for pair in heirs for shard in pair}
+    told: dict[int, State] = {}
+    for payload in exchange.gather(number, 0, HEIRS, encode({s: row for s, row in own.items() if s in concerned})):
+        told.update(decode(payload))
+    if told:
+        for lost, heir in heirs:
+            told[lost] = told[heir]
+    return {lost: told[lost] for lost, _ in heirs if lost in own}

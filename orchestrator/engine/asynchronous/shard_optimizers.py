@@ -20,6 +20,7 @@ from orchestrator.errors import Inconsistent
 from orchestrator.updates.transforms import State
 
 _TREE = "tree"
+_FIXED = (bool, int, float, str)
 
 
 @dataclass
@@ -56,7 +57,7 @@ class ShardOptimizers:
         self._turns[shard].groups = _groups(self.optimizer)
         self.optimizer.state = defaultdict(dict)
         for group, values in zip(self.optimizer.param_groups, self._start, strict=True):
-            group.update(copy.deepcopy(values))
+            group.update({key: _own(value) for key, value in values.items()})
 
     def row(self, shard: int) -> State:
         """A copy of the shard's state. Raises RunFailed for what a checkpoint cannot hold."""
@@ -83,4 +84,9 @@ class ShardOptimizers:
 
 def _groups(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """The groups without their parameters."""
-    return [{key: copy.deepcopy(v) for key, v in group.items() if key != "params"} for group in optimizer.param_groups]
+    return [{key: _own(v) for key, v in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+def _own(value: Any) -> Any:
+    """The value, and a copy of one that may be changed in place."""
+    return value if isinstance(value, _FIXED) or value is None else copy.deepcopy(value)

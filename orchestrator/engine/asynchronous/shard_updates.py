@@ -54,17 +54,21 @@ class ShardUpdates:
         size = replica.layout.size
         self._before = torch.zeros(size, dtype=torch.float32)
         self._gradient = torch.zeros(size, dtype=torch.float32)
+        self._views = [slot.view(self._gradient) for slot in replica.layout.slots[: len(replica.parameters)]]
         self._read = torch.zeros(size if threshold else 0, dtype=torch.int64)
         self._update = torch.zeros(size, dtype=torch.int64)
         self._buffers: dict[int, list[torch.Tensor]] = {}
         self._residuals: dict[int, torch.Tensor] = {}
         self._fixed = FixedPoint(())
 
-    def begin(self, fixed: FixedPoint, rows: Mapping[int, State]) -> None:
-        """Replicas run free from here: the shards of these rows are hosted, and all their buffers are the replica's."""
+    def begin(
+        self, fixed: FixedPoint, rows: Mapping[int, State], buffers: Mapping[int, list[torch.Tensor]] | None = None
+    ) -> None:
+        """Replicas run free from here: the shards of these rows are hosted. buffers: statistics, then counters, of each; all
+        have the replica's where there are none."""
         self._fixed = fixed
         self.optimizers.load(rows)
-        self._buffers = {shard: self._replica.buffers() for shard in rows}
+        self._buffers = dict(buffers) if buffers else {shard: self._replica.buffers() for shard in rows}
         self._residuals = {}
 
     def compute(self, shard: int, x: torch.Tensor, reading: Reading) -> tuple[float | None, torch.Tensor]:
@@ -85,6 +89,7 @@ class ShardUpdates:
         if computed is None:
             return None, self._filtered(shard, reading.clock, x, self._update.zero_())
         self._step(shard, reading)
+        self._replica.check_frozen()
         self._buffers[shard] = self._replica.buffers()
         if not self._fixed.updates(flat, self._before, self._shards, self._update):
             self._refuse(shard, reading.clock, flat)
@@ -99,16 +104,23 @@ class ShardUpdates:
         """Statistics, then counters, of each hosted shard."""
         return [self._buffers[shard] for shard in sorted(self._buffers)]
 
+    def buffers_of(self, shard: int) -> Sequence[torch.Tensor]:
+        """The same of one."""
+        return self._buffers[shard]
+
     def _step(self, shard: int, reading: Reading) -> None:
         """The shard's optimizer takes a step, with gradients that are views of one buffer, as in lockstep."""
         where = f"micro-batch {reading.clock} of shard {shard}"
         gradients = self._replica.contribution()[: len(self._replica.parameters)]
-        views: list[torch.Tensor | None] = []
-        for slot, gradient in zip(self._replica.layout.slots, gradients, strict=False):
-            view = None if gradient is None else slot.view(self._gradient).copy_(gradient)
-            if view is not None and not bool(torch.isfinite(view).all()):
-                raise NonFinite(f"the gradient of {slot.name} is not finite in {where}", NON_FINITE_REMEDY)
-            views.append(view)
+        views = [
+            None if gradient is None else view.copy_(gradient)
+            for view, gradient in zip(self._views, gradients, strict=True)
+        ]
+        if not bool(torch.isfinite(self._gradient).all()):
+            element = int((~torch.isfinite(self._gradient)).nonzero()[0])
+            self._gradient.zero_()
+            name = name_of(self._replica.layout, element)
+            raise NonFinite(f"the gradient of {name} is not finite in {where}", NON_FINITE_REMEDY)
         step = min(reading.total // self._shards, reading.steps - 1)
         self.optimizers.begin(shard)
         try:

@@ -80,11 +80,11 @@ class Cadence:
         others = [timer.next(steps) for timer in (self._timing.evaluation, self._timing.checkpoint)]
         return min([(steps // self._every + 1) * self._every, *(step for step in others if step is not None)])
 
-    @property
-    def asked(self) -> bool:
-        """Whether this member asks for a rest now."""
+    def asks(self, *, further: bool) -> bool:
+        """Whether this member requests what wants a rest. further: a step was completed since the last one; before that there
+        is nothing to evaluate or to save, and a short interval would let no update be made."""
         requests = self.requests()
-        return requests.halt != Halt.NONE or requests.save or requests.evaluate
+        return requests.halt != Halt.NONE or (further and (requests.save or requests.evaluate))
 
 
 class _Sprint:
@@ -120,7 +120,7 @@ class _Sprint:
     def run(self, cadence: Cadence) -> None:
         """Until a rest; a fault of a shard is kept for its vote."""
         due = min(cadence.due(self._state.steps), self._terms.steps) * len(self.clocks)
-        while not self._traffic.rung and sum(self.clocks) < due and not cadence.asked:
+        while not self._traffic.rung and sum(self.clocks) < due and not cadence.asks(further=self._further):
             shard = self._next()
             if shard is not None:
                 try:
@@ -133,6 +133,10 @@ class _Sprint:
         self._traffic.end(len(self.clocks), _WAIT_S)
         if self.fault is None:
             self._replica.check_ledger()
+
+    @property
+    def _further(self) -> bool:
+        return sum(self.clocks) // len(self.clocks) > self._state.steps
 
     def _next(self) -> int | None:
         """The hosted shard that is furthest behind and may start."""
@@ -216,7 +220,7 @@ class _Resting:
         self._replica.contribute(consensus.magnitudes)
 
     def adopt(self, consensus: RestConsensus) -> int:
-        return self._replica.adopt(len(consensus.clocks), consensus.counters)
+        return self._replica.adopt(len(consensus.clocks), consensus.magnitudes, consensus.counters)
 
     def made(self) -> Sequence[Done]:
         return self._sprint.made

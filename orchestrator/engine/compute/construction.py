@@ -108,7 +108,7 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], list[str]]:
 
 
 def _notes(model: torch.nn.Module, plan: Plan) -> list[str]:
-    rows = plan.data.batch_size / plan.data.shards
+    rows = plan.data.batch_size.least / plan.data.shards
     if rows >= _FEW_ROWS or not any(isinstance(each, _BatchNorm) and each.training for each in model.modules()):
         return []
     return [

@@ -221,6 +221,15 @@ class Replica:
                         _IN_PLACE if kind == "buffer" else _IN_MODEL,
                     )
 
+    def check_frozen(self) -> None:
+        """After an optimizer's step that only this replica takes: raises PipelineRaised when it changed what no update tells."""
+        for (name, parameter), before in zip(self._parameters.items(), self._marks, strict=True):
+            if name in self._frozen and (parameter._version, parameter.data_ptr()) != before:
+                raise PipelineRaised(
+                    f"the optimizer changed the parameter {name!r}, which is frozen",
+                    "use sync=bsp: where replicas run free, they exchange changes of trained parameters alone",
+                )
+
     def _at(self, piece: torch.Tensor, copy: torch.Tensor) -> str:
         """The trainable parameter that a piece of the flat buffer differs in."""
         element = piece.storage_offset() + int((piece != copy).nonzero()[0])

@@ -25,7 +25,7 @@ class Updater:
         self._workload = workload
         self._replica = replica
         self.optimizer = optimizer
-        self._schedule, self._warmup = update.schedule, update.warmup
+        self._schedule, self._warmup, self._scaling = update.schedule, update.warmup, update.scaling
         self._rates = rates_of(optimizer)
         self._after = Chain(*([] if update.clip is None else [Clipping(update.clip)]))
         self.state = self._after.init(replica.parameters)
@@ -39,7 +39,10 @@ class Updater:
             self._rate = lambda step, _reductions: workload.rate(step)
         else:
             factor, warmup = schedules.build(schedule.name, schedule.options), self._warmup
-            self._rate = lambda step, reductions: factor(schedules.Moment(step, steps, warmup, reductions, epoch))
+            scale = (lambda _step: 1.0) if self._scaling is None else self._scaling.at
+            self._rate = lambda step, reductions: (
+                factor(schedules.Moment(step, steps, warmup, reductions, epoch)) * scale(step)
+            )
 
     def fitted(self, state: State) -> State:
         """A state of the transforms from elsewhere. Raises Inconsistent when it is none of theirs."""

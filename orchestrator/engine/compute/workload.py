@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from orchestrator.data.division import Division, divide
+from orchestrator.data.drawn import Drawn, PassSampler, WeightedSampler
+from orchestrator.data.labels import Labels
 from orchestrator.data.loaders import Key, Loaders, upcoming
 from orchestrator.data.loading import fetch
 from orchestrator.data.order import Order, Sampler, evaluation_batches
@@ -55,14 +58,20 @@ class Workload:
         with naming("datasets()"), streams.seeded(seed, "datasets"):
             self._train, self._validation = self._datasets()
         self.model = construction.make_model(self.pipeline, seed)
-        self.order = Order(seed, _length(self._train, "training"), data.batch_size, data.shards)
-        self._sampler = Sampler(self.order)
+        samples = _length(self._train, "training")
+        self._labels = Labels(self.pipeline, self._train, samples, seed)
+        self.division = divide(self._labels, data)
+        self.order, self._sampler = _order(seed, samples, data, self.division)
         held_out = 0 if self._validation is None else _length(self._validation, "validation")
-        self.evaluation_batches = evaluation_batches(held_out, max(1, data.batch_size // data.shards))
+        self.evaluation_batches = evaluation_batches(held_out, max(1, data.batch_size.at(0) // data.shards))
 
     @property
     def training_data(self) -> Any:
         return self._train
+
+    def partition(self) -> dict[str, Any] | None:
+        """How the samples are divided, for a picture; None where they are not."""
+        return None if self.division is None else self.division.table(self._labels)
 
     @property
     def has_rate(self) -> bool:
@@ -214,6 +223,17 @@ class Workload:
                 f"datasets() returned {type(returned).__name__}", "return (train, validation), or (train, None)"
             )
         return returned
+
+
+def _order(
+    seed: int, samples: int, data: Data, division: Division | None
+) -> tuple[Order | Drawn, Sampler | PassSampler | WeightedSampler]:
+    if division is None:
+        order = Order(seed, samples, data.batch_size, data.shards)
+        return order, Sampler(order)
+    drawn = Drawn(samples, data.batch_size, data.shards)
+    by_weight = any(part.weights is not None for part in division.parts)
+    return drawn, (WeightedSampler if by_weight else PassSampler)(seed, drawn, division.parts)
 
 
 def _is_written_here(module: Any) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from orchestrator.control.events import Inheritance
 from orchestrator.engine.compute import evaluation
 from orchestrator.engine.exchange.collectives import END, Exchange
 from orchestrator.engine.exchange.step_report import Requests
@@ -76,25 +77,25 @@ class Loop:
         is_last = run_state.steps == self._steps or replayed or run_state.stopped_early
         return is_last and not run_state.evaluation_due
 
-    def inherited(self, heirs: Sequence[tuple[int, int]]) -> None:
-        """Since the last rest these lost shards go on with what their heirs keep."""
-        if heirs:
-            self.run_state = self.run_state.inherited(heirs)
+    def inherited(self, heirs: tuple[Inheritance, ...]) -> None:
+        """Where replicas run free: since the last rest these lost shards have gone on with what their heirs keep."""
+        self.run_state = self.run_state.inherited(heirs)
 
     def run(self, executor: Executor, exchange: Exchange, hooks: Hooks, *, saving: bool) -> Halted:
         """Run steps until the end of the run or a halt. saving: this generation has writers of checkpoints."""
         agreed = Requests(busy=True)  # at the first boundary nobody has asked the writers
-        is_running = False
+        is_running, saved = False, -1
         while True:
             self._complete(exchange, hooks)
             if self.ended:
-                return self._finish(exchange, hooks, saving=saving)
+                return self._finish(exchange, hooks, saving=saving and saved != self.run_state.steps)
             if agreed.halt == Halt.STOP:
-                return self._stop(hooks, saving=saving)
+                return self._stop(hooks, saving=saving and saved != self.run_state.steps)
             if agreed.halt == Halt.REGROUP:
                 return "regroup"
             if saving and self.run_state.save_due and not agreed.busy:
                 self._save(hooks)
+                saved = self.run_state.steps
             outcome = executor.advance(self.run_state)
             self._commit(outcome)
             agreed = outcome.requests
@@ -135,9 +136,10 @@ class Loop:
         self._timing.checkpoint.restart()
 
     def _stop(self, hooks: Hooks, *, saving: bool) -> Halted:
+        """saving: this step has no checkpoint of this generation yet; replicas that run free may rest twice in a step."""
         if saving:
             self._save(hooks)
-            hooks.saved()
+        hooks.saved()
         self._heartbeat.heard("stop")
         return "stop"
 
@@ -146,5 +148,5 @@ class Loop:
         exchange.maximum(self.run_state.steps, 0, END, torch.zeros(1, dtype=torch.int64))
         if saving:
             self._save(hooks)
-            hooks.saved()
+        hooks.saved()
         return "finished"

@@ -10,10 +10,11 @@ What it does not do: know the time, the members, or the generation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from orchestrator.control.events import Inheritance
 from orchestrator.numerics.grid import Grid
 from orchestrator.plan import Plan, Watching
 from orchestrator.records.progress import Progress
@@ -33,7 +34,7 @@ class Clocks:
     clocks: tuple[int, ...]
     rests: int = 0
     carry: tuple[tuple[str | None, int], ...] = ()
-    heirs: tuple[tuple[int, int], ...] = ()
+    heirs: tuple[Inheritance, ...] = ()
     unpublished: Mapping[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -134,10 +135,9 @@ class RunState:
             plateau=_after(self.plateau, metrics),
         )
 
-    def inherited(self, heirs: Sequence[tuple[int, int]]) -> RunState:
-        """Lost shards go on with what their heirs keep."""
-        assert self.free is not None
-        return replace(self, free=replace(self.free, heirs=(*self.free.heirs, *heirs)))
+    def inherited(self, heirs: tuple[Inheritance, ...]) -> RunState:
+        """Where replicas run free: lost shards have gone on with what their heirs keep since the last rest."""
+        return self if self.free is None else replace(self, free=replace(self.free, heirs=heirs))
 
     def published(self) -> RunState:
         free = None if self.free is None else replace(self.free, unpublished=None)

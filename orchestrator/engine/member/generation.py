@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
 from orchestrator.checkpoints.state import TrainingState
-from orchestrator.control.events import Move
+from orchestrator.control.events import Inheritance, Move
 from orchestrator.engine.member.heartbeat import Heartbeat
 from orchestrator.records.progress import Progress, plain
 from orchestrator.topologies.schedule import Schedule
@@ -31,9 +31,9 @@ class Generation:
 
     shards: by worker's rank. state_transfers: (donor, recipient) pairs of ranks, done before the first step. moves: (donor,
     recipient, shards): who hands over what these shards keep, after that and in this order. heirs: (lost, heir): the lost shard
-    goes on with what the heir keeps; before the moves. restore: (rank, where): that rank
-    loads a checkpoint before anything else; INITIAL: it goes back to the state in which the run began. writers: the ranks that
-    write the parts of checkpoints, in order, and storage: where these lie.
+    goes on with what the heir keeps; before the moves. inherited: all such pairs since the last rest, in order. restore: (rank,
+    where): that rank loads a checkpoint before anything else; INITIAL: it goes back to the state in which the run began.
+    writers: the ranks that write the parts of checkpoints, in order, and storage: where these lie.
     """
 
     number: int
@@ -44,7 +44,8 @@ class Generation:
     writers: tuple[int, ...] = ()
     storage: str | None = None
     moves: tuple[Move, ...] = ()
-    heirs: tuple[tuple[int, int], ...] = ()
+    heirs: tuple[Inheritance, ...] = ()
+    inherited: tuple[Inheritance, ...] = ()
 
     @property
     def workers(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.driver.report.pictures import draw
+from orchestrator.driver.report.pictures import Seen, draw
 from orchestrator.records.lines import LineFile
 from orchestrator.topologies import build_schedule
 
@@ -27,7 +27,9 @@ def test_both_pictures(tmp_path: Path, steps: int) -> None:
     found = {"validation/loss": 0.5, "validation/accuracy": 0.25}
     write(journal, [{"event": "evaluated", "step": steps - 1, "metrics": found}])
     schedule = build_schedule("parameter_server", 4, servers=2)
-    assert draw(tmp_path / "pictures", tmp_path / "trace", tmp_path / "journal", "digits & more", schedule) is None
+    assert (
+        draw(tmp_path / "pictures", Seen(tmp_path / "trace", tmp_path / "journal"), "digits & more", schedule) is None
+    )
     assert (tmp_path / "pictures" / "loss.png").read_bytes().startswith(b"\x89PNG")
     root = ElementTree.parse(tmp_path / "pictures" / "topology.svg").getroot()
     texts = [element.text for element in root.iter() if element.tag.endswith("}text")]
@@ -37,13 +39,22 @@ def test_both_pictures(tmp_path: Path, steps: int) -> None:
 
 def test_a_picture_of_one_schedule_is_always_the_same_file(tmp_path: Path) -> None:
     for name in ("one", "other"):
-        draw(tmp_path / name, tmp_path / "none", tmp_path / "none", "", build_schedule("tree", 9))
+        draw(tmp_path / name, Seen(tmp_path / "none", tmp_path / "none"), "", build_schedule("tree", 9))
     assert (tmp_path / "one" / "topology.svg").read_bytes() == (tmp_path / "other" / "topology.svg").read_bytes()
     assert not (tmp_path / "one" / "loss.png").exists()
 
 
 def test_a_failure_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text("no line of a trace\n")
-    said = draw(tmp_path / "pictures", tmp_path / "trace", tmp_path / "none", "", build_schedule("ring", 2))
+    said = draw(tmp_path / "pictures", Seen(tmp_path / "trace", tmp_path / "none"), "", build_schedule("ring", 2))
     assert said is not None
     assert said.startswith("the pictures could not be drawn: JSONDecodeError")
+
+
+@pytest.mark.parametrize("labels", [3, 20])
+def test_a_partition_is_drawn_where_there_is_one(tmp_path: Path, labels: int) -> None:
+    table = {"labels": [str(label) for label in range(labels)], "counts": [[client] * labels for client in range(5)]}
+    seen = Seen(tmp_path / "none", tmp_path / "none", table)
+    assert draw(tmp_path, seen, "digits", build_schedule("ring", 2)) is None
+    assert (tmp_path / "partition.png").read_bytes().startswith(b"\x89PNG")
+    assert "matplotlib.pyplot" not in sys.modules

@@ -1,4 +1,4 @@
-"""Pictures of a run that has ended: the curves of loss and metrics, and the topology it ran on.
+"""Pictures of a run that has ended: the curves of loss and metrics, the topology it ran on, and who owned which samples.
 
     places.py     where members stand: pure, no drawing
     series.py     what of a long trace can be seen: pure, no drawing
@@ -10,22 +10,37 @@ A run is complete without its pictures: `draw` never raises, and returns a sente
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from orchestrator.topologies import Schedule
 
 
-def draw(folder: Path, trace: Path, journal: Path, title: str, schedule: Schedule) -> str | None:
-    """Write `loss.png` (when there was a step) and `topology.svg` into `folder`; None, or what went wrong."""
+@dataclass(frozen=True)
+class Seen:
+    """What there is to show of a run. partition: `data.division.Division.table`, None where samples are not divided."""
+
+    trace: Path
+    journal: Path
+    partition: Mapping[str, Any] | None = None
+
+
+def draw(folder: Path, seen: Seen, title: str, schedule: Schedule) -> str | None:
+    """Write `loss.png` (when there was a step), `topology.svg` and `partition.png` (where there is one) into `folder`; None, or
+    what went wrong."""
     try:
         logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells of its font cache
         from orchestrator.driver.report.pictures import drawing, series
 
         folder.mkdir(exist_ok=True)
         drawing.topology(schedule, folder / "topology.svg")
-        losses = series.losses(trace)
+        if seen.partition is not None:
+            drawing.partition(seen.partition["labels"], seen.partition["counts"], title, folder / "partition.png")
+        losses = series.losses(seen.trace)
         if losses:
-            drawing.curves(losses, series.metrics(journal), title, folder / "loss.png")
+            drawing.curves(losses, series.metrics(seen.journal), title, folder / "loss.png")
     except Exception as error:  # whatever a drawing library can raise: the run is whole without its pictures
         return f"the pictures could not be drawn: {type(error).__name__}: {error}"
     return None

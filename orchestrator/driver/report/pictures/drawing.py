@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,27 @@ def topology(schedule: Schedule, path: Path) -> None:
         _members(axes, schedule, places)
         _heading(axes, schedule, middle - width / 2 + 0.4, high + header)
         figure.savefig(path, metadata={"Date": None, "Title": _caption(schedule)})
+
+
+def partition(labels: Sequence[str], counts: Sequence[Sequence[int]], title: str, path: Path) -> None:
+    """Stacked bars: the samples of each client, by label. counts: by client, then by label."""
+    figure = Figure(
+        figsize=(9, 4.4), dpi=130, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.12)
+    )
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_title(title, loc="left", fontsize=13, fontweight="bold", color=_INK, pad=12)
+    clients, below = range(len(counts)), [0] * len(counts)
+    colours = matplotlib.colormaps["tab20" if len(labels) > 10 else "tab10"]
+    for number, label in enumerate(labels):
+        heights = [row[number] for row in counts]
+        axes.bar(clients, heights, bottom=below, width=0.85, color=colours(number), label=label, linewidth=0)
+        below = [low + height for low, height in zip(below, heights, strict=True)]
+    _finish(axes, "samples")
+    axes.grid(False, axis="x")
+    axes.set_xlabel("shard", color=_INK)
+    axes.legend(frameon=False, fontsize=9, labelcolor=_INK, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(path)
 
 
 def _training(axes: Axes, losses: Series) -> None:

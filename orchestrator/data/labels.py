@@ -1,0 +1,100 @@
+"""What the pipeline says of its training samples: labels by a name, and weights, read once and checked.
+
+Labels become whole numbers from 0 on in the order of their sorted values, so nothing depends on how they are written. Both
+hooks are called under the run's seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+import torch
+
+from orchestrator.errors import ConfigurationError, PipelineRaised
+from orchestrator.numerics import streams
+from orchestrator.pipeline import Pipeline, naming
+from orchestrator.samples.population import Population, Real, Whole
+
+_LABELS = "return one whole number, text, true or false for each training sample, as a tensor, a list or an array"
+_WEIGHTS = "return one number for each training sample, 0 or more, as a tensor, a list or an array"
+
+
+class Labels:
+    """train: the training data set, of so many `samples`."""
+
+    def __init__(self, pipeline: Pipeline, train: Any, samples: int, seed: int) -> None:
+        self._pipeline = pipeline
+        self._train = train
+        self._samples = samples
+        self._seed = seed
+        self._read: dict[str, tuple[Whole, list[str]]] = {}
+        self._weights: Real | None = None
+
+    def population(self, shards: int) -> Population:
+        return Population(
+            self._samples, shards, streams.seed_of(self._seed, "partition"), lambda by: self.of(by)[0], self.weights
+        )
+
+    def of(self, by: str) -> tuple[Whole, list[str]]:
+        """A number for each sample, and what each number stands for. Raises ConfigurationError where the pipeline knows no
+        labels of this name, PipelineRaised."""
+        if by not in self._read:
+            self._read[by] = self._labels(by)
+        return self._read[by]
+
+    def weights(self) -> Real:
+        """float64 of shape (samples,). Raises ConfigurationError where the pipeline has none, PipelineRaised."""
+        if self._weights is None:
+            self._weights = self._checked_weights()
+        return self._weights
+
+    def _labels(self, by: str) -> tuple[Whole, list[str]]:
+        hook = f"labels(train, {by!r})"
+        with naming(hook), streams.seeded(self._seed, "labels"):
+            returned = self._pipeline.labels(self._train, by)
+            if returned is None:
+                raise ConfigurationError(
+                    [
+                        f"data: a partition or sampling by {by!r} needs labels of the training samples; the pipeline has none"
+                    ],
+                    "write labels(self, train, by) in the pipeline; by default they are the `targets` of the training data set",
+                )
+            found = _array(returned)
+        if found is None or found.dtype.kind not in "biuUS" or found.shape != (self._samples,):
+            raise PipelineRaised(f"{hook} returned {_said(returned, found)} for {self._samples} samples", _LABELS)
+        values, numbers = numpy.unique(found, return_inverse=True)
+        return numbers.astype(numpy.int64), [str(value) for value in values.tolist()]
+
+    def _checked_weights(self) -> Real:
+        hook = "weights(train)"
+        with naming(hook), streams.seeded(self._seed, "weights"):
+            returned = self._pipeline.weights(self._train)
+            if returned is None:
+                raise ConfigurationError(
+                    ["data.sampling: weighted needs the weights of the training samples, but the pipeline has none"],
+                    "write weights(self, train) in the pipeline",
+                )
+            found = _array(returned)
+        if found is None or found.dtype.kind not in "biuf" or found.shape != (self._samples,):
+            raise PipelineRaised(f"{hook} returned {_said(returned, found)} for {self._samples} samples", _WEIGHTS)
+        weights: Real = found.astype(numpy.float64)
+        return weights
+
+
+def _array(returned: Any) -> Any:
+    """As an array of numpy; None for what cannot be one."""
+    if isinstance(returned, torch.Tensor):
+        return returned.detach().cpu().numpy()
+    if isinstance(returned, Sequence) and returned and isinstance(returned[0], torch.Tensor):
+        return torch.stack(list(returned)).cpu().numpy()
+    try:
+        return numpy.asarray(returned)
+    except ValueError:  # lists of several lengths
+        return None
+
+
+def _said(returned: Any, found: Any) -> str:
+    kind = f"a {type(returned).__name__}"
+    return kind if found is None else f"{kind} of shape {found.shape} and type {found.dtype}"

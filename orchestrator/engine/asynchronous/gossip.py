@@ -1,0 +1,285 @@
+"""Gossip: each shard has a model of its own, takes a step with its own optimizer and mixes its model with its neighbours'.
+
+    x_s <- x_s + sum over neighbours j of rint(w (x_j - x_s)) + u_s          all from the models before the step
+
+The graph is over shards, so nothing depends on the number of workers or on timing. Weights are symmetric and rounding is odd,
+so two neighbours change by opposite integers and mixing keeps the sum of all models to the last bit. At a rest the mean of all
+models is what is evaluated and saved; each shard goes on with its own.
+
+All models travel to all workers, also where the graph needs fewer.
+
+Source: Lian et al., "Can decentralized algorithms outperform centralized algorithms?" (NIPS 2017), algorithm 1 (D-PSGD).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+
+from orchestrator.engine.asynchronous import reports
+from orchestrator.engine.asynchronous import rows as shard_rows
+from orchestrator.engine.asynchronous.reports import RestConsensus, RestReport
+from orchestrator.engine.asynchronous.rest import Terms, agree
+from orchestrator.engine.asynchronous.shard_updates import Reading, ShardUpdates, fingerprint
+from orchestrator.engine.asynchronous.statistics import Statistics
+from orchestrator.engine.compute.replica import Replica
+from orchestrator.engine.compute.shard_states import ShardStates
+from orchestrator.engine.exchange.collectives import REST, SPRINT, Exchange, Memory
+from orchestrator.engine.exchange.step_report import Requests, from_slots, to_slots
+from orchestrator.engine.execution.executor import Outcome
+from orchestrator.engine.execution.run_state import Clocks, RunState
+from orchestrator.engine.member.generation import ProcessServices, Withdrawn
+from orchestrator.errors import OrchestratorError
+from orchestrator.numerics.fixed_point import FixedPoint, exponent_for, largest
+from orchestrator.synchrony import graphs
+from orchestrator.updates.transforms import State
+
+_MODEL: Final = "model"
+_EXPONENTS: Final = "exponents"
+_BUFFER: Final = "buffer/"
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """Which shards mix their models, and how. gap: the spectral gap of the matrix."""
+
+    weights: tuple[Mapping[int, float], ...]
+    gap: float
+
+    @classmethod
+    def of(cls, graph: str, shards: int) -> Mixing:
+        rows = [graphs.GRAPHS[graph](shards, shard) for shard in range(shards)]
+        weights = tuple({other: float(weight) for other, weight in row.items()} for row in rows)
+        return cls(weights, graphs.spectral_gap(graphs.matrix(graph, shards)))
+
+    def mixed(self, shard: int, models: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """What the shard's model changes by; models: of all shards, int64."""
+        own = models[shard]
+        change = torch.zeros_like(own)
+        for other, weight in sorted(self.weights[shard].items()):
+            change += torch.round((models[other] - own).double().mul_(weight)).long()  # rounds to even, so oddly
+        return change
+
+
+class ShardModels:
+    """The models of the hosted shards, with their optimizers and statistics. shards: those that are hosted."""
+
+    def __init__(
+        self, replica: Replica, updates: ShardUpdates, states: ShardStates, memory: Memory, services: ProcessServices
+    ) -> None:
+        self.shards: tuple[int, ...] = ()
+        self.models: dict[int, torch.Tensor] = {}
+        self._replica = replica
+        self._updates = updates
+        self._states = states
+        self._memory = memory
+        self._services = services
+        self._statistics = Statistics(replica)
+        self._start = torch.zeros(replica.layout.size, dtype=torch.float32)
+
+    def begin(self, inherited: Mapping[int, State] = MappingProxyType({})) -> None:
+        """From the last rest on. inherited: what these hosted shards go on with, in place of what they keep. Raises
+        CalledOff."""
+        self._services.await_copied()
+        self._states.discard()
+        replica = self._replica
+        self._start.copy_(replica.flat)
+        self._buffers = replica.buffers()
+        rows = {**self.rows(), **inherited}
+        known = next((row[_EXPONENTS].tolist() for row in rows.values() if row), None)
+        first = replica.layout.slots[: len(replica.parameters)]
+        self._exponents: list[int] = known or [exponent_for(largest(slot, self._start)) for slot in first]
+        self._fixed = FixedPoint.of(replica.layout, self._exponents)
+        initial = torch.zeros(replica.layout.size, dtype=torch.int64)
+        self._fixed.integers(self._start, initial)
+        self.models = {s: row[_MODEL].clone() if row else initial.clone() for s, row in rows.items()}
+        buffers = {s: self._buffers_in(row) if row else replica.buffers() for s, row in rows.items()}
+        self._updates.begin(self._fixed, rows, buffers)
+
+    def rows(self) -> dict[int, State]:
+        """What the hosted shards keep."""
+        return {shard: self._states.of(shard) for shard in self.shards}
+
+    def step(self, shard: int, reading: Reading) -> tuple[float | None, torch.Tensor]:
+        """Loss and update of a hosted shard, from its own model; the update has memory of its own."""
+        self._services.heartbeat.beat("compute", reading.clock, shard)
+        loss, update = self._updates.compute(shard, self.models[shard], reading)
+        return loss, update.clone()
+
+    def report(self, requests: Requests, clocks: Mapping[int, int]) -> RestReport:
+        buffers = self._updates.buffers()
+        return RestReport(
+            None, requests, clocks, self._statistics.magnitudes(buffers), self._statistics.counters(buffers)
+        )
+
+    def contribute(self, consensus: RestConsensus) -> None:
+        """Put the sum of the hosted models into this worker's contribution, and stage what the shards keep."""
+        contribution = self._memory.contribution.zero_()
+        for shard, model in self.models.items():
+            contribution += model
+            self._states.stage(shard, self._row(shard))
+        self._statistics.contribute(self._updates.buffers(), consensus.magnitudes, contribution)
+
+    def adopt(self, consensus: RestConsensus) -> tuple[int, dict[int, float]]:
+        """The replica becomes the mean of all models; returns the fingerprint of their sum, and of each hosted one the square
+        of its distance from the mean."""
+        replica, summed, shards = self._replica, self._memory.result, len(consensus.clocks)
+        total = summed.clone()
+        total[self._statistics.start :] = 0
+        mean = torch.round(total.double().div_(shards)).long()
+        self._fixed.values(mean, replica.flat)
+        replica.adopt(self._statistics.means(consensus.magnitudes, summed, shards), consensus.counters)
+        self._states.commit()
+        return fingerprint(total), {shard: self._distance(model, mean) for shard, model in self.models.items()}
+
+    def give_up(self) -> None:
+        """Back to the last rest."""
+        self._replica.flat.copy_(self._start)
+        self._replica.set_buffers(self._buffers)
+        self._replica.begin_step()
+        self._replica.begin_shard()
+
+    def _row(self, shard: int) -> State:
+        kept = dict(self._updates.optimizers.row(shard))
+        kept[_MODEL] = self.models[shard].clone()
+        kept[_EXPONENTS] = torch.tensor(self._exponents, dtype=torch.int64)
+        kept.update({f"{_BUFFER}{i}": b.clone() for i, b in enumerate(self._updates.buffers_of(shard))})
+        return kept
+
+    def _buffers_in(self, row: State) -> list[torch.Tensor]:
+        count = sum(name.startswith(_BUFFER) for name in row)
+        return [row[f"{_BUFFER}{i}"].clone() for i in range(count)]
+
+    def _distance(self, model: torch.Tensor, mean: torch.Tensor) -> float:
+        apart = torch.zeros(model.numel(), dtype=torch.float32)
+        self._fixed.values(model - mean, apart)
+        return float(apart.double().square_().sum())
+
+
+class Gossip:
+    """An Executor whose `advance` is some steps of all shards, and a rest."""
+
+    def __init__(
+        self,
+        models: ShardModels,
+        mixing: Mixing,
+        exchange: Exchange,
+        terms: Terms,
+        due: Callable[[int], int],
+        requests: Callable[[], Requests],
+        records: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """due: the step of the next rest, by the present one. records: of the rests of a run that is repeated."""
+        self._models = models
+        self._mixing = mixing
+        self._exchange = exchange
+        self._terms = terms
+        self._due = due
+        self._requests = requests
+        self._records = records
+
+    def advance(self, state: RunState) -> Outcome:
+        """Raises PipelineRaised, NonFinite, Withdrawn, and what the transport raises."""
+        models, free = self._models, state.free
+        assert free is not None
+        repeated = self._records[free.rests] if self._records else None
+        heirs = [] if repeated is None else repeated["heirs"]
+        models.begin(shard_rows.inherited(self._exchange, free.rests, heirs, models.rows()))
+        try:
+            entries: list[tuple[str | None, int]] = []
+            end = min(self._due(state.steps) if repeated is None else repeated["steps"], self._terms.steps)
+            for step in range(state.steps, end):
+                entries += self._step(step, state.reductions)
+            return self._rest(state, end, entries, repeated)
+        except BaseException:
+            models.give_up()
+            raise
+
+    def _step(self, step: int, reductions: int) -> list[tuple[str | None, int]]:
+        """One step of all shards; returns the loss and the fingerprint of each model after it."""
+        models, shards = self._models, self._terms.shape.shards
+        made: dict[int, tuple[float | None, torch.Tensor]] = {}
+        failed: tuple[int, OrchestratorError] | None = None
+        for shard in models.shards:
+            try:
+                made[shard] = models.step(shard, Reading(step, step, self._terms.steps, reductions))
+            except OrchestratorError as error:
+                failed = (shard, error)
+                break
+        before, losses = self._gathered(step, made, failed)
+        printed = [0] * shards
+        for shard, (_, update) in made.items():
+            models.models[shard] = before[shard] + self._mixing.mixed(shard, before) + update
+        prints = {shard: fingerprint(models.models[shard]) for shard in made}
+        for payload in self._exchange.gather(step, 1, SPRINT, _pairs(prints)):
+            for shard, each in payload.view(torch.int64).reshape(-1, 2).tolist():
+                printed[shard] = each
+        return [(losses[shard], printed[shard]) for shard in range(shards)]
+
+    def _gathered(
+        self,
+        step: int,
+        made: Mapping[int, tuple[float | None, torch.Tensor]],
+        failed: tuple[int, OrchestratorError] | None,
+    ) -> tuple[dict[int, torch.Tensor], dict[int, str | None]]:
+        """All shards' models before the step, and their losses in it."""
+        models = self._models.models
+        losses = {shard: loss for shard, (loss, _) in made.items() if loss is not None}
+        heads = torch.tensor(to_slots(self._terms.shape.shards, losses), dtype=torch.int64)
+        fault = torch.tensor([-1 if failed is None else failed[0], len(made)], dtype=torch.int64)
+        own = [torch.tensor(list(made), dtype=torch.int64), *(models[shard] for shard in made)]
+        before: dict[int, torch.Tensor] = {}
+        told: dict[int, float] = {}
+        payload = torch.cat([fault, heads, *own]).view(torch.uint8)
+        for each in self._exchange.gather(step, 0, SPRINT, payload):
+            numbers = each.view(torch.int64)
+            shard, count = numbers[:2].tolist()
+            if shard >= 0:
+                raise failed[1] if failed is not None else Withdrawn(f"shard {shard} failed")
+            told.update(from_slots(numbers[2 : 2 + len(heads)].tolist()))
+            first = 2 + len(heads)
+            hosted, rest = numbers[first : first + count].tolist(), numbers[first + count :]
+            before.update(zip(hosted, rest.reshape(count, -1), strict=True) if count else ())
+        return before, {s: told[s].hex() if s in told else None for s in range(len(heads))}
+
+    def _rest(
+        self,
+        state: RunState,
+        end: int,
+        entries: Sequence[tuple[str | None, int]],
+        repeated: Mapping[str, Any] | None,
+    ) -> Outcome:
+        free, shape = state.free, self._terms.shape
+        assert free is not None
+        report = self._models.report(self._requests(), dict.fromkeys(self._models.shards, end))
+        consensus = agree(self._exchange, free.rests, report, shape)
+        self._models.contribute(consensus)
+        self._exchange.total(free.rests, 0, 1.0)
+        printed, distances = self._models.adopt(consensus)
+        slots = torch.tensor(to_slots(shape.shards, distances), dtype=torch.int64)
+        apart = from_slots(self._exchange.maximum(free.rests, 1, REST, slots).tolist())
+        lines, _ = reports.lines(tuple(entries), state.steps, end, last=False, per_line=shape.shards)
+        record: dict[str, Any] = {
+            "rest": free.rests,
+            "steps": end,
+            "clocks": list(consensus.clocks),
+            "heirs": [list(pair) for pair in free.heirs] if repeated is None else repeated["heirs"],
+            "updates": "",
+            "evaluate": consensus.requests.evaluate if repeated is None else repeated["evaluate"],
+            "parameters": f"{printed % 2**64:016x}",
+            "consensus_distance": math.sqrt(math.fsum(apart.values()) / shape.shards).hex(),
+            "spectral_gap": self._mixing.gap.hex(),
+        }
+        after = Clocks(consensus.clocks, free.rests + 1, (), (), record)
+        requests = replace(consensus.requests, evaluate=record["evaluate"])
+        return Outcome(end, lines, state.grid, requests, after)
+
+
+def _pairs(values: Mapping[int, int]) -> torch.Tensor:
+    pairs = [number for pair in sorted(values.items()) for number in pair]
+    return torch.tensor(pairs, dtype=torch.int64).view(torch.uint8)
