@@ -44,6 +44,8 @@ usage: python -m orchestrator conf=NAME|PATH [key=value ...]
                      (with the first step that differs), or inputs-differ (with what differs); explain=true: where it has
                      diverged, run that step once more, to tell chance within it from other causes
   compare=A,B        what differs between two runs: code, data, settings, environment, the first step
+  replay=FILE        with conf=: an asynchronous run takes the order of its updates from there, the rests.jsonl of another
+                     run; rerun= does so by itself
   key=value          change a setting, such as cluster.workers=2 or optimizer.lr=0.01; topology=ring is
                      short for topology.name=ring
   runs               list the runs of this project, newest first; tracking.uri: those of that MLflow store
@@ -112,13 +114,14 @@ def _launch(conf: str, overrides: list[str], started: float) -> int:
     as_json = "output=json" in overrides
     try:
         with _stdout_for_programs(), _interruptible():
-            given = conf.split(",")
+            given, replay = conf.split(","), _value("replay", overrides)
+            overrides = [override for override in overrides if not override.startswith("replay=")]
             settings = load(given, overrides)
             as_json = settings.output == "json"
             prepare_environment(settings.cluster.address)
             from orchestrator.commands.launch import launch  # imports ray, which reads that environment
 
-            run_id, outcome = launch(settings, origins(given, overrides))
+            run_id, outcome = launch(settings, origins(given, overrides), replay=replay)
     except OrchestratorError as error:
         return _refused(error, as_json, Outcome(error=error).as_dict(None, started))
     return _report(run_id, outcome, as_json, started)

@@ -1,4 +1,4 @@
-"""The Python entry beside the command line: `orchestrator.launch`."""
+"""The Python entry beside the command line: `orchestrator.launch` and `orchestrator.staleness`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from orchestrator.records import rests
+from orchestrator.records.rests import Staleness
+
+__all__ = ["Run", "Staleness", "launch", "staleness"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,20 @@ def launch(conf: str | Path | Mapping[str, Any], *overrides: str) -> Run:
     assert outcome.loss is not None
     folder = Path.cwd() / ".orchestrator" / run_id
     return Run(run_id, folder, outcome.steps, outcome.digest, outcome.loss, dict(outcome.metrics))
+
+
+def staleness(run_id: str, *, uri: str | None = None) -> list[Staleness]:
+    """How stale the updates of an asynchronous run were: one entry for each of its rests. Of a run in lockstep there is none.
+
+    run_id: or the beginning of it, or "last"; uri: of the MLflow store, None for the project's. The project is the working
+    directory. Raises OrchestratorError where there is no such run, or its record is damaged.
+    """
+    from orchestrator.driver.record.folders import project_folder
+    from orchestrator.driver.record.recorded import Recorded
+    from orchestrator.tracking import Store
+
+    folder = project_folder(Path.cwd())
+    return rests.staleness(Recorded.find(Store(uri, folder), folder, run_id).rests() or [])
 
 
 def _named(conf: Mapping[str, Any]) -> dict[str, Any]:

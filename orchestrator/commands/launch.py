@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from orchestrator.driver.record import preflight
 from orchestrator.driver.record.folders import project_folder
@@ -16,21 +18,29 @@ from orchestrator.driver.run.session import RunStart
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.engine.compute import construction
+from orchestrator.errors import UsageError
+from orchestrator.plan import Plan
 from orchestrator.plan.resolve import resolve
+from orchestrator.records import lines, rests
 from orchestrator.settings import Settings
 
 _rehearsing = threading.Lock()  # it changes things of the whole process for a moment
 
 
-def launch(settings: Settings, origins: Mapping[str, str], ray: Sharing | None = None) -> tuple[str, Outcome]:
+def launch(
+    settings: Settings, origins: Mapping[str, str], ray: Sharing | None = None, replay: str | None = None
+) -> tuple[str, Outcome]:
     """The whole story; returns the run's id and what it came to. origins: where the settings were given, by key; ray: the one
-    to run on, which outlives the run and may serve others beside it, each in a thread of its own.
+    to run on, which outlives the run and may serve others beside it, each in a thread of its own; replay: the file of the rests
+    that an asynchronous run repeats.
 
-    Raises ConfigurationError and NotRerunnable before anything is started; an error of the run itself is in the outcome.
+    Raises UsageError and NotRerunnable before anything is started; an error of the run itself is in the outcome.
     """
     project = Path.cwd()
     provenance = preflight.check(settings, project)
     plan = resolve(settings)
+    if replay is not None:
+        plan = replace(plan, replay=_rests_of(Path(replay), plan))
     with _rehearsing:
         notes = [*provenance.notes, *construction.rehearse(plan)]
     folder = project_folder(project)
@@ -42,3 +52,20 @@ def launch(settings: Settings, origins: Mapping[str, str], ray: Sharing | None =
         opening = pool.submit(open_record, settings, folder, provenance, origins)
         job = Job(settings, plan, project, display, pending_signal, ray)
         return job.complete(opening, RunStart(requirements(plan)))
+
+
+def _rests_of(file: Path, plan: Plan) -> tuple[Mapping[str, Any], ...]:
+    """Raises UsageError."""
+    if plan.lockstep:
+        raise UsageError(f"replay={file}: a run with sync={plan.sync.name} has no rests", "leave replay out")
+    remedy = "give the rests.jsonl of an asynchronous run, which rerun=RUN_ID does"
+    try:
+        found = tuple(lines.read(file))
+        rests.check(found, plan.data.shards)
+    except OSError as error:
+        raise UsageError(f"replay={file}: it cannot be read: {error.strerror}", remedy) from error
+    except ValueError as error:
+        raise UsageError(f"replay={file}: {error}", remedy) from None
+    if not found:
+        raise UsageError(f"replay={file}: it has no rest", remedy)
+    return found

@@ -1,8 +1,8 @@
 """`rerun=RUN_ID [key=value ...]`: repeat a run exactly in a clean checkout of its code, and prove it, or say where and why not.
 
-Code comes from the snapshot, data from DVC's cache or remote, settings from the record; only how the run is executed may be
-changed. Of the differences it reports those that bear on exactness: what determines the result, then the outcome. Execution
-settings, hosts and places may differ as they like; `compare=` shows them.
+Code comes from the snapshot, data from DVC's cache or remote, settings from the record, and so does the order of updates where
+a run is asynchronous; only how the run is executed may be changed. Of the differences it reports those that bear on exactness:
+what determines the result, then the outcome. Execution settings, hosts and places may differ; `compare=` shows them.
 
 With `explain=true` the repetition has digests of every tensor after each step, and when it diverges, a second one goes as far
 as the first step that differs, to see what comes out the same there and what does not.
@@ -100,6 +100,7 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, *, check_environ
     passed = [override for override in overrides if override.partition("=")[0] not in _OWN]
     original.settings(passed)
     passed += ["trace.tensors_every=1"] if explaining else []
+    passed += _replay(original)
     repeater = Repeater(project, folder, store, original, passed, for_stream())
     report = repeater.repeat({"rerun_of": original.past.run_id})
     run_id = report["run_id"]
@@ -111,6 +112,17 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, *, check_environ
         done = _explain(repeater, repeated, done)
     _publish(repeater, repeated, done)
     return done
+
+
+def _replay(original: Recorded) -> list[str]:
+    """What makes the repetition of an asynchronous run take the order of its updates from the record. Raises NotRerunnable."""
+    rests = original.rests()
+    if rests == []:
+        raise NotRerunnable(
+            f"run {original.past.run_id} ({original.past.status}) ended before its first rest, so it has no step to repeat",
+            "launch it again",
+        )
+    return [] if rests is None else [f"replay={original.files.rests.resolve()}"]
 
 
 def why_not(original: Recorded, report: dict[str, Any]) -> OrchestratorError:
@@ -126,13 +138,17 @@ def why_not(original: Recorded, report: dict[str, Any]) -> OrchestratorError:
 
 def _judge(original: Recorded, repeated: Recorded, *, check_environment: bool) -> Rerun:
     found, _ = between(original, repeated)
-    counted = [each for each in found.determining if check_environment or each.kind not in _SURROUNDINGS]
+    # The order of updates was given to the repetition, so where it differs the repetition has diverged.
+    ignored = {"order", *(() if check_environment else _SURROUNDINGS)}
+    counted = [each for each in found.determining if each.kind not in ignored]
+    rests = original.rests()
     verdict = judge(
-        original.trace(),
+        original.trace() if rests is None else original.trace()[: rests[-1]["steps"]],
         repeated.trace(),
         original.past.digest,
         repeated.past.digest,
         [f"{each.kind} {each.name}: {each.text}" for each in counted],
+        (rests or [], repeated.rests() or []),
     )
     bearing = [each.as_dict() for each in found.differences if each.share != "execution"]
     return Rerun(repeated.past.run_id, original.past.run_id, verdict, bearing)

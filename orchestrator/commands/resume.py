@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.checkpoints.catalog import Catalog
+from orchestrator.checkpoints.manifest import Manifest
+from orchestrator.checkpoints.state import TrainingState
 from orchestrator.checkpoints.storage import open_storage
 from orchestrator.driver.record import preflight
 from orchestrator.driver.record.folders import RunFolder, project_folder
@@ -23,6 +25,7 @@ from orchestrator.driver.run.job import Job, requirements, storage_of
 from orchestrator.driver.run.session import RunStart
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
+from orchestrator.engine.compute import snapshot
 from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable, UsageError
 from orchestrator.plan import Plan
 from orchestrator.plan.resolve import resolve
@@ -121,6 +124,9 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
     if saved > (step or 0) and not found.reasons:
         say(f"warning: the checkpoint of step {saved}, of which the journal tells, is gone from its place")
     say("no checkpoint: from the beginning" if step is None else f"going on from the checkpoint of step {step}")
+    rested = 0 if plan.lockstep or found.manifest is None else _rests_until(found.manifest, files)
+    if not plan.lockstep and files.rests.exists():
+        lines.cut(files.rests, rested)
     cut = lines.cut(files.trace, step or 0) if files.trace.exists() else []
     written = list(lines.read(files.trace)) if files.trace.exists() else []
     if len(written) < (step or 0):
@@ -140,5 +146,25 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
         len(written),
         float.fromhex(written[-1]["loss"]) if written else None,
         {name: float(value) for name, value in metrics.items()},  # one that is no number is a text in the journal
-        cut,
+        cut if plan.lockstep else (),  # otherwise they are done again in another order
+        rested,
     )
+
+
+def _rests_until(manifest: Manifest, files: RunFolder) -> int:
+    """How many rests of an asynchronous run stand before the checkpoint. Raises CheckpointDamaged where the file of rests does
+    not lead to it."""
+    reached = snapshot.run_state_of(TrainingState(manifest.values, {}))["free"]
+    rests = list(lines.read(files.rests)) if files.rests.exists() else []
+    remedy = f"restore {files.rests} from the artifacts of the run, or launch it again"
+    if len(rests) < reached["rests"]:
+        raise CheckpointDamaged(
+            f"the checkpoint of step {manifest.step} follows {reached['rests']} rests, and {files.rests.name} has {len(rests)}",
+            remedy,
+        )
+    if reached["rests"] and rests[reached["rests"] - 1]["clocks"] != reached["clocks"]:
+        raise CheckpointDamaged(
+            f"{files.rests.name} and the checkpoint of step {manifest.step} are of different runs: their clocks differ",
+            remedy,
+        )
+    return int(reached["rests"])

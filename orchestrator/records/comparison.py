@@ -1,6 +1,7 @@
 """What differs between two recorded runs, the most consequential first.
 
-    determines the result    code, data, settings, packages, environment, hardware: what a rerun must have in common
+    determines the result    code, data, settings, packages, environment, hardware: what a rerun must have in common; of
+                             asynchronous runs also the order of updates
     is the outcome           profiles of the data, first parameters, trace, digest, metrics
     is only the execution    workers, topology, places, hosts
 
@@ -12,21 +13,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypedDict
 
 from orchestrator.records.identity import canonical
+from orchestrator.records.rests import Rest, parting
 from orchestrator.records.trace import Line
 from orchestrator.records.verdict import Divergence, divergence_text, first_divergence
 
-Kind = Literal["setting", "data", "package", "environment", "hardware", "code", "metric", "trace"]
+Kind = Literal["setting", "data", "package", "environment", "hardware", "code", "metric", "trace", "order"]
 Share = Literal["result", "outcome", "execution"]
 
 _HARDWARE = frozenset(
     {"cpu", "instruction_sets", "capability", "machine", "gpu", "cores", "memory_bytes", "gpus", "gpu_driver"}
 )
-_KINDS: tuple[Kind, ...] = ("code", "data", "setting", "package", "environment", "hardware", "trace", "metric")
+_KINDS: tuple[Kind, ...] = ("code", "data", "setting", "package", "environment", "hardware", "order", "trace", "metric")
 _SHARES: tuple[Share, ...] = ("result", "outcome", "execution")
 _HEADINGS = {"result": "determines the result", "outcome": "the outcome", "execution": "only the execution"}
 _WIDTH = 60
@@ -37,7 +39,7 @@ class Run(TypedDict, total=False):
     inputs: records of `provenance.data.versions.Input`; profiles: data set -> `data.profile`; environments: one
     `provenance.environment.node` per node; code_tree: the snapshot's tree; modules: what was imported by its own name, with
     `kind` of `provenance.code.imported` and `sha256`; initial_parameters, digest: SHA-256; metrics: the last
-    of each; trace: its lines."""
+    of each; trace: its lines; rests: the records of its rests, where it is asynchronous."""
 
     settings: Mapping[str, Any]
     determining: Collection[str]
@@ -50,6 +52,7 @@ class Run(TypedDict, total=False):
     digest: str | None
     metrics: Mapping[str, float]
     trace: Iterable[Line]
+    rests: Sequence[Rest]
 
 
 class Change(TypedDict):
@@ -113,6 +116,7 @@ def compare(a: Run, b: Run, code_changes: Iterable[Change] = ()) -> Comparison:
         *_data(a, b),
         *_settings(a, b),
         *_environments(a, b),
+        *_order(a, b),
         *_outcome(a, b, parted),
     ]
     found.sort(key=lambda one: (_SHARES.index(one.share), _KINDS.index(one.kind), one.name))
@@ -219,6 +223,14 @@ def _together(nodes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _sorted(found: Mapping[str, Any]) -> list[Any]:
     return [found[key] for key in sorted(found)]
+
+
+def _order(a: Run, b: Run) -> Iterator[Difference]:
+    """Of two asynchronous runs."""
+    parted = parting(a["rests"], b["rests"]) if "rests" in a and "rests" in b else None
+    if parted is not None and parted.is_order:
+        text = f"the order of updates differs: first at rest {parted.rest}"
+        yield Difference("order", "updates", parted.a, parted.b, text)
 
 
 def _outcome(a: Run, b: Run, parted: Divergence | None) -> Iterator[Difference]:

@@ -2,7 +2,8 @@
 
 Two runs of one identity must have one digest (law 2). What may differ between them is not in it: workers and topology (but
 under `reduction: fast` they are among the settings that determine, rule F2), losses and joins, folder, names, host, user, time
-zone. Environments are a set: how many nodes there were, and which did what, is no part of it.
+zone. Environments are a set: how many nodes there were, and which did what, is no part of it. What an asynchronous run
+comes to, its settings do not determine, so the record of its rests (`rests.py`) is a part, too.
 Hashed is JSON with sorted keys and no spaces; a float is written as Python writes it, so as to be read as the same bits.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 
 FORMAT = 1  # a change of what is hashed, or how, is another format, and its identities are other identities
 PARTS = ("code", "data", "settings", "environment", "initial_parameters")
+RESTS = "rests"  # the part that only asynchronous runs have
 
 Parts = dict[str, str]
 
@@ -46,7 +48,8 @@ def parts(
 
 def of(parts: Mapping[str, str]) -> str:
     """The identity of these parts."""
-    return _sha256(canonical({"format": FORMAT, **{name: parts[name] for name in PARTS}}))
+    names = (*PARTS, RESTS) if RESTS in parts else PARTS
+    return _sha256(canonical({"format": FORMAT, **{name: parts[name] for name in names}}))
 
 
 def canonical(value: Any) -> str:

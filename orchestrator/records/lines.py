@@ -32,6 +32,14 @@ class LineFile:
         with contextlib.suppress(OSError):
             self._write()
 
+    def keep(self, lines: int) -> None:
+        """Leave only the first `lines` lines; of those that a full disk has not taken, too."""
+        whole = self.path.read_bytes()
+        end = _end_of(whole + self._missing, lines)
+        if end <= len(whole):
+            os.ftruncate(self._file.fileno(), end)
+        self._missing = self._missing[: max(0, end - len(whole))]
+
     def sync(self) -> None:
         """Wait until what was appended is on the disk. Raises OSError when it cannot be."""
         self._write()
@@ -67,6 +75,14 @@ def cut(path: Path, lines: int) -> list[dict[str, Any]]:
             end += len(file.readline())
         file.truncate(end)
     return found[lines:]
+
+
+def _end_of(whole: bytes, lines: int) -> int:
+    """Where the first `lines` lines end."""
+    end = 0
+    for _ in range(lines):
+        end = whole.index(b"\n", end) + 1
+    return end
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -6,7 +6,8 @@
 
 A line is compared in the order in which a step makes its parts: loss, gradient, parameters. Parameters, and digests of single
 tensors, are compared where both lines have them. An original that did not finish (it has no final digest) is repeated as far
-as it went: what the rerun computed beyond is no divergence. Pure; nothing is read here.
+as it went: what the rerun computed beyond is no divergence. Of asynchronous runs the rests are compared, too. Pure; nothing is
+read here.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
+from orchestrator.records import rests as records_of_rests
+from orchestrator.records.identity import canonical
+from orchestrator.records.rests import Parting, Rest
 from orchestrator.records.trace import Line
 
 Word = Literal["exact", "diverged", "inputs-differ"]
@@ -23,7 +27,8 @@ _NAMED = 5  # tensors in a sentence
 
 
 class Divergence(TypedDict):
-    """what: `loss`, `gradient`, `parameters` or `tensor:NAME`; expected, got: None where a side has no such step or tensor."""
+    """what: `loss`, `gradient`, `parameters`, `tensor:NAME`, or `KEY of rest NUMBER`; expected, got: None where a side
+    has no such thing."""
 
     step: int
     what: str
@@ -72,20 +77,32 @@ def judge(
     expected_digest: str | None,
     got_digest: str | None,
     differences: Sequence[str] = (),
+    rests: tuple[Sequence[Rest], Sequence[Rest]] = ((), ()),
 ) -> Verdict:
     """The verdict over a rerun. expected, got: the traces of the original and of the rerun, each in order of its steps;
-    digests: of the final parameters, None of a run that did not finish; differences: of the inputs.
+    digests: of the final parameters, None of a run that did not finish; differences: of the inputs; rests: of both, if they are
+    asynchronous runs.
 
     Raises ValueError when there is nothing to compare and no input differs, because then nothing may be called exact.
     """
     walk = _Walk(prefix=expected_digest is None)
     found = walk.through(expected, got)
+    parted = records_of_rests.parting(*rests, prefix=expected_digest is None)
+    if parted is not None and (found is None or parted.step < found["step"]):
+        found = of_rest(parted)
     if not differences and found is None and not walk.steps and expected_digest is None:
         raise ValueError("nothing to compare: the original has no step and no final digest")
     if found is None and expected_digest is not None and expected_digest != got_digest:
         found = _divergence(max(0, walk.steps - 1), "parameters", expected_digest, got_digest)
     word: Word = "inputs-differ" if differences else "exact" if found is None else "diverged"
     return Verdict(word, found, walk.steps, tuple(differences), walk.tensors, finished=expected_digest is not None)
+
+
+def of_rest(parted: Parting) -> Divergence:
+    """Of the parts of a step the rest after it comes last."""
+    what = f"rest {parted.rest}" if parted.what is None else f"{parted.what} of rest {parted.rest}"
+    expected, got = (None if value is None else canonical(value) for value in (parted.a, parted.b))
+    return _divergence(parted.step, what, expected, got)
 
 
 def first_divergence(expected: Iterable[Line], got: Iterable[Line]) -> Divergence | None:

@@ -142,6 +142,7 @@ def play(
     record: Any = SimpleNamespace(
         memory=None, tracker=tracker, journal=journal, trace=trace, origin=None, describe=lambda *_: ["of a node"]
     )
+    record.rests, record.history = None, [trace]
     script = Script(iter(said), last_words or {}, gone=gone or set(), last_activities=last_activities or {})
     members: Any = script
     pending_signal = PendingSignal()

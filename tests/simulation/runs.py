@@ -142,6 +142,7 @@ class Run:
             )
             tracker = SimpleNamespace(tick=_nothing, metrics=_nothing, artifact=_nothing, trouble=None)
             record: Any = SimpleNamespace(tracker=tracker, journal=journal, trace=trace, origin=None, memory=None)
+            record.rests, record.history = None, [trace]
             record.files, record.describe = SimpleNamespace(artifacts=list), lambda *_: []
             progress: Any = SimpleNamespace(start=_nothing, step=_nothing, say=self._say)
             event_sink = EventSink(record, progress)

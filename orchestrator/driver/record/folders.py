@@ -33,6 +33,7 @@ class RunFolder:
         self.path.mkdir(exist_ok=True)
         self.journal = self.path / "journal.jsonl"
         self.trace = self.path / "trace.jsonl"
+        self.rests = self.path / "rests.jsonl"
         self.settings = self.path / "settings.yaml"
         self.origins = self.path / "settings_from.json"
         self.bundle = self.path / "code.bundle"
@@ -62,5 +63,5 @@ class RunFolder:
         """The existing files that are logged under `run/`."""
         code = [self.bundle, self.patch, self.code]
         inputs = [self.settings, self.origins, *code, self.data, self.environment, self.identity]
-        files = [*inputs, self.journal, self.trace, self.card, self.verdict, self.error]
+        files = [*inputs, self.journal, self.trace, self.rests, self.card, self.verdict, self.error]
         return [file for file in files if file.exists()]

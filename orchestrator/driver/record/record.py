@@ -27,7 +27,7 @@ from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.plan.resolve import resolve
 from orchestrator.provenance.code import checkout, git, imported, snapshot, worktree
 from orchestrator.provenance.data.versions import Input
-from orchestrator.records import identity
+from orchestrator.records import identity, lines, rests
 from orchestrator.records.lines import LineFile
 from orchestrator.settings import Settings, determining, flat, to_yaml
 from orchestrator.tracking import Store, Tracker
@@ -51,8 +51,8 @@ class Contents:
 
 
 class Record:
-    """The record of one run, opened by `open_record` or `reopen_record`; `journal` and `trace` are appended while it
-    runs.
+    """The record of one run, opened by `open_record` or `reopen_record`; `journal`, `trace` and `rests` (None in lockstep) are
+    appended while it runs.
 
     obstacles: to an exact rerun, as far as they are known; run_manifest: what the workers agreed on, once they have;
     described: the `profile` of the training data and their `partition`, as far as a worker could tell them.
@@ -73,6 +73,7 @@ class Record:
         self.orphans = orphans
         self.journal = LineFile(files.journal)
         self.trace = LineFile(files.trace)
+        self.rests = None if resolve(settings).lockstep else LineFile(files.rests)
         self.obstacles = list(contents.obstacles)
         self.run_manifest: Mapping[str, Any] = {}
         self.described: Mapping[str, Any] = {}
@@ -82,6 +83,11 @@ class Record:
         self._work = contents.work
         self._nodes: dict[str, Any] = _read(files.environment).get("nodes", {})
         self._code = _read(files.code)
+
+    @property
+    def history(self) -> list[LineFile]:
+        """The files that have to be on the disk before a checkpoint of what they tell."""
+        return [self.trace, *([] if self.rests is None else [self.rests])]
 
     @property
     def origin(self) -> str | None:
@@ -131,11 +137,13 @@ class Record:
         other = [past.run_id for past in others if past.digest not in (None, digest)]
         self._tag("confirms", same)
         self._tag("contradicts", other)
+        ordered = "" if self.rests is None else ", whose updates came in the same order"
         if same and not other:
-            self._said = [f"the same digest as {_count(same)} of equal code, data, settings and environment"]
+            self._said = [f"the same digest as {_count(same)} of equal code, data, settings and environment{ordered}"]
         elif other:
             self._said = [
-                f"ALARM: {_count(other)} of equal code, data, settings and environment came to another digest: {other[0]}\n"
+                f"ALARM: {_count(other)} of equal code, data, settings and environment{ordered} came to another digest: "
+                f"{other[0]}\n"
                 f"  something that is not recorded changes the result; compare={other[0]},{self.tracker.run_id} says where"
             ]
         return self._said
@@ -149,11 +157,12 @@ class Record:
 
     def close(self, outcome: Outcome) -> str | None:
         """Write down how the run ended, here and in MLflow; why MLflow could not take all of it, or None."""
-        try:
-            self.trace.sync()
-        except OSError as error:
-            lacking = RunFailed(f"{self.trace.path} is not whole: {error.strerror}", "make room on its disk")
-            outcome.error = outcome.error or lacking
+        for file in self.history:
+            try:
+                file.sync()
+            except OSError as error:
+                lacking = RunFailed(f"{file.path} is not whole: {error.strerror}", "make room on its disk")
+                outcome.error = outcome.error or lacking
         status = outcome.status
         ending: dict[str, object] = {"event": "run_ended", "status": status, "steps": outcome.steps}
         if outcome.error is not None:
@@ -174,7 +183,8 @@ class Record:
         _put(self.files.card, self._card(outcome))
         self.journal.append([ending])
         self.journal.close()
-        self.trace.close()
+        for file in self.history:
+            file.close()
         for path in self.files.artifacts():
             self.tracker.artifact(path, "run")
         for picture in sorted(self.files.pictures.glob("*")):
@@ -220,11 +230,21 @@ class Record:
         )
 
     def _identify(self) -> None:
-        """Write what determines the result, and one hash over it; it is only known once workers were ready."""
-        if self.files.identity.exists() or "initial_parameters" not in self.run_manifest or not self._nodes:
+        """Write what determines the result, and one hash over it; it is only known once workers were ready, and of an
+        asynchronous run at its end."""
+        known: identity.Parts | None = _read(self.files.identity).get("parts") or self._inputs_hashed()
+        if known is None:
             return
+        ordered = {} if self.rests is None else {identity.RESTS: rests.digest(lines.read(self.files.rests))}
+        parts = {**known, **ordered}
+        _write(self.files.identity, {"identity": identity.of(parts), "parts": parts})
+        self.tracker.tag("identity", identity.of(parts))
+
+    def _inputs_hashed(self) -> identity.Parts | None:
+        if "initial_parameters" not in self.run_manifest or not self._nodes:
+            return None
         work, modules = self._work, self._code.get("modules", {})
-        parts = identity.parts(
+        return identity.parts(
             "none" if work is None else work.tree,
             {name: each["sha256"] for name, each in modules.items() if each["kind"] != "snapshot"},
             {item.path: item.md5 for item in self._inputs},
@@ -232,8 +252,6 @@ class Record:
             [node["bits"] for node in self._nodes.values()],
             self.run_manifest["initial_parameters"],
         )
-        _write(self.files.identity, {"identity": identity.of(parts), "parts": parts})
-        self.tracker.tag("identity", identity.of(parts))
 
 
 def open_record(settings: Settings, folder: Path, provenance: Provenance, origins: Mapping[str, str]) -> Record:

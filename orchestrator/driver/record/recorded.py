@@ -11,9 +11,11 @@ from typing import Any
 from orchestrator.driver.record.folders import RunFolder
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.provenance.data.versions import Input, from_dict
-from orchestrator.records import lines
+from orchestrator.records import lines, rests
 from orchestrator.records.comparison import Run
 from orchestrator.settings import Settings, determining, flat, load
+from orchestrator.synchrony import build_mode
+from orchestrator.table import is_reference
 from orchestrator.tracking import Past, Store
 
 _RESULTS = ("train/", "validation/")  # metrics of the execution differ from run to run
@@ -35,10 +37,10 @@ class Recorded:
 
     @classmethod
     def of(cls, store: Store, folder: Path, past: Past) -> Recorded:
-        files = RunFolder(folder, past.run_id)
-        if not all(file.exists() for file in _needed(files).values()):
-            store.fetch(past.run_id, "run", files.path)
-        return cls(past, files)
+        found = cls(past, RunFolder(folder, past.run_id))
+        if not all(file.exists() for file in found._needed.values()):
+            store.fetch(past.run_id, "run", found.files.path)
+        return found
 
     def settings(self, overrides: Sequence[str] = ()) -> Settings:
         """The settings of the run, with overrides that do not change the result. Raises ConfigurationError for others."""
@@ -54,7 +56,7 @@ class Recorded:
 
     def require(self) -> None:
         """Raises NotRerunnable, naming everything that is missing for a rerun."""
-        missing = [f"{what} ({path.name})" for what, path in _needed(self.files).items() if not path.exists()]
+        missing = [f"{what} ({path.name})" for what, path in self._needed.items() if not path.exists()]
         if not missing:
             self._require_whole()
         if missing:
@@ -69,6 +71,9 @@ class Recorded:
         steps, found = self.past.steps or 0, len(self.trace())
         if self.past.status == "FINISHED" and found < steps:
             raise _damaged(self.files.trace, f"it has {found} of {steps} steps")
+        rested = self.rests()
+        if rested is not None and self.past.status == "FINISHED" and (not rested or rested[-1]["steps"] < steps):
+            raise _damaged(self.files.rests, f"it ends before step {steps}")
         if not self.environments:
             raise _damaged(self.files.environment, "it tells of no node")
         if "inputs" not in _read(self.files.data):
@@ -97,6 +102,40 @@ class Recorded:
             raise _damaged(self.files.trace, "not every line is a step")
         return found
 
+    def rests(self) -> list[dict[str, Any]] | None:
+        """The records of the rests of an asynchronous run, as far as there are any; None of a run in lockstep. Raises
+        NotRerunnable for damaged ones."""
+        if not self._is_asynchronous:
+            return None
+        try:
+            found = list(lines.read(self.files.rests)) if self.files.rests.exists() else []
+            rests.check(found)
+        except ValueError as error:
+            raise _damaged(self.files.rests, str(error)) from None
+        return found
+
+    @property
+    def _is_asynchronous(self) -> bool:
+        if not self.files.settings.exists():
+            return False
+        sync = load([str(self.files.settings)], []).sync
+        if is_reference(sync.name):  # code of the run, which is not imported here
+            return self.files.rests.exists()
+        return build_mode(sync.name, sync.options).execution != "lockstep"
+
+    @property
+    def _needed(self) -> dict[str, Path]:
+        """The files that a rerun needs, by what they are."""
+        files = self.files
+        return {
+            "its settings": files.settings,
+            "the snapshot of its code": files.bundle,
+            "the versions of its data": files.data,
+            "its environment": files.environment,
+            "its trace": files.trace,
+            **({"the order of its updates": files.rests} if self._is_asynchronous else {}),
+        }
+
     def as_run(self) -> Run:
         """The run as a value for comparisons; what the record does not hold is left out."""
         metrics = {name: value for name, value in self.past.metrics.items() if name.startswith(_RESULTS)}
@@ -104,6 +143,9 @@ class Recorded:
         if self.files.settings.exists():
             settings = load([str(self.files.settings)], [])
             found["settings"], found["determining"] = flat(settings), list(determining(settings))
+        rested = self.rests()
+        if rested is not None:
+            found["rests"] = rested
         recorded = _read(self.files.data)
         found["inputs"] = recorded.get("inputs", [])
         if recorded.get("profile"):
@@ -114,17 +156,6 @@ class Recorded:
         parts = _read(self.files.identity).get("parts", {})
         found["initial_parameters"] = parts.get("initial_parameters")
         return found
-
-
-def _needed(files: RunFolder) -> dict[str, Path]:
-    """The files that a rerun needs, by what they are."""
-    return {
-        "its settings": files.settings,
-        "the snapshot of its code": files.bundle,
-        "the versions of its data": files.data,
-        "its environment": files.environment,
-        "its trace": files.trace,
-    }
 
 
 def _read(path: Path) -> dict[str, Any]:

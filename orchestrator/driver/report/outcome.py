@@ -17,7 +17,8 @@ class Outcome:
 
     workers: of the last generation; loss: of the last step; metrics: of the last evaluation; first_step_at: when the
     driver heard of the first step, on the monotonic clock; steps_per_s: from the first report of a step to the last,
-    evaluations included; checkpoint: the step of the newest one; not_recorded: why MLflow does not have all of it,
+    evaluations included; checkpoint: the step of the newest one; staleness: of an asynchronous run, by how many updates the
+    shard of an update was ahead of the slowest one at most; not_recorded: why MLflow does not have all of it,
     which does not make the run a failed one.
     """
 
@@ -32,6 +33,7 @@ class Outcome:
     steps_per_s: float | None = None
     recoveries: list[dict[str, Any]] = field(default_factory=list)
     checkpoint: int | None = None
+    staleness: int | None = None
     not_recorded: str | None = None
 
     @property
@@ -55,6 +57,8 @@ class Outcome:
             "launch_s": None if self.first_step_at is None else round(self.first_step_at - started, 3),
             "steps_per_s": None if self.steps_per_s is None else round(self.steps_per_s, 3),
         }
+        if self.staleness is not None:
+            report["staleness"] = self.staleness
         if self.not_recorded is not None:
             report["not_recorded"] = self.not_recorded
         if self.error is not None:

@@ -17,7 +17,8 @@ from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import SavedCheckpoint
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.engine.member.generation import Generation
-from orchestrator.records.trace import Line
+from orchestrator.records.lines import LineFile
+from orchestrator.records.merging import Change
 
 _REMEMBERED_LINES = 10_000
 _UPLOAD_S = 30.0  # between two copies of the run's files in MLflow, which are made at checkpoints
@@ -34,10 +35,9 @@ class EventSink:
         self._record = record
         self._tracker = record.tracker
         self._journal = record.journal
-        self._trace = record.trace
         self._progress = progress
         self._said: dict[str, str] = {}
-        self._evaluated: dict[int, dict[str, float]] = {}
+        self._evaluated: dict[int, tuple[int, dict[str, float]]] = {}  # generation, metrics
         self._told_of_trouble = False
         self._told_of_disk = False
         self._uploaded_at = time.monotonic()
@@ -102,15 +102,14 @@ class EventSink:
         else:
             self._progress.say(f"generation {generation.number}, {generation.workers} workers: {reason}")
 
-    def lines(self, new: list[Line]) -> None:
+    def lines(self, change: Change) -> None:
         """Record new lines of the trace, in order."""
-        self._trace.append(new)
-        if self._trace.trouble is not None and not self._told_of_disk:
-            self._told_of_disk = True
-            self._progress.say(
-                f"warning: {self._trace.path} cannot be written, training goes on: {self._trace.trouble}\n"
-                "  make room: what is missing is tried again with each step"
-            )
+        self._write(self._record.trace, change)
+        if change.replaces:
+            self._go_back(change)
+        new = change.new
+        if not new:
+            return
         now = time.monotonic()
         self.outcome.first_step_at = self.outcome.first_step_at or now
         for line in new:
@@ -123,11 +122,36 @@ class EventSink:
             self.outcome.steps_per_s = (self.outcome.steps - self._first_report[0]) / (now - self._first_report[1])
         self._progress.step(self.outcome.steps, self.outcome.loss or 0.0)
 
-    def evaluated(self, step: int, metrics: dict[str, float]) -> None:
-        """Record an evaluation. Every worker reports every evaluation; the first report is enough."""
-        if step in self._evaluated:
+    def rests(self, change: Change) -> None:
+        """Record new rests of an asynchronous run, in order."""
+        if self._record.rests is not None:
+            self._write(self._record.rests, change)
+
+    def _write(self, file: LineFile, change: Change) -> None:
+        if change.replaces:
+            file.keep(change.kept)
+        file.append(change.new)
+        if file.trouble is not None and not self._told_of_disk:
+            self._told_of_disk = True
+            self._progress.say(
+                f"warning: {file.path} cannot be written, training goes on: {file.trouble}\n"
+                "  make room: what is missing is tried again with each step"
+            )
+
+    def _go_back(self, change: Change) -> None:
+        """Steps after these are done again and come out otherwise."""
+        self.outcome.steps = change.kept
+        self.outcome.loss = None if change.last is None else float.fromhex(change.last["loss"])
+        for step in [step for step in self._evaluated if step >= change.kept]:
+            del self._evaluated[step]
+
+    def evaluated(self, step: int, metrics: dict[str, float], generation: int = 0) -> None:
+        """Record an evaluation. Every worker reports every evaluation; the first report is enough, of the latest generation
+        where they differ."""
+        known = self._evaluated.get(step)
+        if known is not None and (known[0] >= generation or known[1] == metrics):
             return
-        self._evaluated[step] = metrics
+        self._evaluated[step] = (generation, metrics)
         self.outcome.metrics = metrics
         self._tracker.metrics(step, metrics)
         self.event("evaluated", step=step, metrics={key: _plain(value) for key, value in metrics.items()})
@@ -145,9 +169,10 @@ class EventSink:
         self._progress.say(f"{what} after {seconds:g} s, {steps}")
 
     def sync(self) -> None:
-        """Wait until the trace is on the disk, as it has to be before a checkpoint of its last step. Raises OSError
-        when it cannot be."""
-        self._trace.sync()
+        """Wait until trace and rests are on the disk, as they have to be before a checkpoint of their last step. Raises OSError
+        when they cannot be."""
+        for file in self._record.history:
+            file.sync()
 
     def saved(self, saved: SavedCheckpoint) -> None:
         self.outcome.checkpoint = saved.step

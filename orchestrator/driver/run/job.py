@@ -37,6 +37,7 @@ from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import Interrupted, OrchestratorError, RunFailed
 from orchestrator.plan import Plan
+from orchestrator.records import lines, rests
 from orchestrator.settings import Settings
 from orchestrator.topologies import Schedule, build_schedule
 from orchestrator.tracking import default_uri, is_server
@@ -75,7 +76,9 @@ class Job:
             display.close()
         record = opening.result()
         files, tracker = record.files, record.tracker
-        seen = pictures.Seen(files.trace, files.journal, record.described.get("partition"))
+        rested = [] if plan.lockstep else rests.staleness(list(lines.read(files.rests)))
+        outcome.staleness = max((each.largest for each in rested), default=None)
+        seen = pictures.Seen(files.trace, files.journal, record.described.get("partition"), rested)
         trouble = pictures.draw(files.pictures, seen, tracker.name, _schedule(plan))
         if trouble is not None:
             display.say(f"note: {trouble}")

@@ -29,8 +29,9 @@ from orchestrator.errors import (
     WorkerLost,
     from_dict,
 )
+from orchestrator.records.merging import Disagreement, History
 from orchestrator.records.progress import parse
-from orchestrator.records.trace import Disagreement, Line, Merger
+from orchestrator.records.trace import Line
 
 _TICK_S = 0.25
 _RAY_GONE = "unless somebody killed it, look at its logs and for the kernel's out-of-memory killer (dmesg)"
@@ -58,8 +59,9 @@ NodeCheck = Callable[[str], str | None]  # why a member on this node cannot take
 class RunStart:
     """Where a run begins.
 
-    requirements: what it asks of the controller. When it is resumed, written: how many lines of its trace stand; loss,
-    metrics: the last ones up to there; cut: the lines after them, with which what is computed again is compared.
+    requirements: what it asks of the controller. When it is resumed, written, rests: how many lines of its trace and how many
+    of its rests stand; loss, metrics: the last ones up to there; cut: the lines after them, with which what is computed again
+    is compared.
     """
 
     requirements: Requirements
@@ -67,6 +69,7 @@ class RunStart:
     loss: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     cut: Sequence[Line] = ()
+    rests: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,8 +115,10 @@ class Session:
         self._member_directory = member_directory
         self._saving = saving
         self._event_sink = event_sink
-        self._merger = Merger(run_start.written)
-        self._merger.expect(run_start.cut)
+        # What nobody kept is replaced by what somebody else did: then what is done again comes out otherwise.
+        supersedes = run_start.requirements.inherits
+        self._history = History(run_start.written, run_start.rests, supersedes=supersedes)
+        self._history.expect(run_start.cut)
         self._roles = dict(startup.roles)
         self._ready: dict[int, dict[str, Any]] = {}  # where each member's process is
         self._generation = -1
@@ -338,14 +343,14 @@ class Session:
 
     def _entries(self, member: int, entries: list[dict[str, Any]]) -> None:
         self._running = self._running or any(self._is_running(entry) for entry in entries)
-        self._record_trace([entry["trace"] for entry in entries if "trace" in entry])
+        self._record_history(entries)
         for entry in entries:
             if "printed" in entry:
                 self._event_sink.printed(f"{self._roles[member]} {member}", entry["printed"])
                 continue
             match entry.get("event"):
                 case "evaluated":
-                    self._event_sink.evaluated(entry["step"], entry["metrics"])
+                    self._event_sink.evaluated(entry["step"], entry["metrics"], entry.get("generation", 0))
                 case "generation_running" if self._is_running(entry):
                     self._decide(events.Stepped(entry["step"]))
                 case "part_written" | "part_failed":
@@ -357,18 +362,19 @@ class Session:
         """Whether it says that the present generation has completed a step."""
         return entry.get("event") == "generation_running" and entry["generation"] == self._generation
 
-    def _record_trace(self, lines: list[Line]) -> None:
+    def _record_history(self, entries: list[dict[str, Any]]) -> None:
         try:
-            new = self._merger.add(lines)
+            lines, rests = self._history.add(entries)
         except Disagreement as error:
             fault = Inconsistent(str(error), _TWO_WAYS)
             self._end(fault)  # here, because last words may come after the end, when nothing is decided any more
             self._decide(events.Failed(None, fault))
             return
-        if new:
-            self._event_sink.lines(new)
+        self._event_sink.lines(lines)
+        self._event_sink.rests(rests)
+        if lines.new:
             # Lines of the generation before may come late; what was lost with it is no step of the present one.
-            last, generation = new[-1]["step"], self._state.generation
+            last, generation = lines.new[-1]["step"], self._state.generation
             if self._running or (generation is not None and last < generation.steps):
                 self._decide(events.Stepped(last))
 
@@ -376,7 +382,11 @@ class Session:
         try:
             self._event_sink.sync()
         except OSError as error:
-            entry = {**entry, "event": "part_failed", "why": f"the trace is not on the disk: {error.strerror}"}
+            entry = {
+                **entry,
+                "event": "part_failed",
+                "why": f"the trace is not on the disk: {error.strerror}",
+            }
         saved = self._saving.heard(entry)
         if saved is not None:
             self._event_sink.saved(saved)

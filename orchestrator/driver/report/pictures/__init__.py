@@ -10,26 +10,29 @@ A run is complete without its pictures: `draw` never raises, and returns a sente
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.records.rests import Staleness
 from orchestrator.topologies import Schedule
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What there is to show of a run. partition: `data.division.Division.table`, None where samples are not divided."""
+    """What there is to show of a run. partition: `data.division.Division.table`, None where samples are not divided; rests: of
+    an asynchronous run."""
 
     trace: Path
     journal: Path
     partition: Mapping[str, Any] | None = None
+    rests: Sequence[Staleness] = ()
 
 
 def draw(folder: Path, seen: Seen, title: str, schedule: Schedule) -> str | None:
-    """Write `loss.png` (when there was a step), `topology.svg` and `partition.png` (where there is one) into `folder`; None, or
-    what went wrong."""
+    """Write `loss.png` (when there was a step), `topology.svg`, `partition.png` (where there is one) and `clocks.png` (of an
+    asynchronous run) into `folder`; None, or what went wrong."""
     try:
         logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells of its font cache
         from orchestrator.driver.report.pictures import drawing, series
@@ -41,6 +44,8 @@ def draw(folder: Path, seen: Seen, title: str, schedule: Schedule) -> str | None
         losses = series.losses(seen.trace)
         if losses:
             drawing.curves(losses, series.metrics(seen.journal), title, folder / "loss.png")
+        if seen.rests:
+            drawing.clocks(series.clocks(seen.rests), series.staleness(seen.rests), title, folder / "clocks.png")
     except Exception as error:  # whatever a drawing library can raise: the run is whole without its pictures
         return f"the pictures could not be drawn: {type(error).__name__}: {error}"
     return None

@@ -25,6 +25,7 @@ _TRAINING, _VALIDATION = "#2f6fb2", "#d9622b"
 _OTHERS = ("#2f8f6b", "#8a5fb5", "#b58a1f", "#c2457e", "#4a9aa8", "#6b6b6b")
 _WORKER, _SERVER = "#2f6fb2", "#d9622b"
 _RADIUS = 0.34
+_LABELLED = 12  # shards
 _INCHES = 0.55  # for the distance of two members
 
 
@@ -56,6 +57,32 @@ def curves(losses: Series, metrics: dict[str, Series], title: str, path: Path) -
     if len(losses) == 1:
         upper.set_xlim(losses[0][0] - 0.5, losses[0][0] + 0.5)
     figure.axes[-1].set_xlabel("step", color=_INK)
+    figure.savefig(path)
+
+
+def clocks(shards: list[Series], staleness: Series, title: str, path: Path) -> None:
+    """Each shard's clock above, how far ahead of the slowest each update was below. shards: one line each."""
+    figure = Figure(
+        figsize=(9, 6.4), dpi=130, facecolor="white", layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.12)
+    )
+    FigureCanvasAgg(figure)
+    upper = figure.add_subplot(2, 1, 1)
+    upper.set_title(title, loc="left", fontsize=13, fontweight="bold", color=_INK, pad=12)
+    for number, series in enumerate(shards):
+        seen = columns(series)
+        label = f"shard {number}" if len(shards) <= _LABELLED else None
+        colour = _OTHERS[number % len(_OTHERS)]
+        upper.plot([each.step for each in seen], [each.mean for each in seen], color=colour, linewidth=1.2, label=label)
+    _finish(upper, "clock")
+    lower = figure.add_subplot(2, 1, 2, sharex=upper)
+    seen = columns(staleness)
+    steps, highs = [each.step for each in seen], [each.high for each in seen]
+    lower.fill_between(steps, [each.low for each in seen], highs, color=_TRAINING, alpha=0.18, linewidth=0)
+    lower.plot(
+        steps, [each.mean for each in seen], color=_TRAINING, linewidth=1.4, label="updates ahead of the slowest shard"
+    )
+    _finish(lower, "staleness")
+    lower.set_xlabel("updates of all shards", color=_INK)
     figure.savefig(path)
 
 
@@ -141,7 +168,8 @@ def _finish(axes: Axes, label: str) -> None:
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(_GRID)
-    axes.legend(frameon=False, fontsize=9, labelcolor=_INK)
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(frameon=False, fontsize=9, labelcolor=_INK)
 
 
 def _links(axes: Axes, schedule: Schedule, places: dict[int, Point]) -> None:

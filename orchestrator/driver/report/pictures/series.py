@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.records.lines import read
+from orchestrator.records.rests import Staleness
 
 Series = list[tuple[int, float]]  # (step, value), steps ascending
 
@@ -43,6 +45,23 @@ def metrics(journal: Path) -> dict[str, Series]:
                     found[name][event["step"]] = value
     names = sorted(found, key=lambda name: (not is_loss(name), name))
     return {name: sorted(found[name].items()) for name in names}
+
+
+def clocks(rests: Sequence[Staleness]) -> list[Series]:
+    """Per shard, its clock over the number of updates that all have made, where it changes."""
+    found: list[Series] = [[(0, 0.0)] for _ in rests[0].clocks]
+    made = 0
+    for rest in rests:
+        for shard, _ in rest.updates:
+            made += 1
+            found[shard].append((made, found[shard][-1][1] + 1))
+    return [[*series, (made, series[-1][1])] for series in found]
+
+
+def staleness(rests: Iterable[Staleness]) -> Series:
+    """Of each update, in order."""
+    every = (ahead for rest in rests for _, ahead in rest.updates)
+    return [(number, float(ahead)) for number, ahead in enumerate(every, start=1)]
 
 
 def is_loss(name: str) -> bool:
