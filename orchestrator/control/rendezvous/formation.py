@@ -11,6 +11,7 @@ from typing import Any
 
 from orchestrator.control.decision import Decision
 from orchestrator.control.events import Ask, Begin
+from orchestrator.control.faults import fault_attribution
 from orchestrator.control.membership import (
     ControllerState,
     GenerationStatus,
@@ -117,8 +118,8 @@ def _account(decision: Decision, plan: Begin, workers: list[Member], steps: int)
     """Note the recoveries that the new generation completes: a loss, the loss of all state, a joiner. They are reported
     when its first step is done."""
     state = decision.state
-    lost = max(0, state.seen - steps)
     redone = plan.heirs or state.requirements.inherits  # what is done since the last rest is done again, differently
+    lost = max(0, state.seen - steps, _given_up(state, steps) if redone else 0)
     restarted = plan.restore is not None or top(workers) is None or (lost > 1 and not redone)
     open_ones = [
         replace(recovery, kind="restarted" if restarted else recovery.kind, steps_lost=max(lost, recovery.steps_lost))
@@ -137,6 +138,13 @@ def _account(decision: Decision, plan: Begin, workers: list[Member], steps: int)
         decision.set(failures=0)
     if restarted:
         _restart(decision, steps, lost, forgets=plan.forgets)
+
+
+def _given_up(state: ControllerState, steps: int) -> int:
+    """How many steps the members are beyond their last rest, as far as their dead tell by what they were computing."""
+    dead = () if state.generation is None else state.generation.fallen
+    clocks = [micro_batch[0] for micro_batch in map(fault_attribution.computing, dead) if micro_batch is not None]
+    return max(clocks, default=steps) - steps
 
 
 def _restart(decision: Decision, steps: int, lost: int, *, forgets: bool) -> None:
