@@ -257,8 +257,9 @@ def test_and_where_shards_keep_state(lives: int) -> None:
     hunt(range(lives), shard_state=True)
 
 
-def test_and_where_lost_shards_inherit() -> None:
-    hunt(range(LIVES), inherits=True)
+@pytest.mark.parametrize("lives", thinned(LIVES, 2))
+def test_and_where_lost_shards_inherit(lives: int) -> None:
+    hunt(range(lives), inherits=True)
 
 
 def hunt(seeds: range, **what: bool) -> None:
