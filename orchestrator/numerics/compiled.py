@@ -33,6 +33,14 @@ def _entries() -> dict[str, tuple[str, list[Any]]]:
             "CPointer(int64), CPointer(int64), boolean, int64, CPointer(int64), int64",
             [_AT, _AT, _BOOL, _LONG, _AT, _LONG],
         ),
+        "quantize": (
+            "CPointer(float32), CPointer(float32), int64, float64, float64, CPointer(int64)",
+            [_AT, _AT, _LONG, ctypes.c_double, ctypes.c_double, _AT],
+        ),
+        "absorb": (
+            "CPointer(int64), int64, CPointer(int64), CPointer(int64), CPointer(int64), boolean",
+            [_AT, _LONG, _AT, _AT, _AT, _BOOL],
+        ),
     }
     for kind, number in _KINDS.items():
         found[f"add {kind}"] = (
@@ -74,6 +82,14 @@ class Loops:
     def keep(self, *arguments: Any) -> int:
         """`loops._keep`."""
         return self._loops["keep"](*arguments)
+
+    def quantize(self, *arguments: Any) -> int:
+        """`loops._quantize`."""
+        return self._loops["quantize"](*arguments)
+
+    def absorb(self, *arguments: Any) -> int:
+        """`loops._absorb`."""
+        return self._loops["absorb"](*arguments)
 
     def _loop(self, name: str, types: list[Any]) -> Callable[..., int]:
         """As numba calls it: behind two pointers, for the result and for an exception, and with its state as the answer."""

@@ -190,6 +190,20 @@ def fingerprint_of(values: torch.Tensor, first_block: int) -> int:
     return _LOOPS.fingerprint(_start(values, torch.float32), values.numel(), first_block)
 
 
+def quantize(after: torch.Tensor, before: torch.Tensor, divisor: int, lsb: float, into: torch.Tensor) -> bool:
+    """into (int64) = the integers nearest to (after - before) / divisor / lsb, half to even; after and before float32, lsb a
+    power of two. Returns whether all are finite and below 2**62; 0 stands where one is not."""
+    start, elements = _start(after, torch.float32), after.numel()
+    at = _start(before, torch.float32), elements, float(divisor), 1 / lsb, _start(into, torch.int64)
+    return _LOOPS.quantize(start, *at) == 0
+
+
+def absorb(update: torch.Tensor, *sums: torch.Tensor) -> int:
+    """Add an update to two or three sums, all int64 of whole blocks; returns the fingerprint of the update."""
+    first, second, third = (_start(each, torch.int64) for each in (*sums, sums[0])[:3])
+    return wrap(_LOOPS.absorb(_start(update, torch.int64), update.numel(), first, second, third, len(sums) == 3))
+
+
 def fingerprint_of_integers(values: torch.Tensor) -> int:
     """The same of int64 values, their bits being what they are: linear modulo 2**64."""
     return wrap(_LOOPS.keep(_start(values, torch.int64), 0, False, values.numel(), _start(values, torch.int64), 0))

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
+from orchestrator.numerics import exact
 from orchestrator.numerics.layout import Layout, Slot
 
 _FRACTION_BITS = 44  # below the largest value of a tensor
@@ -70,12 +71,11 @@ class FixedPoint:
     def updates(self, after: torch.Tensor, before: torch.Tensor, divisor: int, into: torch.Tensor) -> bool:
         """into (int64) = (after - before) / divisor; both float32. Returns False where that is not finite, or beyond the
         limit, and `into` is worth nothing then."""
-        fine = True
-        for start, end, lsb in self.pieces:
-            difference = after[start:end].double().sub_(before[start:end]).div_(divisor).mul_(1 / lsb).round_()
-            fine = fine and bool(difference.abs().amax() < _LIMIT)  # NaN is not below it
-            into[start:end] = difference
-        return fine
+        pieces = [
+            exact.quantize(after[start:end], before[start:end], divisor, lsb, into[start:end])
+            for start, end, lsb in self.pieces
+        ]
+        return all(pieces)
 
 
 def overflows(integers: torch.Tensor) -> bool:

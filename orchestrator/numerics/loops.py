@@ -23,6 +23,9 @@ Four = tuple[Any, Any, Any, Any]
 
 PIECE: Final = 128  # elements; longer ones wait longer for the memory, shorter ones for the calls
 BLOCK: Final = 4096  # elements; the layout's
+ANCHOR: Final = 1.5 * 2.0**52  # to add it and take it off again rounds to an integer, of magnitudes below WHOLE
+WHOLE: Final = 2.0**51
+LIMIT: Final = 2.0**62  # of the integers that stand for parameters
 _MAGNITUDE: Final = numpy.int32(0x7FFF_FFFF)  # the bits of a float32 without its sign
 
 _inlined: Callable[..., Any] = numba.njit(error_model="numpy")
@@ -216,4 +219,40 @@ def _keep(total_at: Pointer, last_at: Pointer, more: bool, elements: int, result
             result[i] = total[i] + last[i] if more else total[i]
             summed += result[i]
         found += summed * (first_block + start // BLOCK + 1)
+    return int(found)
+
+
+# --- parameters as integers (`fixed_point`)
+
+
+def _quantize(
+    after_at: Pointer, before_at: Pointer, elements: int, divisor: float, inverse: float, update_at: Pointer
+) -> int:
+    """update = the integers nearest to (after - before) / divisor * inverse. Returns how many are out of range, or none."""
+    after, before, update = carray(after_at, elements), carray(before_at, elements), carray(update_at, elements)
+    strange = numpy.int64(0)
+    for i in range(elements):
+        value = (numpy.float64(after[i]) - numpy.float64(before[i])) / divisor * inverse
+        rounded = (value + ANCHOR) - ANCHOR if abs(value) < WHOLE else value
+        fits = abs(rounded) < LIMIT  # NaN is not below it
+        update[i] = numpy.int64(rounded) if fits else numpy.int64(0)
+        strange += not fits
+    return int(strange)
+
+
+def _absorb(update_at: Pointer, elements: int, x_at: Pointer, own_at: Pointer, pending_at: Pointer, more: bool) -> int:
+    """Add the update to x and to own, and to pending where there is `more`; returns its fingerprint, as `_keep` does."""
+    update, x, own = carray(update_at, elements), carray(x_at, elements), carray(own_at, elements)
+    pending = carray(pending_at, elements if more else 0)
+    found = numpy.int64(0)
+    for start in range(0, elements, BLOCK):
+        summed = numpy.int64(0)
+        for i in range(start, start + BLOCK):
+            value = update[i]
+            x[i] += value
+            own[i] += value
+            summed += value
+            if more:
+                pending[i] += value
+        found += summed * (start // BLOCK + 1)
     return int(found)

@@ -164,7 +164,10 @@ def test_the_page_is_launched_and_had_again_from_what_was_recorded(tmp_path: Pat
     (run,) = project.runs()
     settings = (project.folder(run) / "settings.yaml").read_text()
     assert "name: variants.star:star\n  center: 1\n" in settings
-    assert "name: variants.knee:knee\n  warmup: 0\n  share: 0.7\n  low: 0.2\n" in settings
+    assert (
+        "name: variants.knee:knee\n  warmup: 0\n  scale: none\n  base_batch: null\n  share: 0.7\n  low: 0.2\n"
+        in settings
+    )
     wrong = project.shell(f"{command} topology.centre=2")
     assert (wrong.code, "Traceback" in wrong.err) == (2, False)
     assert "topology.centre: variants.star:star has no centre; did you mean center?" in wrong.err

@@ -89,3 +89,36 @@ def test_servers_have_nothing_to_do_where_models_are_mixed(project: Path) -> Non
     preflight.check(load([RUN], ["sync=bap", "topology=parameter_server", "data.loaders=1"]), project)
     with pytest.raises(ConfigurationError, match="topology: with sync=gossip models are mixed by workers"):
         preflight.check(load([RUN], ["sync=gossip", "topology=parameter_server", "data.loaders=1"]), project)
+
+
+DRAWING = """
+from orchestrator import Pipeline
+class Empty(Pipeline):
+    def model(self): ...
+    def datasets(self): ...
+    def loss(self, model, batch): ...
+def unowned(population): return None
+def odd(population, part): return [1.0] * len(part)
+"""
+REFUSED = {
+    "data.sampling=weighted": "data.sampling: weighted needs weights(self, train) in the pipeline, a weight for each training",
+    "data.partition=drawing:unowned": "data.partition: drawing:unowned gives NoneType; expected a numpy array of whole numbers",
+    "data.partition=drawing:nothing": "data.partition: drawing has no data.partition 'nothing'",
+    "data.partition={name: 'drawing:unowned', x: 1}": "data.partition.x: drawing:unowned has no x",
+    "data.sampling=drawing:odd": "data.sampling: drawing:odd gives a list; expected an array of",
+}
+
+
+@pytest.mark.parametrize(("override", "problem"), REFUSED.items())
+def test_what_nothing_can_be_drawn_by_is_refused(
+    override: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "drawing.py").write_text(DRAWING)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "drawing", raising=False)
+    with pytest.raises(ConfigurationError) as caught:
+        preflight.check(load([RUN], ["pipeline.target=drawing:Empty", override]), tmp_path)
+    sys.modules.pop("drawing", None)
+    (found,) = caught.value.problems
+    assert found.startswith(problem), found

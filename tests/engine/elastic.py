@@ -14,15 +14,16 @@ the run has told is what its last members can tell.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 
 from orchestrator.checkpoints.state import TrainingState
-from orchestrator.control.membership import ControllerState, Requirements, lost_shards, moves
+from orchestrator.control.events import Inheritance
+from orchestrator.control.membership import ControllerState, Requirements, inherited, lost_shards, moves
 from orchestrator.control.membership import Member as MemberStatus
 from orchestrator.control.shard_assignment import assign_shards
 from orchestrator.engine.member.generation import INITIAL
@@ -31,7 +32,7 @@ from orchestrator.engine.worker import Ended, Generation, ProcessServices, Serve
 from orchestrator.pipeline import Pipeline
 from orchestrator.plan import Variant
 from orchestrator.plan.resolve import resolve
-from orchestrator.records.progress import Activity, Progress, latest
+from orchestrator.records.progress import Activity, Progress, advances_of, latest
 from orchestrator.records.trace import Line
 from orchestrator.settings import CheckpointSettings, Every, Settings
 from orchestrator.topologies import build_schedule
@@ -70,7 +71,8 @@ class Fault:
 @dataclass(frozen=True)
 class Told:
     """What a run has told in the end. generations: how many there were; of each member, by its number: how many things it
-    did, how many it had done when it entered each generation, and how each ended."""
+    did, how many it had done when it entered each generation, and how each ended; rests: their records, where replicas run free
+    in between."""
 
     trace: list[Line]
     digest: str | None
@@ -80,6 +82,7 @@ class Told:
     entered: list[list[int]]
     ends: list[list[str]]
     stopped: bool
+    rests: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Dead(BaseException):
@@ -87,9 +90,12 @@ class Dead(BaseException):
 
 
 class Saved:
-    """The checkpoints of a run: complete when all parts of one (generation, step) are there."""
+    """The checkpoints of a run: complete when all parts of one (generation, step) are there. heard: with each, what the driver
+    has on its disk by then."""
 
     def __init__(self) -> None:
+        self.heard: list[list[dict[str, Any]]] = []
+        self.speak: Callable[[], list[dict[str, Any]]] = list
         self.parts: dict[tuple[int, int], dict[int, TrainingState]] = {}
         self.complete: list[tuple[int, TrainingState]] = []  # step and state, in order
 
@@ -101,6 +107,7 @@ class Saved:
         if len(found) == parts:
             tensors = {name: tensor for piece in found.values() for name, tensor in piece.tensors.items()}
             self.complete.append((step, TrainingState(found[0].values, tensors)))
+            self.heard.append(self.speak())
 
 
 class Writes:
@@ -259,17 +266,21 @@ class Elastic:
         busy_for: int = 0,
         keeps_width: bool = False,
         contribution: Variant | None = None,
+        replay: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """busy_for: at how many looks a writer is busy with a part. keeps_width: the lost are replaced before it goes on.
-        contribution: what shards make of their gradients; with one, they keep state."""
+        contribution: what shards make of their gradients; with one, they keep state. replay: records of rests that are
+        repeated."""
         self.settings = settings
         plan = resolve(settings)
-        self.plan = replace(plan, update=replace(plan.update, contribution=contribution))
+        self.plan = replace(plan, update=replace(plan.update, contribution=contribution), replay=tuple(replay))
         self.went_back = 0
         self.script: dict[tuple[int, int], list[What]] = {}
         for fault in faults:
             self.script.setdefault((fault.member, fault.at), []).append(fault.what)
         self.saved = saved or Saved()
+        self.saved.speak = lambda: [entry for member in self.everybody for entry in list(member.said)]
+        self.inherited: list[tuple[int, Inheritance]] = []
         self.busy_for = busy_for
         self.joining = 0
         self._keeps_width = keeps_width
@@ -314,7 +325,7 @@ class Elastic:
         best = latest(member.progress for member in workers)
         donor, restore = None, None  # all begin with the initial state
         state, seen = self._as_the_controller_sees(workers)
-        forgets = bool(lost_shards(state, seen))
+        forgets = bool(lost_shards(state, seen)) and not inherited(state, seen)
         if forgets:
             self.went_back += 1
             donor, restore = 0, (0, str(len(self.saved.complete) - 1) if self.saved.complete else INITIAL)
@@ -322,6 +333,12 @@ class Elastic:
             donor = [member.progress for member in workers].index(best)
         elif self.saved.complete:
             donor, restore = 0, (0, str(len(self.saved.complete) - 1))
+        if restore is not None and restore[1] != INITIAL:
+            workers[0].said[:] = self.saved.heard[int(restore[1])]
+        base = advances_of(best)
+        heirs = () if restore is not None else inherited(state, seen)
+        self.inherited = [] if restore is not None else [each for each in self.inherited if each[0] <= base]
+        self.inherited += [(base, pair) for pair in heirs]
         behind = [
             (donor, rank)
             for rank, member in enumerate(self.members)
@@ -338,6 +355,8 @@ class Elastic:
             restore,
             tuple(range(0, len(workers), 1 if self.keeps_shard_state else 2)),
             moves=moves(state, seen, shards, None if restore is None else restore[0]),
+            heirs=heirs,
+            inherited=tuple(pair for each, pair in self.inherited if each == base),
         )
         self.generations += 1
         return generation
@@ -355,6 +374,7 @@ class Elastic:
             most=shards,
             start_timeout_s=1,
             step_timeout_s=1,
+            inherits=not self.plan.lockstep and not self.plan.replay,
         )
         seen = [
             MemberStatus(
@@ -393,16 +413,19 @@ class Elastic:
                 member.ended = end
                 survivors[rank] = end
         steps = [
-            end.progress.steps for member, end in zip(self.members, survivors.values(), strict=True) if end.progress
+            advances_of(end.progress)
+            for member, end in zip(self.members, survivors.values(), strict=True)
+            if end.progress
         ]
         assert not steps or generation.state_transfers or max(steps) - min(steps) <= 1
         return survivors
 
     def _told(self, workers: list[Ended]) -> Told:
         assert len({(end.digest, end.progress) for end in workers}) == 1
-        told = [_words(member.said) for member in self.members if member.is_worker]
-        assert all(words == told[0] for words in told)
-        lines, metrics = told[0]
+        words = _words if self.plan.lockstep else _latest_words
+        told = [words(member.said) for member in self.members if member.is_worker]
+        assert all(each == told[0] for each in told)
+        lines, metrics, rests = told[0]
         for member in self.everybody:
             member.member.close()
             member.regions.close()
@@ -415,10 +438,14 @@ class Elastic:
             [member.entered for member in self.everybody],
             [member.ends for member in self.everybody],
             workers[0].kind == "stop",
+            rests,
         )
 
 
-def _words(said: list[dict[str, Any]]) -> tuple[dict[int, Line], dict[int, str]]:
+Words = tuple[dict[int, Line], dict[int, str], list[dict[str, Any]]]
+
+
+def _words(said: list[dict[str, Any]]) -> Words:
     """The lines and metrics by step; whatever was said twice was the same."""
     lines: dict[int, Line] = {}
     metrics: dict[int, str] = {}
@@ -429,7 +456,39 @@ def _words(said: list[dict[str, Any]]) -> tuple[dict[int, Line], dict[int, str]]
         elif entry["event"] == "evaluated":
             text = str(entry["metrics"])  # NaN is not equal to itself
             assert metrics.setdefault(entry["step"], text) == text
-    return lines, metrics
+    return lines, metrics, []
+
+
+def _latest_words(said: list[dict[str, Any]]) -> Words:
+    """The same where replicas run free: of a rest that was done again the last time counts, with lines and metrics that were
+    told with it, and nothing that came after an earlier time."""
+    found: dict[int, tuple[int, dict[str, Any]]] = {}
+    for entry in said:
+        if "rest" in entry:
+            rest, generation = entry["rest"], entry["generation"]
+            known = found.setdefault(rest["rest"], (generation, rest))
+            assert known[0] != generation or known[1] == rest
+            found[rest["rest"]] = max(known, (generation, rest), key=lambda each: each[0])
+    lines: dict[int, Line] = {}
+    metrics: dict[int, str] = {}
+    rests: list[dict[str, Any]] = []
+    latest_one, steps = 0, 0
+    for number, (generation, rest) in sorted(found.items()):
+        if generation < latest_one:
+            break
+        assert number == len(rests), "a rest was never told"
+        for entry in said:
+            if entry.get("generation") != generation:
+                continue
+            if "trace" in entry and steps <= entry["trace"]["step"] < rest["steps"]:
+                assert lines.setdefault(entry["trace"]["step"], entry["trace"]) == entry["trace"]
+            elif entry.get("event") == "evaluated" and entry["step"] == rest["steps"] - 1:
+                text = str(entry["metrics"])
+                assert metrics.setdefault(entry["step"], text) == text
+        rests.append(rest)
+        latest_one, steps = generation, rest["steps"]
+    assert list(lines) == list(range(steps)), "a line was never told"
+    return lines, metrics, rests
 
 
 def elastic_settings(

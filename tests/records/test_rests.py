@@ -21,7 +21,7 @@ HOSTED = ((0,), (1,))
 def made(*orders: str) -> list[dict[str, Any]]:
     """Rests of two workers with a shard each. orders: of the updates in a sprint, by worker; each has read all before it."""
     clocks: tuple[int, ...] = (0, 0)
-    found = []
+    found: list[dict[str, Any]] = []
     for number, order in enumerate(orders):
         streams: tuple[list[Update], list[Update]] = ([], [])
         read = [0, 0]

@@ -24,6 +24,7 @@ from orchestrator.engine.compute.shard_states import ShardStates
 from orchestrator.engine.exchange.collectives import Memory
 from orchestrator.engine.member.generation import ProcessServices
 from orchestrator.errors import Inconsistent, NonFinite
+from orchestrator.numerics import exact
 from orchestrator.numerics.exact import wrap
 from orchestrator.numerics.fixed_point import FixedPoint, name_of, overflows
 from orchestrator.updates.transforms import State
@@ -68,11 +69,10 @@ class FreeReplica:
         self._services.heartbeat.beat("compute", reading.clock, shard)
         return self._updates.compute(shard, self._x if x is None else x, reading)
 
-    def own(self, update: torch.Tensor) -> int:
-        """Add an update of a hosted shard; returns its fingerprint."""
-        printed = fingerprint(update)
-        self._memory.contribution += update
-        self.other(update, printed)
+    def own(self, update: torch.Tensor, *unsent: torch.Tensor) -> int:
+        """Add an update of a hosted shard, also to what is unsent; returns its fingerprint."""
+        printed = exact.absorb(update, self._x, self._memory.contribution, *unsent)
+        self._ledger = wrap(self._ledger + printed)
         return printed
 
     def other(self, delta: torch.Tensor, printed: int, at: slice = slice(None)) -> None:

@@ -154,11 +154,10 @@ class _Sprint:
         )
         self._read = list(self._known)
         loss, update = self._replica.compute(shard, reading)
-        printed = self._replica.own(update)
+        printed = self._replica.own(update, *(() if self._outbox is None else (self._outbox,)))
         self.clocks[shard] += 1
         self.made.append(Done(Update(shard, reads), loss, printed))
         if self._outbox is not None:
-            self._outbox += update
             self._unsent[shard] += 1
             self._unsent_print = wrap(self._unsent_print + printed)
 

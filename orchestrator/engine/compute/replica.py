@@ -222,7 +222,7 @@ class Replica:
                     )
 
     def check_frozen(self) -> None:
-        """After an optimizer's step that only this replica takes: raises PipelineRaised when it changed what no update tells."""
+        """After an optimizer's step that only this replica takes: raises PipelineRaised when it changed frozen ones."""
         for (name, parameter), before in zip(self._parameters.items(), self._marks, strict=True):
             if name in self._frozen and (parameter._version, parameter.data_ptr()) != before:
                 raise PipelineRaised(

@@ -1,0 +1,44 @@
+"""The page about what a shard learns from: its commands, in their order, and what it says of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+import yaml
+
+from orchestrator.settings import Settings, load
+from tests.projects import REPOSITORY, Done, make_digits
+
+PAGE = (REPOSITORY / "docs" / "learning.md").read_text()
+COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
+EXAMPLES = [textwrap.dedent(block) for block in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)]
+NEEDED = {"run": {"steps": 500}, "pipeline": {"target": "a:B"}}
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_settings_of_the_page_load(example: str) -> None:
+    assert isinstance(load([NEEDED, yaml.safe_load(example)], []), Settings)
+
+
+@pytest.mark.ray
+def test_the_commands_of_the_page(tmp_path: Path) -> None:
+    """A divided run has its digest again on another layout; its picture is an artifact; a large batch learns as well."""
+    project = make_digits(tmp_path / "digits")
+    said: list[Done] = []
+    for command in COMMANDS:
+        said.append(project.shell(f"{command} output=json"))
+        assert said[-1].code == 0, (command, said[-1].err)
+    divided, again, large = (done.report for done in said)
+    assert again["verdict"] == "exact"
+    assert large["metrics"]["validation/accuracy"] >= 0.98
+    folder = project.folder(divided["run_id"])
+    assert (folder / "pictures" / "partition.png").read_bytes().startswith(b"\x89PNG")
+    table = json.loads((folder / "data.json").read_text())["partition"]
+    assert table["labels"] == [str(digit) for digit in range(10)]
+    assert len(table["counts"]) == 8
+    assert sum(map(sum, table["counts"])) == 1437
+    assert project.leftovers() == []

@@ -1,0 +1,95 @@
+"""Parameters as integers: rounded once, added in any order, within their range."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.numerics.exact import fingerprint_of_integers, wrap
+from orchestrator.numerics.fixed_point import FixedPoint, exponent_for, largest, name_of, overflows
+from orchestrator.numerics.layout import Layout
+
+LAYOUT = Layout.of([("a", torch.zeros(3, 5)), ("b", torch.zeros(7)), ("c", torch.zeros(40))])
+seeds = st.integers(0, 2**32)
+
+
+def flat(seed: int, scale: float = 1.0) -> torch.Tensor:
+    """float32 of the layout's size; zero where no tensor lies."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.zeros(LAYOUT.size)
+    for slot in LAYOUT.slots:
+        slot.view(values).copy_(torch.randn(slot.shape, generator=generator) * scale)
+    return values
+
+
+def integers(seed: int) -> torch.Tensor:
+    return torch.randint(-(2**50), 2**50, (LAYOUT.size,), generator=torch.Generator().manual_seed(seed))
+
+
+@given(st.floats(0, 1e30))
+def test_a_value_of_that_size_leaves_room_for_many_like_it(value: float) -> None:
+    multiples = value / 2.0 ** exponent_for(value)
+    assert multiples <= 2.0**44
+    assert value <= 1 or multiples > 2.0**43
+
+
+@given(seeds, st.sampled_from([1e-3, 1.0, 100.0]))
+def test_a_float32_comes_back_to_the_bit_unless_it_is_tiny(seed: int, scale: float) -> None:
+    values, there, back = flat(seed, scale), torch.zeros(LAYOUT.size, dtype=torch.int64), torch.zeros(LAYOUT.size)
+    fixed = FixedPoint.fitting(LAYOUT, values, len(LAYOUT.slots))
+    fixed.integers(values, there)
+    fixed.values(there, back)
+    lsb = max(piece[2] for piece in fixed.pieces)
+    large = values.abs() >= lsb * 2**24
+    assert torch.equal(values[large], back[large])
+    assert float((values - back).abs().max()) <= lsb / 2
+
+
+@given(seeds, seeds, st.integers(1, 16))
+def test_an_update_is_odd_and_rounded_to_half_a_unit(one: int, other: int, divisor: int) -> None:
+    before, after = flat(one), flat(other)
+    fixed = FixedPoint.fitting(LAYOUT, before, len(LAYOUT.slots))
+    there, back = torch.zeros(LAYOUT.size, dtype=torch.int64), torch.zeros(LAYOUT.size, dtype=torch.int64)
+    assert fixed.updates(after, before, divisor, there)
+    assert fixed.updates(before, after, divisor, back)
+    assert torch.equal(there, -back)
+    exact = (after.double() - before.double()) / divisor
+    for start, end, lsb in fixed.pieces:
+        assert float((there[start:end].double() * lsb - exact[start:end]).abs().max()) <= lsb
+
+
+@pytest.mark.parametrize("strange", [math.nan, math.inf, -math.inf, 1e30])
+def test_an_update_out_of_range_is_told(strange: float) -> None:
+    before = flat(1)
+    fixed = FixedPoint.fitting(LAYOUT, before, len(LAYOUT.slots))
+    after = before.clone()
+    after[3] = strange
+    assert not fixed.updates(after, before, 1, torch.zeros(LAYOUT.size, dtype=torch.int64))
+
+
+def test_tensors_of_one_size_are_one_piece() -> None:
+    values = flat(1, 0.1)
+    assert len(FixedPoint.fitting(LAYOUT, values, 3).pieces) == 1
+    LAYOUT.slots[1].view(values).fill_(9.0)
+    pieces = FixedPoint.fitting(LAYOUT, values, 3).pieces
+    assert [start for start, _, _ in pieces] == [slot.offset for slot in LAYOUT.slots]
+    assert pieces[-1][1] == LAYOUT.size
+    assert largest(LAYOUT.slots[1], values) == 9.0
+
+
+def test_a_replica_out_of_range_is_told_by_its_tensor() -> None:
+    values = torch.zeros(LAYOUT.size, dtype=torch.int64)
+    assert not overflows(values)
+    values[LAYOUT.slots[2].offset + 1] = -(2**62)
+    assert overflows(values)
+    assert name_of(LAYOUT, LAYOUT.slots[2].offset + 1) == "c"
+
+
+@given(seeds, seeds)
+def test_the_fingerprint_of_a_sum_is_the_sum_of_fingerprints(one: int, other: int) -> None:
+    a, b = integers(one), integers(other)
+    assert fingerprint_of_integers(a + b) == wrap(fingerprint_of_integers(a) + fingerprint_of_integers(b))
