@@ -167,6 +167,10 @@ class History:
                 self._add_rest(entry["rest"], generation)
         return self._trace.change(), self._rests.change()
 
+    def is_void(self, entry: Mapping[str, Any]) -> bool:
+        """Whether an entry of a step tells of one that a later generation is known to do again."""
+        return self._supersedes and self._trace.is_void(entry["step"], entry.get("generation", 0))
+
     def _add_line(self, line: Entry, generation: int) -> None:
         written = self._trace.written
         if self._trace.add(line, generation) and line["step"] < written:

@@ -10,13 +10,15 @@ what a dead one was doing. With races every farewell is missed, so that members 
 micro-batch kills whoever computes it. Of a pair that is cut, nothing reaches the first member from the second.
 
 Where shards keep state, a worker stages that of its shards with its contribution and has it once it commits; it keeps what it
-has until then, whoever is to host it. Nobody contributes without the state of the shards that it hosts.
+has until then, whoever is to host it. Nobody contributes without the state of the shards that it hosts. A state is named by
+the advance and the shard that it was made in. Where replicas run free, an advance is a rest, which may complete any number of
+steps, and a lost shard goes on with another one's state: what the shards of a generation have is what `Begin.inherited` tells.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orchestrator.control import controller
 from orchestrator.control.events import (
@@ -41,15 +43,19 @@ from orchestrator.control.events import (
     Tick,
 )
 from orchestrator.control.membership import Requirements
-from orchestrator.records.progress import Progress, behind, latest, reached, steps_of
+from orchestrator.records.progress import Progress, advances_of, behind, latest, reached, steps_of
 
 START = Progress(0)
+AT_REST = (0, 0, 1, 2, 2, 4, 4, 5, 7, 8, 9)  # the steps that are done after so many rests
+
+Rows = dict[int, tuple[int, int]]
 
 
 @dataclass
 class Process:
     """A member as it really is. news: what it has said and the driver has not heard yet, in order. held, staged: the shards
-    whose state it has as of its progress, and as of the step after it; to_receive: whose it still has to get, and from whom."""
+    whose state it has as of its progress, and as of the step after it; to_receive: whose it still has to get, and from whom;
+    to_inherit: lost ones have still to get their heirs'."""
 
     id: int
     role: Role
@@ -61,8 +67,9 @@ class Process:
     to_take: bool = False
     to_give: set[int] = field(default_factory=set)
     to_restore: bool = False
-    held: frozenset[int] = frozenset()
-    staged: frozenset[int] = frozenset()
+    held: Rows = field(default_factory=dict)
+    staged: Rows = field(default_factory=dict)
+    to_inherit: bool = False
     to_receive: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     request: int = 0
     voted: int = 0
@@ -100,6 +107,8 @@ class World:
         self.requirements, self.steps, self.evaluate_every, self.deaf = requirements, steps, evaluate_every, deaf
         self.near, self.races, self.poison, self.cut = near, races, poison, cut
         self.shard_state = shard_state
+        self.free = requirements.inherits
+        self.saved = {requirements.checkpoint: AT_REST.index(requirements.checkpoint or 0)}  # rests, by steps
         self.run_manifest = {"steps": steps, "shard_state": shard_state}
         self.now = 0.0
         self.processes: dict[int, Process] = {}
@@ -147,8 +156,9 @@ class World:
         farthest = latest(process.progress for process in self.living("worker"))
         if self.shard_state:
             farthest = self._where_all_are()
-        if farthest is not None and self.end is None:
+        if farthest is not None and self.end is None and not (self.free and farthest.steps <= (self.checkpoint or 0)):
             self.checkpoint = farthest.steps
+            self.saved[self.checkpoint] = farthest.rests or 0
             self.tell(CheckpointSaved(self.checkpoint))
 
     def _where_all_are(self) -> Progress | None:
@@ -241,6 +251,8 @@ class World:
         assert not [process for process in self.processes.values() if process.state == "running"]
         self._check_donors(begin)
         self.begins.append(begin)
+        self.base = advances_of(latest(self.processes[member].progress for member in workers))
+        assert not begin.inherited or begin.restore is None
         if begin.restore is not None:
             self.seen = {step for step in self.seen if step < (self.checkpoint or 0)}
         elif all(self.processes[member].progress is None for member in workers):
@@ -259,11 +271,19 @@ class World:
         assert not donors & set(recipients)
         if begin.forgets:
             assert begin.restore is not None
+            assert begin.heirs == begin.inherited == ()
+            assert not self.free or steps_of(highest) < (self.checkpoint or 0) or self._nobody_keeps(known, highest)
             assert self._lost_rows(known, highest) or steps_of(highest) < (self.checkpoint or 0)
             assert donors <= {begin.members[begin.restore]}
             assert set(recipients) == set(begin.members) - {begin.members[begin.restore]}
             return
-        assert not self._lost_rows(known, highest), "a run goes on without the state of a shard"
+        lost = self._lost_rows(known, highest)
+        if self.free and lost and begin.restore is None:
+            heir = min(set(range(self.requirements.shards)) - lost)
+            assert begin.heirs == tuple((shard, heir) for shard in sorted(lost))
+        else:
+            assert not lost, "a run goes on without the state of a shard"
+            assert not begin.heirs
         if begin.restore is not None:
             assert self.checkpoint is not None
             assert highest is None or highest.steps < self.checkpoint
@@ -283,9 +303,12 @@ class World:
                 assert member in recipients
         assert all(self.processes[donor].progress == highest for donor in donors)
 
+    def _nobody_keeps(self, known: list[Process], highest: Progress | None) -> bool:
+        return len(self._lost_rows(known, highest)) == self.requirements.shards
+
     def _lost_rows(self, known: list[Process], highest: Progress | None) -> set[int]:
         """The shards whose state at the top nobody has."""
-        if not self.shard_state or steps_of(highest) == 0:
+        if not self.shard_state or advances_of(highest) == 0:
             return set()
         at_top = [process.held for process in known if behind(process.progress, highest) == 0]
         a_step_behind = [process.staged for process in known if behind(process.progress, highest) == 1]
@@ -294,6 +317,7 @@ class World:
     def _enter(self, process: Process, rank: int, begin: Begin) -> None:
         moves = [(begin.members[donor], shards) for donor, recipient, shards in begin.moves if recipient == rank]
         process.to_receive = moves
+        process.to_inherit = bool(begin.heirs) and rank < begin.workers
         process.begin = begin
         process.contributed = process.called_off = process.finished = False
         process.halt = process.voted = process.request = 0
@@ -319,7 +343,7 @@ class World:
             here = [self.processes[member] for member in self.begins[-1].members]
             finished = [process for process in here if process.role == "worker" and process.finished]
             assert finished
-            assert all(process.progress == Progress(self.steps) for process in finished)
+            assert all(self._is_done(process) for process in finished)
             unfinished = [process for process in here if process.role == "worker" and not process.finished]
             assert all(process.id in self.known_dead for process in unfinished)
 
@@ -358,9 +382,11 @@ class World:
             yield "restore"
         elif process.to_take and self._donor(process) is not None:
             yield "take"
+        elif process.to_inherit and not process.to_take and not process.to_give:
+            yield "inherit"
         elif process.to_receive and not process.to_take and not process.to_give:
             donor = self.processes[process.to_receive[0][0]]
-            if donor.acts and not donor.to_restore and not donor.to_take:
+            if donor.acts and not donor.to_restore and not donor.to_take and not donor.to_inherit:
                 yield "receive"
         elif not self._busy_before(process):
             if self._is_done(process):
@@ -386,25 +412,35 @@ class World:
         elif action == "restore" and self.checkpoint is None:
             assert process.begin is not None
             assert process.begin.forgets
-            process.progress, process.to_restore = START, False
-            process.held = process.staged = frozenset()
+            process.progress, process.to_restore = self._start, False
+            process.held, process.staged = {}, {}
         elif action == "restore":
             assert self.checkpoint is not None
-            process.progress, process.to_restore = Progress(self.checkpoint), False
-            process.held, process.staged = frozenset(range(self.requirements.shards)), frozenset()
+            rests = self.saved[self.checkpoint] if self.free else None
+            process.progress, process.to_restore = Progress(self.checkpoint, rests=rests), False
+            advances = advances_of(process.progress)
+            process.held = {shard: (advances, shard) for shard in range(self.requirements.shards)}
+            process.staged = {}
         elif action == "take":
             donor = self._donor(process)
             assert donor is not None
             ahead = behind(process.progress, donor.progress)
-            process.held = process.held if ahead == 0 else process.staged if ahead == 1 else frozenset()
-            process.staged = frozenset()
+            process.held = process.held if ahead == 0 else process.staged if ahead == 1 else {}
+            process.staged = {}
             process.progress, process.to_take = self._at(donor), False
             donor.to_give.discard(process.id)
         elif action == "receive":
             donor, (_, shards) = self.processes[process.to_receive[0][0]], process.to_receive.pop(0)
             assert behind(donor.progress, process.progress) == 0, "what a shard keeps is of another step"
-            assert donor.held.issuperset(shards) or steps_of(donor.progress) == 0, "who is to give it does not have it"
-            process.held |= set(shards)
+            if advances_of(donor.progress) > 0:
+                assert donor.held.keys() >= set(shards), "who is to give it does not have it"
+                process.held |= {shard: donor.held[shard] for shard in shards}
+        elif action == "inherit":
+            assert process.begin is not None
+            process.to_inherit = False
+            for lost, heir in process.begin.heirs:
+                if heir in process.held:
+                    process.held[lost] = process.held[heir]
         elif action == "finish":
             process.finished, process.state = True, "idle"
             digest = "digest" if process.role == "worker" else None
@@ -426,13 +462,15 @@ class World:
     def _commit(self, process: Process) -> None:
         process.contributed = False
         if self._evaluation_is_due(process):
-            process.progress = Progress(steps_of(process.progress))
+            process.progress = replace(self._at(process), evaluated=True)
             return
-        steps = steps_of(process.progress) + 1
-        process.held, process.staged = process.staged, frozenset()
-        process.progress = Progress(steps, evaluated=steps % self.evaluate_every > 0)
+        before = steps_of(process.progress)
+        rests = advances_of(process.progress) + 1 if self.free else None
+        steps = before + 1 if rests is None else AT_REST[rests]
+        process.held, process.staged = process.staged, {}
+        process.progress = Progress(steps, steps // self.evaluate_every == before // self.evaluate_every, rests)
         process.halt, process.voted = process.voted, 0
-        process.news.append(Stepped(steps - 1))
+        process.news += [Stepped(step) for step in range(before, steps)]
 
     def _vote(self, process: Process) -> None:
         """The vote of a step is complete with the last contribution; all hear the same, and halt once they committed."""
@@ -455,10 +493,20 @@ class World:
         assert begin is not None
         rank = begin.members.index(process.id)
         if self.shard_state and rank < begin.workers and not self._evaluation_is_due(process):
-            assert process.held.issuperset(begin.shards[rank]) or steps_of(process.progress) == 0, (
-                "it lacks a shard's state"
-            )
-            process.staged = frozenset(begin.shards[rank])
+            advances = advances_of(process.progress)
+            if advances > 0:
+                assert {shard: process.held.get(shard) for shard in begin.shards[rank]} == {
+                    shard: self._told_to_have(begin, advances)[shard] for shard in begin.shards[rank]
+                }, "a shard's state is another than the record tells"
+            process.staged = {shard: (advances + 1, shard) for shard in begin.shards[rank]}
+
+    def _told_to_have(self, begin: Begin, advances: int) -> Rows:
+        """What each shard goes on with, as a replay finds it: from the record alone, which tells heirs for the sprint of a
+        generation's first rest."""
+        rows = {shard: (advances, shard) for shard in range(self.requirements.shards)}
+        for lost, heir in begin.inherited if advances == self.base else ():
+            rows[lost] = rows[heir]
+        return rows
 
     def _rows(self, process: Process) -> tuple[tuple[int, ...], tuple[int, ...]]:
         if not self.shard_state:
@@ -474,10 +522,14 @@ class World:
         return [self.processes[member] for member in process.begin.members]
 
     def _at(self, process: Process) -> Progress:
-        return process.progress or START
+        return process.progress or self._start
+
+    @property
+    def _start(self) -> Progress:
+        return Progress(0, rests=0) if self.free else START
 
     def _is_done(self, process: Process) -> bool:
-        return process.progress == Progress(self.steps)
+        return process.progress is not None and process.progress.steps == self.steps and process.progress.evaluated
 
     def _evaluation_is_due(self, process: Process) -> bool:
         return process.progress is not None and not process.progress.evaluated
@@ -492,7 +544,8 @@ class World:
 
     def _busy_before(self, process: Process) -> bool:
         gives_rows = any(process.id == donor for peer in self._peers(process) for donor, _ in peer.to_receive)
-        return process.to_restore or process.to_take or bool(process.to_give or process.to_receive) or gives_rows
+        takes = process.to_restore or process.to_take or process.to_inherit
+        return takes or bool(process.to_give or process.to_receive) or gives_rows
 
     def _donor(self, process: Process) -> Process | None:
         donor = next(peer for peer in self._peers(process) if process.id in peer.to_give)

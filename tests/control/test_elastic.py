@@ -51,6 +51,7 @@ class Run(RuleBasedStateMachine):
         near=st.booleans(),
         races=st.booleans(),
         shard_state=st.booleans(),
+        inherits=st.booleans(),
     )
     def launch(
         self,
@@ -64,6 +65,7 @@ class Run(RuleBasedStateMachine):
         near: bool,
         races: bool,
         shard_state: bool = False,
+        inherits: bool = False,
     ) -> None:
         requirements = Requirements(
             shards=6,
@@ -75,8 +77,9 @@ class Run(RuleBasedStateMachine):
             start_timeout_s=10_000.0,
             step_timeout_s=STEP_TIMEOUT_S,
             checkpoint=2 if resumed else None,
+            inherits=inherits,
         )
-        self.world = World(requirements, deaf=deaf, near=near, races=races, shard_state=shard_state)
+        self.world = World(requirements, deaf=deaf, near=near, races=races, shard_state=shard_state or inherits)
         self.early_losses = 0
         self.all_losses = 0
         self.near_losses = 0
@@ -254,15 +257,20 @@ def test_and_where_shards_keep_state(lives: int) -> None:
     hunt(range(lives), shard_state=True)
 
 
-def hunt(seeds: range, *, shard_state: bool = False) -> None:
+@pytest.mark.parametrize("lives", thinned(LIVES, 2))
+def test_and_where_lost_shards_inherit(lives: int) -> None:
+    hunt(range(lives), inherits=True)
+
+
+def hunt(seeds: range, **what: bool) -> None:
     for seed in seeds:
         try:
-            live(random.Random(seed), shard_state=shard_state)
+            live(random.Random(seed), **what)
         except AssertionError as error:
-            raise AssertionError(f"live(random.Random({seed}), shard_state={shard_state})") from error
+            raise AssertionError(f"live(random.Random({seed}), **{what})") from error
 
 
-def live(dice: random.Random, *, shard_state: bool = False) -> None:
+def live(dice: random.Random, *, shard_state: bool = False, inherits: bool = False) -> None:
     """One run with faults of all kinds."""
     run = Run()
     run.launch(
@@ -276,6 +284,7 @@ def live(dice: random.Random, *, shard_state: bool = False) -> None:
         near=dice.random() < 0.5,
         races=dice.random() < 0.5,
         shard_state=shard_state,
+        inherits=inherits,
     )
     anytime: list[Callable[[], None]] = [
         *[partial(run.die, dice, heard) for heard in (True, False)] * 2,

@@ -87,3 +87,19 @@ def test_a_trace_that_was_cut_short_is_no_divergence(recorded: Recorded) -> None
     recorded.files.trace.write_text(WHOLE["trace.jsonl"][:-1])
     with pytest.raises(NotRerunnable, match=r"trace\.jsonl is damaged: it has 2 of 3 steps"):
         recorded.require()
+
+
+def test_a_record_without_the_order_of_updates_is_not_rerun(tmp_path: Path) -> None:
+    files = RunFolder(tmp_path, PAST.run_id)
+    files.settings.write_text(to_yaml(load([RUN, {"sync": "bap"}], [])))
+    recorded = Recorded(PAST, files)
+    for other, text in WHOLE.items():
+        (files.path / other).write_text(text)
+    with pytest.raises(NotRerunnable, match=r"it lacks the order of its updates \(rests.jsonl\)"):
+        recorded.require()
+    files.rests.write_text("")
+    with pytest.raises(NotRerunnable, match=r"rests\.jsonl is damaged: it ends before step 3"):
+        recorded.require()
+    files.rests.write_text('{"rest": 0}\n')
+    with pytest.raises(NotRerunnable, match=r"rests\.jsonl is damaged: rest 0: it has to have"):
+        recorded.require()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -129,11 +129,12 @@ def play(
     checkpoint: int | None = None,
     catalog: Any = None,
     niceness: int | None = None,
+    sync: str = "bsp",
     **before: Any,
 ) -> Played:
     """A run of two workers. gone: whose process has ended, whether or not Ray has said so; last_activities: what the dead were
     doing; niceness: the driver's; checkpoint, before: of a run that is resumed."""
-    settings = load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], ["cluster.workers=2"])
+    settings = load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], ["cluster.workers=2", f"sync={sync}"])
     shown: list[str] = []
     nothing = lambda *_: None  # noqa: E731
     progress: Any = SimpleNamespace(start=nothing, step=nothing, say=shown.append)
@@ -142,7 +143,8 @@ def play(
     record: Any = SimpleNamespace(
         memory=None, tracker=tracker, journal=journal, trace=trace, origin=None, describe=lambda *_: ["of a node"]
     )
-    record.rests, record.history = None, [trace]
+    rests = None if sync == "bsp" else LineFile(tmp_path / "rests")
+    record.rests, record.history = rests, [trace] if rests is None else [trace, rests]
     script = Script(iter(said), last_words or {}, gone=gone or set(), last_activities=last_activities or {})
     members: Any = script
     pending_signal = PendingSignal()
@@ -155,8 +157,8 @@ def play(
     directory = MemberDirectory(plan.exchange, "n", None if catalog is None else "a folder", everywhere=False)
     session = Session(startup, directory, Saving(catalog), event_sink)
     session.run(pending_signal, lambda: trouble)
-    journal.close()
-    trace.close()
+    for file in (journal, *record.history):
+        file.close()
     files = [list(read(tmp_path / name)) for name in ("journal", "trace")]
     return Played(event_sink.outcome, files[0], files[1], shown, script.done, session)
 
@@ -369,3 +371,31 @@ def test_where_shards_keep_state_every_worker_has_to_reach_the_checkpoints(tmp_p
     assert "worker 1 on node m does not reach the checkpoints" in error.message
     assert error.remedy == "set checkpoint.uri to a place that all nodes reach"
     assert not [each for each in played.done if each[0] == "run"]
+
+
+def resting(generation: int, steps: int, loss: str) -> list[dict[str, Any]]:
+    """What a worker reports of a sprint and its rest."""
+    lines = [
+        {"trace": {"step": step, "loss": loss, "gradient": "00"}, "generation": generation} for step in range(steps)
+    ]
+    evaluated = {"event": "evaluated", "step": steps - 1, "metrics": {"m": float(generation)}, "generation": generation}
+    return [*lines, {"rest": {"rest": 0, "steps": steps, "updates": loss}, "generation": generation}, evaluated]
+
+
+def test_a_sprint_that_is_done_again_replaces_the_one_that_was_lost(tmp_path: Path) -> None:
+    """Only who was lost had rested. Its late reports count no more."""
+    before, after = resting(0, 2, "0x1p+0"), resting(1, 1, "0x1p+1")
+    said = [
+        *BEGIN,
+        entries(0, *before),
+        Heard(0, "died", why=""),
+        left(1, "peer", 0),
+        entries(1, {"event": "generation_running", "generation": 1, "step": 0}, *after),
+        entries(0, *before),
+        replace(DESCRIBED, member=1),
+        finished(1, 1),
+    ]
+    played = play(tmp_path, said, sync="bap", gone={0})
+    assert played.trace == [after[0]["trace"]]
+    assert list(read(tmp_path / "rests")) == [after[1]["rest"]]
+    assert (played.outcome.steps, played.outcome.loss, played.outcome.metrics) == (1, 2.0, {"m": 1.0})

@@ -105,3 +105,24 @@ def test_what_a_full_disk_does_not_take_is_written_when_there_is_room(tmp_path: 
     file.close()
     assert file.trouble is None
     assert list(read(path)) == entries
+
+
+@quick
+@given(st.lists(lines, max_size=4), st.lists(lines, max_size=3), st.data())
+def test_what_is_written_is_replaced(
+    tmp_path: Path, entries: list[dict[str, Any]], after: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    """Also where a full disk has not taken the last of it."""
+    path = tmp_path / "lines.jsonl"
+    path.unlink(missing_ok=True)
+    file = LineFile(path)
+    file.append(entries)
+    whole = path.read_bytes()
+    taken = data.draw(st.integers(0, len(whole)))
+    path.write_bytes(whole[:taken])
+    file._missing = whole[taken:]
+    kept = data.draw(st.integers(0, len(entries)))
+    file.keep(kept)
+    file.append(after)
+    file.close()
+    assert list(read(path)) == [*entries[:kept], *after]

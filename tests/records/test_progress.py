@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.records.progress import (
     Progress,
+    advances_of,
     behind,
     just_committed,
     latest,
@@ -17,7 +20,13 @@ from orchestrator.records.progress import (
     steps_of,
 )
 
-progresses = st.none() | st.builds(Progress, st.integers(0, 3), st.booleans())
+lockstep = st.none() | st.builds(Progress, st.integers(0, 3), st.booleans())
+# A rest completes any number of steps, but of two rests of one run the later one has as many at least.
+AT_REST = (0, 0, 1, 3, 3)
+free = st.none() | st.builds(
+    lambda rests, evaluated: Progress(AT_REST[rests], evaluated, rests), st.integers(0, 4), st.booleans()
+)
+progresses = st.shared(st.booleans(), key="free").flatmap(lambda is_free: free if is_free else lockstep)
 
 
 @given(progresses, progresses, progresses)
@@ -46,7 +55,18 @@ def test_who_has_committed_has_reached_the_least_progress_with_so_many_steps(
     assert reached(progress, just_committed(steps)) == (steps_of(progress) >= steps)
 
 
+@given(free, free)
+def test_where_replicas_run_free_a_rest_counts_though_it_completed_no_step(
+    one: Progress | None, other: Progress | None
+) -> None:
+    if advances_of(one) > advances_of(other):
+        assert passed(one, other)
+        assert behind(other, one) == advances_of(one) - advances_of(other)
+        assert steps_of(one) >= steps_of(other)
+
+
 @given(progresses)
 def test_it_travels_as_plain_values(progress: Progress | None) -> None:
     assert parse(plain(progress)) == progress
+    assert parse(json.loads(json.dumps(plain(progress)))) == progress
     assert plain(Progress(4, evaluated=False)) == [4, 0]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -120,6 +120,7 @@ class Cluster:
         self.next_member = -1
         self.lives_on = False  # the driver of the present life has begun a generation
         self.contribution: Variant | None = None
+        self.replay: Sequence[Mapping[str, Any]] = ()
 
     # ---- for who looks at it
 
@@ -130,7 +131,7 @@ class Cluster:
     @property
     def plan(self) -> Plan:
         plan = resolve(self.settings)
-        return replace(plan, update=replace(plan.update, contribution=self.contribution))
+        return replace(plan, update=replace(plan.update, contribution=self.contribution), replay=tuple(self.replay))
 
     def tell(self, text: str) -> None:
         self.story.append(f"{self.schedule.now:9.3f} {text}")

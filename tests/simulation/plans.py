@@ -33,6 +33,12 @@ IDENTITIES: dict[str, dict[str, Any]] = {
     "fast": {"pipeline": pipelines.Mlp, "steps": 6, "shards": 4, "reduction": "fast"},
     "sparse": {"pipeline": pipelines.LayerDrop, "steps": 6, "shards": 4, "evaluate_every": Every(steps=3)},
 }
+ASYNCHRONOUS: dict[str, dict[str, Any]] = {
+    "bap": {**IDENTITIES["rich"], "sync": {"name": "bap", "rest_every": 2}},
+    "ssp": {**IDENTITIES["plain"], "sync": {"name": "ssp", "staleness": 1, "rest_every": 3}},
+    "asp": {**IDENTITIES["sparse"], "sync": {"name": "asp", "threshold": 0.05, "rest_every": 20}},
+    "asp, bounded": {**IDENTITIES["rich"], "sync": {"name": "asp", "staleness": 2, "rest_every": 1}},
+}
 
 
 class Crash(BaseException):
@@ -61,9 +67,9 @@ class Plan:
     shard_state: bool = False
 
 
-def plan(seed: int, *, shard_state: bool = False) -> Plan:
+def plan(seed: int, *, shard_state: bool = False, identities: Sequence[str] = (*IDENTITIES, "rich")) -> Plan:
     dice = Random(seed)
-    identity = dice.choice([*IDENTITIES, "rich"])
+    identity = dice.choice(identities)
     layouts = [_layout(dice, identity) for _ in range(MOST_LIVES)]
     return Plan(
         seed,
@@ -73,7 +79,7 @@ def plan(seed: int, *, shard_state: bool = False) -> Plan:
         lateness_s=dice.choice([0.0, 0.1, 1.0]),
         budget=dice.choice([1, 2, 3, 4, 6, 9]),
         apart=dice.random() < 0.2,
-        everywhere=dice.random() < 0.7 or shard_state,
+        everywhere=dice.random() < 0.7 or shard_state or identity in ASYNCHRONOUS,
         wild=dice.random() < 0.2,
         misses_farewells=dice.random() < 0.2,
         shard_state=shard_state,
@@ -109,7 +115,7 @@ def _with_cluster_of(first: Settings, other: Settings) -> Settings:
 
 
 def _settings(name: str, layout: Layout) -> Settings:
-    return settings_for(layout=layout, **IDENTITIES[name])
+    return settings_for(layout=layout, **{**IDENTITIES, **ASYNCHRONOUS}[name])
 
 
 class Chance(Misfortune):

@@ -3,9 +3,11 @@
     python -m tests.simulation.runs 0-999         these seeds
     python -m tests.simulation.runs --story 7     seed 7, with all that happened
     python -m tests.simulation.runs --shard-state 0-99     of runs whose shards keep state
+    python -m tests.simulation.runs --asynchronous 0-99    of runs whose replicas run free, and their replays
 
 A run has several lives: a driver that is killed or interrupted, or a run that rightly failed, is resumed on another layout.
-What has to come out is what comes out when nothing happens: `check` compares the trace byte for byte, digest and metrics.
+What has to come out is what comes out when nothing happens: `check` compares the trace byte for byte, digest and metrics. Where
+replicas run free, what comes out is compared with what comes out when it is repeated, to which everything happens as well.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from tests.commands.chaos import check_journal
 from tests.engine.runs import Layout
 from tests.engine.toys import ERROR_FEEDBACK
 from tests.simulation.cluster import HERE, THERE, Cluster, Member, Members, Store, simulated
-from tests.simulation.plans import MOST_LIVES, Chance, Crash, Plan, calm, plan
+from tests.simulation.plans import ASYNCHRONOUS, MOST_LIVES, Chance, Crash, Plan, calm, plan
 from tests.simulation.scheduling import Schedule
 
 _RIGHTLY = (WorkerLost, Stalled, ClusterUnavailable)  # how a wild run may end
@@ -58,14 +60,18 @@ class Told:
     outcomes: list[Outcome | None] = field(default_factory=list)
     trace: bytes = b""
     journal: list[dict[str, Any]] = field(default_factory=list)
+    rests: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def metrics(self) -> dict[int, dict[str, Any]]:
         found: dict[int, dict[str, Any]] = {}
         for event in self.journal:
             if event["event"] == "evaluated":
-                assert found.setdefault(event["step"], event["metrics"]) == event["metrics"], event
+                assert self.is_live or found.setdefault(event["step"], event["metrics"]) == event["metrics"], event
+                found[event["step"]] = event["metrics"]
         return found
+
+    is_live: bool = False  # replicas run free, so what is done again comes out otherwise
 
 
 class Meeting(LineFile):
@@ -84,7 +90,7 @@ class Meeting(LineFile):
 
 
 class Run:
-    def __init__(self, drawn: Plan, folder: Path) -> None:
+    def __init__(self, drawn: Plan, folder: Path, replay: Sequence[dict[str, Any]] = ()) -> None:
         self._plan = drawn
         self._folder = folder
         self._chance = Chance(drawn)
@@ -92,11 +98,16 @@ class Run:
         self._cluster = Cluster(self._schedule, drawn.layouts[0], self._chance, drawn.lateness_s)
         self._cluster.misses_farewells = drawn.misses_farewells
         self._cluster.contribution = ERROR_FEEDBACK if drawn.shard_state else None
+        self._cluster.replay = replay
         self._chance.cluster = self._cluster
         self._files: Any = SimpleNamespace(
-            path=folder, journal=folder / "journal", trace=folder / "trace", checkpoints=folder / "checkpoints"
+            path=folder,
+            journal=folder / "journal",
+            trace=folder / "trace",
+            checkpoints=folder / "checkpoints",
+            rests=folder / "rests.jsonl",
         )
-        self.told = Told(drawn, self._cluster.story)
+        self.told = Told(drawn, self._cluster.story, is_live=drawn.identity in ASYNCHRONOUS and not replay)
 
     def live(self) -> Told:
         try:
@@ -108,6 +119,7 @@ class Run:
             self._schedule.close()
         self.told.trace = self._files.trace.read_bytes()
         self.told.journal = list(read(self._files.journal))
+        self.told.rests = list(read(self._files.rests)) if self._files.rests.exists() else []
         return self.told
 
     def _one(self, settings: Settings) -> Outcome | None:
@@ -136,13 +148,13 @@ class Run:
         run_start = self._resumed(plan) if self._files.journal.exists() else RunStart(requirements(plan))
         startup = Startup.begin(run_start, Members(cluster), self._actor_slots(settings), self._chance.vet)
         with contextlib.ExitStack() as stack:
-            journal, trace = (
+            journal, trace, rests = (
                 stack.enter_context(contextlib.closing(Meeting(path, cluster)))
-                for path in (self._files.journal, self._files.trace)
+                for path in (self._files.journal, self._files.trace, self._files.rests)
             )
             tracker = SimpleNamespace(tick=_nothing, metrics=_nothing, artifact=_nothing, trouble=None)
             record: Any = SimpleNamespace(tracker=tracker, journal=journal, trace=trace, origin=None, memory=None)
-            record.rests, record.history = None, [trace]
+            record.rests, record.history = (None, [trace]) if plan.lockstep else (rests, [trace, rests])
             record.files, record.describe = SimpleNamespace(artifacts=list), lambda *_: []
             progress: Any = SimpleNamespace(start=_nothing, step=_nothing, say=self._say)
             event_sink = EventSink(record, progress)
@@ -191,7 +203,7 @@ class Run:
         for member in self._cluster.living():
             moment = self._schedule.now + self._schedule.dice.choice([0.0, 1.0, 10.0])
             self._schedule.at(moment, functools.partial(setattr, member, "alive", False))
-        for path in (self._files.journal, self._files.trace):
+        for path in (self._files.journal, self._files.trace, self._files.rests):
             if path.exists() and self._schedule.dice.random() < 0.3:
                 path.write_bytes(path.read_bytes() + _TORN)
 
@@ -258,6 +270,47 @@ def undisturbed(identity: str, layout: Layout, shard_state: bool) -> Told:
         return Run(replace(calm(identity, layout), shard_state=shard_state), Path(folder)).live()
 
 
+def live_and_repeated(seed: int) -> tuple[Told, Told]:
+    """An asynchronous run of this seed and its replay, to both of which everything happens; raises as `live` does."""
+    drawn = plan(seed, identities=tuple(ASYNCHRONOUS))
+    told = _lived(drawn)
+    again = _lived(plan(seed + 500_000, identities=(drawn.identity,)), told)
+    return told, again
+
+
+def _lived(drawn: Plan, before: Told | None = None) -> Told:
+    """before: the run that is repeated."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(drawn, Path(folder), () if before is None else before.rests)
+        try:
+            told = run.live()
+            if before is None:
+                assert told.outcomes[-1] is not None
+                assert told.outcomes[-1].error is None
+            else:
+                check_repeated(told, before)
+        except Exception as error:
+            story = "\n".join(run.told.story[-150:])
+            what = "live" if before is None else "replay"
+            raise AssertionError(
+                f"seed {drawn.seed}, {what}: {type(error).__name__}: {error}\n{drawn}\n{story}"
+            ) from error
+    return told
+
+
+def check_repeated(told: Told, before: Told) -> None:
+    outcome, expected = told.outcomes[-1], before.outcomes[-1]
+    assert outcome is not None
+    assert expected is not None
+    assert outcome.error is None
+    assert told.rests == before.rests, "other rests"
+    assert told.trace == before.trace, "another trace"
+    metrics = before.metrics  # of steps too that were done again, and not evaluated then
+    assert told.metrics == {step: metrics.get(step) for step in told.metrics}, "other metrics"
+    for what in ("digest", "loss", "steps", "metrics"):
+        assert getattr(outcome, what) == getattr(expected, what), (what, getattr(outcome, what))
+
+
 def live(seed: int, *, shard_state: bool = False) -> Told:
     """The run of this seed; raises AssertionError, with its story, when it is not what it has to be."""
     drawn = plan(seed, shard_state=shard_state)
@@ -295,7 +348,11 @@ def main(arguments: Sequence[str]) -> int:
     failed, begun, lives = [], time.monotonic(), 0
     for seed in seeds:
         try:
-            told = live(seed, shard_state="--shard-state" in arguments)
+            if "--asynchronous" in arguments:
+                told, again = live_and_repeated(seed)
+                lives += len(again.outcomes)
+            else:
+                told = live(seed, shard_state="--shard-state" in arguments)
         except AssertionError as error:
             failed.append(seed)
             if "--story" in arguments:

@@ -12,6 +12,7 @@ from tests.simulation import runs
 from tests.simulation.plans import plan
 
 SEEDS = 48
+FREE_SEEDS = 24
 TOGETHER = 8
 
 
@@ -44,3 +45,10 @@ def test_whatever_happens_the_run_ends_as_if_nothing_had(first: int) -> None:
 def test_so_it_does_where_shards_keep_state(first: int) -> None:
     for seed in range(first, first + TOGETHER):
         runs.live(seed, shard_state=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, FREE_SEEDS, TOGETHER))
+def test_whatever_happens_an_asynchronous_run_can_be_repeated(first: int) -> None:
+    for seed in range(first, first + TOGETHER):
+        runs.live_and_repeated(seed)

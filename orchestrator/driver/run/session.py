@@ -349,7 +349,7 @@ class Session:
                 self._event_sink.printed(f"{self._roles[member]} {member}", entry["printed"])
                 continue
             match entry.get("event"):
-                case "evaluated":
+                case "evaluated" if not self._history.is_void(entry):
                     self._event_sink.evaluated(entry["step"], entry["metrics"], entry.get("generation", 0))
                 case "generation_running" if self._is_running(entry):
                     self._decide(events.Stepped(entry["step"]))

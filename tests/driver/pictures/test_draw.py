@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from orchestrator.driver.report.pictures import Seen, draw
+from orchestrator.driver.report.pictures.series import clocks, staleness
 from orchestrator.records.lines import LineFile
+from orchestrator.records.rests import Staleness
 from orchestrator.topologies import build_schedule
 
 
@@ -58,3 +60,14 @@ def test_a_partition_is_drawn_where_there_is_one(tmp_path: Path, labels: int) ->
     assert draw(tmp_path, seen, "digits", build_schedule("ring", 2)) is None
     assert (tmp_path / "partition.png").read_bytes().startswith(b"\x89PNG")
     assert "matplotlib.pyplot" not in sys.modules
+
+
+@pytest.mark.parametrize("shards", [2, 20])
+def test_the_clocks_of_an_asynchronous_run_are_drawn(tmp_path: Path, shards: int) -> None:
+    updates = tuple((shard, ahead) for ahead in range(2) for shard in range(shards))
+    rests = [Staleness(number, number, (2 * number + 2,) * shards, 1, updates) for number in range(3)]
+    seen = Seen(tmp_path / "none", tmp_path / "none", rests=rests)
+    assert draw(tmp_path, seen, "digits", build_schedule("ring", 2)) is None
+    assert (tmp_path / "clocks.png").read_bytes().startswith(b"\x89PNG")
+    assert [series[-1] for series in clocks(rests)] == [(6 * shards, 6.0)] * shards
+    assert staleness(rests)[:2] == [(1, 0.0), (2, 0.0)]
