@@ -74,8 +74,9 @@ def begin(decision: Decision, plan: Begin) -> None:
     missing = lost_shards(state, workers)
     if missing:
         shards = f"shard{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-        follows = f"goes on with what shard {plan.heirs[0][1]} keeps" if plan.heirs else f"all go back to step {steps}"
-        decision.say(f"what {shards} had kept is lost with its only holder: {follows}")
+        back = f"all members go back to step {steps}"
+        follows = f"it goes on with what shard {plan.heirs[0][1]} keeps" if plan.heirs else back
+        decision.say(f"what {shards} had kept is lost with its only holder, so {follows}")
     if state.generation is not None:
         _account(decision, plan, workers, steps)
         if decision.state.phase == "ended":
