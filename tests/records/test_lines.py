@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from pathlib import Path
 from typing import Any
@@ -115,14 +116,13 @@ def test_what_is_written_is_replaced(
     """Also where a full disk has not taken the last of it."""
     path = tmp_path / "lines.jsonl"
     path.unlink(missing_ok=True)
-    file = LineFile(path)
-    file.append(entries)
-    whole = path.read_bytes()
-    taken = data.draw(st.integers(0, len(whole)))
-    path.write_bytes(whole[:taken])
-    file._missing = whole[taken:]
-    kept = data.draw(st.integers(0, len(entries)))
-    file.keep(kept)
-    file.append(after)
-    file.close()
+    with contextlib.closing(LineFile(path)) as file:  # also where hypothesis leaves while it draws
+        file.append(entries)
+        whole = path.read_bytes()
+        taken = data.draw(st.integers(0, len(whole)))
+        path.write_bytes(whole[:taken])
+        file._missing = whole[taken:]
+        kept = data.draw(st.integers(0, len(entries)))
+        file.keep(kept)
+        file.append(after)
     assert list(read(path)) == [*entries[:kept], *after]
