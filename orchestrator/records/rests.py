@@ -4,7 +4,9 @@
 
 rest: its number; steps: of the trace, up to there; clocks: per shard, how many updates it has made; heirs: (lost, heir) pairs
 of shards, the lost one goes on with what the heir keeps; updates: the sprint before this rest, see `clocks.py`; evaluate:
-somebody asked for an evaluation; parameters: their fingerprint afterwards, the one thing here that is an outcome.
+somebody asked for an evaluation; parameters: their fingerprint afterwards, which is an outcome. Of gossip, whose updates come
+in no order that would have to be known, `updates` is empty, and two more outcomes say how far the models are apart:
+consensus_distance and spectral_gap (hexadecimal floats).
 
 What it does not do: know how sprints are executed or repeated.
 """
@@ -24,7 +26,8 @@ from orchestrator.records.identity import canonical
 Rest = Mapping[str, Any]
 
 _KEYS = frozenset({"rest", "steps", "clocks", "heirs", "updates", "evaluate", "parameters"})
-_OUTCOME = ("parameters",)
+_GOSSIP = frozenset({"consensus_distance", "spectral_gap"})
+_OUTCOME = ("parameters", *sorted(_GOSSIP))
 _ORDER = ("updates", "clocks", "heirs", "steps", "evaluate")
 
 
@@ -80,17 +83,18 @@ def check(rests: Sequence[Any], shards: int | None = None) -> None:
 
 
 def sprints(rests: Iterable[Rest]) -> Iterator[Sprint]:
-    """The sprint before each rest. Raises ValueError for a damaged one."""
+    """The sprint before each rest, where there are any. Raises ValueError for a damaged one."""
     clocks: Clocks | None = None
     for rest in rests:
-        yield _sprint(rest, clocks or (0,) * len(rest["clocks"]))
+        if rest["updates"]:
+            yield _sprint(rest, clocks or (0,) * len(rest["clocks"]))
         clocks = tuple(rest["clocks"])
 
 
 def staleness(rests: Sequence[Rest]) -> list[Staleness]:
     """Raises ValueError for a damaged record."""
     found = []
-    for rest, sprint in zip(rests, sprints(rests), strict=True):
+    for rest, sprint in zip([rest for rest in rests if rest["updates"]], sprints(rests), strict=True):
         wants = sprint.wants()
         ahead = tuple((shard, clock - min(wants[shard, clock])) for shard, clock in sprint.order())
         largest = max((each for _, each in ahead), default=0)
@@ -120,7 +124,7 @@ def parting(a: Iterable[Rest], b: Iterable[Rest], *, prefix: bool = False) -> Pa
 
 
 def _malformed(rest: Any, number: int) -> str | None:
-    if not isinstance(rest, dict) or rest.keys() != _KEYS:
+    if not isinstance(rest, dict) or rest.keys() not in (_KEYS, _KEYS | _GOSSIP):
         return f"it has to have {', '.join(sorted(_KEYS))}"
     if rest["rest"] != number:
         return f"it has the number {rest['rest']}"
@@ -131,6 +135,8 @@ def _malformed(rest: Any, number: int) -> str | None:
 
 
 def _misleading(rest: Rest, start: Clocks) -> str | None:
+    if not rest["updates"]:
+        return None
     try:
         end = _sprint(rest, start).end
     except ValueError as error:

@@ -126,6 +126,11 @@ class EventSink:
         """Record new rests of an asynchronous run, in order."""
         if self._record.rests is not None:
             self._write(self._record.rests, change)
+        for rest in change.new:
+            if "consensus_distance" in rest:
+                apart, gap = (float.fromhex(rest[key]) for key in ("consensus_distance", "spectral_gap"))
+                told = {"gossip/consensus_distance": apart, "gossip/spectral_gap": gap}
+                self._tracker.metrics(rest["steps"] - 1, told)
 
     def _write(self, file: LineFile, change: Change) -> None:
         if change.replaces:
