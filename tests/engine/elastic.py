@@ -333,7 +333,7 @@ class Elastic:
             donor = [member.progress for member in workers].index(best)
         elif self.saved.complete:
             donor, restore = 0, (0, str(len(self.saved.complete) - 1))
-        if restore is not None and restore[1] != INITIAL:
+        if not self.plan.lockstep and restore is not None and restore[1] != INITIAL:
             workers[0].said[:] = self.saved.heard[int(restore[1])]
         base = advances_of(best)
         heirs = () if restore is not None else inherited(state, seen)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from orchestrator.engine.asynchronous import deltas
+from orchestrator.engine.asynchronous import rows as shard_rows
 from orchestrator.engine.asynchronous.deltas import Deliveries, Delta
 from orchestrator.engine.asynchronous.traffic import Traffic
 from orchestrator.errors import Inconsistent
@@ -165,6 +166,23 @@ def test_a_window_of_one_delta_is_enough(layout: Layout, monkeypatch: pytest.Mon
 
 def test_a_window_holds_a_delta_and_at_most_eight() -> None:
     assert [deltas.window_of(size) for size in (0, 1, 10**6, 10**8)] == [8, 8, 8, 1]
+
+
+class Alone:
+    """An exchange of one member."""
+
+    def gather(self, step: int, attempt: int, phase: int, payload: torch.Tensor) -> list[torch.Tensor]:  # noqa: ARG002
+        return [payload]
+
+
+def test_heirs_of_heirs_get_what_was_passed_on_until_then() -> None:
+    """Shard 2 went on with what 0 kept; then 0 was lost itself, and went on with what 1 kept."""
+    own = {shard: {"kept": torch.tensor([float(shard)])} for shard in range(3)}
+    exchange: Any = Alone()
+    for _ in range(2):  # a replay may be interrupted here and begin again
+        found = shard_rows.inherited(exchange, 4, [[2, 0], [0, 1]], own)
+        assert {shard: float(row["kept"]) for shard, row in found.items()} == {2: 0.0, 0: 1.0}
+    assert shard_rows.inherited(exchange, 4, [], own) == {}
 
 
 # ---- what the ledger finds

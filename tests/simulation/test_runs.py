@@ -12,7 +12,7 @@ from tests.simulation import runs
 from tests.simulation.plans import plan
 
 SEEDS = 48
-FREE_SEEDS = 24
+FREE_SEEDS = 48
 TOGETHER = 8
 
 
@@ -48,7 +48,7 @@ def test_so_it_does_where_shards_keep_state(first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, FREE_SEEDS, TOGETHER))
+@pytest.mark.parametrize("first", thinned(range(0, FREE_SEEDS, TOGETHER), 3))
 def test_whatever_happens_an_asynchronous_run_can_be_repeated(first: int) -> None:
     for seed in range(first, first + TOGETHER):
         runs.live_and_repeated(seed)
