@@ -6,7 +6,6 @@ Sleeping changes no bit: which worker sleeps, and when, decides only the order o
 from __future__ import annotations
 
 import os
-import random
 import time
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ class Stalling(Pipeline):
         images, labels = batch
         loss = functional.cross_entropy(model(images), labels)
         waits = self.sleep_s * (self.factor if self.factor > 1 and self._is_slow() else 1.0)
-        if self.stall and _CHANCE.random() < self.stall:
+        if self.stall and int.from_bytes(os.urandom(4)) < self.stall * 2**32:
             waits += 4 * self.sleep_s
         if step == self.pause_at and self._is_slow():
             waits += 0.05
@@ -74,9 +73,6 @@ class Stalling(Pipeline):
     def _read(self, part: str) -> Any:
         images = torch.from_numpy(numpy.load(self.data / f"{part}_images.npy")).float() / 16
         return TensorDataset(images, torch.from_numpy(numpy.load(self.data / f"{part}_labels.npy")).long())
-
-
-_CHANCE = random.Random(os.urandom(8))
 
 
 class Convolutional(Stalling):
