@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from orchestrator.engine.compute import evaluation
+from orchestrator.engine.compute import construction, evaluation
 from orchestrator.engine.exchange import state_transfer
+from orchestrator.engine.exchange.carriers import Carriers
 from orchestrator.engine.exchange.collectives import Exchange, Memory
 from orchestrator.engine.exchange.footprint import sums_of
 from orchestrator.engine.execution.adder import Adder
@@ -35,6 +36,7 @@ class Server:
         self._regions = regions
         self._services = services or ProcessServices()
         self._memory: Memory | None = None
+        self._carriers: Carriers | None = None
         self._loop: Loop | None = None
 
     def prepare(self) -> dict[str, Any]:
@@ -54,11 +56,10 @@ class Server:
         plan, heartbeat = self._plan, self._services.heartbeat
         deadline_s = plan.cluster.timeouts.deadline_s
         self.prepare()
-        if self._memory is None:
-            layout = Layout.from_dict(run_manifest["layout"])
-            self._memory = Memory(layout, self._regions, sums=sums_of(plan.exchange), contributes=False)
-        self._memory.suit(generation.schedule, rank)
-        memory, loop = self._memory, Loop(plan, run_manifest, Timing(plan, heartbeat), heartbeat)
+        memory = self._memory or self._allocate(run_manifest)
+        carriers = self._carriers
+        (carriers or memory).suit(generation.schedule, rank)
+        loop = Loop(plan, run_manifest, Timing(plan, heartbeat), heartbeat)
         self._loop = None
 
         def through(transport: CancellableTransport) -> Ended:
@@ -68,11 +69,21 @@ class Server:
             self._loop = loop
             transport.activity = "exchange"
             exchange = Exchange(generation.schedule, rank, generation.number, transport, memory, deadline_s)
-            lockstep = Lockstep(Adder(), exchange, StepContents.of(plan, run_manifest))
+            lockstep = Lockstep(Adder(carriers), exchange, StepContents.of(plan, run_manifest))
             halted = loop.run(lockstep, exchange, _Listener(), saving=bool(generation.writers))
             return Ended(halted, self.position)
 
         return live(generation, heartbeat, connect, through, lambda: self.position)
+
+    def _allocate(self, run_manifest: Mapping[str, Any]) -> Memory:
+        plan, layout = self._plan, Layout.from_dict(run_manifest["layout"])
+        self._memory = Memory(layout, self._regions, sums=sums_of(plan.exchange), contributes=False)
+        parameters = run_manifest["trained"]
+        codec = construction.make_codec(plan, layout, parameters)
+        if codec is not None:
+            statistics = [slot.elements for slot in layout.slots[parameters:]]
+            self._carriers = Carriers(codec, statistics, plan.data.shards, self._regions, contributes=False)
+        return self._memory
 
     def close(self) -> None:
         pass

@@ -19,13 +19,16 @@ from orchestrator.engine.admission import proof
 from orchestrator.engine.compute import construction
 from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.shard_gradients import ShardGradients
+from orchestrator.engine.compute.shard_states import ShardStates
 from orchestrator.engine.compute.updater import Updater
 from orchestrator.engine.compute.workload import Workload
+from orchestrator.engine.exchange.carriers import Carriers
 from orchestrator.engine.exchange.collectives import Exchange, Memory
 from orchestrator.engine.exchange.footprint import sums_of
 from orchestrator.engine.execution.local_trainer import LocalTrainer
 from orchestrator.engine.execution.lockstep import Lockstep, StepContents
 from orchestrator.engine.execution.loop import Loop
+from orchestrator.engine.execution.summation import CompressedSum, DirectSum, Summation, first_residuals
 from orchestrator.engine.execution.timing import Timing
 from orchestrator.engine.member.cancellation import CancellableTransport, live
 from orchestrator.engine.member.generation import Connect, Ended, Generation, Position, ProcessServices
@@ -71,7 +74,7 @@ class Worker:
         self._before = construction.make_contribution(plan.update.contribution)
         optimizer = construction.make_optimizer(self._workload.pipeline, self._workload.model, plan)
         self._updater = Updater(self._workload, self._replica, optimizer, plan.update)
-        self._memory = Memory(self._replica.layout, self._regions, sums=sums_of(plan.exchange))
+        self._summation = self._make_summation()
         self._services.heartbeat.beat("prepare")
         compute = self._prepare_thread()  # once more: scripts set threads, precision and cudnn.benchmark as they begin
         if plan.update.watches_a_metric and not self._workload.evaluation_batches:
@@ -83,6 +86,7 @@ class Worker:
             "samples": self._workload.order.samples,
             "evaluation_batches": len(self._workload.evaluation_batches),
             "layout": self._replica.layout.as_dict(),
+            "trained": len(self._replica.parameters),
             "parameters": sum(parameter.numel() for parameter in self._workload.model.parameters()),
             "counters": self._replica.counter_names(),
             "initial_parameters": model_digest(self._workload.model),
@@ -106,7 +110,7 @@ class Worker:
         self._prepare_thread()
         if self._state is None:
             self._state = self._first_state(run_manifest)
-        self._memory.suit(generation.schedule, rank)
+        self._summation.suit(generation.schedule, rank)
         ended = live(
             generation,
             self._services.heartbeat,
@@ -136,16 +140,36 @@ class Worker:
         compute = self._plan.run.compute
         return determinism.prepare_thread(compute.threads, compute.device, tf32=compute.tf32)
 
+    def _make_summation(self) -> Summation:
+        """And the memory for it, and the states of the shards."""
+        plan, replica, before = self._plan, self._replica, self._before
+        layout, sums = replica.layout, sums_of(plan.exchange)
+        codec = construction.make_codec(plan, layout, len(replica.parameters))
+        self._states = ShardStates(lambda: {**before.init(replica.parameters), **first_residuals(codec, layout)})
+        self._memory = Memory(layout, self._regions, sums=sums, contributes=codec is None)
+        if codec is None:
+            return DirectSum(layout, self._memory)
+        statistics = [statistic.numel() for statistic in replica.statistics]
+        carriers = Carriers(codec, statistics, plan.data.shards, self._regions)
+        states = self._states if plan.update.keeps_shard_state else None
+        return CompressedSum(codec, carriers, layout, self._memory.result, states)
+
     def _first_state(self, run_manifest: Mapping[str, Any]) -> WorkerState:
         """The state of a worker that has not taken part in a generation yet."""
         services, writer = self._services, self._services.writer
         timing = Timing(self._plan, services.heartbeat, lambda: writer.busy)
         self._updater.start(run_manifest["steps"])
         trainer = LocalTrainer(
-            ShardGradients(self._workload, self._replica, self._before),
+            ShardGradients(
+                self._workload,
+                self._replica,
+                self._before,
+                self._states,
+                keeps_state=self._plan.update.keeps_shard_state,
+            ),
             self._replica,
             self._updater,
-            self._memory,
+            self._summation,
             self._staging.host_transfer(self._memory.layout, self._memory.result),
             services,
         )

@@ -89,7 +89,7 @@ class Data:
 class Update:
     """What happens to a gradient. optimizer: None where the pipeline has its own; clip: the largest norm; warmup: steps in
     which the learning rate rises, before `schedule` has its way; contribution: what a shard makes of its gradient before the
-    sum, and may keep state for; None for nothing."""
+    sum, and may keep state for; None for nothing; compression: in which form gradients travel, None for as they are."""
 
     optimizer: Variant | None
     clip: float | None
@@ -98,6 +98,13 @@ class Update:
     stopping: Watching | None
     plateau: Watching | None
     contribution: Variant | None = None
+    compression: Variant | None = None
+
+    @property
+    def keeps_shard_state(self) -> bool:
+        """Whether what a shard contributes depends on what it contributed before."""
+        feedback = self.compression is not None and self.compression.options.get("error_feedback", True)
+        return self.contribution is not None or bool(feedback)
 
     @property
     def watches_a_metric(self) -> bool:

@@ -22,7 +22,9 @@ from orchestrator.plan import (
     Watching,
 )
 from orchestrator.settings import Settings
+from orchestrator.table import is_reference
 from orchestrator.topologies import TOPOLOGIES
+from orchestrator.updates.compressions import COMPRESSIONS
 from orchestrator.updates.schedules import SCHEDULES
 
 
@@ -58,7 +60,15 @@ def _update(settings: Settings) -> Update:
         else Watching(stopping.metric, stopping.patience, stopping.mode, stopping.min_change),
         plateau=_plateau(schedule.options) if schedule.name == "plateau" else None,
         contribution=None if contribution.name == "gradient" else Variant(contribution.name, contribution.options),
+        compression=_compression(settings.compression.name, settings.compression.options),
     )
+
+
+def _compression(name: str, options: Mapping[str, Any]) -> Variant | None:
+    """With the defaults of its options, of which one says whether shards keep state."""
+    if name == "none":
+        return None
+    return Variant(name, options if is_reference(name) else COMPRESSIONS.resolve(name, options))
 
 
 def _plateau(options: Mapping[str, Any]) -> Watching:

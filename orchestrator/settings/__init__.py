@@ -24,6 +24,7 @@ from orchestrator.settings.loading import from_yaml, load, origins
 from orchestrator.settings.schema import (
     CheckpointSettings,
     ClusterSettings,
+    CompressionSettings,
     DataSettings,
     EarlyStoppingSettings,
     EvaluationSettings,
@@ -44,6 +45,7 @@ from orchestrator.values import Every, Span, Workers
 __all__ = [
     "CheckpointSettings",
     "ClusterSettings",
+    "CompressionSettings",
     "DataSettings",
     "EarlyStoppingSettings",
     "EvaluationSettings",

@@ -336,7 +336,7 @@ class Elastic:
 
     @property
     def keeps_shard_state(self) -> bool:
-        return self.plan.update.contribution is not None
+        return self.plan.update.keeps_shard_state
 
     def _as_the_controller_sees(self, workers: list[Member]) -> tuple[ControllerState, list[MemberStatus]]:
         shards = self.settings.data.shards

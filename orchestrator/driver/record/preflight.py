@@ -21,6 +21,8 @@ from orchestrator.topologies import TOPOLOGIES
 from orchestrator.topologies import laws as topology_laws
 from orchestrator.tracking.store import absolute, database_of
 from orchestrator.updates import contribution_laws, optimizers
+from orchestrator.updates.compressions import COMPRESSIONS
+from orchestrator.updates.compressions import laws as compression_laws
 from orchestrator.updates.contributions import CONTRIBUTIONS
 from orchestrator.updates.schedules import SCHEDULES
 from orchestrator.updates.schedules import laws as schedule_laws
@@ -130,6 +132,7 @@ def _pipeline_problems(settings: Settings) -> list[str]:
 def _variant_problems(settings: Settings) -> list[str]:
     """Of variants of the user's own, which could not be looked at before they were imported."""
     topology, schedule, contribution = settings.topology, settings.schedule, settings.contribution
+    compression = settings.compression
     problems: list[str] = []
     if is_reference(topology.name):
         problems += TOPOLOGIES.problems(topology.name, topology.options) or topology_laws.problems(
@@ -142,6 +145,10 @@ def _variant_problems(settings: Settings) -> list[str]:
     if is_reference(contribution.name):
         problems += CONTRIBUTIONS.problems(contribution.name, contribution.options) or contribution_laws.problems(
             contribution.name, contribution.options
+        )
+    if is_reference(compression.name):
+        problems += COMPRESSIONS.problems(compression.name, compression.options) or compression_laws.problems(
+            compression.name, compression.options, settings.data.shards
         )
     return problems
 

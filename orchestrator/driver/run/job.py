@@ -201,7 +201,7 @@ def requirements(plan: Plan, *, checkpoint: int | None = None, generation: int =
         start_timeout_s=timeouts.start_s,
         step_timeout_s=timeouts.step_s,
         whole=not plan.exchange.exact,
-        shard_state=plan.update.contribution is not None,
+        shard_state=plan.update.keeps_shard_state,
         checkpoint=checkpoint,
         generation=generation,
         member=member,

@@ -28,14 +28,17 @@ class Contribution(NamedTuple):
 
 
 class ShardGradients:
-    """before: applied to a shard's gradients, with a state per shard. keeps_state: whether shards have any."""
+    """before: applied to a shard's gradients, with a state per shard. states: of the shards; keeps_state: whether they have
+    any, from `before` or from what becomes of the contribution."""
 
-    def __init__(self, workload: Workload, replica: Replica, before: Chain) -> None:
+    def __init__(
+        self, workload: Workload, replica: Replica, before: Chain, states: ShardStates, *, keeps_state: bool
+    ) -> None:
         self._workload = workload
         self._replica = replica
         self._before = before
-        self.keeps_state = bool(before)
-        self.states = ShardStates(lambda: before.init(replica.parameters))
+        self.keeps_state = keeps_state
+        self.states = states
 
     def plan(self, step: int, shards: Sequence[int]) -> None:
         """Prepare for these micro-batches, which are computed next."""
@@ -48,8 +51,8 @@ class ShardGradients:
         computed = self._workload.loss(step, shard)
         self._replica.check_shard()
         if computed is None:
-            if self._before:
-                self.states.stage(shard, self.states.of(shard))
+            if self.keeps_state:
+                self.states.stage(shard, {})
             return None
         tensors = self._replica.contribution()
         if self._before:

@@ -28,6 +28,7 @@ from orchestrator.topologies.schedule import Action, Add, Base, Copy, Finish, Re
 from orchestrator.transports.base import Regions, Tag, Transport
 
 VOTE, SUM, EVALUATION_VOTE, EVALUATION, END, STATE_TRANSFER = range(6)  # phases, part of every message's tag
+COMPRESSED = 16  # the first phase of a compression
 
 
 class Memory:

@@ -1,7 +1,7 @@
 """How much memory a worker needs for a model: what its regions hold, and what the parameters need beside them. Pure.
 
-What it does not know: activations, batches, temporaries, copies for checkpoints; nor what the optimizer of a pipeline remembers
-before it has taken a step.
+What it does not know: activations, batches, temporaries, copies for checkpoints; the regions of a compression, which are small
+beside what it holds; nor what the optimizer of a pipeline remembers before it has taken a step.
 """
 
 from __future__ import annotations
@@ -47,9 +47,12 @@ def worker_bytes(layout: Layout, schedule: Schedule, plan: Plan, *, parameters: 
     trained = sum(slot.elements for slot in layout.slots)
     hosted = -(-plan.data.shards // schedule.workers)
     gradients = min(hosted, max(2, most_waiting(layout.size)))  # the last one is looked at once more after the next
-    gradients += plan.update.clip is not None
     sums = sums_of(plan.exchange)
     regions = max(region_bytes(layout, schedule, rank, sums) for rank in range(schedule.workers))
+    if plan.update.compression is not None:  # held until the vote, with what they kept and what they keep
+        gradients = hosted * (3 if plan.update.keeps_shard_state else 1)
+        regions = layout.size * sums.result.itemsize
+    gradients += plan.update.clip is not None
     return regions + round((parameters + trained * (gradients + (state or 0))) * _FLOAT32)
 
 

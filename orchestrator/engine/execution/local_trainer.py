@@ -14,18 +14,21 @@ from orchestrator.checkpoints.state import TrainingState
 from orchestrator.engine.compute import snapshot
 from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.shard_gradients import Contribution, ShardGradients
+from orchestrator.engine.compute.shard_states import fitted
 from orchestrator.engine.compute.updater import Updater
 from orchestrator.engine.compute.workload import NON_FINITE_REMEDY
-from orchestrator.engine.exchange.collectives import Memory
+from orchestrator.engine.exchange.collectives import Exchange
 from orchestrator.engine.exchange.step_report import Consensus, StepReport
 from orchestrator.engine.execution.run_state import RunState
+from orchestrator.engine.execution.summation import Summation
 from orchestrator.engine.member.generation import ProcessServices
 from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
-from orchestrator.numerics.exact import Accumulator
 from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
 from orchestrator.numerics.staging import HostTransfer
 from orchestrator.updates import optimizers
-from orchestrator.updates.transforms import Gradients
+from orchestrator.updates.transforms import Gradients, State
+
+_SUM = "sum/"  # what begins the names of what the sum needs from step to step
 
 
 class LocalTrainer:
@@ -37,16 +40,14 @@ class LocalTrainer:
         gradients: ShardGradients,
         replica: Replica,
         updater: Updater,
-        memory: Memory,
+        summation: Summation,
         host_transfer: HostTransfer,
         services: ProcessServices,
     ) -> None:
         self._gradients = gradients
         self.replica = replica
         self._updater = updater
-        exact = memory.contribution.dtype == torch.float64
-        self._accumulator = Accumulator(replica.layout, memory.contribution, exact=exact)
-        self._memory = memory
+        self._summation = summation
         self._host_transfer = host_transfer
         self._services = services
         self._repeated = False
@@ -66,7 +67,7 @@ class LocalTrainer:
         # The first repetition is computed in full by everybody, for that exposes a pipeline that keeps state (rule B4).
         self._repeated = self._repeated or attempt > 0
         self._single = None
-        self._accumulator.clear()
+        self._summation.clear()
         self._gradients.plan(step, self._shards)
         self._options = self._updater.options()
         tally = _Tally(self.replica)
@@ -75,11 +76,11 @@ class LocalTrainer:
             self._services.heartbeat.beat("compute", step, shard)
             self._services.writer.copied(0)  # if so, it is written from here on, and not from the update
             try:
-                computed = self._compute(step, shard, len(tally.shards) % self._accumulator.most_waiting)
+                computed = self._compute(step, shard, len(tally.shards) % self._summation.most_waiting)
                 if computed is None:
                     continue
                 loss, weight, gradients = computed
-                self._accumulator.add(gradients, weight, grid)
+                self._summation.add(shard, gradients, weight, grid)
                 tally.add(shard, loss, weight, self.replica.present(gradients))
             except OrchestratorError as error:
                 fault = (shard, error)
@@ -96,6 +97,9 @@ class LocalTrainer:
     def fault(self, shard: int) -> Exception | None:
         return self._fault[1] if self._fault is not None and self._fault[0] == shard else None
 
+    def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
+        return self._summation.total(exchange, step, attempt, consensus)
+
     def apply(self, state: RunState, consensus: Consensus) -> None:
         """May raise CalledOff before it changes anything, and not after."""
         self._services.heartbeat.beat("update", state.steps)
@@ -103,25 +107,27 @@ class LocalTrainer:
         self._host_transfer.back()
         results = zip(consensus.present, self._host_transfer.result, strict=True)
         agreed = [result if present else None for present, result in results]
-        self._updater.apply(state.steps, state.reductions, agreed, consensus.counters, self._memory.result)
+        self._updater.apply(state.steps, state.reductions, agreed, consensus.counters, self._summation.result)
+        self._summation.commit()
         self._gradients.states.commit()
 
     def capture(self, values: dict[str, Any]) -> TrainingState:
         """What all workers have alike, as views of what is in use, with these values beside it."""
-        return snapshot.capture(self.replica.model, self._updater.optimizer, values, self._updater.state)
+        return snapshot.capture(self.replica.model, self._updater.optimizer, values, self._replicated)
 
     def capture_with_rows(self, values: dict[str, Any]) -> TrainingState:
         """The same, and what the hosted shards keep."""
         rows = {shard: self._gradients.states.of(shard) for shard in self._shards} if self.keeps_shard_state else {}
-        return snapshot.capture(self.replica.model, self._updater.optimizer, values, self._updater.state, rows)
+        return snapshot.capture(self.replica.model, self._updater.optimizer, values, self._replicated, rows)
 
     def restore(self, state: TrainingState, steps: int) -> dict[str, Any]:
         """Be as far as whoever this state is from, also with what shards keep, as far as that is in it; returns the values
         beside it. steps: committed here until now. Raises Inconsistent, and has changed nothing then."""
-        transforms, states = self._updater.fitted(snapshot.transforms_of(state)), self._gradients.states
+        replicated = fitted("of the transforms and the sum", snapshot.transforms_of(state), self._replicated)
+        states = self._gradients.states
         rows = states.fitted(snapshot.rows_of(state.tensors))
         values = snapshot.restore(state, self.replica.model, self._updater.optimizer)
-        self._updater.state = transforms
+        self._set_replicated(replicated)
         if self.keeps_shard_state:
             states.follow(steps, values["steps"])
             states.adopt(rows)
@@ -147,12 +153,23 @@ class LocalTrainer:
         states = self._gradients.states
         states.adopt(states.fitted(snapshot.rows_of(tensors)))
 
+    @property
+    def _replicated(self) -> State:
+        """What sum and update need from step to step, beside the optimizer's state."""
+        own = {f"{_SUM}{name}": tensor for name, tensor in self._summation.replicated.items()}
+        return {**self._updater.state, **own}
+
+    def _set_replicated(self, state: State) -> None:
+        own = {name.removeprefix(_SUM): tensor for name, tensor in state.items() if name.startswith(_SUM)}
+        self._updater.state = {name: tensor for name, tensor in state.items() if not name.startswith(_SUM)}
+        self._summation.replicated = own
+
     def _contribute_again(self, grid: Grid) -> StepReport:
         """A worker with one shard need not compute it again: only the grid has changed (rule A4)."""
         assert self._single is not None
         gradients, weight, step_report = self._single
-        self._accumulator.clear()
-        self._accumulator.add(gradients, weight, grid)
+        self._summation.clear()
+        self._summation.add(self._shards[0], gradients, weight, grid)
         self._complete(weight)
         return step_report
 
@@ -184,10 +201,7 @@ class LocalTrainer:
 
     def _complete(self, total_weight: float) -> NDArray[numpy.int64]:
         """The sum of the hosted shards, and all of it where nobody else has any; returns what `Accumulator.complete` does."""
-        alone = (total_weight, self._memory.result) if self._alone else None
-        magnitudes = self._accumulator.complete(alone)
-        self._memory.finished = self._accumulator.finished
-        return magnitudes
+        return self._summation.complete(total_weight, alone=self._alone)
 
 
 class _Tally:

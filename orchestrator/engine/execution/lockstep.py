@@ -38,6 +38,9 @@ class Member(Protocol):
     def fault(self, shard: int) -> Exception | None:
         """The fault of `shard`, if this member hosts it."""
 
+    def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
+        """Take part in the sum; returns its fingerprint."""
+
     def apply(self, state: RunState, consensus: Consensus) -> None:
         """Apply the summed gradient. state: before this step."""
 
@@ -45,7 +48,7 @@ class Member(Protocol):
 @dataclass(frozen=True)
 class StepContents:
     """What is added up in a step. shape: the lengths of a step report; names: of the layout's tensors, then of the
-    counters; exact: on a grid."""
+    counters; exact: on the grid of the run state, which a compression does without: it rounds after the vote."""
 
     shape: Shape
     names: tuple[str, ...]
@@ -56,7 +59,7 @@ class StepContents:
         tensors = [slot["name"] for slot in run_manifest["layout"]["slots"]]
         counters = run_manifest["counters"]
         shape = Shape(plan.data.shards, len(tensors), len(counters))
-        return cls(shape, (*tensors, *counters), plan.exchange.exact)
+        return cls(shape, (*tensors, *counters), plan.exchange.exact and plan.update.compression is None)
 
 
 class Lockstep:
@@ -75,7 +78,7 @@ class Lockstep:
         """Raises PipelineRaised, NonFinite, Inconsistent, Withdrawn, and what the transport raises."""
         step = state.steps
         attempt, consensus, grid = self._agree(step, state.grid)
-        fingerprint = self._exchange.total(step, attempt, consensus.total_weight)
+        fingerprint = self._member.total(self._exchange, step, attempt, consensus)
         self._member.apply(state, consensus)
         if self._contents.exact:
             grid = grid.committed(consensus.magnitudes)
