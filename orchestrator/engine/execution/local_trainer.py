@@ -18,7 +18,7 @@ from orchestrator.engine.compute.shard_states import fitted
 from orchestrator.engine.compute.updater import Updater
 from orchestrator.engine.compute.workload import NON_FINITE_REMEDY
 from orchestrator.engine.exchange.collectives import Exchange
-from orchestrator.engine.exchange.step_report import Consensus, StepReport
+from orchestrator.engine.exchange.step_report import UNKNOWN, Consensus, StepReport
 from orchestrator.engine.execution.run_state import RunState
 from orchestrator.engine.execution.summation import Summation
 from orchestrator.engine.member.generation import ProcessServices
@@ -51,6 +51,7 @@ class LocalTrainer:
         self._host_transfer = host_transfer
         self._services = services
         self._repeated = False
+        self._told_bytes = UNKNOWN
         self.take_on(())
 
     def take_on(self, shards: Sequence[int], *, alone: bool = False) -> None:
@@ -103,6 +104,7 @@ class LocalTrainer:
     def apply(self, state: RunState, consensus: Consensus) -> None:
         """May raise CalledOff before it changes anything, and not after."""
         self._services.heartbeat.beat("update", state.steps)
+        self._tell_bytes(state.steps - 1, consensus.sent_bytes)
         self._services.await_copied()
         self._host_transfer.back()
         results = zip(consensus.present, self._host_transfer.result, strict=True)
@@ -163,6 +165,12 @@ class LocalTrainer:
         own = {name.removeprefix(_SUM): tensor for name, tensor in state.items() if name.startswith(_SUM)}
         self._updater.state = {name: tensor for name, tensor in state.items() if not name.startswith(_SUM)}
         self._summation.replicated = own
+
+    def _tell_bytes(self, step: int, sent_bytes: int) -> None:
+        """What the members send in a step, when it changes: from step to step it mostly is the same."""
+        if sent_bytes not in (UNKNOWN, self._told_bytes):
+            self._told_bytes = sent_bytes
+            self._services.emit({"event": "sent", "step": step, "bytes": sent_bytes})
 
     def _contribute_again(self, grid: Grid) -> StepReport:
         """A worker with one shard need not compute it again: only the grid has changed (rule A4)."""
