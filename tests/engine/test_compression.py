@@ -17,10 +17,13 @@ from tests.engine.runs import LAYOUTS, LONELY, Layout, Run, rotating, train
 from tests.engine.test_one_result import ADAM
 
 QUANTIZE = {"name": "quantize"}
+POWERSGD = {"name": "powersgd", "rank": 1}
 METHODS: list[dict[str, Any]] = [
     QUANTIZE,
     {"name": "quantize", "error_feedback": False},
     {"name": "quantize", "bits": 16},
+    POWERSGD,
+    {"name": "powersgd", "rank": 2, "error_feedback": False},
 ]
 CASES: list[tuple[type[Pipeline], dict[str, Any]]] = [
     (p.Wide, {"steps": 2}),
@@ -86,7 +89,7 @@ def _assert_same(run: Run, reference: Run) -> None:
 # ---- what shards keep is lost with nobody but its host
 
 RICH: dict[str, Any] = {**EVERYTHING, "early_stopping": {}, "checkpoint_every": 2}
-KEEPING = [method for method in METHODS if method.get("error_feedback", True)][:1]
+KEEPING = [QUANTIZE, POWERSGD]
 
 
 def told_of(method: int, layout: Layout, faults: list[Fault], **how: Any) -> tuple[Told, Elastic]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from orchestrator.table import Table
 from orchestrator.updates.compressions.codec import Codec, Model
+from orchestrator.updates.compressions.powersgd import powersgd
 from orchestrator.updates.compressions.quantize import Quantize
 
 __all__ = ["COMPRESSIONS"]
@@ -19,4 +20,6 @@ def none(model: Model) -> None:
     """Gradients as they are: exact sums of all elements."""
 
 
-COMPRESSIONS: Table[Callable[..., Codec | None]] = Table("compression", {"none": none, "quantize": Quantize})
+COMPRESSIONS: Table[Callable[..., Codec | None]] = Table(
+    "compression", {"none": none, "quantize": Quantize, "powersgd": powersgd}
+)
