@@ -24,6 +24,7 @@ Four = tuple[Any, Any, Any, Any]
 PIECE: Final = 128  # elements; longer ones wait longer for the memory, shorter ones for the calls
 BLOCK: Final = 4096  # elements; the layout's
 _MAGNITUDE: Final = numpy.int32(0x7FFF_FFFF)  # the bits of a float32 without its sign
+_ROUNDING: Final = 1.5 * 2.0**52  # float64 numbers around it are 1 apart
 
 _inlined: Callable[..., Any] = numba.njit(error_model="numpy")
 
@@ -217,3 +218,37 @@ def _keep(total_at: Pointer, last_at: Pointer, more: bool, elements: int, result
             summed += result[i]
         found += summed * (first_block + start // BLOCK + 1)
     return int(found)
+
+
+# --- few levels
+
+
+def _largest(bits_at: Pointer, elements: int) -> int:
+    """The largest magnitude of float32 values, as bits."""
+    bits = carray(bits_at, elements)
+    largest = numpy.int32(0)
+    for i in range(elements):
+        largest = max(largest, bits[i] & _MAGNITUDE)
+    return int(largest)
+
+
+def _quantize(
+    values_at: Pointer, elements: int, factor: float, spacing: float, levels: float, total_at: Pointer, keeps: bool
+) -> int:
+    """total += values * factor, rounded half to even and held within the levels. keeps: what rounding dropped, in units of
+    the values, takes their place."""
+    values, total = carray(values_at, elements), carray(total_at, elements)
+    for i in range(elements):
+        level = min(max((values[i] * factor + _ROUNDING) - _ROUNDING, -levels), levels)
+        total[i] += numpy.int64(level)
+        if keeps:
+            values[i] = values[i] - level * spacing
+    return 0
+
+
+def _dequantize(total_at: Pointer, elements: int, factor: float, result_at: Pointer) -> int:
+    """result = total * factor."""
+    total, result = carray(total_at, elements), carray(result_at, elements)
+    for i in range(elements):
+        result[i] = total[i] * factor
+    return 0
