@@ -45,7 +45,10 @@ FLOORS = [
 ROOMS = {
     "driver": ["run", "record", "report", "terminal"],
     "cluster": ["placement", "sessions", "actors"],
-    "engine": ["worker", "server", "worker_hooks", "execution", "admission", "compute", "exchange", "member"],
+    "engine": [
+        *("worker", "server", "worker_hooks", "executions"),
+        *("asynchronous", "execution", "admission", "compute", "exchange", "member"),
+    ],
     "provenance": ["data", "environment", "code"],
     "control": ["controller", "rendezvous", "faults", "decision", "membership", "shard_assignment", "events"],
 }
