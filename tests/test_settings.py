@@ -377,7 +377,7 @@ WRONG = {
     "topology={name: tree, servers: 2}": "topology.servers: tree has no servers; parameter_server has",
     "topology={name: tree, arity: 0}": "topology.arity: must be at least 1, got 0",
     "sync=ssp": "sync.mode: expected one of bsp, got 'ssp'",
-    "compression=zip": "compression.name: 'zip' is not on offer (there are none, quantize, powersgd, or your own as "
+    "compression=zip": "compression.name: 'zip' is not on offer (there are none, quantize, powersgd, topk, or your own as "
     "package.module:name)",
     "compression.bits=8": "compression.bits: none has no bits; quantize has",
     "compression={name: quantize, bits: 4}": "compression.bits: must be 8 or 16, got 4",
