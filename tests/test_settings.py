@@ -459,7 +459,7 @@ WRONG = {
     "sync={name: ssp, staleness: -1}": "sync.staleness: must be at least 0, got -1",
     "sync={name: gossip, graph: star}": "sync.graph: expected one of ring, exponential, complete, got 'star'",
     "sync.rest_every=5": "sync.rest_every: bsp has no rest_every; it has no options",
-    "compression=zip": "compression.name: 'zip' is not on offer (there are none, quantize, powersgd, or your own as "
+    "compression=zip": "compression.name: 'zip' is not on offer (there are none, quantize, powersgd, topk, or your own as "
     "package.module:name)",
     "compression.bits=8": "compression.bits: none has no bits; quantize has",
     "compression={name: quantize, bits: 4}": "compression.bits: must be 8 or 16, got 4",

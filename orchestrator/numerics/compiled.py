@@ -31,6 +31,12 @@ def _entries() -> dict[str, tuple[str, list[Any]]]:
     found: dict[str, tuple[str, list[Any]]] = {
         "fingerprint": ("CPointer(int32), int64, int64", [_AT, _LONG, _LONG]),
         "largest": ("CPointer(int32), int64", [_AT, _LONG]),
+        "choose": ("CPointer(int32), int64, int64, CPointer(int64), CPointer(int64)", [_AT, _LONG, _LONG, _AT, _AT]),
+        "pack_gaps": ("CPointer(int64), int64, CPointer(uint8)", [_AT, _LONG, _AT]),
+        "add_chosen": (
+            "CPointer(uint8), int64, CPointer(float32), int64, float64, CPointer(float64), int64",
+            [_AT, _LONG, _AT, _LONG, _DOUBLE, _AT, _LONG],
+        ),
     }
     for kind in _INTEGERS:
         found[f"keep {kind}"] = (
@@ -90,6 +96,18 @@ class Loops:
     def largest(self, *arguments: Any) -> int:
         """`loops._largest`."""
         return self._loops["largest"](*arguments)
+
+    def choose(self, *arguments: Any) -> int:
+        """`loops._choose`."""
+        return self._loops["choose"](*arguments)
+
+    def pack_gaps(self, *arguments: Any) -> int:
+        """`loops._pack_gaps`."""
+        return self._loops["pack_gaps"](*arguments)
+
+    def add_chosen(self, *arguments: Any) -> int:
+        """`loops._add_chosen`."""
+        return self._loops["add_chosen"](*arguments)
 
     def quantize(self, kind: str, *arguments: Any) -> int:
         """`loops._quantize`; kind: the type of the integers."""

@@ -16,22 +16,23 @@ from typing import Protocol
 import torch
 
 from orchestrator.engine.exchange.collectives import COMPRESSED, Exchange, Memory
-from orchestrator.numerics import levels
+from orchestrator.numerics import chosen, levels
 from orchestrator.numerics.exact import FEW_LEVELS, MEANS, Accumulator
 from orchestrator.numerics.grid import Grid, magnitude_bits, needed_exponent
 from orchestrator.numerics.layout import Layout
 from orchestrator.topologies.schedule import Schedule
 from orchestrator.transports.base import Regions
-from orchestrator.updates.compressions.codec import Codec, Levels, Means, Phase, Result, Rows
+from orchestrator.updates.compressions.codec import Codec, Held, Largest, Levels, Means, Phase, Result, Rows
 
 
 class Carrier(Protocol):
-    """Carries one phase. memory: its own."""
+    """Carries one phase."""
 
-    memory: Memory
+    def suit(self, schedule: Schedule, rank: int) -> None:
+        """As `Memory.suit`."""
 
-    def load(self, weights: Sequence[float], rows: Rows) -> None:
-        """Set this worker's contribution. weights: of the rows."""
+    def load(self, held: Sequence[Held], rows: Rows) -> None:
+        """Set this worker's contribution. held: whose rows they are."""
 
     def carry(self, exchange: Exchange, step: int, phase: int, total_weight: float) -> Result:
         """Add up with all members; to be read before the next step."""
@@ -53,7 +54,7 @@ class Carriers:
     def suit(self, schedule: Schedule, rank: int) -> None:
         """As `Memory.suit`."""
         for carrier in self.all:
-            carrier.memory.suit(schedule, rank)
+            carrier.suit(schedule, rank)
 
     def relay(self, exchange: Exchange, step: int, total_weight: float) -> None:
         """A server's part in a step."""
@@ -73,13 +74,16 @@ class _LevelsCarrier:
         self._summed = layout.views(self.memory.result)
         self._spacings = [0.0] * len(phase.elements)
 
-    def load(self, weights: Sequence[float], rows: Rows) -> None:
+    def suit(self, schedule: Schedule, rank: int) -> None:
+        self.memory.suit(schedule, rank)
+
+    def load(self, held: Sequence[Held], rows: Rows) -> None:
         self._spacings = [levels.spacing_of(largest or 0.0, self._levels) for largest in rows.largest]
         self.memory.contribution.zero_()
-        for weight, row in zip(weights, rows.rows, strict=True):
+        for each, row in zip(held, rows.rows, strict=True):
             for tensor, spacing, total in zip(row, self._spacings, self._contributed, strict=True):
                 if tensor is not None:
-                    levels.add_levels(tensor, weight, spacing, self._levels, total, keeps=rows.keeps)
+                    levels.add_levels(tensor, each.weight, spacing, self._levels, total, keeps=rows.keeps)
 
     def carry(self, exchange: Exchange, step: int, phase: int, total_weight: float) -> Result:
         exchange.add_up(self.memory, step, 0, phase)
@@ -94,20 +98,62 @@ class _MeansCarrier:
         self._accumulator = Accumulator(layout, self.memory.contribution, exact=True) if contributes else None
         self._means = layout.views(self.memory.result)
 
-    def load(self, weights: Sequence[float], rows: Rows) -> None:
+    def suit(self, schedule: Schedule, rank: int) -> None:
+        self.memory.suit(schedule, rank)
+
+    def load(self, held: Sequence[Held], rows: Rows) -> None:
         assert self._accumulator is not None, "a server has no rows"
         exponents = [
             needed_exponent(magnitude_bits(largest), self._shards) if largest else None for largest in rows.largest
         ]
         grid = Grid(tuple(exponents), self._shards)
         self._accumulator.clear()
-        for weight, row in zip(weights, rows.rows, strict=True):
-            self._accumulator.add(row, weight, grid)
+        for each, row in zip(held, rows.rows, strict=True):
+            self._accumulator.add(row, each.weight, grid)
         self._accumulator.complete()
 
     def carry(self, exchange: Exchange, step: int, phase: int, total_weight: float) -> Result:
         exchange.add_up(self.memory, step, 0, phase, total_weight)
         return _MeansResult(self._means)
+
+
+class _LargestCarrier:
+    def __init__(self, phase: Largest) -> None:
+        self._elements = phase.elements
+        self._payload = torch.empty(0, dtype=torch.uint8)
+
+    def suit(self, schedule: Schedule, rank: int) -> None:
+        pass
+
+    def load(self, held: Sequence[Held], rows: Rows) -> None:
+        found = []
+        for each, row in zip(held, rows.rows, strict=True):
+            vectors = [
+                None if tensor is None else chosen.Chosen.of(tensor, count, keeps=rows.keeps)
+                for tensor, count in zip(row, rows.counts, strict=True)
+            ]
+            found.append(chosen.Row(each.shard, each.weight, vectors))
+        self._payload = chosen.pack(found)
+
+    def carry(self, exchange: Exchange, step: int, phase: int, total_weight: float) -> Result:
+        payloads = exchange.gather(step, 0, phase, self._payload)
+        rows = [row for payload in payloads for row in chosen.unpack(payload, len(self._elements))]
+        return _LargestResult(sorted(rows, key=lambda row: row.shard), self._elements, total_weight)
+
+
+class _LargestResult:
+    def __init__(self, rows: Sequence[chosen.Row], elements: Sequence[int], total_weight: float) -> None:
+        self._rows = rows
+        self._elements = elements
+        self._total_weight = total_weight
+
+    def write(self, i: int, out: torch.Tensor) -> None:
+        total = torch.zeros(self._elements[i], dtype=torch.float64)
+        for row in self._rows:
+            vector = row.vectors[i]
+            if vector is not None:
+                vector.add(row.weight, total)
+        out.copy_(total.div_(self._total_weight))
 
 
 class _LevelsResult:
@@ -131,6 +177,8 @@ class _MeansResult:
 def _carrier(phase: Phase, shards: int, regions: Regions, contributes: bool) -> Carrier:
     if isinstance(phase, Levels):
         return _LevelsCarrier(phase, shards, regions, contributes)
+    if isinstance(phase, Largest):
+        return _LargestCarrier(phase)
     return _MeansCarrier(phase, shards, regions, contributes)
 
 

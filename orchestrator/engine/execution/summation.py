@@ -137,18 +137,18 @@ class CompressedSum:
         return numpy.array(self._magnitudes, numpy.int64).reshape(-1, len(self._slots))
 
     def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:  # noqa: ARG002
-        weights, total_weight = [held.weight for held in self._held], consensus.total_weight
+        total_weight = consensus.total_weight
         largest = [None if bits < 0 else magnitude_of(bits) for bits in consensus.magnitudes]
         carriers, parameters = self._carriers, self._parameters
         if carriers.of_statistics is not None:
-            carriers.of_statistics.load(weights, Rows(self._statistics, largest[parameters:]))
+            carriers.of_statistics.load(self._held, Rows(self._statistics, largest[parameters:]))
             means = carriers.carry(carriers.of_statistics, exchange, step, total_weight)
             for i, out in enumerate(self._means[parameters:]):
                 means.write(i, out)
         agreement = Agreement(step, total_weight, largest[:parameters], self.replicated)
         results: list[Result] = []
         for phase, carrier in enumerate(carriers.of_codec):
-            carrier.load(weights, self._codec.encode(phase, agreement, self._held, results))
+            carrier.load(self._held, self._codec.encode(phase, agreement, self._held, results))
             if carrier is carriers.of_codec[-1]:
                 self._stage()
             results.append(carriers.carry(carrier, exchange, step, total_weight))

@@ -12,6 +12,7 @@ from orchestrator.table import Table
 from orchestrator.updates.compressions.codec import Codec, Model
 from orchestrator.updates.compressions.powersgd import powersgd
 from orchestrator.updates.compressions.quantize import Quantize
+from orchestrator.updates.compressions.topk import TopK
 
 __all__ = ["COMPRESSIONS"]
 
@@ -21,5 +22,5 @@ def none(model: Model) -> None:
 
 
 COMPRESSIONS: Table[Callable[..., Codec | None]] = Table(
-    "compression", {"none": none, "quantize": Quantize, "powersgd": powersgd}
+    "compression", {"none": none, "quantize": Quantize, "powersgd": powersgd, "topk": TopK}
 )

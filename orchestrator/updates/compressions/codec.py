@@ -71,7 +71,14 @@ class Means:
     elements: tuple[int, ...]
 
 
-Phase = Levels | Means
+@dataclass(frozen=True)
+class Largest:
+    """A phase: of vectors of so many elements each shard sends a few, the largest, which are gathered (`numerics.chosen`)."""
+
+    elements: tuple[int, ...]
+
+
+Phase = Levels | Means | Largest
 
 
 @dataclass(frozen=True)
@@ -79,12 +86,14 @@ class Rows:
     """What goes into a phase. rows: S x vectors of the phase, float32; largest: for each vector a bound on |weight * element|
     over *all* shards, None or zero where no shard has any; under `Levels` it is the span of the levels.
 
-    keeps: `Levels` leaves in the rows what rounding dropped.
+    keeps: `Levels` leaves in the rows what rounding dropped, and `Largest` what is not sent. counts: for `Largest`, how many
+    elements of each vector are sent.
     """
 
     rows: Sequence[Sequence[torch.Tensor | None]]
     largest: Sequence[float | None]
     keeps: bool = False
+    counts: Sequence[int] = ()
 
 
 class Result(Protocol):
