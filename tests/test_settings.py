@@ -379,7 +379,7 @@ WRONG = {
     "run.seed.x=3": "run.seed.x: no such key; did you mean run.seed?",
     "data.foo=3": "data.foo: no such key; data has shards, batch_size, loaders, inputs, partition, sampling",
     "zzz=3": "zzz: no such key; there are run, pipeline, data, cluster, topology, sync, reduction, transport, "
-    "optimizer, contribution, gradient, "
+    "optimizer, contribution, compression, gradient, "
     "schedule, early_stopping, checkpoint, evaluation, trace, tracking, strict, environment, output",
     "run.seed=abc": "run.seed: expected a whole number, got 'abc'",
     "run.seed=1.5": "run.seed: expected a whole number, got 1.5",
@@ -459,6 +459,10 @@ WRONG = {
     "sync={name: ssp, staleness: -1}": "sync.staleness: must be at least 0, got -1",
     "sync={name: gossip, graph: star}": "sync.graph: expected one of ring, exponential, complete, got 'star'",
     "sync.rest_every=5": "sync.rest_every: bsp has no rest_every; it has no options",
+    "compression=zip": "compression.name: 'zip' is not on offer (there are none, quantize, powersgd, topk, or your own as "
+    "package.module:name)",
+    "compression.bits=8": "compression.bits: none has no bits; quantize has",
+    "compression={name: quantize, bits: 4}": "compression.bits: must be 8 or 16, got 4",
     "reduction=quick": "reduction: expected one of exact, fast, got 'quick'",
     "transport=rdma": "transport: expected one of auto, shared_memory, tcp, got 'rdma'",
     "gradient.clip=0": "gradient.clip: must be greater than 0, got 0.0",
@@ -601,6 +605,24 @@ def test_a_wrong_number_of_workers_is_told(workers: str) -> None:
 def test_fast_sums_need_a_fixed_number_of_workers() -> None:
     (problem,) = problems("cluster.workers={min: 1, max: 2}", "reduction=fast")
     assert "reduction=fast adds up in the order of the layout" in problem
+
+
+def test_compressed_sums_are_exact_ones() -> None:
+    (problem,) = problems("compression=quantize", "reduction=fast")
+    assert "compression: quantize needs sums that are free of order; set reduction=exact" in problem
+
+
+def test_every_shard_has_levels() -> None:
+    enough = {8: 16, 16: 4096}
+    for bits, shards in enough.items():
+        given_on_command_line(
+            f"compression={{name: quantize, bits: {bits}}}", f"data={{shards: {shards}, batch_size: 5000}}"
+        )
+    (problem,) = problems("compression=quantize", "data={shards: 17, batch_size: 5000}")
+    assert "the sum of 17 shards has to fit 8 bits" in problem
+    assert problem.endswith("(at most 16 shards): set compression.bits=16, or lower data.shards")
+    (problem,) = problems("compression={name: quantize, bits: 16}", "data={shards: 4097, batch_size: 5000}")
+    assert problem.endswith("(at most 4096 shards): lower data.shards")
 
 
 def test_settings_are_validated_where_they_are_built() -> None:
@@ -802,6 +824,8 @@ RESULT = ["run.seed=3", "run.steps=4", "run.threads=2", "pipeline.target=a:B", "
     "optimizer=sgd",
     "optimizer.lr=1",
     "gradient.clip=1",
+    "compression=quantize",
+    "compression={name: quantize, bits: 16}",
 ]
 
 

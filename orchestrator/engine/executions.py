@@ -16,17 +16,20 @@ from orchestrator.engine.asynchronous.rest import Terms
 from orchestrator.engine.asynchronous.shard_updates import ShardUpdates
 from orchestrator.engine.asynchronous.sprint import Cadence, Sprints
 from orchestrator.engine.asynchronous.traffic import DeltaMemory, Traffic
+from orchestrator.engine.compute import construction
 from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.shard_gradients import ShardGradients
 from orchestrator.engine.compute.shard_states import ShardStates
 from orchestrator.engine.compute.updater import Updater
 from orchestrator.engine.compute.workload import Workload
+from orchestrator.engine.exchange.carriers import Carriers
 from orchestrator.engine.exchange.collectives import Exchange, Memory
 from orchestrator.engine.exchange.footprint import sums_of
 from orchestrator.engine.execution.executor import Executor
 from orchestrator.engine.execution.local_trainer import LocalTrainer
 from orchestrator.engine.execution.lockstep import Lockstep, StepContents
 from orchestrator.engine.execution.replica_state import ReplicaState
+from orchestrator.engine.execution.summation import CompressedSum, DirectSum, Summation, first_residuals
 from orchestrator.engine.execution.timing import Timing
 from orchestrator.engine.member.generation import Generation, ProcessServices
 from orchestrator.numerics.staging import Staging
@@ -34,6 +37,7 @@ from orchestrator.plan import Plan
 from orchestrator.topologies.routes import Routes
 from orchestrator.topologies.schedule import Schedule
 from orchestrator.transports.base import Regions, Transport
+from orchestrator.updates.compressions.codec import Codec
 from orchestrator.updates.transforms import Chain
 
 
@@ -84,19 +88,32 @@ class Execution(Protocol):
 
 
 class LockstepExecution:
-    """All replicas are equal after each step."""
+    """All replicas are equal after each step. The sum is direct, or of what a compression makes of the gradients."""
 
     def __init__(self, parts: Parts) -> None:
         replica, updater, plan = parts.replica, parts.updater, parts.plan
         self._plan = plan
-        self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan))
-        gradients = ShardGradients(parts.workload, replica, parts.before)
+        codec = construction.make_codec(plan, replica.layout, len(replica.parameters))
+        residuals = lambda: first_residuals(codec, replica.layout)  # noqa: E731
+        gradients = ShardGradients(parts.workload, replica, parts.before, residuals)
+        self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan), contributes=codec is None)
+        self._summation = self._sum(parts, codec, gradients)
         host_transfer = parts.staging.host_transfer(replica.layout, self._memory.result)
-        self._trainer = LocalTrainer(gradients, replica, updater, self._memory, host_transfer, parts.services)
-        self.held = ReplicaState(replica, updater, gradients.states, keeps_shard_state=gradients.keeps_state)
+        self._trainer = LocalTrainer(gradients, replica, updater, self._summation, host_transfer, parts.services)
+        keeps, summation = gradients.keeps_state, self._summation
+        self.held = ReplicaState(replica, updater, gradients.states, keeps_shard_state=keeps, summation=summation)
+
+    def _sum(self, parts: Parts, codec: Codec | None, gradients: ShardGradients) -> Summation:
+        layout = parts.replica.layout
+        if codec is None:
+            return DirectSum(layout, self._memory)
+        statistics = [statistic.numel() for statistic in parts.replica.statistics]
+        carriers = Carriers(codec, statistics, parts.plan.data.shards, parts.regions)
+        states = gradients.states if gradients.keeps_state else None
+        return CompressedSum(codec, carriers, layout, self._memory.result, states)
 
     def suit(self, schedule: Schedule, rank: int) -> None:
-        self._memory.suit(schedule, rank)
+        self._summation.suit(schedule, rank)
 
     def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
         self._trainer.take_on(moment.shards, alone=moment.generation.schedule.members == 1)

@@ -13,8 +13,9 @@ from orchestrator.engine.asynchronous.relay import Relay
 from orchestrator.engine.asynchronous.replay import ReplayRelay
 from orchestrator.engine.asynchronous.rest import Terms
 from orchestrator.engine.asynchronous.traffic import DeltaMemory, Traffic
-from orchestrator.engine.compute import evaluation
+from orchestrator.engine.compute import construction, evaluation
 from orchestrator.engine.exchange import state_transfer
+from orchestrator.engine.exchange.carriers import Carriers
 from orchestrator.engine.exchange.collectives import Exchange, Memory
 from orchestrator.engine.exchange.footprint import sums_of
 from orchestrator.engine.execution.adder import Adder
@@ -42,6 +43,7 @@ class Server:
         self._regions = regions
         self._services = services or ProcessServices()
         self._memory: Memory | None = None
+        self._carriers: Carriers | None = None
         self._deltas: DeltaMemory | None = None
         self._loop: Loop | None = None
 
@@ -62,22 +64,18 @@ class Server:
         plan, heartbeat = self._plan, self._services.heartbeat
         deadline_s = plan.cluster.timeouts.deadline_s
         self.prepare()
-        if self._memory is None:
-            layout = Layout.from_dict(run_manifest["layout"])
-            self._memory = Memory(layout, self._regions, sums=sums_of(plan), contributes=False)
-            self._deltas = None if plan.lockstep else DeltaMemory(layout, self._regions, sends=False)
-        self._memory.suit(generation.schedule, rank)
-        routes = Routes(generation.schedule)
-        if self._deltas is not None:
-            self._deltas.suit(routes, rank)
-        memory, loop = self._memory, Loop(plan, run_manifest, Timing(plan, heartbeat), heartbeat)
+        memory = self._memory or self._allocate(run_manifest)
+        carriers, deltas = self._carriers, self._deltas
+        (carriers or memory).suit(generation.schedule, rank)
+        routes, number = Routes(generation.schedule), generation.number
+        if deltas is not None:
+            deltas.suit(routes, rank)
+        loop = Loop(plan, run_manifest, Timing(plan, heartbeat), heartbeat)
         self._loop = None
-
-        deltas, number = self._deltas, generation.number
 
         def executor(transport: CancellableTransport, exchange: Exchange) -> Executor:
             if deltas is None:
-                return Lockstep(Adder(), exchange, StepContents.of(plan, run_manifest))
+                return Lockstep(Adder(carriers), exchange, StepContents.of(plan, run_manifest))
             terms = Terms.of(plan, generation, run_manifest)
             if plan.replay:
                 return ReplayRelay(exchange, terms, plan.replay)
@@ -95,6 +93,19 @@ class Server:
             return Ended(halted, self.progress)
 
         return live(generation, heartbeat, connect, through, lambda: self.progress)
+
+    def _allocate(self, run_manifest: Mapping[str, Any]) -> Memory:
+        """All memory that outlives generations."""
+        plan, layout = self._plan, Layout.from_dict(run_manifest["layout"])
+        self._memory = Memory(layout, self._regions, sums=sums_of(plan), contributes=False)
+        if not plan.lockstep:
+            self._deltas = DeltaMemory(layout, self._regions, sends=False)
+        parameters = run_manifest["trained"]
+        codec = construction.make_codec(plan, layout, parameters)
+        if codec is not None:
+            statistics = [slot.elements for slot in layout.slots[parameters:]]
+            self._carriers = Carriers(codec, statistics, plan.data.shards, self._regions, contributes=False)
+        return self._memory
 
     def close(self) -> None:
         pass

@@ -85,6 +85,7 @@ class Worker:
             "samples": self._workload.order.samples,
             "evaluation_batches": len(self._workload.evaluation_batches),
             "layout": self._replica.layout.as_dict(),
+            "trained": len(self._replica.parameters),
             "parameters": sum(parameter.numel() for parameter in self._workload.model.parameters()),
             "counters": self._replica.counter_names(),
             "shard_state": self._execution.held.keeps_shard_state,

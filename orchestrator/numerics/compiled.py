@@ -21,19 +21,23 @@ from typing import Any, Final
 
 import llvmlite.binding as llvm
 
-_LONG, _BOOL, _AT = ctypes.c_int64, ctypes.c_bool, ctypes.c_void_p
+_LONG, _DOUBLE, _BOOL, _AT = ctypes.c_int64, ctypes.c_double, ctypes.c_bool, ctypes.c_void_p
 _KINDS: Final[Mapping[str, Any]] = {"float64": ctypes.c_double, "float32": ctypes.c_float}  # of the total: exact, fast
+_INTEGERS: Final = ("int64", "int16", "int8")  # of the total: any sum, few levels
 
 
 def _entries() -> dict[str, tuple[str, list[Any]]]:
     """name -> its arguments as numba and as C call them. What comes first in the name is the function in `loops`."""
     found: dict[str, tuple[str, list[Any]]] = {
         "fingerprint": ("CPointer(int32), int64, int64", [_AT, _LONG, _LONG]),
-        "keep": (
-            "CPointer(int64), CPointer(int64), boolean, int64, CPointer(int64), int64",
-            [_AT, _AT, _BOOL, _LONG, _AT, _LONG],
+        "largest": ("CPointer(int32), int64", [_AT, _LONG]),
+        "choose": ("CPointer(int32), int64, int64, CPointer(int64), CPointer(int64)", [_AT, _LONG, _LONG, _AT, _AT]),
+        "pack_gaps": ("CPointer(int64), int64, CPointer(uint8)", [_AT, _LONG, _AT]),
+        "add_chosen": (
+            "CPointer(uint8), int64, CPointer(float32), int64, float64, CPointer(float64), int64",
+            [_AT, _LONG, _AT, _LONG, _DOUBLE, _AT, _LONG],
         ),
-        "quantize": (
+        "differ": (
             "CPointer(float32), CPointer(float32), int64, float64, float64, CPointer(int64)",
             [_AT, _AT, _LONG, ctypes.c_double, ctypes.c_double, _AT],
         ),
@@ -42,6 +46,20 @@ def _entries() -> dict[str, tuple[str, list[Any]]]:
             [_AT, _LONG, _AT, _AT, _AT, _BOOL],
         ),
     }
+    for kind in _INTEGERS:
+        found[f"keep {kind}"] = (
+            f"CPointer({kind}), CPointer({kind}), boolean, int64, CPointer({kind}), int64",
+            [_AT, _AT, _BOOL, _LONG, _AT, _LONG],
+        )
+    for kind in _INTEGERS[1:]:
+        found[f"quantize {kind}"] = (
+            f"CPointer(float32), int64, float64, float64, float64, CPointer({kind}), boolean",
+            [_AT, _LONG, _DOUBLE, _DOUBLE, _DOUBLE, _AT, _BOOL],
+        )
+        found[f"dequantize {kind}"] = (
+            f"CPointer({kind}), int64, float64, CPointer(float32)",
+            [_AT, _LONG, _DOUBLE, _AT],
+        )
     for kind, number in _KINDS.items():
         found[f"add {kind}"] = (
             "int64, int64, CPointer(int64), CPointer(float64), CPointer(float64), CPointer(int64), "
@@ -79,13 +97,37 @@ class Loops:
         """`loops._fingerprint`."""
         return self._loops["fingerprint"](*arguments)
 
-    def keep(self, *arguments: Any) -> int:
-        """`loops._keep`."""
-        return self._loops["keep"](*arguments)
+    def keep(self, kind: str, *arguments: Any) -> int:
+        """`loops._keep`; kind: the type of the integers."""
+        return self._loops[f"keep {kind}"](*arguments)
 
-    def quantize(self, *arguments: Any) -> int:
-        """`loops._quantize`."""
-        return self._loops["quantize"](*arguments)
+    def largest(self, *arguments: Any) -> int:
+        """`loops._largest`."""
+        return self._loops["largest"](*arguments)
+
+    def choose(self, *arguments: Any) -> int:
+        """`loops._choose`."""
+        return self._loops["choose"](*arguments)
+
+    def pack_gaps(self, *arguments: Any) -> int:
+        """`loops._pack_gaps`."""
+        return self._loops["pack_gaps"](*arguments)
+
+    def add_chosen(self, *arguments: Any) -> int:
+        """`loops._add_chosen`."""
+        return self._loops["add_chosen"](*arguments)
+
+    def quantize(self, kind: str, *arguments: Any) -> int:
+        """`loops._quantize`; kind: the type of the integers."""
+        return self._loops[f"quantize {kind}"](*arguments)
+
+    def dequantize(self, kind: str, *arguments: Any) -> int:
+        """`loops._dequantize`, likewise."""
+        return self._loops[f"dequantize {kind}"](*arguments)
+
+    def differ(self, *arguments: Any) -> int:
+        """`loops._differ`."""
+        return self._loops["differ"](*arguments)
 
     def absorb(self, *arguments: Any) -> int:
         """`loops._absorb`."""

@@ -36,9 +36,10 @@ Array = NDArray[Any]
 
 _ANCHOR: Final = 1.5 * 2.0**52  # multiples of lsb
 _PIECE: Final = 128  # elements, as in `loops`
-_LOOPS: Final = load()
+LOOPS: Final = load()
 _LONG, _DOUBLE = numpy.dtype(numpy.int64), numpy.dtype(numpy.float64)
 _KINDS: Final = {torch.float64: "float64", torch.float32: "float32"}  # of the total: exact, fast
+INTEGER_KINDS: Final = {torch.int64: "int64", torch.int16: "int16", torch.int8: "int8"}
 
 
 class Accumulator:
@@ -70,7 +71,7 @@ class Accumulator:
         self._grid = grid
         # At once: whatever Python touches here has just been made, and will have left the cache by the time all are added up.
         ordered = [
-            None if tensor is None else _in_order(tensor, slot)
+            None if tensor is None else in_order(tensor, slot)
             for tensor, slot in zip(tensors, self._slots, strict=True)
         ]
         addresses = [0 if tensor is None else tensor.data_ptr() for tensor in ordered]
@@ -102,7 +103,7 @@ class Accumulator:
         largest = numpy.full((shards, tensors), ABSENT, numpy.int32)
         divisor, result = alone or (1.0, self._scratch[:0])
         at, number_at = _at(integers), _at(numbers)
-        found = _LOOPS.add(
+        found = LOOPS.add(
             _KINDS[self._total.dtype],
             shards,
             tensors,
@@ -110,15 +111,15 @@ class Accumulator:
             number_at,
             number_at + 8 * shards,
             _at(self._places),
-            _start(self._total),
+            start_of(self._total),
             self._total.numel(),
             self._fresh,
             _at(largest),
             alone is not None,
             divisor,
             inverts(divisor),
-            _start(result, torch.float32) if alone is not None else 0,
-            _start(self._scratch),
+            start_of(result, torch.float32) if alone is not None else 0,
+            start_of(self._scratch),
             at + 8 * shards * tensors,
         )
         self.finished = None if alone is None else found
@@ -138,15 +139,15 @@ def finish(
     here saves writing and reading a total.
     """
     assert result.numel() == total.numel() == (total if last is None else last).numel()
-    return _LOOPS.divide(
+    return LOOPS.divide(
         _KINDS[total.dtype],
-        _start(total),
-        0 if last is None else _start(last, total.dtype),
+        start_of(total),
+        0 if last is None else start_of(last, total.dtype),
         last is not None,
         total.numel(),
         divisor,
         inverts(divisor),
-        _start(result, torch.float32),
+        start_of(result, torch.float32),
         first_block,
     )
 
@@ -154,15 +155,17 @@ def finish(
 def keep(
     total: torch.Tensor, divisor: float, result: torch.Tensor, first_block: int, last: torch.Tensor | None = None
 ) -> int:
-    """result (int64) = total, or total + last, modulo 2**64; otherwise as `finish`. Integers are not divided."""
+    """result = total, or total + last, all of one type of integers (int64: modulo 2**64); otherwise as `finish`. Integers are
+    not divided."""
     assert divisor == 1.0, f"a sum of integers is asked for as it is, not divided by {divisor}"
     assert result.numel() == total.numel() == (total if last is None else last).numel()
-    return _LOOPS.keep(
-        _start(total, torch.int64),
-        0 if last is None else _start(last, torch.int64),
+    return LOOPS.keep(
+        INTEGER_KINDS[total.dtype],
+        start_of(total),
+        0 if last is None else start_of(last, total.dtype),
         last is not None,
         total.numel(),
-        _start(result, torch.int64),
+        start_of(result, total.dtype),
         first_block,
     )
 
@@ -182,31 +185,33 @@ class Sums:
 MEANS: Final = Sums(torch.float64, torch.float32, finish)
 FAST_MEANS: Final = Sums(torch.float32, torch.float32, finish)
 INTEGERS: Final = Sums(torch.int64, torch.int64, keep)
+FEW_LEVELS: Final = {8: Sums(torch.int8, torch.int8, keep), 16: Sums(torch.int16, torch.int16, keep)}  # by their bits
 
 
 def fingerprint_of(values: torch.Tensor, first_block: int) -> int:
     """Fingerprint of float32 values that fill whole blocks: sums of the bits per block, weighted by the block's position,
     modulo 2**64 (rule A10). Fingerprints of disjoint chunks add up to the fingerprint of the whole."""
-    return _LOOPS.fingerprint(_start(values, torch.float32), values.numel(), first_block)
+    return LOOPS.fingerprint(start_of(values, torch.float32), values.numel(), first_block)
 
 
-def quantize(after: torch.Tensor, before: torch.Tensor, divisor: int, lsb: float, into: torch.Tensor) -> bool:
+def differ(after: torch.Tensor, before: torch.Tensor, divisor: int, lsb: float, into: torch.Tensor) -> bool:
     """into (int64) = the integers nearest to (after - before) / divisor / lsb, half to even; after and before float32, lsb a
     power of two. Returns whether all are finite and below 2**62; 0 stands where one is not."""
-    start, elements = _start(after, torch.float32), after.numel()
-    at = _start(before, torch.float32), elements, float(divisor), 1 / lsb, _start(into, torch.int64)
-    return _LOOPS.quantize(start, *at) == 0
+    start, elements = start_of(after, torch.float32), after.numel()
+    at = start_of(before, torch.float32), elements, float(divisor), 1 / lsb, start_of(into, torch.int64)
+    return LOOPS.differ(start, *at) == 0
 
 
 def absorb(update: torch.Tensor, *sums: torch.Tensor) -> int:
     """Add an update to two or three sums, all int64 of whole blocks; returns the fingerprint of the update."""
-    first, second, third = (_start(each, torch.int64) for each in (*sums, sums[0])[:3])
-    return wrap(_LOOPS.absorb(_start(update, torch.int64), update.numel(), first, second, third, len(sums) == 3))
+    first, second, third = (start_of(each, torch.int64) for each in (*sums, sums[0])[:3])
+    return wrap(LOOPS.absorb(start_of(update, torch.int64), update.numel(), first, second, third, len(sums) == 3))
 
 
 def fingerprint_of_integers(values: torch.Tensor) -> int:
     """The same of int64 values, their bits being what they are: linear modulo 2**64."""
-    return wrap(_LOOPS.keep(_start(values, torch.int64), 0, False, values.numel(), _start(values, torch.int64), 0))
+    start = start_of(values, torch.int64)
+    return wrap(LOOPS.keep(INTEGER_KINDS[torch.int64], start, 0, False, values.numel(), start, 0))
 
 
 def wrap(value: int) -> int:
@@ -214,7 +219,7 @@ def wrap(value: int) -> int:
     return (value + 2**63) % 2**64 - 2**63
 
 
-def _in_order(tensor: torch.Tensor, slot: Slot) -> torch.Tensor:
+def in_order(tensor: torch.Tensor, slot: Slot) -> torch.Tensor:
     """Float32 in memory as the slot says, for compiled code reads it there; a copy only where the tensor is not like that."""
     alike = tensor.stride() == slot.stride and tensor.numel() == slot.elements and tensor.dtype == torch.float32
     if alike and not tensor.is_neg():  # a sign that torch keeps apart
@@ -227,7 +232,7 @@ def _at(array: Array) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def _start(tensor: torch.Tensor, kind: torch.dtype | None = None) -> int:
+def start_of(tensor: torch.Tensor, kind: torch.dtype | None = None) -> int:
     """The same; kind: what compiled code takes them for."""
     assert tensor.is_contiguous()
     assert kind in (None, tensor.dtype)

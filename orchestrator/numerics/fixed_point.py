@@ -72,7 +72,7 @@ class FixedPoint:
         """into (int64) = (after - before) / divisor; both float32. Returns False where that is not finite, or beyond the
         limit, and `into` is worth nothing then."""
         pieces = [
-            exact.quantize(after[start:end], before[start:end], divisor, lsb, into[start:end])
+            exact.differ(after[start:end], before[start:end], divisor, lsb, into[start:end])
             for start, end, lsb in self.pieces
         ]
         return all(pieces)

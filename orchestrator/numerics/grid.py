@@ -29,6 +29,12 @@ def magnitude_bits(value: float) -> int:
     return int.from_bytes(struct.pack(">d", abs(value)), "big") & 0x7FFF_FFFF_FFFF_FFFF
 
 
+def magnitude_of(bits: int) -> float:
+    """The value that `magnitude_bits` told of."""
+    value: float = struct.unpack(">d", bits.to_bytes(8, "big"))[0]
+    return value
+
+
 def needed_exponent(magnitude: int, shards: int) -> int | None:
     """The finest exponent on which `shards` contributions of this magnitude add exactly; None when there is nothing to add."""
     if magnitude >= INFINITE:

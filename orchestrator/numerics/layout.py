@@ -32,6 +32,12 @@ class Slot:
     def elements(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def shape_in_memory(self) -> tuple[int, ...]:
+        """The axes from the widest stride to the narrowest: the elements, one after the other, in this shape."""
+        axes = sorted(zip(self.stride, self.shape, strict=True), key=lambda axis: -axis[0])
+        return tuple(size for _, size in axes)
+
     def view(self, flat: torch.Tensor) -> torch.Tensor:
         """The tensor as a view of `flat`, which has the layout's size."""
         return flat.as_strided(self.shape, self.stride, flat.storage_offset() + self.offset)

@@ -225,7 +225,7 @@ def _keep(total_at: Pointer, last_at: Pointer, more: bool, elements: int, result
 # --- parameters as integers (`fixed_point`)
 
 
-def _quantize(
+def _differ(
     after_at: Pointer, before_at: Pointer, elements: int, divisor: float, inverse: float, update_at: Pointer
 ) -> int:
     """update = the integers nearest to (after - before) / divisor * inverse. Returns how many are out of range, or none."""
@@ -256,3 +256,103 @@ def _absorb(update_at: Pointer, elements: int, x_at: Pointer, own_at: Pointer, p
                 pending[i] += value
         found += summed * (start // BLOCK + 1)
     return int(found)
+
+
+# --- few levels
+
+
+def _largest(bits_at: Pointer, elements: int) -> int:
+    """The largest magnitude of float32 values, as bits."""
+    bits = carray(bits_at, elements)
+    largest = numpy.int32(0)
+    for i in range(elements):
+        largest = max(largest, bits[i] & _MAGNITUDE)
+    return int(largest)
+
+
+def _quantize(
+    values_at: Pointer, elements: int, factor: float, spacing: float, levels: float, total_at: Pointer, keeps: bool
+) -> int:
+    """total += values * factor, rounded half to even and held within the levels. keeps: what rounding dropped, in units of
+    the values, takes their place."""
+    values, total = carray(values_at, elements), carray(total_at, elements)
+    for i in range(elements):
+        level = min(max((values[i] * factor + ANCHOR) - ANCHOR, -levels), levels)
+        total[i] += numpy.int64(level)
+        if keeps:
+            values[i] = values[i] - level * spacing
+    return 0
+
+
+def _dequantize(total_at: Pointer, elements: int, factor: float, result_at: Pointer) -> int:
+    """result = total * factor."""
+    total, result = carray(total_at, elements), carray(result_at, elements)
+    for i in range(elements):
+        result[i] = total[i] * factor
+    return 0
+
+
+# --- few elements
+
+
+def _choose(bits_at: Pointer, elements: int, count: int, histogram_at: Pointer, chosen_at: Pointer) -> int:
+    """The places of the `count` largest magnitudes, in order; of equal ones the first, and none of zeros. Digit by digit of the
+    magnitudes' bits, from the top. histogram: 2048 elements; returns how many there are."""
+    bits, chosen, histogram = carray(bits_at, elements), carray(chosen_at, count), carray(histogram_at, 2048)
+    least, left = numpy.int64(0), numpy.int64(count)
+    for digit in range(3):
+        width = 11 if digit == 0 else 10
+        shift = 20 - 10 * digit
+        histogram[:] = 0
+        for i in range(elements):
+            magnitude = numpy.int64(bits[i] & _MAGNITUDE)
+            if digit == 0 or magnitude >> (shift + width) == least:
+                histogram[(magnitude >> shift) & ((1 << width) - 1)] += 1
+        found = numpy.int64((1 << width) - 1)
+        while histogram[found] < left:
+            left -= histogram[found]
+            found -= 1
+        least = (least << width) | found
+    n = numpy.int64(0)
+    for i in range(elements):
+        magnitude = numpy.int64(bits[i] & _MAGNITUDE)
+        if magnitude > least or (magnitude == least and left > 0 and magnitude > 0):
+            left -= magnitude == least
+            chosen[n] = i
+            n += 1
+    return int(n)
+
+
+def _pack_gaps(chosen_at: Pointer, count: int, packed_at: Pointer) -> int:
+    """The distances between places (from -1 on, so none is zero), in bytes of 7 bits, the lowest first; the eighth says that
+    more follow. Returns the number of bytes, at most 9 for each."""
+    chosen, packed = carray(chosen_at, count), carray(packed_at, 9 * count)
+    size, before = numpy.int64(0), numpy.int64(-1)
+    for i in range(count):
+        gap = chosen[i] - before
+        before = chosen[i]
+        while gap >= 128:
+            packed[size] = (gap & 127) | 128
+            gap >>= 7
+            size += 1
+        packed[size] = gap
+        size += 1
+    return int(size)
+
+
+def _add_chosen(
+    packed_at: Pointer, size: int, values_at: Pointer, count: int, weight: float, total_at: Pointer, elements: int
+) -> int:
+    """total += values * weight, at the places that `_pack_gaps` has packed."""
+    packed, values, total = carray(packed_at, size), carray(values_at, count), carray(total_at, elements)
+    place, at = numpy.int64(-1), numpy.int64(0)
+    for i in range(count):
+        gap, shift = numpy.int64(0), numpy.int64(0)
+        while packed[at] >= 128:
+            gap |= numpy.int64(packed[at] & 127) << shift
+            shift += 7
+            at += 1
+        place += gap | (numpy.int64(packed[at]) << shift)
+        at += 1
+        total[place] += values[i] * weight
+    return 0

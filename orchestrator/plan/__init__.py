@@ -95,7 +95,8 @@ class Data:
 class Update:
     """What happens to a gradient. optimizer: None where the pipeline has its own; clip: the largest norm; warmup: steps in
     which the learning rate rises, before `schedule` has its way; contribution: what a shard makes of its gradient before the
-    sum, and may keep state for, None for nothing; scaling: of the rate with the batch size, None for none."""
+    sum, and may keep state for, None for nothing; scaling: of the rate with the batch size, None for none; compression: in
+    which form gradients travel, None for as they are."""
 
     optimizer: Variant | None
     clip: float | None
@@ -105,6 +106,7 @@ class Update:
     plateau: Watching | None
     contribution: Variant | None = None
     scaling: Scaling | None = None
+    compression: Variant | None = None
 
     @property
     def watches_a_metric(self) -> bool:

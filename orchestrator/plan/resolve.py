@@ -22,7 +22,13 @@ from orchestrator.plan import (
     Variant,
     Watching,
 )
-from orchestrator.settings import ContributionSettings, PartitionSettings, SamplingSettings, Settings
+from orchestrator.settings import (
+    CompressionSettings,
+    ContributionSettings,
+    PartitionSettings,
+    SamplingSettings,
+    Settings,
+)
 from orchestrator.topologies import TOPOLOGIES
 from orchestrator.updates.schedules import SCHEDULES
 
@@ -53,7 +59,9 @@ def resolve(settings: Settings) -> Plan:
     )
 
 
-def _variant(chosen: PartitionSettings | SamplingSettings | ContributionSettings, *, but: str) -> Variant | None:
+def _variant(
+    chosen: PartitionSettings | SamplingSettings | ContributionSettings | CompressionSettings, *, but: str
+) -> Variant | None:
     """but: the name of the entry that stands for nothing."""
     return None if chosen.name == but else Variant(chosen.name, chosen.options)
 
@@ -71,6 +79,7 @@ def _update(settings: Settings) -> Update:
         plateau=_plateau(schedule.options) if schedule.name == "plateau" else None,
         contribution=_variant(settings.contribution, but="gradient"),
         scaling=_scaling(settings),
+        compression=_variant(settings.compression, but="none"),
     )
 
 

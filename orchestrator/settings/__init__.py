@@ -24,6 +24,7 @@ from orchestrator.settings.loading import from_yaml, load, origins
 from orchestrator.settings.schema import (
     CheckpointSettings,
     ClusterSettings,
+    CompressionSettings,
     ContributionSettings,
     DataSettings,
     EarlyStoppingSettings,
@@ -47,6 +48,7 @@ from orchestrator.values import Every, Span, Steps, Workers
 __all__ = [
     "CheckpointSettings",
     "ClusterSettings",
+    "CompressionSettings",
     "ContributionSettings",
     "DataSettings",
     "EarlyStoppingSettings",

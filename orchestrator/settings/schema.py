@@ -30,6 +30,8 @@ from orchestrator.samples.samplings import SAMPLINGS
 from orchestrator.synchrony import SYNCHRONY
 from orchestrator.table import Table, is_reference
 from orchestrator.topologies import TOPOLOGIES
+from orchestrator.updates.compressions import COMPRESSIONS
+from orchestrator.updates.compressions.quantize import most_shards
 from orchestrator.updates.contributions import CONTRIBUTIONS
 from orchestrator.updates.schedules import SCHEDULES
 from orchestrator.values import (
@@ -55,7 +57,7 @@ from orchestrator.values import (
 )
 
 TABLES: dict[str, Table[Any]] = {
-    table.key: table for table in (TOPOLOGIES, SYNCHRONY, SCHEDULES, CONTRIBUTIONS, PARTITIONS, SAMPLINGS)
+    table.key: table for table in (TOPOLOGIES, SYNCHRONY, SCHEDULES, CONTRIBUTIONS, COMPRESSIONS, PARTITIONS, SAMPLINGS)
 }
 KeyPath = tuple[str, ...]
 
@@ -247,6 +249,16 @@ class ContributionSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CompressionSettings:
+    """In which form gradients travel; see `orchestrator/updates/compressions`. Options as those of a topology."""
+
+    name: str = field(default="none", metadata=result("In which form gradients travel between workers."))
+    options: dict[str, Any] = field(
+        default_factory=dict, metadata=result("The options of a compression of your own.", NO_NAME)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class GradientSettings:
     clip: float | None = field(
         default=None, metadata=result("The largest global L2 norm of a gradient; longer ones are scaled.", POSITIVE)
@@ -349,6 +361,7 @@ class Settings:
     )
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     contribution: ContributionSettings = field(default_factory=ContributionSettings)
+    compression: CompressionSettings = field(default_factory=CompressionSettings)
     gradient: GradientSettings = field(default_factory=GradientSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
@@ -533,6 +546,25 @@ def _tf32_needs_cuda(tf32: object, device: str) -> str | None:
     return "run.tf32: only GPUs have TF32; set run.device=cuda, or leave run.tf32 out"
 
 
+def _compression_is_exact(compression: str, reduction: str) -> str | None:
+    if compression == "none" or reduction == "exact":
+        return None
+    return f"compression: {compression} needs sums that are free of order; set reduction=exact, or leave one of the two out"
+
+
+def _levels_are_left(compression: str, bits: int | None, shards: int) -> str | None:
+    if compression != "quantize":
+        return None
+    bits = bits or COMPRESSIONS.resolve(compression, {})["bits"]
+    if shards <= most_shards(bits):
+        return None
+    wider = "set compression.bits=16, or " if shards <= most_shards(16) else ""
+    return (
+        f"compression.bits: the sum of {shards} shards has to fit {bits} bits, which leaves too few levels for each (at most "
+        f"{most_shards(bits)} shards): {wider}lower data.shards"
+    )
+
+
 def _end_is_behind_warmup(end: Span | None, warmup: int) -> str | None:
     """Of epochs nobody knows the steps yet."""
     if end is None or end.steps is None or end.steps > warmup:
@@ -569,6 +601,8 @@ RULES = (
     Rule(("schedule.scale", "schedule.base_batch"), _scale_has_a_base),
     Rule(("run.device", "cluster.gpus_per_worker"), _cuda_needs_gpus),
     Rule(("run.tf32", "run.device"), _tf32_needs_cuda),
+    Rule(("compression.name", "reduction"), _compression_is_exact),
+    Rule(("compression.name", "compression.bits", "data.shards"), _levels_are_left),
     Rule(("schedule.end", "schedule.warmup"), _end_is_behind_warmup),
     Rule(("early_stopping.patience", "evaluation.every"), _stopping_needs_steps),
     Rule(("schedule.name", "evaluation.every"), _plateau_needs_steps),

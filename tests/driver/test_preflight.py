@@ -74,6 +74,8 @@ FREE = {
     "reduction=fast": "reduction: with sync=ssp updates that come in any order have to be added exactly; set reduction=exact",
     "contribution=kept:Kept": "contribution: with sync=ssp each shard has an optimizer of its own and contributes its updates; "
     "leave contribution out",
+    "compression=quantize": "compression: with sync=ssp updates travel as integers of their own, to be added in any order; "
+    "leave compression out",
 }
 
 

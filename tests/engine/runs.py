@@ -25,6 +25,7 @@ from orchestrator.plan.resolve import resolve
 from orchestrator.records.trace import Line
 from orchestrator.settings import (
     ClusterSettings,
+    CompressionSettings,
     DataSettings,
     EarlyStoppingSettings,
     EvaluationSettings,
@@ -132,6 +133,7 @@ def settings_for(
     sync: dict[str, Any] | None = None,
     partition: dict[str, Any] | None = None,
     sampling: dict[str, Any] | None = None,
+    compression: dict[str, Any] | None = None,
 ) -> Settings:
     options, mode = dict(optimizer or {}), dict(sync or {"name": "bsp"})
     parts, draws = {"name": "shared", **(partition or {})}, {"name": "uniform", **(sampling or {})}
@@ -155,7 +157,12 @@ def settings_for(
         schedule=_schedule(schedule or {}),
         early_stopping=EarlyStoppingSettings(**(early_stopping or {})),
         sync=SyncSettings(name=mode.pop("name"), options=mode),
+        compression=_compression(compression or {"name": "none"}),
     )
+
+
+def _compression(given: dict[str, Any]) -> CompressionSettings:
+    return CompressionSettings(name=given["name"], options={key: given[key] for key in given if key != "name"})
 
 
 def _schedule(given: dict[str, Any]) -> ScheduleSettings:

@@ -47,6 +47,9 @@ class Scripted:
     def fault(self, shard: int) -> Exception | None:  # noqa: ARG002
         return self.own_fault
 
+    def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
+        return exchange.total(step, attempt, consensus.total_weight)
+
     def apply(self, state: RunState, consensus: Consensus) -> None:
         self.applied.append((state.steps, consensus))
 

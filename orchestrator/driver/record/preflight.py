@@ -26,6 +26,8 @@ from orchestrator.topologies import TOPOLOGIES
 from orchestrator.topologies import laws as topology_laws
 from orchestrator.tracking.store import absolute, database_of
 from orchestrator.updates import contribution_laws, optimizers
+from orchestrator.updates.compressions import COMPRESSIONS
+from orchestrator.updates.compressions import laws as compression_laws
 from orchestrator.updates.contributions import CONTRIBUTIONS
 from orchestrator.updates.schedules import SCHEDULES
 from orchestrator.updates.schedules import laws as schedule_laws
@@ -139,6 +141,7 @@ def _variant_problems(settings: Settings) -> list[str]:
     """Of variants of the user's own, which could not be looked at before they were imported."""
     topology, schedule, contribution = settings.topology, settings.schedule, settings.contribution
     partition, sampling, shards = settings.data.partition, settings.data.sampling, settings.data.shards
+    compression = settings.compression
     problems: list[str] = []
     if is_reference(partition.name):
         problems += PARTITIONS.problems(partition.name, partition.options) or partition_laws.problems(
@@ -159,6 +162,10 @@ def _variant_problems(settings: Settings) -> list[str]:
     if is_reference(contribution.name):
         problems += CONTRIBUTIONS.problems(contribution.name, contribution.options) or contribution_laws.problems(
             contribution.name, contribution.options
+        )
+    if is_reference(compression.name):
+        problems += COMPRESSIONS.problems(compression.name, compression.options) or compression_laws.problems(
+            compression.name, compression.options, settings.data.shards
         )
     return problems
 
@@ -182,6 +189,10 @@ def _sync_problems(settings: Settings) -> list[str]:
         "contribution": (
             settings.contribution.name != "gradient",
             "each shard has an optimizer of its own and contributes its updates; leave contribution out",
+        ),
+        "compression": (
+            settings.compression.name != "none",
+            "updates travel as integers of their own, to be added in any order; leave compression out",
         ),
         "topology": (
             execution == "gossip" and settings.topology.name == "parameter_server",

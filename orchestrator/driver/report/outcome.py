@@ -17,8 +17,9 @@ class Outcome:
 
     workers: of the last generation; loss: of the last step; metrics: of the last evaluation; first_step_at: when the
     driver heard of the first step, on the monotonic clock; steps_per_s: from the first report of a step to the last,
-    evaluations included; checkpoint: the step of the newest one; staleness: of an asynchronous run, by how many updates the
-    shard of an update was ahead of the slowest one at most; not_recorded: why MLflow does not have all of it,
+    evaluations included; bytes_per_step: payloads of the member that sends most, of the last step of which that is
+    known; checkpoint: the step of the newest one; staleness: of an asynchronous run, by how many updates the shard of an
+    update was ahead of the slowest one at most; not_recorded: why MLflow does not have all of it,
     which does not make the run a failed one.
     """
 
@@ -31,6 +32,7 @@ class Outcome:
     error: OrchestratorError | None = None
     first_step_at: float | None = None
     steps_per_s: float | None = None
+    bytes_per_step: int | None = None
     recoveries: list[dict[str, Any]] = field(default_factory=list)
     checkpoint: int | None = None
     staleness: int | None = None
@@ -56,6 +58,7 @@ class Outcome:
             "recoveries": self.recoveries,
             "launch_s": None if self.first_step_at is None else round(self.first_step_at - started, 3),
             "steps_per_s": None if self.steps_per_s is None else round(self.steps_per_s, 3),
+            "bytes_per_step": self.bytes_per_step,
         }
         if self.staleness is not None:
             report["staleness"] = self.staleness

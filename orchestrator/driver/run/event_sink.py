@@ -38,6 +38,7 @@ class EventSink:
         self._progress = progress
         self._said: dict[str, str] = {}
         self._evaluated: dict[int, tuple[int, dict[str, float]]] = {}  # generation, metrics
+        self._sent_step = -1  # of the last report of what is sent
         self._told_of_trouble = False
         self._told_of_disk = False
         self._uploaded_at = time.monotonic()
@@ -162,6 +163,13 @@ class EventSink:
         self.event("evaluated", step=step, metrics={key: _plain(value) for key, value in metrics.items()})
         shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         self._progress.say(f"after step {step + 1}: {shown}")
+
+    def sent(self, step: int, sent_bytes: int) -> None:
+        """Record what the members send in a step from this one on. Every worker reports the same; the first is enough."""
+        if step > self._sent_step:
+            self._sent_step = step
+            self.outcome.bytes_per_step = sent_bytes
+            self._tracker.metrics(step, {"exchange/bytes_per_step": sent_bytes})
 
     def recovered(self, command: events.Recovered) -> None:
         seconds = round(command.seconds, 3)

@@ -355,6 +355,8 @@ class Session:
                     self._decide(events.Stepped(entry["step"]))
                 case "part_written" | "part_failed":
                     self._part(entry)
+                case "sent":
+                    self._event_sink.sent(entry["step"], entry["bytes"])
                 case "loader_lost":
                     self._event_sink.loader_lost(member, entry["why"])
 

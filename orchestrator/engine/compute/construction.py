@@ -21,10 +21,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from orchestrator.errors import ConfigurationError, PipelineRaised
 from orchestrator.numerics.determinism import left_as_it_was
-from orchestrator.numerics.streams import seeded
+from orchestrator.numerics.layout import Layout
+from orchestrator.numerics.streams import seed_of, seeded
 from orchestrator.pipeline import Pipeline, defines, find, naming
 from orchestrator.plan import Plan, Variant
 from orchestrator.updates import optimizers
+from orchestrator.updates.compressions import COMPRESSIONS
+from orchestrator.updates.compressions.codec import Codec, Model
 from orchestrator.updates.contributions import CONTRIBUTIONS
 from orchestrator.updates.eager import leave_the_compiler_out
 from orchestrator.updates.transforms import Chain
@@ -75,6 +78,17 @@ def make_contribution(variant: Variant | None) -> Chain:
     with naming(f"building {variant.name}"):
         transform = CONTRIBUTIONS[variant.name](**CONTRIBUTIONS.resolve(variant.name, variant.options))
     return Chain() if transform is None else Chain(transform)
+
+
+def make_codec(plan: Plan, layout: Layout, parameters: int) -> Codec | None:
+    """The compression of the first tensors of this layout. Raises PipelineRaised, ConfigurationError."""
+    variant = plan.update.compression
+    if variant is None:
+        return None
+    shapes = tuple(slot.shape_in_memory for slot in layout.slots[:parameters])
+    model = Model(shapes, plan.data.shards, seed_of(plan.run.seed, "compression"))
+    with naming(f"building {variant.name}"):
+        return COMPRESSIONS[variant.name](model, **COMPRESSIONS.resolve(variant.name, variant.options))
 
 
 def rehearse(plan: Plan) -> list[str]:

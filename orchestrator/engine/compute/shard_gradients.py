@@ -6,7 +6,7 @@ the layout, or None where a shard has nothing to contribute, and keeps its state
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.shard_states import ShardStates
 from orchestrator.engine.compute.workload import Workload
 from orchestrator.pipeline import naming
-from orchestrator.updates.transforms import Chain
+from orchestrator.updates.transforms import Chain, State
 
 
 class Contribution(NamedTuple):
@@ -28,17 +28,18 @@ class Contribution(NamedTuple):
 
 
 class ShardGradients:
-    """before: applied to a shard's gradients, with a state per shard. keeps_state: whether shards have any.
+    """before: applied to a shard's gradients, with a state per shard; more: what a shard keeps beside it before the first step,
+    for what becomes of the contribution. keeps_state: whether shards keep anything.
 
     Raises PipelineRaised where the contribution does."""
 
-    def __init__(self, workload: Workload, replica: Replica, before: Chain) -> None:
+    def __init__(self, workload: Workload, replica: Replica, before: Chain, more: Callable[[], State] = dict) -> None:
         self._workload = workload
         self._replica = replica
         self._before = before
         with naming("init() of the contribution"):
-            self.keeps_state = bool(before.init(replica.parameters))
-        self.states = ShardStates(lambda: before.init(replica.parameters))
+            self.keeps_state = bool(before.init(replica.parameters) or more())
+        self.states = ShardStates(lambda: {**before.init(replica.parameters), **more()})
 
     def plan(self, step: int, shards: Sequence[int]) -> None:
         """Prepare for these micro-batches, which are computed next."""
@@ -52,7 +53,7 @@ class ShardGradients:
         self._replica.check_shard()
         if computed is None:
             if self.keeps_state:
-                self.states.stage(shard, self.states.of(shard))
+                self.states.stage(shard, {})
             return None
         tensors = self._replica.contribution()
         if self._before:

@@ -49,8 +49,8 @@ class ShardStates:
         return self._rows[shard]
 
     def stage(self, shard: int, state: State) -> None:
-        """Set the shard's state if the present step commits."""
-        self._staged[shard] = state
+        """Set these tensors of the shard's state if the present step commits; the others stay as they are."""
+        self._staged[shard] = {**(self._staged.get(shard) or self.of(shard)), **state}
 
     def commit(self) -> None:
         """Every hosted shard has been staged."""

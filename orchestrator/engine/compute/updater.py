@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 import torch
 
 from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.compute.shard_states import fitted
 from orchestrator.engine.compute.workload import Workload
 from orchestrator.plan import Update
 from orchestrator.updates import optimizers, schedules
 from orchestrator.updates.clipping import Clipping
 from orchestrator.updates.rates import rates_of, set_rates
-from orchestrator.updates.transforms import Chain, State
+from orchestrator.updates.transforms import Chain
 
 
 class Updater:
@@ -43,10 +42,6 @@ class Updater:
             self._rate = lambda step, reductions: (
                 factor(schedules.Moment(step, steps, warmup, reductions, epoch)) * scale(step)
             )
-
-    def fitted(self, state: State) -> State:
-        """A state of the transforms from elsewhere. Raises Inconsistent when it is none of theirs."""
-        return fitted("of the transforms after the sum", state, self._after.init(self._replica.parameters))
 
     def options(self) -> list[dict[str, object]]:
         """The optimizer's options, to see whether anything changes them."""

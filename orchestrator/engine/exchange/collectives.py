@@ -29,6 +29,7 @@ from orchestrator.transports.base import Regions, Tag, Transport
 
 # Phases, part of every message's tag.
 VOTE, SUM, EVALUATION_VOTE, EVALUATION, END, STATE_TRANSFER, SPRINT, REST, HEIRS = range(9)
+COMPRESSED = 16  # the first phase of a compression
 
 
 class Memory:
@@ -88,7 +89,10 @@ class Way(NamedTuple):
 
 class Exchange:
     """One member's collective operations in one generation. They raise what the transport raises: PeerLost,
-    DeadlineExceeded."""
+    DeadlineExceeded.
+
+    sent_bytes: of the payloads that were given to the transport so far, whether they travel or are shared.
+    """
 
     def __init__(
         self, schedule: Schedule, rank: int, generation: int, transport: Transport, memory: Memory, timeout_s: float
@@ -99,6 +103,7 @@ class Exchange:
         self._transport = transport
         self._memory = memory
         self._timeout_s = timeout_s
+        self.sent_bytes = 0
         self._ways: dict[int, Way] = {}
         self._way(memory.layout)
         # A vote is short, so it travels whole, as one chunk. A server sees only the chunks that it owns and has to know the
@@ -112,7 +117,7 @@ class Exchange:
         current = vector.clone()
         for action in self._vote_program:
             if isinstance(action, Send):
-                self._transport.send(action.peer, moment.tag(action.chunk), current)
+                self._send(action.peer, moment.tag(action.chunk), current)
             elif not isinstance(action, Finish):
                 received = self._transport.receive(action.peer, moment.tag(action.chunk), self._timeout_s).payload
                 torch.maximum(current, received, out=current)
@@ -136,7 +141,7 @@ class Exchange:
             chunk = action.chunk
             if isinstance(action, Send):
                 payload = way.place(memory, action.region, chunk)
-                self._transport.send(action.peer, moment.tag(chunk), payload, prints.get(chunk, 0))
+                self._send(action.peer, moment.tag(chunk), payload, prints.get(chunk, 0))
             elif isinstance(action, Finish):
                 base = way.place(memory, last[0].base if last else action.base, chunk)
                 more = last[1] if last else None
@@ -165,7 +170,7 @@ class Exchange:
         held: dict[int, torch.Tensor] = {}
         for action in self._gather_program:
             if isinstance(action, Send):
-                self._transport.send(action.peer, moment.tag(action.chunk), held[action.chunk])
+                self._send(action.peer, moment.tag(action.chunk), held[action.chunk])
             elif isinstance(action, Finish):
                 held[action.chunk] = payload
             else:
@@ -185,6 +190,10 @@ class Exchange:
             actions = program(self._schedule, self._rank, only=filled(borders))
             self._ways[layout.size] = Way(borders, actions, partial_places(layout, self._schedule, self._rank))
         return self._ways[layout.size]
+
+    def _send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
+        self.sent_bytes += payload.numel() * payload.itemsize
+        self._transport.send(peer, tag, payload, note)
 
     def close(self) -> None:
         self._transport.close()

@@ -1,7 +1,7 @@
 """How much memory a worker needs for a model: what its regions hold, and what the parameters need beside them. Pure.
 
-What it does not know: activations, batches, temporaries, copies for checkpoints; nor what the optimizer of a pipeline remembers
-before it has taken a step.
+What it does not know: activations, batches, temporaries, copies for checkpoints; the regions of a compression, which are small
+beside what it holds; nor what the optimizer of a pipeline remembers before it has taken a step.
 """
 
 from __future__ import annotations
@@ -41,15 +41,27 @@ def region_bytes(layout: Layout, schedule: Schedule, rank: int, sums: exact.Sums
     return (contributed + kept) * sums.dtype.itemsize + layout.size * sums.result.itemsize
 
 
-def worker_bytes(layout: Layout, schedule: Schedule, plan: Plan, *, parameters: int, state: float | None = None) -> int:
+def worker_bytes(
+    layout: Layout,
+    schedule: Schedule,
+    plan: Plan,
+    *,
+    parameters: int,
+    state: float | None = None,
+    feedback: bool = False,
+) -> int:
     """What the worker that needs most has for parameters, gradients, sums and the state of the optimizer. parameters: elements,
-    frozen ones too; state: elements that the optimizer remembers of each trained one."""
+    frozen ones too; state: elements that the optimizer remembers of each trained one; feedback: whether shards keep what a
+    compression drops."""
     trained = sum(slot.elements for slot in layout.slots)
     hosted = -(-plan.data.shards // schedule.workers)
     gradients = min(hosted, max(2, most_waiting(layout.size)))  # the last one is looked at once more after the next
-    gradients += plan.update.clip is not None
     sums = sums_of(plan)
     regions = max(region_bytes(layout, schedule, rank, sums) for rank in range(schedule.workers))
+    if plan.update.compression is not None:  # held until the vote, with what they kept and what they keep
+        gradients = hosted * (3 if feedback else 1)
+        regions = layout.size * sums.result.itemsize
+    gradients += plan.update.clip is not None
     return regions + round((parameters + trained * (gradients + (state or 0))) * _FLOAT32)
 
 
@@ -61,7 +73,8 @@ def sentence(run_manifest: Mapping[str, Any], plan: Plan) -> str | None:
     schedule = build_schedule(topology.name, plan.cluster.members.start, **topology.options)
     state = None if optimizer is None else optimizers.remembered(optimizer.name, optimizer.options)
     layout, parameters = Layout.from_dict(run_manifest["layout"]), run_manifest["parameters"]
-    size = worker_bytes(layout, schedule, plan, parameters=parameters, state=state)
+    feedback = run_manifest["shard_state"]
+    size = worker_bytes(layout, schedule, plan, parameters=parameters, state=state, feedback=feedback)
     without = ", without what the optimizer of the pipeline remembers" if state is None else ""
     return f"each worker holds {parameters:,} parameters and needs about {_megabytes(size)} for them{without}"
 

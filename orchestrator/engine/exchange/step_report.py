@@ -8,6 +8,7 @@ workers. Everything that has to be agreed on is encoded for that:
     halt              what is requested for the end of the step, a `heartbeat.Halt`
     save              1 where a member's clock, or the controller through it, requests a checkpoint
     busy              1 where a member's writer of checkpoints is still working
+    sent              bytes that a member has sent in the step before, UNKNOWN in the first of a generation
     magnitudes        bits of the largest weighted element, per tensor of the layout; ABSENT where no shard contributes
     present           1 per tensor of the layout that some shard has a gradient for, or has changed
     weights, losses   one slot per shard, the bits of a float64; EMPTY everywhere but at the shard's host
@@ -27,8 +28,9 @@ import torch
 from orchestrator.engine.member.heartbeat import Halt
 from orchestrator.numerics.grid import ABSENT
 
-_HEADER = 5  # elements before the magnitudes
+_HEADER = 6  # elements before the magnitudes
 _INTEGER, _FLOAT = struct.Struct("<q"), struct.Struct("<d")
+UNKNOWN = -1
 EMPTY = -(2**63)  # below the bits of every float64 but -0.0, which `to_slots` never produces
 
 
@@ -57,6 +59,7 @@ class StepReport:
 
     failing_shard: int | None = None
     requests: Requests = Requests()
+    sent_bytes: int = UNKNOWN
     magnitudes: Sequence[int] = ()
     present: Sequence[bool] = ()
     weights: Mapping[int, float] = field(default_factory=dict)
@@ -70,7 +73,7 @@ class StepReport:
         if self.counters is not None:
             counters = [*self.counters, *(~value for value in self.counters)]
         told = [
-            *(failing, asked.evaluate, asked.halt, asked.save, asked.busy),
+            *(failing, asked.evaluate, asked.halt, asked.save, asked.busy, self.sent_bytes),
             *(self.magnitudes or [ABSENT] * shape.tensors),
             *(self.present or [False] * shape.tensors),
             *to_slots(shape.shards, self.weights),
@@ -82,11 +85,12 @@ class StepReport:
 
 @dataclass(frozen=True)
 class Consensus:
-    """The combined step reports, equal at all members. weights and losses have an entry for each shard that was
-    computed."""
+    """The combined step reports, equal at all members. weights and losses have an entry for each shard that was computed.
+    sent_bytes: by the member that sent most in the step before."""
 
     failing_shard: int | None
     requests: Requests
+    sent_bytes: int
     magnitudes: list[int]
     present: list[bool]
     weights: dict[int, float]
@@ -97,7 +101,7 @@ class Consensus:
     @classmethod
     def decode(cls, vector: torch.Tensor, shape: Shape) -> Consensus:
         told = iter(vector.tolist())
-        failing, evaluate, halt, save, busy = itertools.islice(told, _HEADER)
+        failing, evaluate, halt, save, busy, sent = itertools.islice(told, _HEADER)
         lengths = (shape.tensors, shape.tensors, shape.shards, shape.shards, shape.counters, shape.counters)
         magnitudes, present, weights, losses, high, inverted = (
             list(itertools.islice(told, length)) for length in lengths
@@ -105,6 +109,7 @@ class Consensus:
         return cls(
             failing_shard=None if failing == EMPTY else shape.shards - failing,
             requests=Requests(evaluate == 1, Halt(halt), save == 1, busy == 1),
+            sent_bytes=sent,
             magnitudes=magnitudes,
             present=[one == 1 for one in present],
             weights=from_slots(weights),

@@ -1,18 +1,32 @@
-"""A server's part in a lockstep step (rule D5): an empty step report, no faults, nothing to apply."""
+"""A server's part in a lockstep step (rule D5): an empty step report, no faults, its part in the sums, nothing to apply."""
 
 from __future__ import annotations
 
+from orchestrator.engine.exchange.carriers import Carriers
+from orchestrator.engine.exchange.collectives import Exchange
 from orchestrator.engine.exchange.step_report import Consensus, StepReport
 from orchestrator.engine.execution.run_state import RunState
 from orchestrator.numerics.grid import Grid
 
 
 class Adder:
+    """carriers: of a compression, None where there is none."""
+
+    def __init__(self, carriers: Carriers | None = None) -> None:
+        self._carriers = carriers
+
     def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:  # noqa: ARG002
         return StepReport()
 
     def fault(self, shard: int) -> Exception | None:  # noqa: ARG002
         return None
+
+    def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
+        """Of a compressed sum a server has no result, so no fingerprint; it reports no trace either."""
+        if self._carriers is None:
+            return exchange.total(step, attempt, consensus.total_weight)
+        self._carriers.relay(exchange, step, consensus.total_weight)
+        return 0
 
     def apply(self, state: RunState, consensus: Consensus) -> None:
         pass

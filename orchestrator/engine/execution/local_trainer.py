@@ -6,19 +6,18 @@ import math
 from collections.abc import Sequence
 
 import numpy
-import torch
 from numpy.typing import NDArray
 
 from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.shard_gradients import Contribution, ShardGradients
 from orchestrator.engine.compute.updater import Updater
 from orchestrator.engine.compute.workload import NON_FINITE_REMEDY
-from orchestrator.engine.exchange.collectives import Memory
-from orchestrator.engine.exchange.step_report import Consensus, StepReport
+from orchestrator.engine.exchange.collectives import Exchange
+from orchestrator.engine.exchange.step_report import UNKNOWN, Consensus, StepReport
 from orchestrator.engine.execution.run_state import RunState
+from orchestrator.engine.execution.summation import Summation
 from orchestrator.engine.member.generation import ProcessServices
 from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
-from orchestrator.numerics.exact import Accumulator
 from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
 from orchestrator.numerics.staging import HostTransfer
 from orchestrator.updates import optimizers
@@ -34,19 +33,18 @@ class LocalTrainer:
         gradients: ShardGradients,
         replica: Replica,
         updater: Updater,
-        memory: Memory,
+        summation: Summation,
         host_transfer: HostTransfer,
         services: ProcessServices,
     ) -> None:
         self._gradients = gradients
         self._replica = replica
         self._updater = updater
-        exact = memory.contribution.dtype == torch.float64
-        self._accumulator = Accumulator(replica.layout, memory.contribution, exact=exact)
-        self._memory = memory
+        self._summation = summation
         self._host_transfer = host_transfer
         self._services = services
         self._repeated = False
+        self._told_bytes = UNKNOWN
         self.take_on(())
 
     def take_on(self, shards: Sequence[int], *, alone: bool = False) -> None:
@@ -63,7 +61,7 @@ class LocalTrainer:
         # The first repetition is computed in full by everybody, for that exposes a pipeline that keeps state (rule B4).
         self._repeated = self._repeated or attempt > 0
         self._single = None
-        self._accumulator.clear()
+        self._summation.clear()
         self._gradients.plan(step, self._shards)
         self._options = self._updater.options()
         tally = _Tally(self._replica)
@@ -72,11 +70,11 @@ class LocalTrainer:
             self._services.heartbeat.beat("compute", step, shard)
             self._services.writer.copied(0)  # if so, it is written from here on, and not from the update
             try:
-                computed = self._compute(step, shard, len(tally.shards) % self._accumulator.most_waiting)
+                computed = self._compute(step, shard, len(tally.shards) % self._summation.most_waiting)
                 if computed is None:
                     continue
                 loss, weight, gradients = computed
-                self._accumulator.add(gradients, weight, grid)
+                self._summation.add(shard, gradients, weight, grid)
                 tally.add(shard, loss, weight, self._replica.present(gradients))
             except OrchestratorError as error:
                 fault = (shard, error)
@@ -93,22 +91,33 @@ class LocalTrainer:
     def fault(self, shard: int) -> Exception | None:
         return self._fault[1] if self._fault is not None and self._fault[0] == shard else None
 
+    def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
+        return self._summation.total(exchange, step, attempt, consensus)
+
     def apply(self, state: RunState, consensus: Consensus) -> None:
         """May raise CalledOff before it changes anything, and not after."""
         self._services.heartbeat.beat("update", state.steps)
+        self._tell_bytes(state.steps - 1, consensus.sent_bytes)
         self._services.await_copied()
         self._host_transfer.back()
         results = zip(consensus.present, self._host_transfer.result, strict=True)
         agreed = [result if present else None for present, result in results]
-        self._updater.apply(state.steps, state.reductions, agreed, consensus.counters, self._memory.result)
+        self._updater.apply(state.steps, state.reductions, agreed, consensus.counters, self._summation.result)
+        self._summation.commit()
         self._gradients.states.commit()
+
+    def _tell_bytes(self, step: int, sent_bytes: int) -> None:
+        """What the members send in a step, when it changes: from step to step it mostly is the same."""
+        if sent_bytes not in (UNKNOWN, self._told_bytes):
+            self._told_bytes = sent_bytes
+            self._services.emit({"event": "sent", "step": step, "bytes": sent_bytes})
 
     def _contribute_again(self, grid: Grid) -> StepReport:
         """A worker with one shard need not compute it again: only the grid has changed (rule A4)."""
         assert self._single is not None
         gradients, weight, step_report = self._single
-        self._accumulator.clear()
-        self._accumulator.add(gradients, weight, grid)
+        self._summation.clear()
+        self._summation.add(self._shards[0], gradients, weight, grid)
         self._complete(weight)
         return step_report
 
@@ -140,10 +149,7 @@ class LocalTrainer:
 
     def _complete(self, total_weight: float) -> NDArray[numpy.int64]:
         """The sum of the hosted shards, and all of it where nobody else has any; returns what `Accumulator.complete` does."""
-        alone = (total_weight, self._memory.result) if self._alone else None
-        magnitudes = self._accumulator.complete(alone)
-        self._memory.finished = self._accumulator.finished
-        return magnitudes
+        return self._summation.complete(total_weight, alone=self._alone)
 
 
 class _Tally:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 from orchestrator.engine.exchange.collectives import VOTE, Exchange
-from orchestrator.engine.exchange.step_report import Consensus, Requests, Shape, StepReport
+from orchestrator.engine.exchange.step_report import UNKNOWN, Consensus, Requests, Shape, StepReport
 from orchestrator.engine.execution.executor import Outcome
 from orchestrator.engine.execution.run_state import RunState
 from orchestrator.engine.member.generation import Withdrawn
@@ -38,6 +38,9 @@ class Member(Protocol):
     def fault(self, shard: int) -> Exception | None:
         """The fault of `shard`, if this member hosts it."""
 
+    def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
+        """Take part in the sum; returns its fingerprint."""
+
     def apply(self, state: RunState, consensus: Consensus) -> None:
         """Apply the summed gradient. state: before this step."""
 
@@ -45,7 +48,7 @@ class Member(Protocol):
 @dataclass(frozen=True)
 class StepContents:
     """What is added up in a step. shape: the lengths of a step report; names: of the layout's tensors, then of the
-    counters; exact: on a grid."""
+    counters; exact: on the grid of the run state, which a compression does without: it rounds after the vote."""
 
     shape: Shape
     names: tuple[str, ...]
@@ -56,12 +59,12 @@ class StepContents:
         tensors = [slot["name"] for slot in run_manifest["layout"]["slots"]]
         counters = run_manifest["counters"]
         shape = Shape(plan.data.shards, len(tensors), len(counters))
-        return cls(shape, (*tensors, *counters), plan.exchange.exact)
+        return cls(shape, (*tensors, *counters), plan.exchange.exact and plan.update.compression is None)
 
 
 class Lockstep:
-    """An Executor (executor.py) whose `advance` is one step. It has no state of its own, and nothing interrupts a step
-    between its sum and its end, so a step that raises has changed nothing (rule D1)."""
+    """An Executor (executor.py) whose `advance` is one step. It has no state of its own but what it counts, and nothing
+    interrupts a step between its sum and its end, so a step that raises has changed nothing (rule D1)."""
 
     def __init__(
         self, member: Member, exchange: Exchange, contents: StepContents, requests: Callable[[], Requests] = Requests
@@ -70,12 +73,14 @@ class Lockstep:
         self._exchange = exchange
         self._contents = contents
         self._requests = requests
+        self._sent_bytes = UNKNOWN  # in the step before
 
     def advance(self, state: RunState) -> Outcome:
         """Raises PipelineRaised, NonFinite, Inconsistent, Withdrawn, and what the transport raises."""
-        step = state.steps
+        step, sent_bytes = state.steps, self._exchange.sent_bytes
         attempt, consensus, grid = self._agree(step, state.grid)
-        fingerprint = self._exchange.total(step, attempt, consensus.total_weight)
+        fingerprint = self._member.total(self._exchange, step, attempt, consensus)
+        self._sent_bytes = self._exchange.sent_bytes - sent_bytes
         self._member.apply(state, consensus)
         if self._contents.exact:
             grid = grid.committed(consensus.magnitudes)
@@ -96,7 +101,8 @@ class Lockstep:
         raise AssertionError("a grid that was fitted to equal magnitudes fits")
 
     def _vote(self, step: int, attempt: int, grid: Grid) -> Consensus:
-        step_report = replace(self._member.contribute(step, attempt, grid), requests=self._requests())
+        contributed = self._member.contribute(step, attempt, grid)
+        step_report = replace(contributed, requests=self._requests(), sent_bytes=self._sent_bytes)
         vector = self._exchange.maximum(step, attempt, VOTE, step_report.encode(self._contents.shape))
         consensus = Consensus.decode(vector, self._contents.shape)
         if consensus.failing_shard is not None:

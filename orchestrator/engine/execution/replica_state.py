@@ -3,44 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from orchestrator.checkpoints.state import TrainingState
 from orchestrator.engine.compute import snapshot
 from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.compute.shard_states import ShardStates
+from orchestrator.engine.compute.shard_states import ShardStates, fitted
 from orchestrator.engine.compute.updater import Updater
+from orchestrator.updates.transforms import State
+
+_SUM = "sum/"  # what begins the names of what the sum needs from step to step
+
+
+class Sum(Protocol):
+    """replicated: what it needs from step to step, equal at all workers."""
+
+    replicated: State
 
 
 class ReplicaState:
-    """What a worker has at a boundary. shards: those it hosts; keeps_shard_state: whether shards have a state of their own."""
+    """What a worker has at a boundary. shards: those it hosts; keeps_shard_state: whether shards have a state of their own.
+    summation: None where the mode sums nothing that is kept."""
 
-    def __init__(self, replica: Replica, updater: Updater, states: ShardStates, *, keeps_shard_state: bool) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        updater: Updater,
+        states: ShardStates,
+        *,
+        keeps_shard_state: bool,
+        summation: Sum | None = None,
+    ) -> None:
         self.replica = replica
         self.shards: tuple[int, ...] = ()
         self.keeps_shard_state = keeps_shard_state
         self._updater = updater
         self._states = states
+        self._summation = summation
 
     def capture(self, values: dict[str, Any]) -> TrainingState:
         """What all workers have alike, as views of what is in use, with these values beside it."""
-        return snapshot.capture(self.replica.model, self._updater.optimizer, values, self._updater.state)
+        return snapshot.capture(self.replica.model, self._updater.optimizer, values, self._replicated)
 
     def capture_with_rows(self, values: dict[str, Any]) -> TrainingState:
         """The same, and what the hosted shards keep."""
         rows = {shard: self._states.of(shard) for shard in self.shards} if self.keeps_shard_state else {}
-        return snapshot.capture(self.replica.model, self._updater.optimizer, values, self._updater.state, rows)
+        return snapshot.capture(self.replica.model, self._updater.optimizer, values, self._replicated, rows)
 
     def restore(self, state: TrainingState, advances: tuple[int, int]) -> dict[str, Any]:
         """Be as far as whoever this state is from, also with what shards keep, as far as that is in it; returns the values
         beside it. advances: how many there had been here, and in that state. Raises Inconsistent, and has changed nothing
         then."""
-        transforms = self._updater.fitted(snapshot.transforms_of(state))
+        replicated = fitted("of the transforms and the sum", snapshot.transforms_of(state), self._replicated)
         rows = self._states.fitted(snapshot.rows_of(state.tensors))
         values = snapshot.restore(state, self.replica.model, self._updater.optimizer)
-        self._updater.state = transforms
+        self._set_replicated(replicated)
         if self.keeps_shard_state:
             self._states.follow(*advances)
             self._states.adopt(rows)
@@ -64,3 +83,17 @@ class ReplicaState:
     def inherit(self, lost: int, heir: int) -> None:
         """The shard `lost`, whose state nobody has, goes on with that of `heir`, if it is here."""
         self._states.inherit(lost, heir)
+
+    @property
+    def _replicated(self) -> State:
+        """What sum and update need from step to step, beside the optimizer's state."""
+        if self._summation is None:
+            return self._updater.state
+        own = {f"{_SUM}{name}": tensor for name, tensor in self._summation.replicated.items()}
+        return {**self._updater.state, **own}
+
+    def _set_replicated(self, state: State) -> None:
+        self._updater.state = {name: tensor for name, tensor in state.items() if not name.startswith(_SUM)}
+        if self._summation is not None:
+            own = {name.removeprefix(_SUM): tensor for name, tensor in state.items() if name.startswith(_SUM)}
+            self._summation.replicated = own

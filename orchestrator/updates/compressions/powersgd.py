@@ -1,0 +1,22 @@
+"""`compression: powersgd`: of each matrix of gradients a product of two thin ones. See `low_rank.py`, which needs torch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from orchestrator.updates.compressions.codec import Codec, Model
+
+
+def powersgd(
+    model: Model,
+    *,
+    rank: Annotated[int, Field(ge=1, description="Columns of the two thin matrices that stand for a matrix.")] = 4,
+    error_feedback: Annotated[
+        bool, Field(description="Whether a shard adds what was dropped to its next gradient.")
+    ] = True,
+) -> Codec:
+    from orchestrator.updates.compressions.low_rank import LowRank
+
+    return LowRank(model, rank, error_feedback=error_feedback)

@@ -1,0 +1,66 @@
+"""Few elements: the right ones are chosen, their gaps come back, and sums are those of the shards' order."""
+
+from __future__ import annotations
+
+import numpy
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from orchestrator.numerics.chosen import Chosen, Row, pack, unpack
+
+FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False) | st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0])
+VECTORS = arrays.arrays(numpy.float32, st.integers(1, 40), elements=FLOATS)
+
+
+def dense(chosen: Chosen, elements: int) -> torch.Tensor:
+    total = torch.zeros(elements, dtype=torch.float64)
+    chosen.add(1.0, total)
+    return total.float()
+
+
+@given(VECTORS, st.integers(1, 50))
+def test_the_largest_are_chosen_and_of_equal_ones_the_first(values: numpy.ndarray, count: int) -> None:
+    vector = torch.from_numpy(values.copy())
+    order = sorted(range(len(values)), key=lambda i: (-abs(values[i]), i))[:count]
+    expected = torch.zeros(len(values))
+    for i in order:
+        expected[i] = float(values[i])
+    found = Chosen.of(vector, count, keeps=False)
+    assert torch.equal(vector, torch.from_numpy(values))
+    assert torch.equal(dense(found, len(values)), expected)
+    assert found.values.numel() == sum(values[i] != 0 for i in order)
+
+
+@given(VECTORS, st.integers(1, 50))
+def test_what_is_chosen_and_what_is_kept_are_the_whole(values: numpy.ndarray, count: int) -> None:
+    vector = torch.from_numpy(values.copy())
+    found = Chosen.of(vector, count, keeps=True)
+    assert torch.equal(dense(found, len(values)) + vector, torch.from_numpy(values))
+    assert not (vector != 0)[dense(found, len(values)) != 0].any()
+
+
+def test_long_gaps_come_back() -> None:
+    vector = torch.zeros(3_000_000)
+    places = [0, 127, 128, 16_511, 2_999_999]
+    vector[places] = torch.arange(1.0, 6.0)
+    found = Chosen.of(vector, 5, keeps=False)
+    assert found.packed.numel() == 1 + 1 + 1 + 2 + 4
+    assert torch.equal(dense(found, vector.numel()), vector)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.floats(0.5, 9), st.lists(st.none() | VECTORS, min_size=3, max_size=3))))
+def test_payloads_come_back(given_rows: list[tuple[int, float, list[numpy.ndarray | None]]]) -> None:
+    rows = [
+        Row(s, w, [None if v is None else Chosen.of(torch.from_numpy(v.copy()), 7, keeps=False) for v in vectors])
+        for s, w, vectors in given_rows
+    ]
+    again = unpack(pack(rows), 3)
+    assert [(row.shard, row.weight) for row in again] == [(row.shard, row.weight) for row in rows]
+    for row, other in zip(rows, again, strict=True):
+        for one, two in zip(row.vectors, other.vectors, strict=True):
+            assert (one is None) == (two is None)
+            if one is not None and two is not None:
+                assert torch.equal(one.values, two.values)
+                assert torch.equal(one.packed, two.packed)

@@ -1,0 +1,95 @@
+"""Sums of few levels: they fit their integers at the worst, are free of grouping, and lose only what is kept."""
+
+from __future__ import annotations
+
+import math
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.numerics.grid import ABSENT, INFINITE, magnitude_bits, magnitude_of
+from orchestrator.numerics.levels import TYPES, add_levels, levels_of, magnitudes, mean_of_levels, spacing_of
+from orchestrator.updates.compressions.quantize import BITS, most_shards
+
+FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+WEIGHTS = st.floats(min_value=1e-100, max_value=1e100)
+
+
+@given(bits=st.sampled_from(BITS), data=st.data())
+def test_partial_sums_fit_at_the_worst(bits: int, data: st.DataObject) -> None:
+    """All shards as far out as they may be, on one side."""
+    shards = data.draw(st.integers(1, most_shards(bits)))
+    assert levels_of(bits, shards) >= 7
+    value, weight = data.draw(FLOATS), data.draw(WEIGHTS)
+    spacing = spacing_of(abs(value * weight), levels_of(bits, shards))
+    total = torch.zeros(1, dtype=TYPES[bits])
+    for number in range(shards):
+        add_levels(torch.tensor([value]), weight, spacing, levels_of(bits, shards), total, keeps=False)
+        assert total.item() == math.copysign((number + 1) * levels_of(bits, shards), value) * (value != 0)
+
+
+@given(
+    bits=st.sampled_from(BITS),
+    rows=st.lists(st.tuples(st.lists(FLOATS, min_size=5, max_size=5), st.floats(0.5, 64)), min_size=1, max_size=6),
+)
+def test_the_mean_and_what_is_kept_are_the_whole(bits: int, rows: list[tuple[list[float], float]]) -> None:
+    """No element is further off than half a spacing, and all of what it is off is kept."""
+    levels = levels_of(bits, len(rows))
+    spacing = spacing_of(max(abs(value) * weight for values, weight in rows for value in values), levels)
+    total, kept = torch.zeros(5, dtype=TYPES[bits]), []
+    for values, weight in rows:
+        row = torch.tensor(values)
+        add_levels(row, weight, spacing, levels, total, keeps=True)
+        kept.append(row.double())
+        # Half a level, and the rounding of what is kept to float32.
+        assert (row.double().abs() * weight <= spacing * (0.5 + 2**-20) + 1e-38).all()
+    mean, whole = torch.empty(5), math.fsum(weight for _, weight in rows)
+    mean_of_levels(total, spacing, whole, mean)
+    for i in range(5):
+        given_ = math.fsum(values[i] * weight for values, weight in rows)
+        left = math.fsum(float(row[i]) * weight for row, (_, weight) in zip(kept, rows, strict=True))
+        assert mean[i].item() * whole + left == pytest.approx(given_, rel=1e-5, abs=spacing * 1e-4 + 1e-30)
+
+
+def test_ties_go_to_the_even_level_and_minus_zero_is_zero() -> None:
+    values = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, -2.5, -0.0, 0.49999997])
+    total = torch.zeros(8, dtype=torch.int8)
+    add_levels(values, 1.0, 1.0, 7, total, keeps=True)
+    assert total.tolist() == [0, 2, 2, 0, -2, -2, 0, 0]
+    assert values.tolist() == [0.5, -0.5, 0.5, -0.5, 0.5, -0.5, 0.0, 0.4999999701976776]
+
+
+def test_where_all_is_zero_nothing_is_divided() -> None:
+    values, total = torch.tensor([0.0, -0.0]), torch.zeros(2, dtype=torch.int8)
+    add_levels(values, 3.0, spacing_of(0.0, 15), 15, total, keeps=True)
+    mean = torch.full((2,), 9.0)
+    mean_of_levels(total, 0.0, 3.0, mean)
+    assert values.tolist() == total.tolist() == mean.tolist() == [0, 0]
+
+
+def test_without_feedback_the_gradient_stays_as_it_is() -> None:
+    values = torch.tensor([0.3, -0.7])
+    add_levels(values, 1.0, 0.1, 15, torch.zeros(2, dtype=torch.int8), keeps=False)
+    assert torch.equal(values, torch.tensor([0.3, -0.7]))
+
+
+@given(st.lists(st.floats(width=32), min_size=1, max_size=9), WEIGHTS)
+def test_magnitudes_are_those_of_the_products(values: list[float], weight: float) -> None:
+    (found,) = magnitudes([torch.tensor(values)], weight)
+    if all(math.isfinite(value) for value in values):
+        assert magnitude_of(int(found)) == max(abs(value) * weight for value in values)
+    else:
+        assert found >= INFINITE
+
+
+def test_what_is_not_there_has_no_magnitude() -> None:
+    assert magnitudes([None, torch.zeros(3)], 2.0).tolist() == [ABSENT, 0]
+
+
+@given(FLOATS)
+def test_bits_of_a_magnitude_tell_it(value: float) -> None:
+    assert magnitude_of(magnitude_bits(value)) == abs(value)
+    assert numpy.float64(abs(value)).view(numpy.int64) == magnitude_bits(value)

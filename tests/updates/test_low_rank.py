@@ -1,0 +1,90 @@
+"""PowerSGD by itself: its basis, its bounds, and what it finds again."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from orchestrator.updates.compressions.codec import Agreement, Held, Model
+from orchestrator.updates.compressions.laws import _Result
+from orchestrator.updates.compressions.low_rank import LowRank, orthonormal
+
+
+@pytest.mark.parametrize("columns", [1, 2, 5])
+def test_a_basis_is_orthonormal_and_spans_the_columns(columns: int) -> None:
+    given = torch.randn(30, columns, generator=torch.Generator().manual_seed(columns)) * 1e-12
+    basis = orthonormal(given)
+    assert torch.allclose(basis.t() @ basis, torch.eye(columns, dtype=torch.float64), atol=1e-14)
+    assert torch.allclose(basis @ (basis.t() @ given.double()), given.double(), atol=1e-24)
+
+
+def test_a_column_that_others_make_up_is_zero() -> None:
+    first = torch.arange(1.0, 5.0)
+    assert (orthonormal(torch.stack([first, 3 * first, torch.zeros(4)], 1))[:, 1:] == 0).all()
+
+
+def step(codec: LowRank, agreement: Agreement, held: list[Held], shape: tuple[int, int]) -> torch.Tensor:
+    results: list[_Result] = []
+    for phase, carrier in enumerate(codec.phases):
+        rows = codec.encode(phase, agreement, held, results).rows
+        weighted = [(each.weight, row) for each, row in zip(held, rows, strict=True)]
+        results.append(_Result(carrier.elements, weighted, agreement.total_weight))
+    mean = torch.zeros(math.prod(shape))
+    codec.decode(agreement, results, [mean])
+    return mean.view(shape)
+
+
+def test_a_mean_of_low_rank_is_found_whole_and_nothing_is_left() -> None:
+    shape, dice = (20, 30), torch.Generator().manual_seed(3)
+    left, right = torch.randn(20, 2, generator=dice), torch.randn(2, 30, generator=dice)
+    codec = LowRank(Model((shape,), 4, 7), 2, error_feedback=True)
+    held = [Held(s, 1.0 + s, [(left * (s + 1.0) @ right).reshape(-1)]) for s in range(2)]
+    expected = torch.stack([_only(each).view(shape) * each.weight for each in held]).sum(0) / 3
+    agreement = Agreement(0, 3.0, _largest_of(held), codec.replicated())
+    assert torch.allclose(step(codec, agreement, held, shape), expected, atol=1e-4)
+    assert all(float(_only(each).abs().max()) < 1e-4 for each in held)
+
+
+def test_what_is_sent_and_what_is_kept_are_the_whole() -> None:
+    shape, dice = (20, 30), torch.Generator().manual_seed(4)
+    codec = LowRank(Model((shape,), 4, 7), 3, error_feedback=True)
+    held = [Held(s, 1.0, [torch.randn(600, generator=dice)]) for s in range(4)]
+    whole = torch.stack([_only(each).double() for each in held]).mean(0)
+    mean = step(codec, Agreement(0, 4.0, _largest_of(held), codec.replicated()), held, shape)
+    kept = torch.stack([_only(each).double() for each in held]).mean(0)
+    assert torch.allclose(mean.reshape(-1).double() + kept, whole, atol=1e-5)
+
+
+def test_a_gradient_of_zeros_is_none_and_the_next_look_is_a_new_one() -> None:
+    codec = LowRank(Model(((20, 30),), 4, 7), 2, error_feedback=True)
+    start = codec.replicated()
+    held = [Held(0, 1.0, [torch.zeros(600)])]
+    agreement = Agreement(0, 1.0, [0.0], start)
+    results: list[_Result] = []
+    for phase, carrier in enumerate(codec.phases):
+        rows = codec.encode(phase, agreement, held, results).rows
+        results.append(_Result(carrier.elements, [(1.0, row) for row in rows], 1.0))
+    mean = torch.ones(600)
+    following = codec.decode(agreement, results, [mean])["0"]
+    assert (mean == 0).all()
+    assert torch.allclose(following.t() @ following, torch.eye(2), atol=1e-6)
+    assert not torch.equal(following, start["0"])
+
+
+def test_what_would_not_shrink_is_summed_as_it_is() -> None:
+    codec = LowRank(Model(((4, 4), (9,), (40, 40)), 4, 7), 2, error_feedback=True)
+    assert [carrier.elements for carrier in codec.phases] == [(16, 9, 80), (80,)]
+    assert list(codec.kept) == [2]
+    assert len(LowRank(Model(((4, 4), (9,)), 4, 7), 2, error_feedback=True).phases) == 1
+
+
+def _only(held: Held) -> torch.Tensor:
+    (tensor,) = held.tensors
+    assert tensor is not None
+    return tensor
+
+
+def _largest_of(held: list[Held]) -> list[float | None]:
+    return [max(float(_only(each).double().abs().max()) * each.weight for each in held)]
