@@ -16,8 +16,9 @@ from orchestrator.engine.asynchronous.rest import Terms
 from orchestrator.engine.asynchronous.shard_updates import ShardUpdates
 from orchestrator.engine.asynchronous.sprint import Cadence, Sprints
 from orchestrator.engine.asynchronous.traffic import DeltaMemory, Traffic
+from orchestrator.engine.compute.local_steps import LocalSteps
 from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.compute.shard_gradients import ShardGradients
+from orchestrator.engine.compute.shard_gradients import Contributing, ShardGradients
 from orchestrator.engine.compute.shard_states import ShardStates
 from orchestrator.engine.compute.updater import Updater
 from orchestrator.engine.compute.workload import Workload
@@ -90,7 +91,7 @@ class LockstepExecution:
         replica, updater, plan = parts.replica, parts.updater, parts.plan
         self._plan = plan
         self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan))
-        gradients = ShardGradients(parts.workload, replica, parts.before)
+        gradients = _contributing(parts)
         host_transfer = parts.staging.host_transfer(replica.layout, self._memory.result)
         self._trainer = LocalTrainer(gradients, replica, updater, self._memory, host_transfer, parts.services)
         self.held = ReplicaState(replica, updater, gradients.states, keeps_shard_state=gradients.keeps_state)
@@ -103,6 +104,15 @@ class LockstepExecution:
         exchange = moment.exchange(self._memory)
         contents = StepContents.of(self._plan, moment.run_manifest)
         return Lockstep(self._trainer, exchange, contents, moment.timing.requests), exchange
+
+
+def _contributing(parts: Parts) -> Contributing:
+    """What the shards of a lockstep run contribute."""
+    local, beat = parts.plan.update.local, parts.services.heartbeat.beat
+    if local is None:
+        return ShardGradients(parts.workload, parts.replica, parts.before)
+    seed = parts.plan.run.seed
+    return LocalSteps(parts.workload, parts.replica, local, seed, lambda step, shard: beat("compute", step, shard))
 
 
 class SprintExecution:

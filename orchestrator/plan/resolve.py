@@ -12,6 +12,7 @@ from orchestrator.plan import (
     Compute,
     Data,
     Exchange,
+    Local,
     Members,
     Plan,
     Run,
@@ -25,6 +26,7 @@ from orchestrator.plan import (
 from orchestrator.settings import ContributionSettings, PartitionSettings, SamplingSettings, Settings
 from orchestrator.topologies import TOPOLOGIES
 from orchestrator.updates.schedules import SCHEDULES
+from orchestrator.values import Span
 
 
 def resolve(settings: Settings) -> Plan:
@@ -43,6 +45,7 @@ def resolve(settings: Settings) -> Plan:
             data.loaders,
             partition=_variant(data.partition, but="shared"),
             sampling=_variant(data.sampling, but="uniform"),
+            local=Span(steps=settings.local.steps, epochs=settings.local.epochs) if settings.has_local_steps else None,
         ),
         update=_update(settings),
         exchange=_exchange(settings),
@@ -71,7 +74,16 @@ def _update(settings: Settings) -> Update:
         plateau=_plateau(schedule.options) if schedule.name == "plateau" else None,
         contribution=_variant(settings.contribution, but="gradient"),
         scaling=_scaling(settings),
+        local=_local(settings),
     )
+
+
+def _local(settings: Settings) -> Local | None:
+    chosen = settings.local
+    if chosen.optimizer.name is None:
+        return None
+    optimizer = Variant(chosen.optimizer.name, chosen.optimizer.options)
+    return Local(optimizer, chosen.proximal_mu, chosen.clip, chosen.weight == "uniform")
 
 
 def _scaling(settings: Settings) -> Scaling | None:

@@ -30,6 +30,8 @@ from orchestrator.settings import (
     EvaluationSettings,
     Every,
     GradientSettings,
+    LocalOptimizerSettings,
+    LocalSettings,
     OptimizerSettings,
     PartitionSettings,
     PipelineSettings,
@@ -132,6 +134,7 @@ def settings_for(
     sync: dict[str, Any] | None = None,
     partition: dict[str, Any] | None = None,
     sampling: dict[str, Any] | None = None,
+    local: dict[str, Any] | None = None,
 ) -> Settings:
     options, mode = dict(optimizer or {}), dict(sync or {"name": "bsp"})
     parts, draws = {"name": "shared", **(partition or {})}, {"name": "uniform", **(sampling or {})}
@@ -155,7 +158,13 @@ def settings_for(
         schedule=_schedule(schedule or {}),
         early_stopping=EarlyStoppingSettings(**(early_stopping or {})),
         sync=SyncSettings(name=mode.pop("name"), options=mode),
+        local=_local(**local) if local else LocalSettings(),
     )
+
+
+def _local(*, optimizer: dict[str, Any], **others: Any) -> LocalSettings:
+    options = dict(optimizer)
+    return LocalSettings(optimizer=LocalOptimizerSettings(name=options.pop("name"), options=options), **others)
 
 
 def _schedule(given: dict[str, Any]) -> ScheduleSettings:

@@ -66,6 +66,7 @@ def check(settings: Settings, project: Path) -> Provenance:
     when there are obstacles."""
     problems = [
         *_pipeline_problems(settings),
+        *_local_problems(settings),
         *_variant_problems(settings),
         *_sync_problems(settings),
         *_input_problems(settings, project),
@@ -135,6 +136,12 @@ def _pipeline_problems(settings: Settings) -> list[str]:
     return optimizers.problems(section.name, section.options)
 
 
+def _local_problems(settings: Settings) -> list[str]:
+    section = settings.local.optimizer
+    found = [] if section.name is None else optimizers.problems(section.name, section.options)
+    return [f"local.{problem}" for problem in found]
+
+
 def _variant_problems(settings: Settings) -> list[str]:
     """Of variants of the user's own, which could not be looked at before they were imported."""
     topology, schedule, contribution = settings.topology, settings.schedule, settings.contribution
@@ -182,6 +189,14 @@ def _sync_problems(settings: Settings) -> list[str]:
         "contribution": (
             settings.contribution.name != "gradient",
             "each shard has an optimizer of its own and contributes its updates; leave contribution out",
+        ),
+        "local": (
+            settings.has_local_steps,
+            "each shard takes steps of its own already; leave local out",
+        ),
+        "data.partition.clients": (
+            (settings.data.partition.options.get("clients") or 0) > settings.data.shards,
+            f"there are no steps in which shards play other clients; set data.partition.clients={settings.data.shards}",
         ),
         "topology": (
             execution == "gossip" and settings.topology.name == "parameter_server",
