@@ -274,7 +274,10 @@ def _is_written_here(module: Any) -> bool:
     return file is not None and "site-packages" not in file
 
 
-NON_FINITE_REMEDY = "lower optimizer.lr, set gradient.clip, or look at the samples of this micro-batch"
+NON_FINITE_REMEDY = (
+    "lower optimizer.lr, set gradient.clip (of local steps: local.optimizer.lr, local.clip), or look at the samples of this "
+    "micro-batch"
+)
 
 
 def _length(dataset: Any, which: str) -> int:

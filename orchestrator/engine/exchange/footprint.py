@@ -46,8 +46,13 @@ def worker_bytes(layout: Layout, schedule: Schedule, plan: Plan, *, parameters: 
     frozen ones too; state: elements that the optimizer remembers of each trained one."""
     trained = sum(slot.elements for slot in layout.slots)
     hosted = -(-plan.data.shards // schedule.workers)
-    gradients = min(hosted, max(2, most_waiting(layout.size)))  # the last one is looked at once more after the next
+    gradients: float = min(
+        hosted, max(2, most_waiting(layout.size))
+    )  # the last one is looked at once more after the next
     gradients += plan.update.clip is not None
+    local = plan.update.local
+    if local is not None:  # where the round began, and what the local optimizer remembers
+        gradients += 1 + optimizers.remembered(local.optimizer.name, local.optimizer.options)
     sums = sums_of(plan)
     regions = max(region_bytes(layout, schedule, rank, sums) for rank in range(schedule.workers))
     return regions + round((parameters + trained * (gradients + (state or 0))) * _FLOAT32)
