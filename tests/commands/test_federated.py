@@ -28,7 +28,7 @@ def test_the_commands_of_the_page(digits: Project) -> None:
     assert first.report["digest"] == expected.digest
     assert trace_of(digits, first) == expected.trace
     assert again.report["verdict"] == "exact"
-    assert (digits.folder(first.report["run_id"]) / "partition.png").exists()
+    assert (digits.folder(first.report["run_id"]) / "pictures" / "partition.png").exists()
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
