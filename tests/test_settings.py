@@ -379,7 +379,7 @@ WRONG = {
     "run.seed.x=3": "run.seed.x: no such key; did you mean run.seed?",
     "data.foo=3": "data.foo: no such key; data has shards, batch_size, loaders, inputs, partition, sampling",
     "zzz=3": "zzz: no such key; there are run, pipeline, data, cluster, topology, sync, reduction, transport, "
-    "optimizer, contribution, compression, gradient, "
+    "optimizer, contribution, compression, local, gradient, "
     "schedule, early_stopping, checkpoint, evaluation, trace, tracking, strict, environment, output",
     "run.seed=abc": "run.seed: expected a whole number, got 'abc'",
     "run.seed=1.5": "run.seed: expected a whole number, got 1.5",
@@ -418,8 +418,17 @@ WRONG = {
     "it out",
     "data.batch_size={2: 64}": "data.batch_size: expected a whole number such as 64, at least 1, or one from each of some "
     "steps on such as {0: 64, 400: 256}, got {2: 64}",
-    "data.partition={name: iid, clients: 9}": "data.partition.clients: 9 clients for 8 shards; each shard is one client: leave "
-    "data.partition.clients out, or set data.shards=9 (which changes the result)",
+    "data.partition={name: iid, clients: 7}": "data.partition.clients: 7 clients for 8 shards; in each step a shard plays a "
+    "client of its own: raise data.partition.clients, or set data.shards=7 (which changes the result)",
+    "local.steps=2": "local.optimizer: required by local steps; for example local.optimizer={name: sgd, lr: 0.05}",
+    "local.optimizer={name: sgd, lr: 0.1}": "local.optimizer: sgd has nothing to do without local.steps or local.epochs; set "
+    "one of them, or leave it out",
+    "local.steps=0": "local.steps: must be at least 1, got 0",
+    "local.clip=1": "local.clip: it counts for local steps only; set local.steps or local.epochs, or leave it out",
+    "local.proximal_mu=0.1": "local.proximal_mu: it counts for local steps only; set local.steps or local.epochs, or leave "
+    "it out",
+    "local={epochs: 2, optimizer: sgd}": "local.epochs: without data.partition a shard has no samples of its own to go "
+    "through; set local.steps, or data.partition",
     "data.partition={name: dirichlet, alhpa: 1}": "data.partition.alhpa: dirichlet has no alhpa; did you mean alpha?",
     "data.partition={name: dirichlet, alpha: 0}": "data.partition.alpha: must be greater than 0, got 0.0",
     "data.partition=dirichlett": "data.partition.name: 'dirichlett' is not on offer; did you mean dirichlet? (there are "
@@ -890,3 +899,35 @@ def test_it_is_known_where_each_value_was_given(tmp_path: Path) -> None:
         "run.epochs": "command line",
     }
     assert found["optimizer.lr"].startswith("the mapping")
+
+
+LOCAL = ("local={steps: 3, optimizer: {name: sgd, lr: 0.1}}",)
+UNFIT_FOR_LOCAL_STEPS = {
+    ("reduction=fast",): "reduction: with local steps changes of parameters are added exactly; set reduction=exact",
+    ("gradient.clip=2",): "gradient.clip: with local steps there is no gradient of a step; set local.clip=2 instead",
+    ("data.batch_size={0: 64, 2: 80}",): "data.batch_size: with local steps it cannot change with the step; set "
+    "data.batch_size=64",
+    (
+        "contribution=a:B",
+    ): "contribution: with local steps a shard contributes no gradient for a:B; leave contribution out",
+    (
+        "run.steps=",
+        "run.epochs=1",
+    ): "run.epochs: with local steps a step of the run is a round; set run.steps, the number of rounds",
+    (
+        "schedule={name: steps, every: 2epochs}",
+    ): "schedule.every: 2epochs is no number of rounds, which steps are with local; give it in steps",
+}
+
+
+@pytest.mark.parametrize(("overrides", "sentence"), UNFIT_FOR_LOCAL_STEPS.items())
+def test_what_does_not_go_with_local_steps_is_refused_with_the_remedy(
+    overrides: tuple[str, ...], sentence: str
+) -> None:
+    (problem,) = problems(*LOCAL, *overrides)
+    assert problem.removeprefix("command line: ") == sentence
+
+
+def test_clients_that_are_drawn_have_no_state() -> None:
+    (problem,) = problems("data.partition={name: iid, clients: 9}", "contribution=a:B")
+    assert "contribution: a:B may keep a state for each shard, but of 9 clients a shard plays another one" in problem

@@ -32,8 +32,8 @@ class Part:
 
 @dataclass(frozen=True)
 class Division:
-    """parts: one for each shard. owners: of the samples, None where they are not divided; by: the name of the labels of which
-    the partition is."""
+    """parts: one for each client; where there are as many as shards, a shard is one. owners: of the samples, None where they
+    are not divided; by: the name of the labels of which the partition is."""
 
     parts: tuple[Part, ...]
     owners: Whole | None
@@ -75,11 +75,11 @@ def divide(labels: Labels, data: Data) -> Division | None:
     if owners is None:
         whole = _part(data.sampling, population, numpy.arange(population.samples))
         return Division((whole,) * data.shards, None, by)
-    owned = (numpy.flatnonzero(owners == shard) for shard in range(data.shards))
+    owned = (numpy.flatnonzero(owners == client) for client in range(_clients(data, owners)))
     parts = tuple(_part(data.sampling, population, part) for part in owned)
     if len({part.weights is None for part in parts if len(part.samples)}) > 1:
         raise ConfigurationError(
-            ["data.sampling: gives weights for some shards and None for others; give all the same"]
+            ["data.sampling: gives weights for some clients and None for others; give all the same"]
         )
     return Division(parts, owners, by)
 
@@ -88,16 +88,14 @@ def _owners(partition: Variant, population: Population) -> tuple[Whole | None, s
     name = partition.name
     options = PARTITIONS.resolve(name, partition.options)
     found = _called("data.partition", name, lambda: PARTITIONS[name](population, **options))
-    clients = 0 if found is None or not len(found) else int(found.max()) + 1
-    if clients > population.shards:
-        raise ConfigurationError(
-            [
-                f"data.partition: {name} divides the samples among {clients} clients, and there are {population.shards} shards"
-            ],
-            f"each shard is one client: set data.shards={clients}",
-        )
     # For `natural`, whose label is the client, the picture shows the usual labels.
     return found, str(options.get("by", "label")) if "clients" in options else "label"
+
+
+def _clients(data: Data, owners: Whole) -> int:
+    """At least as many as there are shards: the last ones may own nothing."""
+    given = None if data.partition is None else data.partition.options.get("clients")
+    return max(data.shards, given if isinstance(given, int) else 0, int(owners.max(initial=-1)) + 1)
 
 
 def _part(sampling: Variant | None, population: Population, samples: Whole) -> Part:

@@ -270,15 +270,19 @@ def _unpickled(payload: bytes) -> Any:
         ) from None
 
 
-def upcoming(step: int, shard: int, shards: Sequence[int], steps: int, indices: Any) -> Iterator[Key]:
-    """The micro-batches that a worker hosting `shards` computes after (step, shard), the empty ones left out."""
-    position = shards.index(shard) + 1
-    for later in range(step, steps):
+def upcoming(step: int, shard: int, shards: Sequence[int], stretches: range, indices: Any) -> Iterator[Key]:
+    """The micro-batches that a worker hosting `shards` computes after (step, shard), the empty ones left out. stretches: the
+    borders between stretches of steps; each shard computes its steps of a stretch one after the other."""
+    begin, position = step + 1, shards.index(shard)
+    for first in stretches[step // stretches.step : -1]:
+        end = first + stretches.step
         for each in shards[position:]:
-            found = indices(later, each)
-            if found:
-                yield Key(later, each, tuple(found))
-        position = 0
+            for later in range(begin, end):
+                found = indices(later, each)
+                if found:
+                    yield Key(later, each, tuple(found))
+            begin = first
+        begin, position = end, 0
 
 
 if __name__ == "__main__":

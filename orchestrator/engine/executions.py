@@ -17,8 +17,9 @@ from orchestrator.engine.asynchronous.shard_updates import ShardUpdates
 from orchestrator.engine.asynchronous.sprint import Cadence, Sprints
 from orchestrator.engine.asynchronous.traffic import DeltaMemory, Traffic
 from orchestrator.engine.compute import construction
+from orchestrator.engine.compute.local_steps import LocalSteps
 from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.compute.shard_gradients import ShardGradients
+from orchestrator.engine.compute.shard_gradients import Contributing, ShardGradients
 from orchestrator.engine.compute.shard_states import ShardStates
 from orchestrator.engine.compute.updater import Updater
 from orchestrator.engine.compute.workload import Workload
@@ -38,7 +39,7 @@ from orchestrator.topologies.routes import Routes
 from orchestrator.topologies.schedule import Schedule
 from orchestrator.transports.base import Regions, Transport
 from orchestrator.updates.compressions.codec import Codec
-from orchestrator.updates.transforms import Chain
+from orchestrator.updates.transforms import Chain, State
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,7 @@ class LockstepExecution:
         replica, updater, plan = parts.replica, parts.updater, parts.plan
         self._plan = plan
         codec = construction.make_codec(plan, replica.layout, len(replica.parameters))
-        residuals = lambda: first_residuals(codec, replica.layout)  # noqa: E731
-        gradients = ShardGradients(parts.workload, replica, parts.before, residuals)
+        gradients = _contributing(parts, lambda: first_residuals(codec, replica.layout))
         self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan), contributes=codec is None)
         self._summation = self._sum(parts, codec, gradients)
         host_transfer = parts.staging.host_transfer(replica.layout, self._memory.result)
@@ -103,7 +103,7 @@ class LockstepExecution:
         keeps, summation = gradients.keeps_state, self._summation
         self.held = ReplicaState(replica, updater, gradients.states, keeps_shard_state=keeps, summation=summation)
 
-    def _sum(self, parts: Parts, codec: Codec | None, gradients: ShardGradients) -> Summation:
+    def _sum(self, parts: Parts, codec: Codec | None, gradients: Contributing) -> Summation:
         layout = parts.replica.layout
         if codec is None:
             return DirectSum(layout, self._memory)
@@ -120,6 +120,15 @@ class LockstepExecution:
         exchange = moment.exchange(self._memory)
         contents = StepContents.of(self._plan, moment.run_manifest)
         return Lockstep(self._trainer, exchange, contents, moment.timing.requests), exchange
+
+
+def _contributing(parts: Parts, residuals: Callable[[], State]) -> Contributing:
+    """What the shards of a lockstep run contribute. residuals: what a shard keeps for a compression before the first step."""
+    local, beat = parts.plan.update.local, parts.services.heartbeat.beat
+    if local is None:
+        return ShardGradients(parts.workload, parts.replica, parts.before, residuals)
+    seed, told = parts.plan.run.seed, lambda step, shard: beat("compute", step, shard)
+    return LocalSteps(parts.workload, parts.replica, local, seed, told, residuals)
 
 
 class SprintExecution:

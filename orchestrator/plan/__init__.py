@@ -18,7 +18,7 @@ from typing import Any, Literal
 from orchestrator.synchrony import Mode, build_mode
 from orchestrator.updates.patience import Watching
 from orchestrator.updates.scaling import Scaling
-from orchestrator.values import Every, Steps
+from orchestrator.values import Every, Span, Steps
 
 __all__ = [
     "Cadence",
@@ -27,6 +27,7 @@ __all__ = [
     "Compute",
     "Data",
     "Exchange",
+    "Local",
     "Members",
     "Plan",
     "Run",
@@ -82,13 +83,26 @@ class Run:
 @dataclass(frozen=True)
 class Data:
     """batch_size: rows of a whole step; loaders: processes per worker that fetch batches ahead; partition: which samples a
-    shard draws from, None for all; sampling: with which weights, None for each once in a pass."""
+    shard draws from, None for all; sampling: with which weights, None for each once in a pass; local: how long a shard trains
+    by itself in a step of the run, None for a single micro-batch."""
 
     shards: int
     batch_size: Steps
     loaders: int
     partition: Variant | None = None
     sampling: Variant | None = None
+    local: Span | None = None
+
+
+@dataclass(frozen=True)
+class Local:
+    """How a shard steps by itself in a round. proximal_mu: of the pull towards where the round began; clip: the largest norm of
+    a gradient; uniform: whether all shards weigh the same, and not as many as their rows."""
+
+    optimizer: Variant
+    proximal_mu: float
+    clip: float | None
+    uniform: bool
 
 
 @dataclass(frozen=True)
@@ -96,7 +110,8 @@ class Update:
     """What happens to a gradient. optimizer: None where the pipeline has its own; clip: the largest norm; warmup: steps in
     which the learning rate rises, before `schedule` has its way; contribution: what a shard makes of its gradient before the
     sum, and may keep state for, None for nothing; scaling: of the rate with the batch size, None for none; compression: in
-    which form gradients travel, None for as they are."""
+    which form gradients travel, None for as they are; local: steps of a shard by itself, whose sum is then applied as a
+    gradient is, None for none."""
 
     optimizer: Variant | None
     clip: float | None
@@ -107,6 +122,7 @@ class Update:
     contribution: Variant | None = None
     scaling: Scaling | None = None
     compression: Variant | None = None
+    local: Local | None = None
 
     @property
     def watches_a_metric(self) -> bool:

@@ -12,6 +12,7 @@ from orchestrator.plan import (
     Compute,
     Data,
     Exchange,
+    Local,
     Members,
     Plan,
     Run,
@@ -31,6 +32,7 @@ from orchestrator.settings import (
 )
 from orchestrator.topologies import TOPOLOGIES
 from orchestrator.updates.schedules import SCHEDULES
+from orchestrator.values import Span
 
 
 def resolve(settings: Settings) -> Plan:
@@ -49,6 +51,7 @@ def resolve(settings: Settings) -> Plan:
             data.loaders,
             partition=_variant(data.partition, but="shared"),
             sampling=_variant(data.sampling, but="uniform"),
+            local=Span(steps=settings.local.steps, epochs=settings.local.epochs) if settings.has_local_steps else None,
         ),
         update=_update(settings),
         exchange=_exchange(settings),
@@ -80,7 +83,16 @@ def _update(settings: Settings) -> Update:
         contribution=_variant(settings.contribution, but="gradient"),
         scaling=_scaling(settings),
         compression=_variant(settings.compression, but="none"),
+        local=_local(settings),
     )
+
+
+def _local(settings: Settings) -> Local | None:
+    chosen = settings.local
+    if chosen.optimizer.name is None:
+        return None
+    optimizer = Variant(chosen.optimizer.name, chosen.optimizer.options)
+    return Local(optimizer, chosen.proximal_mu, chosen.clip, chosen.weight == "uniform")
 
 
 def _scaling(settings: Settings) -> Scaling | None:

@@ -259,6 +259,41 @@ class CompressionSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LocalOptimizerSettings:
+    """As the section `optimizer`."""
+
+    name: str | None = field(
+        default=None, metadata=result("The optimizer of a shard's local steps; begins anew in each round.", NOT_EMPTY)
+    )
+    options: dict[str, Any] = field(
+        default_factory=dict, metadata=result("Any option of that optimizer, such as `lr` or `momentum`.", NO_NAME)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSettings:
+    """What a shard does by itself in a step of the run, which is then a round; see `engine/compute/local_steps.py`."""
+
+    steps: int | None = field(
+        default=None, metadata=result("Local steps of each shard in a round; null: rounds have none.", at_least(1))
+    )
+    epochs: int | None = field(
+        default=None,
+        metadata=result("Instead of `local.steps`: passes of each shard over its own samples.", at_least(1)),
+    )
+    optimizer: LocalOptimizerSettings = field(default_factory=LocalOptimizerSettings)
+    proximal_mu: float = field(
+        default=0.0, metadata=result("How strongly local steps are drawn to where the round began.", NOT_NEGATIVE)
+    )
+    clip: float | None = field(
+        default=None, metadata=result("As `gradient.clip`, of each gradient of a local step.", POSITIVE)
+    )
+    weight: Literal["rows", "uniform"] = field(
+        default="rows", metadata=result("What a shard counts in a round's mean: the rows that it used, or the same.")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class GradientSettings:
     clip: float | None = field(
         default=None, metadata=result("The largest global L2 norm of a gradient; longer ones are scaled.", POSITIVE)
@@ -362,6 +397,7 @@ class Settings:
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     contribution: ContributionSettings = field(default_factory=ContributionSettings)
     compression: CompressionSettings = field(default_factory=CompressionSettings)
+    local: LocalSettings = field(default_factory=LocalSettings)
     gradient: GradientSettings = field(default_factory=GradientSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
@@ -387,6 +423,11 @@ class Settings:
             problems = [sentence for _, sentence in broken_rules(values)]
         if problems:
             raise ConfigurationError(problems)
+
+    @property
+    def has_local_steps(self) -> bool:
+        """Whether a step of the run is a round of local steps."""
+        return self.local.steps is not None or self.local.epochs is not None
 
     @property
     def watches_a_metric(self) -> bool:
@@ -511,13 +552,101 @@ def _end_needs_alike_epochs(batch_size: Steps, end: Span | None) -> str | None:
     return _epochs_are_alike(batch_size, end, "schedule.end")
 
 
-def _shards_are_clients(clients: int | None, shards: int) -> str | None:
-    if clients is None or clients == shards:
+def _shards_have_clients(clients: int | None, shards: int) -> str | None:
+    if clients is None or clients >= shards:
         return None
     return (
-        f"data.partition.clients: {clients} clients for {shards} shards; each shard is one client: leave "
-        f"data.partition.clients out, or set data.shards={clients} (which changes the result)"
+        f"data.partition.clients: {clients} clients for {shards} shards; in each step a shard plays a client of its own: raise "
+        f"data.partition.clients, or set data.shards={clients} (which changes the result)"
     )
+
+
+def _clients_keep_nothing(clients: int | None, shards: int, contribution: str) -> str | None:
+    if clients is None or clients <= shards or contribution == "gradient":
+        return None
+    return (
+        f"contribution: {contribution} may keep a state for each shard, but of {clients} clients a shard plays another one in "
+        "each step; leave contribution out"
+    )
+
+
+def _local_length_is_given_once(steps: int | None, epochs: int | None) -> str | None:
+    if steps is None or epochs is None:
+        return None
+    return "local.steps and local.epochs: only one can be set"
+
+
+def _local_steps_have_an_optimizer(name: str | None, steps: int | None, epochs: int | None) -> str | None:
+    if (name is None) == (steps is None and epochs is None):
+        return None
+    if name is None:
+        return "local.optimizer: required by local steps; for example local.optimizer={name: sgd, lr: 0.05}"
+    return f"local.optimizer: {name} has nothing to do without local.steps or local.epochs; set one of them, or leave it out"
+
+
+def _proximity_needs_local_steps(mu: float, steps: int | None, epochs: int | None) -> str | None:
+    return None if mu == 0 else _needs_local_steps("local.proximal_mu", steps, epochs)
+
+
+def _local_clip_needs_local_steps(clip: float | None, steps: int | None, epochs: int | None) -> str | None:
+    return None if clip is None else _needs_local_steps("local.clip", steps, epochs)
+
+
+def _needs_local_steps(key: str, steps: int | None, epochs: int | None) -> str | None:
+    if steps is not None or epochs is not None:
+        return None
+    return f"{key}: it counts for local steps only; set local.steps or local.epochs, or leave it out"
+
+
+def _local_epochs_need_parts(epochs: int | None, partition: str) -> str | None:
+    if epochs is None or partition != "shared":
+        return None
+    return (
+        "local.epochs: without data.partition a shard has no samples of its own to go through; set local.steps, or "
+        "data.partition"
+    )
+
+
+def _unfit_for_local_steps(
+    steps: int | None,
+    epochs: int | None,
+    reduction: str,
+    clip: float | None,
+    batch_size: Steps,
+    contribution: str,
+    run_epochs: int | None,
+) -> str | None:
+    if steps is None and epochs is None:
+        return None
+    if reduction == "fast":
+        return "reduction: with local steps changes of parameters are added exactly; set reduction=exact"
+    if clip is not None:
+        return f"gradient.clip: with local steps there is no gradient of a step; set local.clip={clip:g} instead"
+    if not batch_size.is_constant:
+        return (
+            f"data.batch_size: with local steps it cannot change with the step; set data.batch_size={batch_size.least}"
+        )
+    if contribution != "gradient":
+        return (
+            f"contribution: with local steps a shard contributes no gradient for {contribution}; leave contribution out"
+        )
+    if run_epochs is not None:
+        return "run.epochs: with local steps a step of the run is a round; set run.steps, the number of rounds"
+    return None
+
+
+def _span_fits_rounds(steps: int | None, epochs: int | None, span: Span | None, key: str) -> str | None:
+    if (steps is None and epochs is None) or span is None or span.epochs is None:
+        return None
+    return f"{key}: {span} is no number of rounds, which steps are with local; give it in steps"
+
+
+def _every_fits_rounds(steps: int | None, epochs: int | None, every: Span | None) -> str | None:
+    return _span_fits_rounds(steps, epochs, every, "schedule.every")
+
+
+def _end_fits_rounds(steps: int | None, epochs: int | None, end: Span | None) -> str | None:
+    return _span_fits_rounds(steps, epochs, end, "schedule.end")
 
 
 def _scale_has_a_base(scale: str, base: int | None) -> str | None:
@@ -588,6 +717,7 @@ def _plateau_needs_steps(schedule: str, every: Every | None) -> str | None:
 
 
 TWO_LENGTHS = "run.steps and run.epochs: only one can be set"
+_LOCAL = ("local.steps", "local.epochs")
 
 RULES = (
     Rule(("run.steps", "run.epochs"), _length_is_given_once),
@@ -597,7 +727,19 @@ RULES = (
     Rule(("data.batch_size", "run.steps"), _sizes_are_reached),
     Rule(("data.batch_size", "schedule.every"), _every_needs_alike_epochs),
     Rule(("data.batch_size", "schedule.end"), _end_needs_alike_epochs),
-    Rule(("data.partition.clients", "data.shards"), _shards_are_clients),
+    Rule(("data.partition.clients", "data.shards"), _shards_have_clients),
+    Rule(("data.partition.clients", "data.shards", "contribution.name"), _clients_keep_nothing),
+    Rule(("local.steps", "local.epochs"), _local_length_is_given_once),
+    Rule(("local.optimizer.name", *_LOCAL), _local_steps_have_an_optimizer),
+    Rule(("local.proximal_mu", *_LOCAL), _proximity_needs_local_steps),
+    Rule(("local.clip", *_LOCAL), _local_clip_needs_local_steps),
+    Rule(("local.epochs", "data.partition.name"), _local_epochs_need_parts),
+    Rule(
+        (*_LOCAL, "reduction", "gradient.clip", "data.batch_size", "contribution.name", "run.epochs"),
+        _unfit_for_local_steps,
+    ),
+    Rule((*_LOCAL, "schedule.every"), _every_fits_rounds),
+    Rule((*_LOCAL, "schedule.end"), _end_fits_rounds),
     Rule(("schedule.scale", "schedule.base_batch"), _scale_has_a_base),
     Rule(("run.device", "cluster.gpus_per_worker"), _cuda_needs_gpus),
     Rule(("run.tf32", "run.device"), _tf32_needs_cuda),

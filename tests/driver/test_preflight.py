@@ -72,6 +72,9 @@ def test_dvc_is_not_asked_before_the_start(project: Path, monkeypatch: pytest.Mo
 FREE = {
     "run.device=cuda cluster.gpus_per_worker=1": "run.device: with sync=ssp updates are added on CPUs; set run.device=cpu",
     "reduction=fast": "reduction: with sync=ssp updates that come in any order have to be added exactly; set reduction=exact",
+    "local.steps=2 local.optimizer=sgd": "local: with sync=ssp each shard takes steps of its own already; leave local out",
+    "data.partition.name=iid data.partition.clients=9": "data.partition.clients: with sync=ssp there are no steps in which "
+    "shards play other clients; set data.partition.clients=8",
     "contribution=kept:Kept": "contribution: with sync=ssp each shard has an optimizer of its own and contributes its updates; "
     "leave contribution out",
     "compression=quantize": "compression: with sync=ssp updates travel as integers of their own, to be added in any order; "
@@ -124,3 +127,20 @@ def test_what_nothing_can_be_drawn_by_is_refused(
     sys.modules.pop("drawing", None)
     (found,) = caught.value.problems
     assert found.startswith(problem), found
+
+
+def test_options_of_a_local_optimizer_are_looked_at_as_those_of_the_other(project: Path) -> None:
+    overrides = ["local.steps=2", "local.optimizer={name: sgd, momentun: 0.9}"]
+    with pytest.raises(
+        ConfigurationError, match=r"local\.optimizer\.momentun: sgd has no momentun; did you mean momentum\?"
+    ):
+        preflight.check(load([RUN], overrides), project)
+
+
+def test_what_a_client_dropped_is_not_added_by_another(project: Path) -> None:
+    clients = ["data.partition={name: iid, clients: 40}", "local.steps=2", "local.optimizer={name: sgd, lr: 0.1}"]
+    preflight.check(load([RUN], [*clients, "compression={name: quantize, error_feedback: false}"]), project)
+    with pytest.raises(
+        ConfigurationError, match=r"compression\.error_feedback: .* set compression\.error_feedback=false"
+    ):
+        preflight.check(load([RUN], [*clients, "compression=quantize"]), project)

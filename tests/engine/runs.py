@@ -31,6 +31,8 @@ from orchestrator.settings import (
     EvaluationSettings,
     Every,
     GradientSettings,
+    LocalOptimizerSettings,
+    LocalSettings,
     OptimizerSettings,
     PartitionSettings,
     PipelineSettings,
@@ -134,6 +136,7 @@ def settings_for(
     partition: dict[str, Any] | None = None,
     sampling: dict[str, Any] | None = None,
     compression: dict[str, Any] | None = None,
+    local: dict[str, Any] | None = None,
 ) -> Settings:
     options, mode = dict(optimizer or {}), dict(sync or {"name": "bsp"})
     parts, draws = {"name": "shared", **(partition or {})}, {"name": "uniform", **(sampling or {})}
@@ -158,11 +161,17 @@ def settings_for(
         early_stopping=EarlyStoppingSettings(**(early_stopping or {})),
         sync=SyncSettings(name=mode.pop("name"), options=mode),
         compression=_compression(compression or {"name": "none"}),
+        local=_local(**local) if local else LocalSettings(),
     )
 
 
 def _compression(given: dict[str, Any]) -> CompressionSettings:
     return CompressionSettings(name=given["name"], options={key: given[key] for key in given if key != "name"})
+
+
+def _local(*, optimizer: dict[str, Any], **others: Any) -> LocalSettings:
+    options = dict(optimizer)
+    return LocalSettings(optimizer=LocalOptimizerSettings(name=options.pop("name"), options=options), **others)
 
 
 def _schedule(given: dict[str, Any]) -> ScheduleSettings:

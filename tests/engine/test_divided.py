@@ -182,8 +182,8 @@ def test_a_partition_is_a_fact_only_where_there_is_one() -> None:
     ("settings", "words"),
     [
         (
-            {"partition": {"name": "natural"}, "shards": 4},
-            "natural finds 5 clients by 'client', and there are 4 shards",
+            {"partition": {"name": "natural"}, "shards": 6},
+            "natural finds 5 clients by 'client', and there are 6 shards",
         ),
         (
             {"partition": {"name": "iid"}, "shards": 23, "batch_size": 23},

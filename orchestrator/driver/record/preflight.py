@@ -68,8 +68,10 @@ def check(settings: Settings, project: Path) -> Provenance:
     when there are obstacles."""
     problems = [
         *_pipeline_problems(settings),
+        *_local_problems(settings),
         *_variant_problems(settings),
         *_sync_problems(settings),
+        *_feedback_problems(settings),
         *_input_problems(settings, project),
         *_checkpoint_problems(settings),
         *_device_problems(settings),
@@ -137,6 +139,12 @@ def _pipeline_problems(settings: Settings) -> list[str]:
     return optimizers.problems(section.name, section.options)
 
 
+def _local_problems(settings: Settings) -> list[str]:
+    section = settings.local.optimizer
+    found = [] if section.name is None else optimizers.problems(section.name, section.options)
+    return [f"local.{problem}" for problem in found]
+
+
 def _variant_problems(settings: Settings) -> list[str]:
     """Of variants of the user's own, which could not be looked at before they were imported."""
     topology, schedule, contribution = settings.topology, settings.schedule, settings.contribution
@@ -194,6 +202,14 @@ def _sync_problems(settings: Settings) -> list[str]:
             settings.compression.name != "none",
             "updates travel as integers of their own, to be added in any order; leave compression out",
         ),
+        "local": (
+            settings.has_local_steps,
+            "each shard takes steps of its own already; leave local out",
+        ),
+        "data.partition.clients": (
+            (settings.data.partition.options.get("clients") or 0) > settings.data.shards,
+            f"there are no steps in which shards play other clients; set data.partition.clients={settings.data.shards}",
+        ),
         "topology": (
             execution == "gossip" and settings.topology.name == "parameter_server",
             "models are mixed by workers, and servers have nothing to do; set topology=peer_to_peer",
@@ -201,6 +217,19 @@ def _sync_problems(settings: Settings) -> list[str]:
     }
     return [
         f"{key}: with sync={sync.name} {sentence}, or set sync=bsp" for key, (wrong, sentence) in why.items() if wrong
+    ]
+
+
+def _feedback_problems(settings: Settings) -> list[str]:
+    """A shard that plays another client in each round would add what that one's compression had dropped."""
+    compression, clients = settings.compression, settings.data.partition.options.get("clients") or 0
+    if is_reference(compression.name) or clients <= settings.data.shards:
+        return []
+    if not COMPRESSIONS.resolve(compression.name, compression.options).get("error_feedback"):
+        return []
+    return [
+        "compression.error_feedback: what a shard's compression drops belongs to the client that it plays, and the next round "
+        "has another; set compression.error_feedback=false"
     ]
 
 

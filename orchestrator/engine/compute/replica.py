@@ -110,16 +110,20 @@ class Replica:
         """After a backward pass: what this shard puts into the sum, in the order of the layout; None for a parameter without
         gradient. The tensors are the caller's: `check_shard` sees to it that the next shard does not touch them. Raises
         PipelineRaised for a sparse gradient."""
+        self._given = [parameter.grad for parameter in self.parameters]
+        self._given_versions = _versions(self._given)
+        return [*self.gradients(), *(statistic.clone() for statistic in self.statistics)]
+
+    def gradients(self) -> list[torch.Tensor | None]:
+        """After a backward pass: those of the trainable parameters, None where there is none. Raises PipelineRaised for a
+        sparse gradient."""
         gradients = [parameter.grad for parameter in self.parameters]
         for slot, gradient in zip(self.layout.slots, gradients, strict=False):
             if gradient is not None and gradient.layout != torch.strided:
                 raise PipelineRaised(
                     f"parameter {slot.name!r} has a sparse gradient", "use sparse=False for embeddings"
                 )
-        self._given = gradients
-        self._given_versions = _versions(gradients)
-        detached = [g.detach() if g is not None and g.requires_grad else g for g in gradients]
-        return [*detached, *(statistic.clone() for statistic in self.statistics)]
+        return [g.detach() if g is not None and g.requires_grad else g for g in gradients]
 
     def forget(self) -> None:
         """The last contribution is added up: from now on its tensors may change."""
@@ -156,14 +160,19 @@ class Replica:
             position += counter.numel()
         self.begin_step()
 
+    def moved(self) -> None:
+        """Whoever may do so has changed the parameters within a step: changes are looked for from here on."""
+        self._marks = _marks(self._parameters.values())
+        self._watched = [(name, bits, bits.clone()) for name, bits in self._views]
+
     def _watch(self, pieces: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Remember all parameters' versions, and copies of these pieces, to see whether they change before the step is
         applied."""
         self._marks = _marks(self._parameters.values())
-        views = {
-            piece.data_ptr(): (name, piece.view(torch.int32)) for name, piece in pieces
-        }  # a short turn has one twice
-        self._watched = [(name, bits, bits.clone()) for name, bits in views.values()]
+        # A short turn has one piece twice.
+        views = {piece.data_ptr(): (name, piece.view(torch.int32)) for name, piece in pieces}
+        self._views = list(views.values())
+        self._watched = [(name, bits, bits.clone()) for name, bits in self._views]
 
     def _move_into_flat_buffer(self, device: torch.device) -> None:
         slots = self.layout.slots[: len(self.parameters)]
@@ -222,12 +231,13 @@ class Replica:
                     )
 
     def check_frozen(self) -> None:
-        """After an optimizer's step that only this replica takes: raises PipelineRaised when it changed frozen ones."""
+        """After an optimizer's step that only this replica takes: raises PipelineRaised when it changed what no other worker
+        hears of."""
         for (name, parameter), before in zip(self._parameters.items(), self._marks, strict=True):
             if name in self._frozen and (parameter._version, parameter.data_ptr()) != before:
                 raise PipelineRaised(
                     f"the optimizer changed the parameter {name!r}, which is frozen",
-                    "use sync=bsp: where replicas run free, they exchange changes of trained parameters alone",
+                    "use sync=bsp without local: elsewhere shards contribute changes of trained parameters alone",
                 )
 
     def _at(self, piece: torch.Tensor, copy: torch.Tensor) -> str:

@@ -1,13 +1,13 @@
 """What a shard contributes to a step: the gradient of its micro-batch, after the transforms before the sum.
 
-This is the interface for other contributions (local steps, compression): each returns a loss, a weight and tensors of
-the layout, or None where a shard has nothing to contribute, and keeps its state in `ShardStates`.
+`Contributing` is the interface of this and of other contributions (`local_steps.py`): each returns a loss, a weight and tensors
+of the layout, or None where a shard has nothing to contribute, and keeps its state in `ShardStates`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -27,11 +27,28 @@ class Contribution(NamedTuple):
     tensors: Sequence[torch.Tensor | None]
 
 
+class Contributing(Protocol):
+    """What the hosted shards contribute to a step. keeps_state: whether shards have any; counters_agree: whether every shard
+    has to leave the same counters, or else the largest are taken."""
+
+    keeps_state: bool
+    counters_agree: bool
+    states: ShardStates
+
+    def plan(self, step: int, shards: Sequence[int]) -> None:
+        """These are computed next."""
+
+    def compute(self, step: int, shard: int) -> Contribution | None:
+        """The contribution of a shard."""
+
+
 class ShardGradients:
-    """before: applied to a shard's gradients, with a state per shard; more: what a shard keeps beside it before the first step,
-    for what becomes of the contribution. keeps_state: whether shards keep anything.
+    """Implements `Contributing`. before: applied to a shard's gradients, with a state per shard; more: what a shard keeps
+    beside it before the first step, for what becomes of the contribution.
 
     Raises PipelineRaised where the contribution does."""
+
+    counters_agree = True
 
     def __init__(self, workload: Workload, replica: Replica, before: Chain, more: Callable[[], State] = dict) -> None:
         self._workload = workload
@@ -44,7 +61,7 @@ class ShardGradients:
     def plan(self, step: int, shards: Sequence[int]) -> None:
         """Prepare for these micro-batches, which are computed next."""
         self.states.discard()
-        self._workload.plan(step, shards)
+        self._workload.plan([step], shards)
 
     def compute(self, step: int, shard: int) -> Contribution | None:
         """The contribution of a shard. Raises PipelineRaised, NonFinite."""

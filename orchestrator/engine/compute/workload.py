@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 
+from orchestrator.data.clients import ClientSampler
 from orchestrator.data.division import Division, divide
 from orchestrator.data.drawn import Drawn, PassSampler, WeightedSampler
 from orchestrator.data.labels import Labels
@@ -25,9 +26,10 @@ from orchestrator.errors import NonFinite, PipelineRaised
 from orchestrator.numerics import streams
 from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.pipeline import Pipeline, has_rate, naming, takes_step
-from orchestrator.plan import Data, Run
+from orchestrator.plan import Data, Run, Variant
 from orchestrator.updates import optimizers
 from orchestrator.updates.optimizers import kept_aside
+from orchestrator.values import Span
 
 _HEAD = 2**14  # elements of the gradient that are compared, for changes that raise no version
 _SMALLEST_WEIGHT, _LARGEST_WEIGHT = 1e-100, 1e100  # so that no product with a float32 leaves the range of float64
@@ -62,6 +64,7 @@ class Workload:
         self._labels = Labels(self.pipeline, self._train, samples, seed)
         self.division = divide(self._labels, data)
         self.order, self._sampler = _order(seed, samples, data, self.division)
+        self._stretch = _stretch(data, self._sampler)
         held_out = 0 if self._validation is None else _length(self._validation, "validation")
         self.evaluation_batches = evaluation_batches(held_out, max(1, data.batch_size.at(0) // data.shards))
 
@@ -102,7 +105,7 @@ class Workload:
 
     def fetch_ahead(self, loaders: Loaders, shards: Sequence[int], steps: int) -> None:
         """Take training batches from `loaders` from now on, for a worker that hosts `shards` in a run of `steps`."""
-        self._loaders, self._hosted, self._steps = loaders, tuple(shards), steps
+        self._loaders, self._hosted, self._steps = loaders, tuple(shards), steps * self._stretch
 
     def prove(self, loaders: Loaders) -> None:
         """Raises Inconsistent where the loaders read other samples than this process does."""
@@ -110,10 +113,16 @@ class Workload:
         first = next(found for shard in shards if (found := self._micro_batch(0, shard)).key.indices)
         loaders.prove(first.key, self._read(first))
 
-    def plan(self, step: int, shards: Sequence[int]) -> None:
+    def local_steps(self, step: int, shard: int) -> range:
+        """The local steps of a shard in a step of the run, numbered through the run as micro-batches are then; of some the
+        micro-batch may be empty."""
+        local = self._sampler.local_steps(step, shard) if isinstance(self._sampler, ClientSampler) else self._stretch
+        return range(step * self._stretch, step * self._stretch + local)
+
+    def plan(self, steps: Iterable[int], shards: Sequence[int]) -> None:
         """Prepare the samples and seeds of these micro-batches together: between two backward passes the same code
         takes ten times as long, because it has been evicted from the processor's cache."""
-        self._planned = {(step, shard): self._micro_batch(step, shard) for shard in shards}
+        self._planned = {(step, shard): self._micro_batch(step, shard) for step in steps for shard in shards}
 
     def loss(self, step: int, shard: int) -> tuple[float, float] | None:
         """(mean loss, weight) of micro-batch (step, shard), whose gradients are in the model then; None when it is empty.
@@ -137,6 +146,18 @@ class Workload:
                 raise NonFinite(f"the loss is {mean} at {where}", NON_FINITE_REMEDY)
             loss.backward()  # type: ignore[no-untyped-call]
         return mean, weight
+
+    def local_optimizer(self, variant: Variant, step: int, shard: int) -> torch.optim.Optimizer:
+        """A new one over the model's parameters."""
+        what = f"building the local optimizer (step {step}, shard {shard})"
+        with naming(what), streams.seeded(self._seed, "local optimizer", step, shard):
+            return optimizers.build(variant.name, variant.options, self.model)
+
+    def optimize_locally(self, step: int, shard: int, optimizer: torch.optim.Optimizer) -> None:
+        """One step of a shard's own optimizer, which finds its gradients at the parameters."""
+        where = f"the local optimizer (step {step}, shard {shard})"
+        with naming(where), streams.seeded(self._seed, "local optimizer step", step, shard):
+            optimizer.step()
 
     def optimize(self, step: int, optimizer: torch.optim.Optimizer, gradients: torch.Tensor) -> None:
         """One step of the optimizer, which finds its gradients as views of `gradients`; peers may still be reading those."""
@@ -184,7 +205,8 @@ class Workload:
         with naming(f"evaluation ({where})"), streams.seeded(self._seed, "evaluation", step, batch), torch.no_grad():
             items = self._staging.batch(items)
             with self._autocast():
-                loss, weight = _mean_and_weight(self._loss(items, step + 1), len(indices), where)
+                updates = (step + 1) * self._stretch
+                loss, weight = _mean_and_weight(self._loss(items, updates), len(indices), where)
                 metrics = _numbers(self.pipeline.metrics(self.model, items), where)
             values = [loss.item(), weight, float(len(indices)), *metrics.values()]
         return list(metrics), values
@@ -205,7 +227,8 @@ class Workload:
     def _fetch(self, micro_batch: _MicroBatch) -> Any:
         if self._loaders is not None:
             step, shard, _ = key = micro_batch.key
-            return self._loaders.batch(key, upcoming(step, shard, self._hosted, self._steps, self._sampler.indices))
+            stretches = range(0, self._steps + 1, self._stretch)
+            return self._loaders.batch(key, upcoming(step, shard, self._hosted, stretches, self._sampler.indices))
         return self._read(micro_batch)
 
     def _read(self, micro_batch: _MicroBatch) -> Any:
@@ -227,13 +250,22 @@ class Workload:
 
 def _order(
     seed: int, samples: int, data: Data, division: Division | None
-) -> tuple[Order | Drawn, Sampler | PassSampler | WeightedSampler]:
+) -> tuple[Order | Drawn, Sampler | PassSampler | WeightedSampler | ClientSampler]:
     if division is None:
         order = Order(seed, samples, data.batch_size, data.shards)
         return order, Sampler(order)
     drawn = Drawn(samples, data.batch_size, data.shards)
+    if len(division.parts) > data.shards or (data.local is not None and data.local.epochs is not None):
+        return drawn, ClientSampler(seed, drawn, division.parts, data.local or Span(steps=1))
     by_weight = any(part.weights is not None for part in division.parts)
     return drawn, (WeightedSampler if by_weight else PassSampler)(seed, drawn, division.parts)
+
+
+def _stretch(data: Data, sampler: object) -> int:
+    """The most local steps that a shard has in a step of the run."""
+    if isinstance(sampler, ClientSampler):
+        return sampler.stretch
+    return 1 if data.local is None else data.local.in_steps(0)
 
 
 def _is_written_here(module: Any) -> bool:
@@ -242,7 +274,10 @@ def _is_written_here(module: Any) -> bool:
     return file is not None and "site-packages" not in file
 
 
-NON_FINITE_REMEDY = "lower optimizer.lr, set gradient.clip, or look at the samples of this micro-batch"
+NON_FINITE_REMEDY = (
+    "lower optimizer.lr, set gradient.clip (of local steps: local.optimizer.lr, local.clip), or look at the samples of this "
+    "micro-batch"
+)
 
 
 def _length(dataset: Any, which: str) -> int:

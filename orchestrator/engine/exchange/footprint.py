@@ -55,13 +55,17 @@ def worker_bytes(
     compression drops."""
     trained = sum(slot.elements for slot in layout.slots)
     hosted = -(-plan.data.shards // schedule.workers)
-    gradients = min(hosted, max(2, most_waiting(layout.size)))  # the last one is looked at once more after the next
+    # The last one is looked at once more after the next.
+    gradients: float = min(hosted, max(2, most_waiting(layout.size)))
     sums = sums_of(plan)
     regions = max(region_bytes(layout, schedule, rank, sums) for rank in range(schedule.workers))
     if plan.update.compression is not None:  # held until the vote, with what they kept and what they keep
         gradients = hosted * (3 if feedback else 1)
         regions = layout.size * sums.result.itemsize
     gradients += plan.update.clip is not None
+    local = plan.update.local
+    if local is not None:  # where the round began, and what the local optimizer remembers
+        gradients += 1 + optimizers.remembered(local.optimizer.name, local.optimizer.options)
     return regions + round((parameters + trained * (gradients + (state or 0))) * _FLOAT32)
 
 

@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.compute.shard_gradients import Contribution, ShardGradients
+from orchestrator.engine.compute.shard_gradients import Contributing, Contribution
 from orchestrator.engine.compute.updater import Updater
 from orchestrator.engine.compute.workload import NON_FINITE_REMEDY
 from orchestrator.engine.exchange.collectives import Exchange
@@ -30,7 +30,7 @@ class LocalTrainer:
 
     def __init__(
         self,
-        gradients: ShardGradients,
+        gradients: Contributing,
         replica: Replica,
         updater: Updater,
         summation: Summation,
@@ -64,7 +64,7 @@ class LocalTrainer:
         self._summation.clear()
         self._gradients.plan(step, self._shards)
         self._options = self._updater.options()
-        tally = _Tally(self._replica)
+        tally = _Tally(self._replica, counters_agree=self._gradients.counters_agree)
         fault: tuple[int, OrchestratorError] | None = None
         for shard in self._shards:
             self._services.heartbeat.beat("compute", step, shard)
@@ -155,8 +155,9 @@ class LocalTrainer:
 class _Tally:
     """What the hosted shards of one attempt report, apart from the gradient itself."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, *, counters_agree: bool) -> None:
         self._replica = replica
+        self._counters_agree = counters_agree
         self.magnitudes: Sequence[int] = ()
         self._present: list[Sequence[bool]] = []
         self._weights: dict[int, float] = {}
@@ -177,7 +178,9 @@ class _Tally:
         self._weights[shard] = weight
         self._losses[shard] = loss
         counters = self._replica.counter_values()
-        if self._counters is not None and counters != self._counters:
+        if not self._counters_agree:
+            counters = list(map(max, counters, self._counters or counters))
+        elif self._counters is not None and counters != self._counters:
             name = next(
                 n for n, a, b in zip(self._replica.counter_names(), counters, self._counters, strict=True) if a != b
             )

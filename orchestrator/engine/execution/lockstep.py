@@ -48,18 +48,21 @@ class Member(Protocol):
 @dataclass(frozen=True)
 class StepContents:
     """What is added up in a step. shape: the lengths of a step report; names: of the layout's tensors, then of the
-    counters; exact: on the grid of the run state, which a compression does without: it rounds after the vote."""
+    counters; exact: on the grid of the run state, which a compression does without: it rounds after the vote. counters_agree:
+    whether every shard has to leave the same, or else the largest are taken."""
 
     shape: Shape
     names: tuple[str, ...]
     exact: bool
+    counters_agree: bool = True
 
     @classmethod
     def of(cls, plan: Plan, run_manifest: Mapping[str, Any]) -> Self:
         tensors = [slot["name"] for slot in run_manifest["layout"]["slots"]]
         counters = run_manifest["counters"]
         shape = Shape(plan.data.shards, len(tensors), len(counters))
-        return cls(shape, (*tensors, *counters), plan.exchange.exact and plan.update.compression is None)
+        exact = plan.exchange.exact and plan.update.compression is None
+        return cls(shape, (*tensors, *counters), exact, counters_agree=plan.update.local is None)
 
 
 class Lockstep:
@@ -111,7 +114,7 @@ class Lockstep:
             raise PipelineRaised(
                 f"step {step}: the weights of all shards are zero", "a step needs something to learn from"
             )
-        for i in consensus.disagreeing_counters:
+        for i in consensus.disagreeing_counters if self._contents.counters_agree else ():
             name = self._contents.names[self._contents.shape.tensors + i]
             raise PipelineRaised(f"step {step}: the shards left different values in the integer buffer {name!r}")
         return consensus

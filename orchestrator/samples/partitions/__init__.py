@@ -1,5 +1,5 @@
-"""The table of partitions: which client owns which training sample. A shard is a client, and draws its micro-batches from what
-it owns.
+"""The table of partitions: which client owns which training sample. A shard is a client, or plays one
+that is drawn for each step where there are more (`data/clients.py`), and draws its micro-batches from what the client owns.
 
 A partition is a function `name(population: Population, *, option, ...)` that returns an owner per sample, int64 of shape
 (samples,), from 0 on: a disjoint cover by its form. It depends on the population alone: seed, labels, numbers; never on workers

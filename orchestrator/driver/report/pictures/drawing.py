@@ -123,7 +123,7 @@ def partition(labels: Sequence[str], counts: Sequence[Sequence[int]], title: str
         below = [low + height for low, height in zip(below, heights, strict=True)]
     _finish(axes, "samples")
     axes.grid(False, axis="x")
-    axes.set_xlabel("shard", color=_INK)
+    axes.set_xlabel("client", color=_INK)
     axes.legend(frameon=False, fontsize=9, labelcolor=_INK, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path)
 
