@@ -7,8 +7,9 @@ slots: those clients that own samples are drawn for them without replacement, in
 A round's local steps are numbered through the run: local step h of round r is t = r * stretch + h, and the rows of (t, slot)
 are those of its client. `stretch` is the most local steps that a slot can have; one with fewer has no rows at its last t.
 
-    epochs      each pass over the client's samples in an order drawn from (seed, round and pass, client), in batches of which
-                the last takes what is left
+    epochs      each pass over the client's samples in an order drawn from (seed, round and pass, client), in as few batches as
+                hold them, whose lengths differ by at most one: a last batch with what is left may have one row, from which
+                batch normalisation learns so badly that a single client can spoil a round
     steps       the same order, but every batch is full: it goes on with the next pass
     by weights  as many rows, each drawn with replacement in proportion to the weights, from (seed, t, slot)
 
@@ -92,8 +93,11 @@ class ClientSampler:
 
     def _by_epochs(self, round_: int, nth: int, client: int, rows: int) -> numpy.ndarray:
         """Positions in the part."""
-        epoch, batch = divmod(nth, -(-len(self._parts[client].samples) // rows))
-        return self._pass(round_ * self._local.in_steps(1) + epoch, client)[batch * rows : (batch + 1) * rows].numpy()
+        samples = len(self._parts[client].samples)
+        batches = -(-samples // rows)
+        epoch, batch = divmod(nth, batches)
+        first, end = samples * batch // batches, samples * (batch + 1) // batches
+        return self._pass(round_ * self._local.in_steps(1) + epoch, client)[first:end].numpy()
 
     def _by_steps(self, round_: int, nth: int, client: int, rows: int) -> numpy.ndarray:
         """Positions in the part."""

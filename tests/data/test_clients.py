@@ -53,6 +53,9 @@ def test_epochs_take_each_sample_of_the_client_as_often(sizes: list[int], epochs
     for slot in range(3):
         client, first = found.client(round_, slot), round_ * found.stretch
         count = Counter(sample for step in range(first, first + found.stretch) for sample in found.indices(step, slot))
+        lengths = {len(found.indices(step, slot)) for step in range(first, first + found.local_steps(round_, slot))}
+        assert max(lengths, default=0) <= 8 * (slot + 1) // 3 - 8 * slot // 3
+        assert max(lengths, default=0) - min(lengths, default=0) <= 1
         assert count == {sample: epochs for sample in range(sum(sizes)) if owner(sizes, sample) == client}
 
 
