@@ -19,7 +19,8 @@ FIRST = ("topology=parameter_server", "cluster.workers=2", "transport=tcp", "dat
 # The README's commands add rings of four and trees; the engine's tests run all layouts, in threads.
 OTHERS = (("ring", 4), ("tree", 3), ("peer_to_peer", 5), ("ring", 1))
 FIELDS = {
-    "run_id", "status", "steps", "digest", "loss", "metrics", "workers", "generations", "recoveries", "launch_s", "steps_per_s",
+    "run_id", "status", "steps", "digest", "loss", "metrics", "workers", "generations", "recoveries", "launch_s",
+    "steps_per_s", "bytes_per_step",
 }  # fmt: skip
 
 BESIDE = """
