@@ -72,7 +72,7 @@ def run(mode: Mapping[str, Any], options: Mapping[str, float] | None, steps: int
     with tempfile.TemporaryDirectory(prefix="syn-", dir="/tmp") as name:  # short, because Ray puts Unix sockets into it
         folder = Path(name)
         data = REPOSITORY / "data" / "digits"
-        args = {"folder": str(folder), "data": str(data), **(options or {"sleep_s": 0.0})}
+        args = {"folder": str(folder), "data": str(data), **({"sleep_s": 0.0} if options is None else options)}
         target = "benchmarks.stalling:Stalling" if options is not None else "benchmarks.stalling:Convolutional"
         settings = {
             "run": {"name": "synchrony", "steps": steps, "seed": 1},
