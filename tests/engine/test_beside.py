@@ -101,8 +101,12 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def undisturbed() -> Scene:
-    scene = Scene()
-    assert scene.run().kind == "finished"
+    scene = Scene(Visited)
+    with (
+        pytest.MonkeyPatch.context() as patch
+    ):  # otherwise a checkpoint is put off while the one before is being written
+        patch.setattr(Visited, "visit", lambda _: scene.writer.wait(PATIENCE_S))
+        assert scene.run().kind == "finished"
     return scene
 
 
@@ -115,7 +119,14 @@ def test_the_update_waits_until_the_state_is_copied(monkeypatch: pytest.MonkeyPa
     """Meanwhile the step is computed, which changes statistics and counters."""
     scene = Scene(Visited)
     with ThreadPoolExecutor(1) as pool, Held(monkeypatch) as held:
-        monkeypatch.setattr(Visited, "visit", lambda _: scene.writer._copy is None or held.begun.wait(PATIENCE_S))
+
+        def visit(_: nn.Module) -> None:
+            if held.gate.is_set():
+                scene.writer.wait(PATIENCE_S)
+            elif scene.writer._copy is not None:
+                held.begun.wait(PATIENCE_S)
+
+        monkeypatch.setattr(Visited, "visit", visit)
         running = pool.submit(scene.run)
         assert scene.heartbeat.waiting.wait(PATIENCE_S)
         assert scene.heartbeat.snapshot()["activity"] == "update"
