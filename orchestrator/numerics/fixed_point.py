@@ -14,7 +14,7 @@ What it does not do: decide when the grid is chosen anew.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,9 +91,4 @@ def largest(slot: Slot, values: torch.Tensor) -> float:
 
 def name_of(layout: Layout, element: int) -> str:
     """The tensor that an element of the flat buffer belongs to."""
-    return _last(slot.name for slot in layout.slots if slot.offset <= element)
-
-
-def _last(names: Iterable[str]) -> str:
-    *_, last = names
-    return last
+    return [slot.name for slot in layout.slots if slot.offset <= element][-1]

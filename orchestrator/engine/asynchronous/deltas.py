@@ -22,7 +22,6 @@ import torch
 DELTA: Final = 1
 APPLIED: Final = 2  # an acknowledgement alone
 BELL: Final = 3  # the sender has ended its sprint, and sends nothing more of it
-_FIXED: Final = 4
 _WINDOW_BYTES: Final = 64 << 20
 _WINDOW_MOST: Final = 8
 

@@ -17,7 +17,8 @@ from types import MappingProxyType
 
 import torch
 
-from orchestrator.engine.asynchronous.shard_updates import Reading, ShardUpdates, fingerprint
+from orchestrator.engine.asynchronous.last_rest import LastRest
+from orchestrator.engine.asynchronous.shard_updates import Reading, ShardUpdates
 from orchestrator.engine.asynchronous.statistics import Statistics
 from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.shard_states import ShardStates
@@ -45,7 +46,7 @@ class FreeReplica:
         self._statistics = Statistics(replica)
         size = replica.layout.size
         self._x, self._base = torch.zeros(size, dtype=torch.int64), torch.zeros(size, dtype=torch.int64)
-        self._start = torch.zeros(size, dtype=torch.float32)
+        self._last_rest = LastRest(replica)
         self._fixed = FixedPoint(())
         self._ledger = 0
 
@@ -55,13 +56,13 @@ class FreeReplica:
         self._services.await_copied()
         self._states.discard()
         replica = self.replica
-        self._start.copy_(replica.flat)
-        self._buffers = replica.buffers()
-        self._fixed = FixedPoint.fitting(replica.layout, self._start, len(replica.parameters))
-        self._fixed.integers(self._start, self._base)
+        self._last_rest.keep()
+        start = self._last_rest.parameters
+        self._fixed = FixedPoint.fitting(replica.layout, start, len(replica.parameters))
+        self._fixed.integers(start, self._base)
         self._x.copy_(self._base)
         self._memory.contribution.zero_()
-        self._ledger = fingerprint(self._base)
+        self._ledger = exact.fingerprint_of_integers(self._base)
         self._updates.begin(self._fixed, {**self.rows(), **inherited})
 
     def compute(self, shard: int, reading: Reading, x: torch.Tensor | None = None) -> tuple[float | None, torch.Tensor]:
@@ -96,7 +97,7 @@ class FreeReplica:
     def check_ledger(self) -> None:
         """Raises Inconsistent unless this replica is the sum of what was added to it: at the rest all replicas are made equal,
         which would repair a lost or doubled update in silence."""
-        if fingerprint(self._x) != self._ledger:
+        if exact.fingerprint_of_integers(self._x) != self._ledger:
             raise Inconsistent(
                 "a replica is not the sum of the updates that it has applied", "this is a fault of orchestrator"
             )
@@ -130,11 +131,8 @@ class FreeReplica:
         self._fixed.values(self._x, replica.flat)
         replica.adopt(self._statistics.means(magnitudes, summed, shards), counters)
         self._states.commit()
-        return fingerprint(self._x)
+        return exact.fingerprint_of_integers(self._x)
 
     def give_up(self) -> None:
         """Back to the last rest."""
-        self.replica.flat.copy_(self._start)
-        self.replica.set_buffers(self._buffers)
-        self.replica.begin_step()
-        self.replica.begin_shard()
+        self._last_rest.bring_back()

@@ -23,9 +23,10 @@ import torch
 
 from orchestrator.engine.asynchronous import reports
 from orchestrator.engine.asynchronous import rows as shard_rows
+from orchestrator.engine.asynchronous.last_rest import LastRest
 from orchestrator.engine.asynchronous.reports import RestConsensus, RestReport
 from orchestrator.engine.asynchronous.rest import Terms, agree
-from orchestrator.engine.asynchronous.shard_updates import Reading, ShardUpdates, fingerprint
+from orchestrator.engine.asynchronous.shard_updates import Reading, ShardUpdates
 from orchestrator.engine.asynchronous.statistics import Statistics
 from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.shard_states import ShardStates
@@ -35,6 +36,7 @@ from orchestrator.engine.execution.executor import Outcome
 from orchestrator.engine.execution.run_state import Clocks, RunState
 from orchestrator.engine.member.generation import ProcessServices, Withdrawn
 from orchestrator.errors import OrchestratorError
+from orchestrator.numerics import exact
 from orchestrator.numerics.fixed_point import FixedPoint, exponent_for, largest
 from orchestrator.synchrony import graphs
 from orchestrator.updates.transforms import State
@@ -80,7 +82,7 @@ class ShardModels:
         self._memory = memory
         self._services = services
         self._statistics = Statistics(replica)
-        self._start = torch.zeros(replica.layout.size, dtype=torch.float32)
+        self._last_rest = LastRest(replica)
 
     def begin(self, inherited: Mapping[int, State] = MappingProxyType({})) -> None:
         """From the last rest on. inherited: what these hosted shards go on with, in place of what they keep. Raises
@@ -88,15 +90,15 @@ class ShardModels:
         self._services.await_copied()
         self._states.discard()
         replica = self._replica
-        self._start.copy_(replica.flat)
-        self._buffers = replica.buffers()
+        self._last_rest.keep()
+        start = self._last_rest.parameters
         rows = {**self.rows(), **inherited}
         known = next((row[_EXPONENTS].tolist() for row in rows.values() if row), None)
         first = replica.layout.slots[: len(replica.parameters)]
-        self._exponents: list[int] = known or [exponent_for(largest(slot, self._start)) for slot in first]
+        self._exponents: list[int] = known or [exponent_for(largest(slot, start)) for slot in first]
         self._fixed = FixedPoint.of(replica.layout, self._exponents)
         initial = torch.zeros(replica.layout.size, dtype=torch.int64)
-        self._fixed.integers(self._start, initial)
+        self._fixed.integers(start, initial)
         self.models = {s: row[_MODEL].clone() if row else initial.clone() for s, row in rows.items()}
         buffers = {s: self._buffers_in(row) if row else replica.buffers() for s, row in rows.items()}
         self._updates.begin(self._fixed, rows, buffers)
@@ -135,14 +137,13 @@ class ShardModels:
         self._fixed.values(mean, replica.flat)
         replica.adopt(self._statistics.means(consensus.magnitudes, summed, shards), consensus.counters)
         self._states.commit()
-        return fingerprint(total), {shard: self._distance(model, mean) for shard, model in self.models.items()}
+        return exact.fingerprint_of_integers(total), {
+            shard: self._distance(model, mean) for shard, model in self.models.items()
+        }
 
     def give_up(self) -> None:
         """Back to the last rest."""
-        self._replica.flat.copy_(self._start)
-        self._replica.set_buffers(self._buffers)
-        self._replica.begin_step()
-        self._replica.begin_shard()
+        self._last_rest.bring_back()
 
     def _row(self, shard: int) -> State:
         kept = dict(self._updates.optimizers.row(shard))
@@ -215,7 +216,7 @@ class Gossip:
         printed = [0] * shards
         for shard, (_, update) in made.items():
             models.models[shard] = before[shard] + self._mixing.mixed(shard, before) + update
-        prints = {shard: fingerprint(models.models[shard]) for shard in made}
+        prints = {shard: exact.fingerprint_of_integers(models.models[shard]) for shard in made}
         for payload in self._exchange.gather(step, 1, SPRINT, _pairs(prints)):
             for shard, each in payload.view(torch.int64).reshape(-1, 2).tolist():
                 printed[shard] = each

@@ -19,15 +19,16 @@ import torch
 
 from orchestrator.engine.asynchronous import rows as shard_rows
 from orchestrator.engine.asynchronous.free_replica import FreeReplica
-from orchestrator.engine.asynchronous.reports import Done, RestConsensus, RestReport
+from orchestrator.engine.asynchronous.reports import Done
 from orchestrator.engine.asynchronous.rest import Nothing, Terms, rest
+from orchestrator.engine.asynchronous.resting import Resting
 from orchestrator.engine.asynchronous.shard_updates import Reading
 from orchestrator.engine.exchange.collectives import SPRINT, Exchange
 from orchestrator.engine.exchange.step_report import Requests
 from orchestrator.engine.execution.executor import Outcome
 from orchestrator.engine.execution.run_state import RunState
 from orchestrator.engine.member.generation import Withdrawn
-from orchestrator.errors import Inconsistent, OrchestratorError
+from orchestrator.errors import OrchestratorError
 from orchestrator.records.clocks import Sprint, Update
 
 _AHEAD: Final = 4  # waves reach so many updates per shard beyond the first that is not done
@@ -62,7 +63,7 @@ class Replays:
         try:
             repeated = _Repeated(self._replica, self._exchange, sprint, self._terms, state)
             repeated.run()
-            resting = _Resting(self._replica, repeated, self._requests)
+            resting = Resting(self._replica, repeated, self._requests)
             return rest(self._exchange, resting, state, self._terms, (record, sprint))
         except BaseException:
             self._replica.give_up()
@@ -192,30 +193,3 @@ class _Repeated:
         for other, clock in list(self._kept):
             if all(self._seen[shard][other] > clock for shard in reading):
                 del self._kept[other, clock]
-
-
-class _Resting:
-    """Implements `rest.Replica`."""
-
-    def __init__(self, replica: FreeReplica, repeated: _Repeated, requests: Callable[[], Requests]) -> None:
-        self._replica = replica
-        self._repeated = repeated
-        self._requests = requests
-
-    def report(self) -> RestReport:
-        clocks = {shard: self._repeated.clocks[shard] for shard in self._replica.shards}
-        return RestReport(None, self._requests(), clocks, self._replica.magnitudes(), self._replica.counters())
-
-    def fault(self, shard: int) -> Exception | None:  # noqa: ARG002  a fault has ended the sprint
-        return None
-
-    def contribute(self, consensus: RestConsensus) -> None:
-        if list(consensus.clocks) != self._repeated.clocks:
-            raise Inconsistent("the clocks after a repeated sprint are others than recorded", "the record is damaged")
-        self._replica.contribute(consensus.magnitudes)
-
-    def adopt(self, consensus: RestConsensus) -> int:
-        return self._replica.adopt(len(consensus.clocks), consensus.magnitudes, consensus.counters)
-
-    def made(self) -> Sequence[Done]:
-        return self._repeated.made

@@ -23,6 +23,7 @@ from orchestrator.engine.exchange.step_report import Requests, Shape
 from orchestrator.engine.execution.executor import Outcome
 from orchestrator.engine.execution.run_state import Clocks, RunState
 from orchestrator.engine.member.generation import Generation, Withdrawn
+from orchestrator.errors import Inconsistent
 from orchestrator.plan import Plan
 from orchestrator.records.clocks import Sprint
 
@@ -95,6 +96,8 @@ def rest(
     consensus = agree(exchange, number, member.report(), shape)
     if consensus.failing_shard is not None:
         raise member.fault(consensus.failing_shard) or Withdrawn(f"shard {consensus.failing_shard} failed")
+    if replayed is not None and consensus.clocks != replayed[1].end:
+        raise Inconsistent("the clocks after a repeated sprint are others than recorded", "the record is damaged")
     member.contribute(consensus)
     exchange.total(number, 0, 1.0)
     gathered = exchange.gather(number, 0, REST, reports.encode(member.made()))

@@ -24,7 +24,6 @@ from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.updater import Updater
 from orchestrator.engine.compute.workload import NON_FINITE_REMEDY, Workload
 from orchestrator.errors import NonFinite
-from orchestrator.numerics import exact
 from orchestrator.numerics.fixed_point import FixedPoint, name_of
 from orchestrator.updates.transforms import State
 
@@ -153,8 +152,3 @@ class ShardUpdates:
             f"the step of the optimizer takes {name} out of range in micro-batch {clock} of shard {shard}",
             NON_FINITE_REMEDY,
         )
-
-
-def fingerprint(integers: torch.Tensor) -> int:
-    """A linear function of the integers modulo 2**64, signed: the fingerprint of a sum is the sum of fingerprints."""
-    return exact.fingerprint_of_integers(integers)

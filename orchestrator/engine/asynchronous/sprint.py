@@ -13,18 +13,18 @@ updates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from orchestrator.engine.asynchronous import deltas
 from orchestrator.engine.asynchronous.deltas import APPLIED, DELTA, Deliveries, Header
 from orchestrator.engine.asynchronous.free_replica import FreeReplica
-from orchestrator.engine.asynchronous.reports import Done, RestConsensus, RestReport
+from orchestrator.engine.asynchronous.reports import Done
 from orchestrator.engine.asynchronous.rest import Terms, rest
+from orchestrator.engine.asynchronous.resting import Resting
 from orchestrator.engine.asynchronous.shard_updates import Reading
 from orchestrator.engine.asynchronous.traffic import Traffic
 from orchestrator.engine.exchange.collectives import Exchange
-from orchestrator.engine.exchange.step_report import Requests
 from orchestrator.engine.execution.executor import Outcome
 from orchestrator.engine.execution.run_state import RunState
 from orchestrator.engine.execution.timing import Timing
@@ -61,7 +61,7 @@ class Sprints:
             traffic = self._make(state.free.rests)
             sprint = _Sprint(self._replica, self._mode, traffic, self._terms, state, self._me)
             sprint.run(self._cadence)
-            return rest(self._exchange, _Resting(self._replica, sprint, self._cadence.requests), state, self._terms)
+            return rest(self._exchange, Resting(self._replica, sprint, self._cadence.requests), state, self._terms)
         except BaseException:
             self._replica.give_up()
             raise
@@ -194,32 +194,3 @@ class _Sprint:
             self.clocks = deltas.total(self.clocks, header.counts)
             self._known[header.origin] += sum(header.counts)
             self._news = True
-
-
-class _Resting:
-    """A worker's part in a rest; implements `rest.Replica`."""
-
-    def __init__(self, replica: FreeReplica, sprint: _Sprint, requests: Callable[[], Requests]) -> None:
-        self._replica = replica
-        self._sprint = sprint
-        self._requests = requests
-
-    def report(self) -> RestReport:
-        fault = self._sprint.fault
-        if fault is not None:
-            return RestReport(failing_shard=fault[0])
-        clocks = {shard: self._sprint.clocks[shard] for shard in self._replica.shards}
-        return RestReport(None, self._requests(), clocks, self._replica.magnitudes(), self._replica.counters())
-
-    def fault(self, shard: int) -> Exception | None:
-        fault = self._sprint.fault
-        return fault[1] if fault is not None and fault[0] == shard else None
-
-    def contribute(self, consensus: RestConsensus) -> None:
-        self._replica.contribute(consensus.magnitudes)
-
-    def adopt(self, consensus: RestConsensus) -> int:
-        return self._replica.adopt(len(consensus.clocks), consensus.magnitudes, consensus.counters)
-
-    def made(self) -> Sequence[Done]:
-        return self._sprint.made

@@ -94,17 +94,15 @@ class Traffic:
             self._pass_on(self._member, part, encoded, _HEADER)
             self._pass_on(self._member, part, delta[borders[part] : borders[part + 1]], _SLICE)
 
-    def take(self, shards: int, into: Deliveries | None, timeout_s: float) -> bool:
-        """Take all that has come, hand on what passes through, and tell `into`. Waits at most so long for a first message;
-        returns whether one came. Raises what the transport raises."""
-        messages = self._transport.poll(_PHASES, timeout_s)
-        for peer, tag, received in messages:
+    def take(self, shards: int, into: Deliveries | None, timeout_s: float) -> None:
+        """Take all that has come, hand on what passes through, and tell `into`. Waits at most so long for a first message.
+        Raises what the transport raises."""
+        for peer, tag, received in self._transport.poll(_PHASES, timeout_s):
             origin, part = tag.attempt, tag.chunk
             if received.note == _HEADER:
                 self._header(peer, origin, part, Header.decode(received.payload, shards), received.payload, into)
             else:
                 self._slice(origin, part, received.payload, into)
-        return bool(messages)
 
     @property
     def has_peers(self) -> bool:
