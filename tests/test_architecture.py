@@ -16,6 +16,7 @@ import pytest
 
 FLOORS = [
     "__main__",
+    "verbs",
     "api",
     "commands",
     "driver",

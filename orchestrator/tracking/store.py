@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +48,7 @@ def default_uri(folder: Path) -> str:
 @dataclass(frozen=True)
 class Past:
     """A run that the store knows. steps: completed ones; None when it ended before its first; rerun_of: the run that it
-    repeats; verdict: of itself as a rerun, or else of the last rerun of it."""
+    repeats; verdict: of itself as a rerun, or else of the last rerun of it; settings: as text, by dotted key."""
 
     run_id: str
     name: str
@@ -60,6 +60,7 @@ class Past:
     digest: str | None
     rerun_of: str | None = None
     verdict: str | None = None
+    settings: dict[str, str] = field(default_factory=dict)
 
 
 def identity_of_process() -> dict[str, str]:
@@ -203,6 +204,7 @@ class Store:
             digest=tags.get("digest"),
             rerun_of=tags.get("rerun_of"),
             verdict=tags.get("verdict"),
+            settings=dict(run.data.params),
         )
 
     def mark_orphans(self, experiment_id: str) -> list[str]:
