@@ -28,6 +28,7 @@ FLOORS = [
     "transports",
     "data",
     "numerics",
+    "simulation",
     "control",
     "plan",
     "settings",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.errors import UsageError
-from orchestrator.verbs import compare, completion, conf, explain_key, rerun, resume, runs, ui, watch
+from orchestrator.verbs import compare, completion, conf, explain_key, rerun, resume, runs, simulate, ui, watch
 from orchestrator.verbs.verb import Verb
 
 VERBS: dict[str, Verb] = {
@@ -13,6 +13,7 @@ VERBS: dict[str, Verb] = {
     "compare": compare.VERB,
     "runs": runs.VERB,
     "watch": watch.VERB,
+    "simulate": simulate.VERB,
     "ui": ui.VERB,
     "help": explain_key.VERB,
 }
