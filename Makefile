@@ -18,7 +18,10 @@ export DVC_NO_ANALYTICS := 1
 # Where it is set, each process compiles all tests and all of orchestrator anew: seven seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo demo-kill data test test-long check lint pure clean
+DASHBOARD := aiohttp-cors colorful distlib google-api-core googleapis-common-protos grpcio opencensus opencensus-context \
+	opentelemetry-exporter-prometheus prometheus_client proto-plus py-spy python-discovery smart_open virtualenv wrapt
+
+.PHONY: dashboard setup demo demo-kill data test test-long check lint pure clean
 
 setup: $(STAMP)
 
@@ -52,7 +55,11 @@ pure: setup
 test: check data
 	$(SLOWLY) -m "(slow or ray) and not long"
 
-test-long: test
+# What only the head of a Ray that takes jobs needs, ray[default]; in the environment itself it would slow down every start of Ray.
+dashboard: setup
+	test -d $(VENV)/dashboard || python -m pip install --quiet --constraint constraints.txt --no-deps --target $(VENV)/dashboard $(DASHBOARD)
+
+test-long: test dashboard
 	python -m pytest -n 2 $(MANY) -m "$(PURE)"
 	$(SLOWLY) $(MANY) -m long
 

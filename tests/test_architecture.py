@@ -30,6 +30,7 @@ FLOORS = [
     "numerics",
     "simulation",
     "control",
+    "submission",
     "plan",
     "settings",
     "updates",
@@ -46,7 +47,7 @@ FLOORS = [
 # Rooms of a floor, in the same order: packages, and modules that stand beside them.
 ROOMS = {
     "driver": ["run", "record", "report", "terminal"],
-    "cluster": ["placement", "sessions", "actors"],
+    "cluster": ["placement", "sessions", "actors", "jobs"],
     "engine": [
         *("worker", "server", "worker_hooks", "executions"),
         *("asynchronous", "execution", "admission", "compute", "exchange", "member"),

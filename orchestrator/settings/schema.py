@@ -92,6 +92,10 @@ NO_NAME = Must("a mapping without the key 'name'", lambda options: "name" not in
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
     name: str | None = field(default=None, metadata=execution("The name of the run in the tracker.", A_LINE))
+    submission: str | None = field(
+        default=None,
+        metadata=execution("The id of the job that the run was launched by; once=ID finds it by this.", A_LINE),
+    )
     experiment: str = field(
         default="default", metadata=execution("The experiment of the tracker that the run is filed under.", A_LINE)
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.errors import UsageError
-from orchestrator.verbs import compare, completion, conf, explain_key, rerun, resume, runs, simulate, ui, watch
+from orchestrator.verbs import compare, completion, conf, explain_key, jobs, rerun, resume, runs, simulate, ui, watch
 from orchestrator.verbs.verb import Verb
 
 VERBS: dict[str, Verb] = {
@@ -14,6 +14,11 @@ VERBS: dict[str, Verb] = {
     "runs": runs.VERB,
     "watch": watch.VERB,
     "simulate": simulate.VERB,
+    "submit": jobs.SUBMIT,
+    "status": jobs.STATUS,
+    "logs": jobs.LOGS,
+    "stop": jobs.STOP,
+    "once": jobs.ONCE,
     "ui": ui.VERB,
     "help": explain_key.VERB,
 }

@@ -1,0 +1,113 @@
+"""`submit conf=NAME to=URL|kubernetes|slurm`, `status=ID`, `logs=ID`, `stop=ID`: runs that another machine starts.
+
+What was submitted where is kept in `.orchestrator/submissions/`, so that the id is enough from then on.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.cluster.jobs import Jobs
+from orchestrator.driver.record.folders import project_folder
+from orchestrator.errors import UsageError
+from orchestrator.plan.resolve import resolve
+from orchestrator.settings import load
+from orchestrator.submission import entry, kubernetes, slurm
+from orchestrator.submission.entry import Submission
+
+_FOLDER = "submissions"
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """id: of the job; to: where; manifest: what was written for others to run, None where Ray took it; new: whether it was not
+    there before."""
+
+    id: str
+    to: str
+    manifest: str | None = None
+    new: bool = True
+
+
+def submission(conf: str, overrides: Sequence[str], name: str | None, project: str) -> Submission:
+    """Checked as far as a launch can be without the place that it runs at. Raises UsageError."""
+    entry.own_address(overrides)
+    settings = load(conf.split(","), overrides)
+    members = resolve(settings).cluster.members
+    chosen = entry.check_id(name or f"run-{secrets.token_hex(4)}")
+    return Submission(
+        id=chosen,
+        conf=conf,
+        overrides=tuple(overrides),
+        project=project,
+        members=members.total(members.most),
+        cpus=settings.cluster.cpus_per_worker,
+        gpus=settings.cluster.gpus_per_worker,
+    )
+
+
+def submit(wanted: Submission, to: str, options: dict[str, str | None]) -> Submitted:
+    """options: image, claim and ray of Kubernetes, nodes of Slurm. Raises UsageError, ClusterUnavailable."""
+    if to == "kubernetes":
+        image, claim = _needed("image", options, to), _needed("claim", options, to)
+        return Submitted(wanted.id, to, kubernetes.manifest(wanted, image, claim, ray_version()))
+    if to == "slurm":
+        nodes = options.get("nodes") or "1"
+        if not nodes.isascii() or not nodes.isdigit() or int(nodes) < 1:
+            raise UsageError(f"nodes={nodes}: expected a number of at least 1")
+        return Submitted(wanted.id, to, slurm.script(wanted, int(nodes), str(Path(sys.executable).parent)))
+    if "://" not in to:
+        raise UsageError(f"to={to}: it is http://HOST:8265 of a Ray, kubernetes or slurm")
+    url = to if to.startswith("http") else f"http://{to.partition('://')[2]}"
+    new = Jobs(url).submit(wanted.id, f"bash -c {_quoted(wanted.command('$RAY_ADDRESS'))}")
+    _remember(Submitted(wanted.id, url, None, new))
+    return Submitted(wanted.id, url, None, new)
+
+
+def ray_version() -> str:
+    from importlib.metadata import version
+
+    return version("ray")
+
+
+def where(name: str, to: str | None) -> Jobs:
+    """The Ray that a job was submitted to. Raises UsageError."""
+    if to is not None:
+        return Jobs(to)
+    file = project_folder(Path.cwd()) / _FOLDER / f"{name}.json"
+    try:
+        kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise UsageError(
+            f"no job {name} was submitted to a Ray from here",
+            "give to=http://HOST:8265; of Kubernetes ask kubectl get rayjob, of Slurm squeue",
+        ) from None
+    return Jobs(kept["to"])
+
+
+def _remember(submitted: Submitted) -> None:
+    folder = project_folder(Path.cwd()) / _FOLDER
+    folder.mkdir(exist_ok=True)
+    kept = {key: value for key, value in asdict(submitted).items() if key in ("id", "to")}
+    (folder / f"{submitted.id}.json").write_text(json.dumps(kept) + "\n", encoding="utf-8")
+
+
+def _needed(key: str, options: dict[str, str | None], to: str) -> str:
+    value = options.get(key)
+    if value is None:
+        told = {
+            "image": "an image with this package, such as one of the Dockerfile of this repository",
+            "claim": "the PersistentVolumeClaim that holds the project, its checkpoints and its record",
+        }
+        raise UsageError(f"{key}: required with to={to}: {told[key]}")
+    return value
+
+
+def _quoted(command: str) -> str:
+    return "'" + command.replace("'", "'\"'\"'") + "'"
