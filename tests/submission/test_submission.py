@@ -8,7 +8,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
 
