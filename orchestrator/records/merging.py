@@ -8,9 +8,9 @@ has the number of its generation, and
     one of a later generation         replaces what was written, and all behind it, which is being done again
     one of an earlier generation      comes late and counts no more, nor does what was made after it
 
-What only one of two copies has, such as a digest where a sprint ended, is no contradiction within a generation. Between two it is
-one: there the sprints ended elsewhere. So each line of a file was made after the lines before it, and a rerun can repeat the
-file. Pure.
+What only one of two copies has, such as a digest where a sprint ended, is no contradiction within a generation. Between two
+generations it is one: their sprints ended elsewhere. So each line of a file was made after the lines before it, and a rerun can
+repeat the file. Pure.
 """
 
 from __future__ import annotations

@@ -59,6 +59,8 @@ class Sprints:
         self._replica.begin()
         try:
             traffic = self._make(state.free.rests)
+            if self._me == 0 and traffic.is_held:
+                traffic.begin(*self._replica.shown())
             sprint = _Sprint(self._replica, self._mode, traffic, self._terms, state, self._me)
             sprint.run(self._cadence)
             return rest(self._exchange, Resting(self._replica, sprint, self._cadence.requests), state, self._terms)
