@@ -4,6 +4,7 @@ python -m orchestrator conf=NAME|PATH [key=value ...]      launch
 python -m orchestrator resume=RUN_ID [key=value ...]       go on with a run
 python -m orchestrator rerun=RUN_ID [key=value ...]        repeat a run exactly, and compare
 python -m orchestrator compare=RUN_A,RUN_B                 what differs
+python -m orchestrator look=RUN_ID [parameter=NAME]        see into a running parameter server
 python -m orchestrator runs                                list them
 python -m orchestrator ui                                  show them in a browser
 """
@@ -33,6 +34,7 @@ usage: python -m orchestrator conf=NAME|PATH [key=value ...]
        python -m orchestrator resume=RUN_ID [key=value ...]
        python -m orchestrator rerun=RUN_ID [environment=ignore] [explain=true] [key=value ...]
        python -m orchestrator compare=RUN_A,RUN_B
+       python -m orchestrator look=RUN_ID [parameter=NAME] [first=N] [count=N] [output=json] [tracking.uri=URI]
        python -m orchestrator runs [output=json] [tracking.uri=URI]
        python -m orchestrator ui [port=N] [tracking.uri=URI]
 
@@ -44,6 +46,8 @@ usage: python -m orchestrator conf=NAME|PATH [key=value ...]
                      (with the first step that differs), or inputs-differ (with what differs); explain=true: where it has
                      diverged, run that step once more, to tell chance within it from other causes
   compare=A,B        what differs between two runs: code, data, settings, environment, the first step
+  look=RUN_ID        while that run goes on with topology=parameter_server and sync=ssp, asp or bap: what its servers hold
+                     of a parameter, exactly, and the updates that are in it; without parameter= which there are
   replay=FILE        with conf=: an asynchronous run takes the order of its updates from there, the rests.jsonl of another
                      run; rerun= does so by itself
   key=value          change a setting, such as cluster.workers=2 or optimizer.lr=0.01; topology=ring is
@@ -64,7 +68,7 @@ Exit codes: 0 fine, 1 the run failed, 2 bad usage or configuration, 3 a rerun di
 """
 # New objects until the next search for garbage: among the million of them that imports make, there is none to be found.
 _COLLECTED_AFTER = 100_000
-VERBS = ("conf", "resume", "rerun", "compare", "runs", "ui")
+VERBS = ("conf", "resume", "rerun", "compare", "look", "runs", "ui")
 
 
 def main() -> int:
@@ -95,6 +99,8 @@ def main() -> int:
     name, _, value = verb.partition("=")
     if name == "compare":
         return _compare(value, rest, as_json=as_json)
+    if name == "look":
+        return _look(value, rest, as_json=as_json)
     if name == "rerun":
         return _rerun(value, rest)
     return {"conf": _launch, "resume": _resume}[name](value, rest, started)
@@ -105,7 +111,7 @@ def _verb(arguments: list[str]) -> str:
     verbs = [argument for argument in arguments if argument.partition("=")[0] in VERBS]
     if len(verbs) != 1:
         found = f"found {' and '.join(verbs)}" if verbs else "there is none"
-        known = "conf=NAME, resume=RUN_ID, rerun=RUN_ID, compare=RUN_A,RUN_B, runs and ui"
+        known = "conf=NAME, resume=RUN_ID, rerun=RUN_ID, compare=RUN_A,RUN_B, look=RUN_ID, runs and ui"
         raise UsageError(f"exactly one of {known} is needed; {found}", USAGE.rstrip())
     return verbs[0]
 
@@ -175,12 +181,36 @@ def _compare(names: str, rest: list[str], *, as_json: bool) -> int:
     return console.answer(json.dumps(compared.as_dict()) if as_json else compared.as_text(), 0)
 
 
-def _only(verb: str, arguments: list[str]) -> None:
-    """Raises UsageError for what a verb that changes no settings does not take."""
+def _look(name: str, rest: list[str], *, as_json: bool) -> int:
+    try:
+        own = ("parameter=", "first=", "count=")
+        _only("look", [argument for argument in rest if not argument.startswith(own)], *own)
+        with _interruptible():
+            from orchestrator.commands.look import look
+
+            first, count = _number("first", rest, 0), _number("count", rest, 1)
+            uri = _value("tracking.uri", rest)
+            seen = look(name, _value("parameter", rest), first=first or 0, count=count, uri=uri)
+    except OrchestratorError as error:
+        return _refused(error, as_json, {"run_id": None, "parameter": None, "values": None, "slices": []})
+    return console.answer(json.dumps(seen.as_dict()) if as_json else seen.as_text(), 0)
+
+
+def _number(key: str, arguments: list[str], least: int) -> int | None:
+    """Raises UsageError."""
+    given = _value(key, arguments)
+    if given is not None and not (given.isascii() and given.isdigit() and int(given) >= least):
+        raise UsageError(f"{key}={given}: expected a whole number, at least {least}")
+    return None if given is None else int(given)
+
+
+def _only(verb: str, arguments: list[str], *own: str) -> None:
+    """Raises UsageError for what a verb that changes no settings does not take. own: what it takes besides, to be told."""
     known = ("output=json", "output=text")
     unknown = [argument for argument in arguments if argument not in known and not argument.startswith("tracking.uri=")]
     if unknown:
-        raise UsageError(f"{verb} takes only output=json and tracking.uri=URI, not {' '.join(unknown)}")
+        taken = ", ".join([*own, "output=json and tracking.uri=URI"])
+        raise UsageError(f"{verb} takes only {taken}, not {' '.join(unknown)}")
 
 
 def _stdout_for_programs() -> redirect_stdout[TextIO]:

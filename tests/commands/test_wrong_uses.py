@@ -12,7 +12,10 @@ from tests.projects import Done, Project
 
 # Arguments -> exit code and what the message must say. None of these starts Ray.
 REFUSED = {
-    "": (2, "exactly one of conf=NAME, resume=RUN_ID, rerun=RUN_ID, compare=RUN_A,RUN_B, runs and ui is needed"),
+    "": (
+        2,
+        "exactly one of conf=NAME, resume=RUN_ID, rerun=RUN_ID, compare=RUN_A,RUN_B, look=RUN_ID, runs and ui is needed",
+    ),
     "conf=goood": (2, "did you mean good?"),
     "conf=good run.sed=3": (2, "run.sed: no such key; did you mean run.seed?"),
     "conf=good lr=0.1": (2, "did you mean optimizer.lr?"),
@@ -40,6 +43,9 @@ REFUSED = {
     "compare=one": (2, "compare=one: two runs are needed"),
     "compare=nope,never": (2, "there is no run nope"),
     "compare=a,b cluster.workers=2": (2, "compare takes only output=json and tracking.uri=URI"),
+    "look=nope": (2, "there is no run nope"),
+    "look=nope cluster.workers=2": (2, "look takes only parameter=, first=, count=, output=json and tracking.uri=URI"),
+    "look=nope count=none": (2, "count=none: expected a whole number, at least 1"),
     "conf=good cluster.workers={min:2}": (2, "or a range such as {min: 2, max: 4}"),
     'conf=good cluster.workers={"min":1,"max":2} reduction=fast': (
         2,

@@ -105,8 +105,8 @@ Sent = list[dict[str, Any]]
 def sprints(draw: st.DrawFn, number: int, steps: int) -> Sprint:
     """Few contents, so that what is done again often comes out the same; where a sprint ends a line may have a digest."""
     lines = [line(steps + i, 1.0, draw(st.integers(0, 1))) for i in range(draw(st.integers(0, 2)))]
-    if lines and draw(st.booleans()):
-        lines[-1]["parameters"] = str(draw(st.integers(0, 1)))
+    if lines and (digest := draw(st.integers(0, 2))):
+        lines[-1]["parameters"] = str(digest)
     return [*({"trace": each} for each in lines), {"rest": rest(number, steps + len(lines), draw(st.integers(0, 1)))}]
 
 
