@@ -83,6 +83,16 @@ def test_a_run_is_repeated_on_another_layout(number: int, mode: dict[str, Any]) 
     assert bound is None or largest_staleness(sprints_of(run)) <= bound
 
 
+@pytest.mark.parametrize("graph", ["ring", "exponential", "complete"])
+def test_gossip_is_the_same_on_every_layout(graph: str) -> None:
+    """Though a model travels only to workers that host a neighbour, and those are others on each."""
+    settings = {**RICH, "shards": 6, "batch_size": 12, "args": {"rows": 26, "held_out": 4}}
+    mode = {"name": "gossip", "graph": graph, "rest_every": 3}
+    whole = train(p.Batchnorm, Layout(1), sync=mode, **settings)
+    for layout in (Layout(2), Layout(4, "tree"), Layout(3, "peer_to_peer"), Layout(5)):
+        assert_same(train(p.Batchnorm, layout, sync=mode, **settings), whole)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("layout", [*LONELY, *LAYOUTS], ids=str)
