@@ -160,7 +160,7 @@ class SprintExecution:
             return Replays(self._free, exchange, terms, self._plan.replay, requests), exchange
         routes, transport, number = self._routes, moment.transport, generation.number
         make = lambda sprint: Traffic(transport, routes, rank, number, sprint, deltas)  # noqa: E731
-        cadence = Cadence(moment.timing, self._mode.rest_every)
+        cadence = Cadence(moment.timing, self._mode.rest_every, moment.deadline_s)
         return Sprints(self._free, self._mode, exchange, make, terms, cadence, rank), exchange
 
 
@@ -186,7 +186,7 @@ class GossipExecution:
         self._models.shards = moment.shards
         exchange, requests = moment.exchange(self._memory), moment.timing.requests
         terms = Terms.of(self._plan, moment.generation, moment.run_manifest)
-        cadence = Cadence(moment.timing, self._every)
+        cadence = Cadence(moment.timing, self._every, moment.deadline_s)
         records = self._plan.replay
         return Gossip(self._models, self._mixing, exchange, terms, cadence.due, requests, records), exchange
 

@@ -86,7 +86,7 @@ class Server:
             if plan.replay:
                 return ReplayRelay(exchange, terms, plan.replay)
             make = lambda sprint: Traffic(transport, routes, rank, number, sprint, deltas)  # noqa: E731
-            return Relay(exchange, make, terms, self._held, memory)
+            return Relay(exchange, make, terms, self._held, memory, deadline_s)
 
         def through(transport: CancellableTransport) -> Ended:
             for donor in generation.donors_of(rank):

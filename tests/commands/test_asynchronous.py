@@ -74,12 +74,12 @@ def test_two_asynchronous_runs_differ_and_nobody_is_alarmed(digits: Project) -> 
 @pytest.mark.long
 def test_a_worker_is_killed_while_a_run_is_repeated(digits: Project) -> None:
     """All workers of the repetition go back, for another heir would change bits; and the run too had lost one."""
-    run = CancellableTransport(digits, *RUN, "run.steps=150", "cluster.workers=3")
+    run = CancellableTransport(digits, *RUN, "run.steps=400", "cluster.workers=3")
     run.wait_for_steps(20)
     run.kill(run.living()[2])
     run_id = run.end().report["run_id"]
     rerun = CancellableTransport(digits, f"rerun={run_id}", "cluster.workers=3", "topology=tree", "output=json")
-    rerun.wait_for_steps(40)
+    rerun.wait_for_steps(10)
     rerun.kill(rerun.living()[1])
     done = rerun.end()
     assert (done.report["verdict"], done.code) == ("exact", 0), done.err
@@ -89,7 +89,7 @@ def test_a_worker_is_killed_while_a_run_is_repeated(digits: Project) -> None:
 
 @pytest.mark.long
 def test_a_pause_of_50_ms_changes_the_order_of_updates_and_the_result(digits: Project) -> None:
-    """Of one worker, in its micro-batches of step 10: the other one goes ahead of it by the updates of that time."""
+    """Of one worker, in its micro-batches of step 10; the other one goes on meanwhile."""
     found = []
     for pause_at in (-1, 10):
         folder = digits.path / f"pause{pause_at}"
@@ -109,4 +109,3 @@ def test_a_pause_of_50_ms_changes_the_order_of_updates_and_the_result(digits: Pr
     (calm, calm_rests), (paused, paused_rests) = found
     assert calm["digest"] != paused["digest"]
     assert calm_rests[0]["updates"] != paused_rests[0]["updates"]
-    assert paused["staleness"] >= 3  # two shards of 50 ms each, of the other one's 10 ms

@@ -14,21 +14,30 @@ from orchestrator.engine.asynchronous.traffic import Traffic
 from orchestrator.engine.exchange.collectives import Exchange, Memory
 from orchestrator.engine.execution.executor import Outcome
 from orchestrator.engine.execution.run_state import RunState
+from orchestrator.engine.execution.timing import Patience
 
 _WAIT_S: Final = 0.05
 
 
 class Relay:
-    """An Executor of a member that hosts no shards. held: the slice that it holds, if it does; memory: of the sum."""
+    """An Executor of a member that hosts no shards. held: the slice that it holds, if it does; memory: of the sum;
+    deadline_s: of the wait for the end of a sprint."""
 
     def __init__(
-        self, exchange: Exchange, make: Callable[[int], Traffic], terms: Terms, held: HeldSlice | None, memory: Memory
+        self,
+        exchange: Exchange,
+        make: Callable[[int], Traffic],
+        terms: Terms,
+        held: HeldSlice | None,
+        memory: Memory,
+        deadline_s: float,
     ) -> None:
         self._exchange = exchange
         self._make = make
         self._terms = terms
         self._held = held
         self._memory = memory
+        self._deadline_s = deadline_s
 
     def advance(self, state: RunState) -> Outcome:
         """Raises Withdrawn, and what the transport raises."""
@@ -38,7 +47,7 @@ class Relay:
             self._held.begin(state.free.clocks)
         while not traffic.rung:
             traffic.take(shards, self._held, _WAIT_S)
-        traffic.end(shards, _WAIT_S, self._held)
+        traffic.end(shards, Patience(self._deadline_s), _WAIT_S, self._held)
         outcome = rest(self._exchange, Nothing(), state, self._terms)
         assert outcome.free is not None
         if self._held is not None:

@@ -17,10 +17,11 @@ import torch
 from orchestrator.engine.asynchronous.deltas import APPLIED, BELL, DELTA, Header, window_of
 from orchestrator.engine.asynchronous.held_slice import HeldSlice
 from orchestrator.engine.exchange.collectives import SPRINT
+from orchestrator.engine.execution.timing import Patience
 from orchestrator.numerics.fixed_point import FixedPoint
 from orchestrator.numerics.layout import Layout
 from orchestrator.topologies.routes import Routes
-from orchestrator.transports.base import Received, Regions, Tag, Transport
+from orchestrator.transports.base import DeadlineExceeded, Received, Regions, Tag, Transport
 
 _HEADER: Final = 0  # notes: what a message of a sprint is
 _SLICE: Final = 1
@@ -138,14 +139,17 @@ class Traffic:
     def has_peers(self) -> bool:
         return bool(self._routes.peers[self._member])
 
-    def end(self, shards: int, wait_s: float, held: HeldSlice | None = None) -> None:
+    def end(self, shards: int, patience: Patience, wait_s: float, held: HeldSlice | None = None) -> None:
         """Ring, and wait until all peers have rung; deltas that come meanwhile are dropped, for the sum of the rest has them
-        all. held: what this member holds, which is still told of the last rest."""
+        all. held: what this member holds, which is still told of the last rest. Raises DeadlineExceeded too, while no peer
+        rings."""
         peers = self._routes.peers[self._member]
         bell = Header(BELL, self._member, 0, 0, (0,) * shards, (), ()).encode()
         for peer in peers:
             self._transport.send(peer, self._tag(self._member, 0), bell, _HEADER)
         while not self._ended.issuperset(peers):
+            if patience.exhausted(len(self._ended)):
+                raise DeadlineExceeded(min(set(peers) - self._ended), None, patience.limit_s)
             for peer, _, received in self._transport.poll(_PHASES, wait_s):
                 if received.note == _HEADER and Header.decode(received.payload, shards).kind == BELL:
                     self._ended.add(peer)
