@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,15 @@ def rests_of(project: Project, run_id: str) -> list[dict[str, Any]]:
 
 def identity_of(project: Project, run_id: str) -> str:
     return str(json.loads((project.folder(run_id) / "identity.json").read_text())["identity"])
+
+
+class Repetition(CancellableTransport):
+    """A rerun. While it goes on, its files are in its own checkout."""
+
+    @property
+    def folder(self) -> Path:
+        checkouts = self._project.path / ".orchestrator" / "worktrees"
+        return next((found for found in checkouts.rglob(self.run_id) if found.is_dir()), super().folder)
 
 
 def assert_repeated(project: Project, run_id: str, *layout: str) -> None:
@@ -74,11 +84,11 @@ def test_two_asynchronous_runs_differ_and_nobody_is_alarmed(digits: Project) -> 
 @pytest.mark.long
 def test_a_worker_is_killed_while_a_run_is_repeated(digits: Project) -> None:
     """All workers of the repetition go back, for another heir would change bits; and the run too had lost one."""
-    run = CancellableTransport(digits, *RUN, "run.steps=400", "cluster.workers=3")
+    run = CancellableTransport(digits, *RUN, "run.steps=150", "cluster.workers=3")
     run.wait_for_steps(20)
     run.kill(run.living()[2])
     run_id = run.end().report["run_id"]
-    rerun = CancellableTransport(digits, f"rerun={run_id}", "cluster.workers=3", "topology=tree", "output=json")
+    rerun = Repetition(digits, f"rerun={run_id}", "cluster.workers=3", "topology=tree", "output=json")
     rerun.wait_for_steps(10)
     rerun.kill(rerun.living()[1])
     done = rerun.end()
