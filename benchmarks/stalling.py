@@ -1,4 +1,5 @@
-"""A small network on the digits whose micro-batches take a given time, and whose workers may be slow or stall: for `synchrony`.
+"""A small network on the digits whose micro-batches take a given time, and whose workers may be slow or stall: for `synchrony`
+and `rests`.
 
 Sleeping changes no bit: which worker sleeps, and when, decides only the order of updates.
 """
@@ -75,6 +76,17 @@ class Stalling(Pipeline):
     def _read(self, part: str) -> Any:
         images = torch.from_numpy(numpy.load(self.data / f"{part}_images.npy")).float() / 16
         return TensorDataset(images, torch.from_numpy(numpy.load(self.data / f"{part}_labels.npy")).long())
+
+
+class Marking(Stalling):
+    """Marks each micro-batch of the training, when it is done."""
+
+    def loss(self, model: nn.Module, batch: Batch, step: int = 0) -> Tensor:
+        loss = super().loss(model, batch, step)
+        if model.training:
+            with (self.folder / f"updates-{os.getpid()}").open("a") as file:
+                file.write(f"{time.monotonic()} {step}\n")
+        return loss
 
 
 class Convolutional(Stalling):

@@ -1,16 +1,19 @@
-"""The Python entry beside the command line: `orchestrator.launch` and `orchestrator.staleness`."""
+"""The Python entry beside the command line: `orchestrator.launch`, `orchestrator.look` and `orchestrator.staleness`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.records import rests
 from orchestrator.records.rests import Staleness
 
-__all__ = ["Run", "Staleness", "launch", "staleness"]
+if TYPE_CHECKING:
+    from orchestrator.commands.look import Look
+
+__all__ = ["Run", "Staleness", "launch", "look", "staleness"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,20 @@ def launch(
     assert outcome.loss is not None
     folder = Path.cwd() / ".orchestrator" / run_id
     return Run(run_id, folder, outcome.steps, outcome.digest, outcome.loss, dict(outcome.metrics))
+
+
+def look(
+    run_id: str, parameter: str | None = None, *, first: int = 0, count: int | None = None, uri: str | None = None
+) -> Look:
+    """A parameter of a running model, exactly as the parameter servers of that run hold it, with its clock. The run goes on.
+
+    run_id: or the beginning of it, or "last"; it runs with topology=parameter_server and sync=ssp, asp or bap. parameter: its
+    name, None to see which there are; first, count: of its elements, in the order of memory. uri: of the MLflow store, None for
+    the project's. The project is the working directory of the run. Raises OrchestratorError where there is nothing to see.
+    """
+    from orchestrator.commands import look as story
+
+    return story.look(run_id, parameter, first=first, count=count, uri=uri)
 
 
 def staleness(run_id: str, *, uri: str | None = None) -> list[Staleness]:

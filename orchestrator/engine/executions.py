@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from orchestrator.engine.asynchronous import footprint as free_footprint
 from orchestrator.engine.asynchronous.free_replica import FreeReplica
 from orchestrator.engine.asynchronous.gossip import Gossip, Mixing, ShardModels
 from orchestrator.engine.asynchronous.replay import Replays
@@ -23,6 +24,7 @@ from orchestrator.engine.compute.shard_gradients import Contributing, ShardGradi
 from orchestrator.engine.compute.shard_states import ShardStates
 from orchestrator.engine.compute.updater import Updater
 from orchestrator.engine.compute.workload import Workload
+from orchestrator.engine.exchange import footprint
 from orchestrator.engine.exchange.carriers import Carriers
 from orchestrator.engine.exchange.collectives import Exchange, Memory
 from orchestrator.engine.exchange.footprint import sums_of
@@ -35,10 +37,12 @@ from orchestrator.engine.execution.timing import Timing
 from orchestrator.engine.member.generation import Generation, ProcessServices
 from orchestrator.numerics.staging import Staging
 from orchestrator.plan import Plan
+from orchestrator.topologies import build_schedule
 from orchestrator.topologies.routes import Routes
 from orchestrator.topologies.schedule import Schedule
 from orchestrator.transports.base import Regions, Transport
 from orchestrator.updates.compressions.codec import Codec
+from orchestrator.updates.optimizers import remembered
 from orchestrator.updates.transforms import Chain, State
 
 
@@ -74,6 +78,21 @@ class Moment:
     def exchange(self, memory: Memory) -> Exchange:
         number = self.generation.number
         return Exchange(self.generation.schedule, self.rank, number, self.transport, memory, self.deadline_s)
+
+
+def sentence(run_manifest: Mapping[str, Any], plan: Plan) -> str | None:
+    """How much memory a worker needs, in words; None where the workers have not told their parameters."""
+    bytes_of = footprint.worker_bytes if plan.lockstep else free_footprint.worker_bytes
+    return footprint.sentence(run_manifest, plan, bytes_of)
+
+
+def _require_memory(parts: Parts) -> None:
+    """For replicas that run free, which need much that lies in no region. Raises MemoryError."""
+    plan, layout, optimizer = parts.plan, parts.replica.layout, parts.plan.update.optimizer
+    topology = plan.exchange.topology
+    schedule = build_schedule(topology.name, plan.cluster.members.start, **topology.options)
+    state = None if optimizer is None else remembered(optimizer.name, optimizer.options)
+    free_footprint.require(free_footprint.worker_bytes(layout, schedule, plan, parameters=0, state=state))
 
 
 class Execution(Protocol):
@@ -138,6 +157,7 @@ class SprintExecution:
         replica, updater, plan = parts.replica, parts.updater, parts.plan
         self._plan = plan
         self._mode = plan.mode
+        _require_memory(parts)
         self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan))
         self._deltas = DeltaMemory(replica.layout, parts.regions)
         states = ShardStates(dict, alike=False)
@@ -160,7 +180,7 @@ class SprintExecution:
             return Replays(self._free, exchange, terms, self._plan.replay, requests), exchange
         routes, transport, number = self._routes, moment.transport, generation.number
         make = lambda sprint: Traffic(transport, routes, rank, number, sprint, deltas)  # noqa: E731
-        cadence = Cadence(moment.timing, self._mode.rest_every)
+        cadence = Cadence(moment.timing, self._mode.rest_every, moment.deadline_s)
         return Sprints(self._free, self._mode, exchange, make, terms, cadence, rank), exchange
 
 
@@ -173,6 +193,7 @@ class GossipExecution:
         self._plan = plan
         self._every = mode.rest_every
         self._mixing = Mixing.of(mode.graph, plan.data.shards)
+        _require_memory(parts)
         self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan))
         states = ShardStates(dict, alike=False)
         updates = ShardUpdates(parts.workload, replica, updater, 1, 0.0)
@@ -186,7 +207,7 @@ class GossipExecution:
         self._models.shards = moment.shards
         exchange, requests = moment.exchange(self._memory), moment.timing.requests
         terms = Terms.of(self._plan, moment.generation, moment.run_manifest)
-        cadence = Cadence(moment.timing, self._every)
+        cadence = Cadence(moment.timing, self._every, moment.deadline_s)
         records = self._plan.replay
         return Gossip(self._models, self._mixing, exchange, terms, cadence.due, requests, records), exchange
 

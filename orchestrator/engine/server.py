@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from orchestrator.engine.asynchronous.held_slice import HeldSlice
 from orchestrator.engine.asynchronous.relay import Relay
 from orchestrator.engine.asynchronous.replay import ReplayRelay
 from orchestrator.engine.asynchronous.rest import Terms
@@ -45,6 +46,7 @@ class Server:
         self._memory: Memory | None = None
         self._carriers: Carriers | None = None
         self._deltas: DeltaMemory | None = None
+        self._held: HeldSlice | None = None
         self._loop: Loop | None = None
 
     def prepare(self) -> dict[str, Any]:
@@ -68,8 +70,12 @@ class Server:
         carriers, deltas = self._carriers, self._deltas
         (carriers or memory).suit(generation.schedule, rank)
         routes, number = Routes(generation.schedule), generation.number
+        self._held = None
         if deltas is not None:
             deltas.suit(routes, rank)
+            if routes.held and not plan.replay:
+                part = rank - generation.workers
+                self._held = HeldSlice(deltas.layout, run_manifest["trained"], part, routes.slices)
         loop = Loop(plan, run_manifest, Timing(plan, heartbeat), heartbeat)
         self._loop = None
 
@@ -80,7 +86,7 @@ class Server:
             if plan.replay:
                 return ReplayRelay(exchange, terms, plan.replay)
             make = lambda sprint: Traffic(transport, routes, rank, number, sprint, deltas)  # noqa: E731
-            return Relay(exchange, make, terms)
+            return Relay(exchange, make, terms, self._held, memory, deadline_s)
 
         def through(transport: CancellableTransport) -> Ended:
             for donor in generation.donors_of(rank):
@@ -93,6 +99,11 @@ class Server:
             return Ended(halted, self.progress)
 
         return live(generation, heartbeat, connect, through, lambda: self.progress)
+
+    def look(self, name: str | None, first: int, count: int | None) -> dict[str, Any]:
+        """What this server holds of a parameter (`HeldSlice.read`); empty while it holds nothing. From any thread."""
+        held = self._held
+        return {} if held is None else held.read(name, first, count)
 
     def _allocate(self, run_manifest: Mapping[str, Any]) -> Memory:
         """All memory that outlives generations."""

@@ -58,6 +58,20 @@ class FixedPoint:
         """For the first `count` tensors of `values`, float32 of the layout's size."""
         return cls.of(layout, [exponent_for(largest(slot, values)) for slot in layout.slots[:count]])
 
+    def encode(self) -> torch.Tensor:
+        """int64; powers of two as their exponents."""
+        pieces = [(start, end, math.frexp(lsb)[1] - 1) for start, end, lsb in self.pieces]
+        return torch.tensor(pieces, dtype=torch.int64).reshape(-1)
+
+    @classmethod
+    def decode(cls, numbers: torch.Tensor) -> FixedPoint:
+        pieces = numbers.reshape(-1, 3).tolist()
+        return cls(tuple((start, end, 2.0**exponent) for start, end, exponent in pieces))
+
+    def lsb_at(self, element: int) -> float:
+        """Of the piece in which this element lies."""
+        return next(lsb for start, end, lsb in self.pieces if start <= element < end)
+
     def integers(self, values: torch.Tensor, into: torch.Tensor) -> None:
         """into (int64) = the multiples nearest to values (float32 or float64)."""
         for start, end, lsb in self.pieces:

@@ -8,7 +8,9 @@ has the number of its generation, and
     one of a later generation         replaces what was written, and all behind it, which is being done again
     one of an earlier generation      comes late and counts no more, nor does what was made after it
 
-So each line of a file was made after the lines before it, and a rerun can repeat the file. Pure.
+What only one of two copies has, such as a digest where a sprint ended, is no contradiction within a generation. Between two
+generations it is one: their sprints ended elsewhere. So each line of a file was made after the lines before it, and a rerun can
+repeat the file. Pure.
 """
 
 from __future__ import annotations
@@ -78,10 +80,10 @@ class Merger:
         known = self._known.get(place)
         if known is not None:
             what = difference(known.entry, entry)
-            if what is None:
+            if what is None and (generation in known.generations or known.entry.keys() == entry.keys()):
                 self._confirm(place, known, entry, generation)
                 return False
-            if generation in known.generations:
+            if what is not None and generation in known.generations:
                 raise Disagreement(f"{self._number} {place}", what, known.entry, entry)
             if generation < known.newest:
                 self._redone.append((place, known.newest))

@@ -8,13 +8,16 @@ source has and its target has not, and what a member does is still asked of it a
 A worker's payload rides on the chunk that it owns; then nothing has to rise, and in a ring or from peer to peer it takes the
 way of a result. Who owns none is given one by rank, so that all servers, and all chunks of a tree, carry their part.
 
+`spreading` is the same for payloads that not everybody needs: a worker may have several, and each takes only the ways that lead
+to somebody who needs it.
+
 What it does not do: know how long a payload is, or bring a server what it does not have to forward (but a lone worker's
 payload, which still rises).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,6 +28,45 @@ def gathering(schedule: Schedule) -> Schedule:
     """The copy-only schedule of as many chunks as workers; `schedule` has to be exact (`matrix`)."""
     workers = schedule.workers
     return Schedule(schedule.topology, workers, schedule.servers, range(workers), _Gathering(schedule))
+
+
+def spreading(schedule: Schedule, owned: Sequence[Collection[int]], needed: Mapping[int, Collection[int]]) -> Schedule:
+    """The copy-only schedule that brings payloads to those who need them. owned: by worker, its payloads, numbered from 0 on;
+    needed: by payload, the workers that need it."""
+    owner = {payload: worker for worker, payloads in enumerate(owned) for payload in payloads}
+    owners = [owner[payload] for payload in range(len(owner))]
+    pattern = _Spreading(gathering(schedule), tuple(map(tuple, owned)), needed)
+    return Schedule(schedule.topology, schedule.workers, schedule.servers, owners, pattern)
+
+
+@dataclass(frozen=True)
+class _Spreading:
+    """Implements `schedule.Pattern`. whole: where everybody gets everything of each worker, once, and so over a tree."""
+
+    whole: Schedule
+    owned: tuple[tuple[int, ...], ...]
+    needed: Mapping[int, Collection[int]]
+
+    def peers(self, rank: int) -> Collection[int]:
+        return self.whole.peers_of(rank)
+
+    def moves(self, rank: int) -> Iterator[tuple[int, Move]]:
+        for number, move in self.whole.moves_of(rank):
+            beyond = self._beyond[move.chunk][move.target]
+            for payload in self.owned[move.chunk]:
+                if not beyond.isdisjoint(self.needed[payload]):
+                    yield number, Move(move.source, move.target, payload, "copy")
+
+    @cached_property
+    def _beyond(self) -> list[dict[int, frozenset[int]]]:
+        """By worker and member: whom this worker's payload reaches at and behind that member."""
+        found: list[dict[int, frozenset[int]]] = [{} for _ in self.owned]
+        for moves in reversed(self.whole.rounds):
+            for move in moves:
+                behind = found[move.chunk]
+                behind[move.target] = behind.get(move.target, frozenset()) | {move.target}
+                behind[move.source] = behind.get(move.source, frozenset()) | behind[move.target]
+        return found
 
 
 @dataclass(frozen=True)

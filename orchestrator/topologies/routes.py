@@ -26,6 +26,9 @@ class Routes:
         linked = all(server in self.peers[worker] for server in servers for worker in range(schedule.workers))
         self.slices = len(servers) if servers and linked else 1
         self._by_server = bool(servers) and linked
+        only = all(peer >= schedule.workers for worker in range(schedule.workers) for peer in self.peers[worker])
+        # Whether server s is told all of slice s, and nobody else reads what workers have for it.
+        self.held = self._by_server and only and tuple(schedule.owners) == tuple(servers)
 
     def onward(self, member: int, origin: int, part: int) -> tuple[int, ...]:
         """To whom `member` hands on the slice `part` of what `origin` sent; where it is the origin: to whom first."""

@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 from orchestrator.errors import UsageError
-from orchestrator.verbs import compare, completion, conf, explain_key, jobs, rerun, resume, runs, simulate, ui, watch
+from orchestrator.verbs import (
+    compare,
+    completion,
+    conf,
+    explain_key,
+    jobs,
+    look,
+    rerun,
+    resume,
+    runs,
+    simulate,
+    ui,
+    watch,
+)
 from orchestrator.verbs.verb import Verb
 
 VERBS: dict[str, Verb] = {
@@ -13,6 +26,7 @@ VERBS: dict[str, Verb] = {
     "compare": compare.VERB,
     "runs": runs.VERB,
     "watch": watch.VERB,
+    "look": look.VERB,
     "simulate": simulate.VERB,
     "submit": jobs.SUBMIT,
     "status": jobs.STATUS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,15 @@ def rests_of(project: Project, run_id: str) -> list[dict[str, Any]]:
 
 def identity_of(project: Project, run_id: str) -> str:
     return str(json.loads((project.folder(run_id) / "identity.json").read_text())["identity"])
+
+
+class Repetition(CancellableTransport):
+    """A rerun. While it goes on, its files are in its own checkout."""
+
+    @property
+    def folder(self) -> Path:
+        checkouts = self._project.path / ".orchestrator" / "worktrees"
+        return next((found for found in checkouts.rglob(self.run_id) if found.is_dir()), super().folder)
 
 
 def assert_repeated(project: Project, run_id: str, *layout: str) -> None:
@@ -69,3 +79,43 @@ def test_two_asynchronous_runs_differ_and_nobody_is_alarmed(digits: Project) -> 
     assert identity_of(digits, a) != identity_of(digits, b)
     compared = digits.run(f"compare={a},{b}")
     assert "the order of updates differs: first at rest " in compared.out
+
+
+@pytest.mark.long
+def test_a_worker_is_killed_while_a_run_is_repeated(digits: Project) -> None:
+    """All workers of the repetition go back, for another heir would change bits; and the run too had lost one."""
+    run = CancellableTransport(digits, *RUN, "run.steps=150", "cluster.workers=3")
+    run.wait_for_steps(20)
+    run.kill(run.living()[2])
+    run_id = run.end().report["run_id"]
+    rerun = Repetition(digits, f"rerun={run_id}", "cluster.workers=3", "topology=tree", "output=json")
+    rerun.wait_for_steps(10)
+    rerun.kill(rerun.living()[1])
+    done = rerun.end()
+    assert (done.report["verdict"], done.code) == ("exact", 0), done.err
+    assert [each["worker"] for each in rerun.journal("worker_lost")] == [1]
+    assert rests_of(digits, rerun.run_id) == rests_of(digits, run_id)
+
+
+@pytest.mark.long
+def test_a_pause_of_50_ms_changes_the_order_of_updates_and_the_result(digits: Project) -> None:
+    """Of one worker, in its micro-batches of step 10; the other one goes on meanwhile."""
+    found = []
+    for pause_at in (-1, 10):
+        folder = digits.path / f"pause{pause_at}"
+        folder.mkdir()
+        args = {"folder": str(folder), "data": str(digits.path / "data" / "digits"), "sleep_s": 0.01}
+        settings = {
+            "run": {"steps": 30},
+            "pipeline": {"target": "benchmarks.stalling:Stalling", "args": {**args, "pause_at": pause_at}},
+            "data": {"shards": 4, "batch_size": 32},
+            "cluster": {"workers": 2},
+            "optimizer": {"name": "sgd", "lr": 0.1},
+            "sync": {"name": "bap", "rest_every": 30},
+        }
+        (folder / "run.yaml").write_text(json.dumps(settings))
+        done = digits.run(f"conf={folder}/run.yaml", "output=json").report
+        found.append((done, rests_of(digits, done["run_id"])))
+    (calm, calm_rests), (paused, paused_rests) = found
+    assert calm["digest"] != paused["digest"]
+    assert calm_rests[0]["updates"] != paused_rests[0]["updates"]

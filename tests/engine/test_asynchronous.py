@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,8 +16,10 @@ from orchestrator.engine.asynchronous import deltas
 from orchestrator.engine.asynchronous import rows as shard_rows
 from orchestrator.engine.asynchronous.deltas import Deliveries, Delta
 from orchestrator.engine.asynchronous.traffic import Traffic
+from orchestrator.engine.member.generation import Ended
 from orchestrator.errors import Inconsistent
 from orchestrator.pipeline import Pipeline
+from orchestrator.plan import Timeouts
 from orchestrator.records.clocks import Sprint, largest_staleness
 from orchestrator.settings import Every
 from tests.engine import pipelines as p
@@ -81,6 +84,16 @@ def test_a_run_is_repeated_on_another_layout(number: int, mode: dict[str, Any]) 
     assert run.rests[-1]["steps"] == 7
     bound = mode.get("staleness")
     assert bound is None or largest_staleness(sprints_of(run)) <= bound
+
+
+@pytest.mark.parametrize("graph", ["ring", "exponential", "complete"])
+def test_gossip_is_the_same_on_every_layout(graph: str) -> None:
+    """Though a model travels only to workers that host a neighbour, and those are others on each."""
+    settings = {**RICH, "shards": 6, "batch_size": 12, "args": {"rows": 26, "held_out": 4}}
+    mode = {"name": "gossip", "graph": graph, "rest_every": 3}
+    whole = train(p.Batchnorm, Layout(1), sync=mode, **settings)
+    for layout in (Layout(2), Layout(4, "tree"), Layout(3, "peer_to_peer"), Layout(5)):
+        assert_same(train(p.Batchnorm, layout, sync=mode, **settings), whole)
 
 
 @pytest.mark.long
@@ -219,3 +232,36 @@ def test_a_slice_that_is_overwritten_too_early_is_found(monkeypatch: pytest.Monk
     monkeypatch.setattr(Traffic, "send", spoiled)
     ends = members_end(p.Mlp, Layout(2), sync={"name": "ssp", "staleness": 0}, steps=8)
     assert any(isinstance(end, Inconsistent) for end in ends), ends
+
+
+def test_workers_that_all_wait_in_vain_accuse_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Updates get lost: no clock moves any more, though everybody lives and looks around."""
+    send = Traffic.send
+    monkeypatch.setattr(Timeouts, "deadline_s", 0.5)
+    monkeypatch.setattr(
+        Traffic, "send", lambda self, header: None if header.kind == deltas.DELTA else send(self, header)
+    )
+    ends = members_end(p.Mlp, Layout(3), sync={"name": "ssp", "staleness": 0}, steps=8)
+    assert all(isinstance(end, Ended) and end.kind == "peer" for end in ends), ends
+    accused = {rank: end.accuses for rank, end in enumerate(ends) if isinstance(end, Ended) and end.accuses is not None}
+    assert accused
+    assert all(rank != other for rank, other in accused.items())
+    assert any("waited 0.5 s" in end.why for end in ends if isinstance(end, Ended))
+
+
+def test_who_never_ends_its_sprint_is_accused(monkeypatch: pytest.MonkeyPatch) -> None:
+    end, given_up = Traffic.end, threading.Event()
+
+    def ending(self: Traffic, *given: Any) -> None:
+        if self._member == 1:
+            given_up.wait()
+        try:
+            end(self, *given)
+        finally:
+            given_up.set()
+
+    monkeypatch.setattr(Timeouts, "deadline_s", 0.5)
+    monkeypatch.setattr(Traffic, "end", ending)
+    first = members_end(p.Mlp, Layout(2), sync={"name": "bap"})[0]
+    assert isinstance(first, Ended)
+    assert (first.kind, first.accuses) == ("peer", 1)

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from orchestrator.engine import executions
+from orchestrator.engine.asynchronous import footprint as free_footprint
 from orchestrator.engine.exchange import footprint
 from orchestrator.engine.exchange.collectives import Memory
 from orchestrator.engine.exchange.footprint import partial_places, region_bytes, sentence
@@ -18,7 +20,7 @@ from orchestrator.transports.memory import Hub, LocalRegions
 from orchestrator.updates import optimizers
 from tests.engine import pipelines as p
 from tests.engine.runs import Layout as On
-from tests.engine.runs import _Members, settings_for
+from tests.engine.runs import _Members, members_end, settings_for
 from tests.topologies.cases import NAMES, variants
 
 BLOCKS = 12
@@ -128,3 +130,53 @@ def test_the_sentence_says_what_a_worker_has(on: On, monkeypatch: pytest.MonkeyP
 def test_facts_that_do_not_tell_have_no_sentence() -> None:
     settings = settings_for(p.Mlp, On())
     assert sentence({}, resolve(settings)) is None
+
+
+FREE: list[dict[str, Any]] = [{"name": "bap"}, {"name": "asp", "threshold": 0.05}]
+
+
+@pytest.mark.parametrize("mode", FREE, ids=str)
+@pytest.mark.parametrize("on", [On(), On(3, "ring"), On(4, "tree"), On(2, "parameter_server", servers=2)], ids=str)
+def test_so_it_does_where_replicas_run_free(on: On, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = settings_for(p.Mlp, on, optimizer={"name": "adamw", "lr": 0.01}, sync=mode)
+    monkeypatch.setattr("tests.engine.runs.LocalRegions", Counting)
+    members = _Members(settings, Hub.transport)
+    members.run()
+    execution: Any = members.members[0]._execution  # type: ignore[union-attr]
+    free, updates = execution._free, execution._free._updates
+    own = [free._x, free._base, free._last_rest.parameters, execution._deltas.pending]
+    own += [updates._before, updates._gradient, updates._read, updates._update]
+    regions: list[Any] = members._regions
+    hosted, size = -(-settings.data.shards // on.workers), free.size
+    held_back = 8 * size * hosted if updates._read.numel() else 0
+    rows = [free._states.of(shard) for shard in free.shards]
+    elements = sum(tensor.numel() for row in rows for tensor in row.values() if tensor.dtype == torch.float32)
+    steps = sum(tensor.numel() == 1 for row in rows for tensor in row.values() if tensor.dtype == torch.float32)
+    layout, plan = free.replica.layout, resolve(settings)
+    schedule = build_schedule(on.topology, on.workers, **on.options())
+    parameters = sum(parameter.numel() for parameter in free.replica.parameters)
+    foretold = free_footprint.worker_bytes(layout, schedule, plan, parameters=parameters, state=2.0)
+    there = sum(tensor.numel() * tensor.itemsize for tensor in own) + held_back + 4 * parameters
+    workers = regions[: on.workers]
+    assert foretold == max(each.now for each in workers) + there + 3 * 4 * (elements - steps)
+    assert executions.sentence(members._run_manifest, plan) == sentence(
+        members._run_manifest, plan, free_footprint.worker_bytes
+    )
+
+
+def test_a_model_of_each_shard_needs_more() -> None:
+    settings = [settings_for(p.Mlp, On(2), sync={"name": "gossip", "graph": graph}) for graph in ("ring", "complete")]
+    few, many = (
+        free_footprint.worker_bytes(LAYOUT, build_schedule("ring", 2), resolve(each), parameters=0, state=0.0)
+        for each in settings
+    )
+    assert few == many == 8 * LAYOUT.size * 2 + 20 * LAYOUT.size + 8 * LAYOUT.size * (4 * 3 + 2)
+
+
+@pytest.mark.parametrize("mode", [{"name": "bap"}, {"name": "gossip"}], ids=str)
+def test_who_has_not_the_memory_says_so_before_the_start(mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(free_footprint, "available_bytes", lambda: 1000)
+    (error,) = members_end(p.Mlp, On(2), sync=mode)
+    assert isinstance(error, MemoryError)
+    assert str(error).startswith("a worker needs about 0.")
+    assert str(error).endswith(" MB for a model whose replicas run free, and 0.0 MB of memory are available")

@@ -103,8 +103,10 @@ Sent = list[dict[str, Any]]
 
 @st.composite
 def sprints(draw: st.DrawFn, number: int, steps: int) -> Sprint:
-    """Few contents, so that what is done again often comes out the same."""
+    """Few contents, so that what is done again often comes out the same; where a sprint ends a line may have a digest."""
     lines = [line(steps + i, 1.0, draw(st.integers(0, 1))) for i in range(draw(st.integers(0, 2)))]
+    if lines and (digest := draw(st.integers(0, 2))):
+        lines[-1]["parameters"] = str(digest)
     return [*({"trace": each} for each in lines), {"rest": rest(number, steps + len(lines), draw(st.integers(0, 1)))}]
 
 
@@ -180,6 +182,15 @@ def test_copies_of_one_generation_are_equal(entry: Entry) -> None:
         with pytest.raises(Disagreement, match=r"of (step|rest) 0: "):
             history.add([{**entry, "generation": generation}])
     assert any(change.replaces for change in history.add([{**entry, "generation": 5}]))
+
+
+def test_a_digest_of_a_sprint_that_was_done_again_and_ended_elsewhere_is_gone() -> None:
+    """Simulated run 415: all were lost, and the run began anew with the same updates and other rests."""
+    history = History(supersedes=True)
+    history.add([{"trace": {**line(0, 1.0, 1), "parameters": "a1"}, "generation": 0}])
+    assert history.add([{"trace": line(0, 1.0, 1), "generation": 1}])[0] == Change(0, [line(0, 1.0, 1)], replaces=True)
+    late = [{"trace": {**line(0, 1.0, 1), "parameters": "a1"}, "generation": 0}]
+    assert not history.add(late)[0].new
 
 
 def test_what_a_replay_does_again_is_equal() -> None:

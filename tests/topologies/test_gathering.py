@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from random import Random
 
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.topologies import Copy, Send, build_schedule, matrix, program
-from orchestrator.topologies.gathering import gathering
+from orchestrator.topologies.gathering import gathering, spreading
+from orchestrator.topologies.schedule import Action
 from tests.topologies.cases import NAMES, Case, cases, variants
 from tests.topologies.test_by_rank import counted
 from tests.topologies.test_program import Machine
@@ -55,6 +57,35 @@ def test_no_order_of_the_members_deadlocks_or_mixes_payloads_up(case: Case, seed
     assert not any(machine.channels.values()), "messages that nobody received"
     for worker, ends in enumerate(matrix(gathered)):
         assert [own["result", worker] for own in machine.regions[: gathered.workers]] == ends[: gathered.workers]
+
+
+@settings(derandomize=True)
+@given(case=cases(), data=st.data())
+def test_who_needs_a_payload_gets_it_once_and_nobody_else_but_on_the_way(case: Case, data: st.DataObject) -> None:
+    workers = case.schedule.workers
+    counts = data.draw(st.lists(st.integers(0, 2), min_size=workers, max_size=workers).filter(any))
+    numbers = iter(data.draw(st.permutations(range(sum(counts)))))
+    owned = [[next(numbers) for _ in range(count)] for count in counts]
+    anybody = st.sets(st.integers(0, workers - 1))
+    needed = {payload: data.draw(anybody) for payloads in owned for payload in payloads}
+    schedule = spreading(case.schedule, owned, needed)
+    assert schedule.links() <= case.schedule.links()
+    programs = [program(schedule, rank) for rank in range(schedule.members)]
+    machine, choose = Machine(schedule, programs), Random(data.draw(st.integers(0, 99)))
+    while ready := machine.ready():
+        machine.advance(choose.choice(ready))
+    assert not any(machine.todo), "deadlock"
+    assert not any(machine.channels.values()), "messages that nobody received"
+    for payload, needing in needed.items():
+        came, sent = (_acting(programs, kind, payload) for kind in (Copy, Send))
+        assert needing - {schedule.owners[payload]} <= came
+        assert came - needing <= sent
+
+
+def _acting(programs: Sequence[Sequence[Action]], kind: type[Copy] | type[Send], payload: int) -> set[int]:
+    """Who copies, or sends, this payload."""
+    mine = ((rank, action) for rank, actions in enumerate(programs) for action in actions)
+    return {rank for rank, action in mine if isinstance(action, kind) and action.chunk == payload}
 
 
 def test_servers_share_the_payloads() -> None:

@@ -110,6 +110,11 @@ class MemberActor:
         """`{"environment", "modules"}` of this process. origin: the commit that the code was made from."""
         return self._answer(lambda: self._describe(origin))
 
+    @ray.method(concurrency_group="control")
+    def look(self, token: str, name: str | None, first: int, count: int | None) -> Answer:
+        """What a server holds of a parameter (`engine.server.Server.look`), with the token by which it was asked."""
+        return {**self._answer(lambda: dict(self._member.look(name, first, count))), "token": token}
+
     def profile(self) -> Answer:
         """`{"profile", "partition"}`: a short description of the training data, and how they are divided among the shards, None
         where they are not. Between generations: items are fetched in the compute thread."""

@@ -37,7 +37,7 @@ class ActorPlacement:
     options: Mapping[str, Any]
 
 
-Kind = Literal["prepared", "ran", "entries", "described", "died"]
+Kind = Literal["prepared", "ran", "entries", "described", "looked", "died"]
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,11 @@ class Members:
     def describe(self, member: int, origin: str | None) -> None:
         """Have the member report what its process is made of; "described" is heard."""
         self._ask(member, "described", self._members[member].actor.describe.remote(origin))
+
+    def look(self, member: int, token: str, request: Mapping[str, Any]) -> None:
+        """Have a server say what it holds of a parameter; "looked" is heard, with the token."""
+        name, first, count = (request[key] for key in ("name", "first", "count"))
+        self._ask(member, "looked", self._members[member].actor.look.remote(token, name, first, count))
 
     def profile(self, member: int) -> dict[str, Any] | None:
         """`{"profile", "partition"}`: a short description of the training data, and how they are divided among the shards, if

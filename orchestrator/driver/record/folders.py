@@ -48,6 +48,7 @@ class RunFolder:
         self.error = self.path / "error.txt"
         self.pictures = self.path / "pictures"
         self.checkpoints = self.path / "checkpoints"
+        self.looks = self.path / "looks"  # requests of who looks at it while it runs
 
     def lease(self) -> None:
         """Keep every other driver away from this run, for as long as this process lives. Raises UsageError."""
@@ -58,6 +59,18 @@ class RunFolder:
             raise UsageError(
                 f"run {self.path.name} is being driven by another process", "wait for its end, or end that process"
             ) from None
+
+    @property
+    def is_driven(self) -> bool:
+        """Whether a process keeps others away from this run."""
+        try:
+            with (self.path / "lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def artifacts(self) -> list[Path]:
         """The existing files that are logged under `run/`."""

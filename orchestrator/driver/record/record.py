@@ -22,7 +22,7 @@ from orchestrator.driver.record.folders import RunFolder
 from orchestrator.driver.record.preflight import ORCHESTRATOR, Provenance
 from orchestrator.driver.report import card
 from orchestrator.driver.report.outcome import Outcome, Status
-from orchestrator.engine.exchange import footprint
+from orchestrator.engine import executions
 from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.plan.resolve import resolve
 from orchestrator.provenance.code import checkout, git, imported, snapshot, worktree
@@ -97,7 +97,7 @@ class Record:
     @property
     def memory(self) -> str | None:
         """How much memory a worker needs, in words, once that is known."""
-        return footprint.sentence(self.run_manifest, resolve(self._settings))
+        return executions.sentence(self.run_manifest, resolve(self._settings))
 
     def describe(self, node: str, environment: Mapping[str, Any], modules: list[dict[str, Any]]) -> list[str]:
         """The environment of a node, and the modules that a worker there has imported. Returns obstacles to a rerun."""

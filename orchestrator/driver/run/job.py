@@ -26,11 +26,13 @@ from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.cluster.sessions.local import LocalRay
 from orchestrator.control.membership import Requirements
 from orchestrator.driver.record.folders import RunFolder
+from orchestrator.driver.record.mailbox import Mailbox
 from orchestrator.driver.record.record import Record
 from orchestrator.driver.report import pictures, summary
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import Callback, EventSink
+from orchestrator.driver.run.looks import Looks
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.session import NodeCheck, RunStart, Session, Startup
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
@@ -122,8 +124,9 @@ class Job:
         saving = Saving(Catalog(open_storage(storage), plan.checkpoints.keep))
         everywhere = plan.checkpoints.uri is not None
         directory = MemberDirectory(plan.exchange, this_node(), storage, everywhere=everywhere)
-        session = Session(startup, directory, saving, event_sink)
-        session.run(self.pending_signal, ray.trouble)
+        with contextlib.closing(Looks(Mailbox(record.files.looks), plan, startup.members.look)) as looks:
+            session = Session(startup, directory, saving, event_sink, looks)
+            session.run(self.pending_signal, ray.trouble)
         outcome = event_sink.outcome
         if outcome.error is None:
             weights = record.files.weights

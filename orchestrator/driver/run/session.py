@@ -18,6 +18,7 @@ from orchestrator.control.faults import fault_attribution
 from orchestrator.control.membership import ControllerState, Requirements, waiting
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import EventSink
+from orchestrator.driver.run.looks import Looks
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import (
@@ -105,8 +106,14 @@ class Session:
     """One run in the driver, from its first members to the end of the last step."""
 
     def __init__(
-        self, startup: Startup, member_directory: MemberDirectory, saving: Saving, event_sink: EventSink
+        self,
+        startup: Startup,
+        member_directory: MemberDirectory,
+        saving: Saving,
+        event_sink: EventSink,
+        looks: Looks | None = None,
     ) -> None:
+        """looks: of others at the running model, which are passed on."""
         run_start = startup.run_start
         self._members = startup.members
         self._node_check = startup.node_check
@@ -115,6 +122,8 @@ class Session:
         self._member_directory = member_directory
         self._saving = saving
         self._event_sink = event_sink
+        self._looks = looks
+        self._servers: list[int] = []  # of the present generation
         # What nobody kept is replaced by what somebody else did: then what is done again comes out otherwise.
         supersedes = run_start.requirements.inherits
         self._history = History(run_start.written, run_start.rests, supersedes=supersedes)
@@ -148,6 +157,8 @@ class Session:
                 self._decide(events.Failed(None, ClusterUnavailable(wrong, _RAY_GONE)))
             self._decide(events.Tick())
             self._event_sink.tick()
+            if self._looks is not None:
+                self._looks.tick(self._servers)
         deadline = time.monotonic() + _LAST_S
         while self._asked and time.monotonic() < deadline:
             for heard in self._members.hear(_TICK_S):
@@ -177,6 +188,9 @@ class Session:
             self._decide(events.Heartbeat(member, **heard.heartbeat))
         elif heard.kind == "described":
             self._hear_description(member, answer)
+        elif heard.kind == "looked":
+            if self._looks is not None:
+                self._looks.hear(member, answer)
         elif heard.kind == "prepared":
             self._prepared(member, answer)
         elif "failed" in answer:
@@ -260,6 +274,8 @@ class Session:
             return
         self._over.add(member)
         self._asked.pop(member, None)
+        if self._looks is not None:
+            self._looks.gone(member)
         self._actor_slots.leave(member)
         pid = self._members.pid(member)
         activity = self._members.last_activity(member)
@@ -299,6 +315,7 @@ class Session:
     def _begin(self, begin: events.Begin, reason: str) -> None:
         self._saving.generation_ended()
         self._generation, self._running = begin.generation, False
+        self._servers = list(begin.members[begin.workers :])
         try:
             checkpoint = None if begin.restore is None else self._newest()
         except CheckpointDamaged as error:
@@ -333,6 +350,8 @@ class Session:
     def _kill(self, member: int, why: str) -> None:
         self._over.add(member)
         self._asked.pop(member, None)
+        if self._looks is not None:
+            self._looks.gone(member)
         self._actor_slots.leave(member)
         self._members.kill(member)
         self._event_sink.lost(self._roles[member], member, why)

@@ -94,6 +94,11 @@ class FreeReplica:
         """A copy of the parameters at the last rest, as integers."""
         return self._base.clone()
 
+    def shown(self) -> tuple[FixedPoint, torch.Tensor]:
+        """The parameters at the last rest, for peers to read until the next one: in the memory of its sum, which is free until
+        then."""
+        return self._fixed, self._memory.result.copy_(self._base)
+
     def check_ledger(self) -> None:
         """Raises Inconsistent unless this replica is the sum of what was added to it: at the rest all replicas are made equal,
         which would repair a lost or doubled update in silence."""

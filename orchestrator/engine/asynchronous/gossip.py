@@ -6,7 +6,8 @@ The graph is over shards, so nothing depends on the number of workers or on timi
 so two neighbours change by opposite integers and mixing keeps the sum of all models to the last bit. At a rest the mean of all
 models is what is evaluated and saved; each shard goes on with its own.
 
-All models travel to all workers, also where the graph needs fewer.
+A model travels to the workers that host a neighbour of its shard, over the links of the topology; losses, fingerprints and
+faults, which are short, to all.
 
 Source: Lian et al., "Can decentralized algorithms outperform centralized algorithms?" (NIPS 2017), algorithm 1 (D-PSGD).
 """
@@ -60,12 +61,19 @@ class Mixing:
         return cls(weights, graphs.spectral_gap(graphs.matrix(graph, shards)))
 
     def mixed(self, shard: int, models: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """What the shard's model changes by; models: of all shards, int64."""
+        """What the shard's model changes by; models: of the shard and its neighbours, int64."""
         own = models[shard]
         change = torch.zeros_like(own)
         for other, weight in sorted(self.weights[shard].items()):
             change += torch.round((models[other] - own).double().mul_(weight)).long()  # rounds to even, so oddly
         return change
+
+    def needed(self, hosted: Sequence[Sequence[int]]) -> dict[int, set[int]]:
+        """By shard, the workers that host it or a neighbour. hosted: shards by worker."""
+        return {
+            shard: {worker for worker, own in enumerate(hosted) if any(shard in (s, *self.weights[s]) for s in own)}
+            for shard in range(len(self.weights))
+        }
 
 
 class ShardModels:
@@ -162,6 +170,10 @@ class ShardModels:
         return float(apart.double().square_().sum())
 
 
+Made = tuple[float | None, torch.Tensor]  # loss and update of a shard
+Failed = tuple[int, OrchestratorError]
+
+
 class Gossip:
     """An Executor whose `advance` is some steps of all shards, and a rest."""
 
@@ -183,6 +195,7 @@ class Gossip:
         self._due = due
         self._requests = requests
         self._records = records
+        self._ways = exchange.ways(terms.hosted, mixing.needed(terms.hosted))
 
     def advance(self, state: RunState) -> Outcome:
         """Raises PipelineRaised, NonFinite, Withdrawn, and what the transport raises."""
@@ -192,61 +205,77 @@ class Gossip:
         heirs = [] if repeated is None else repeated["heirs"]
         models.begin(shard_rows.inherited(self._exchange, free.rests, heirs, models.rows()))
         try:
-            entries: list[tuple[str | None, int]] = []
             end = min(self._due(state.steps) if repeated is None else repeated["steps"], self._terms.steps)
-            for step in range(state.steps, end):
-                entries += self._step(step, state.reductions)
+            entries = self._steps(range(state.steps, end), state.reductions)
             return self._rest(state, end, entries, repeated)
         except BaseException:
             models.give_up()
             raise
 
-    def _step(self, step: int, reductions: int) -> list[tuple[str | None, int]]:
-        """One step of all shards; returns the loss and the fingerprint of each model after it."""
-        models, shards = self._models, self._terms.shape.shards
-        made: dict[int, tuple[float | None, torch.Tensor]] = {}
-        failed: tuple[int, OrchestratorError] | None = None
-        for shard in models.shards:
-            try:
-                made[shard] = models.step(shard, Reading(step, step, self._terms.steps, reductions))
-            except OrchestratorError as error:
-                failed = (shard, error)
-                break
-        before, losses = self._gathered(step, made, failed)
-        printed = [0] * shards
-        for shard, (_, update) in made.items():
-            models.models[shard] = before[shard] + self._mixing.mixed(shard, before) + update
-        prints = {shard: exact.fingerprint_of_integers(models.models[shard]) for shard in made}
-        for payload in self._exchange.gather(step, 1, SPRINT, _pairs(prints)):
-            for shard, each in payload.view(torch.int64).reshape(-1, 2).tolist():
-                printed[shard] = each
-        return [(losses[shard], printed[shard]) for shard in range(shards)]
+    def _steps(self, steps: range, reductions: int) -> list[tuple[str | None, int]]:
+        """Some steps of all shards; returns loss and fingerprint of each model after each of them."""
+        losses: list[dict[int, float]] = []
+        prints: list[dict[int, int]] = []
+        own: dict[int, int] = {}
+        for step in steps:
+            made, failed = self._made(step, reductions)
+            told, before = self._told(
+                step, 0, {s: loss for s, (loss, _) in made.items() if loss is not None}, own, failed
+            )
+            losses.append(told)
+            prints.append(before)
+            own = self._mix(step, {shard: update for shard, (_, update) in made.items()})
+        prints.append(self._told(steps.stop, 1, {}, own)[1])
+        shards = range(self._terms.shape.shards)
+        return [
+            (told[shard].hex() if shard in told else None, printed[shard])
+            for told, printed in zip(losses, prints[1:], strict=True)
+            for shard in shards
+        ]
 
-    def _gathered(
+    def _made(self, step: int, reductions: int) -> tuple[dict[int, Made], Failed | None]:
+        """Loss and update of each hosted shard, up to the first that fails."""
+        made: dict[int, Made] = {}
+        for shard in self._models.shards:
+            try:
+                made[shard] = self._models.step(shard, Reading(step, step, self._terms.steps, reductions))
+            except OrchestratorError as error:
+                return made, (shard, error)
+        return made, None
+
+    def _mix(self, step: int, updates: Mapping[int, torch.Tensor]) -> dict[int, int]:
+        """The hosted models after the step; returns their fingerprints."""
+        models = self._models.models
+        own = {shard: models[shard].view(torch.uint8) for shard in updates}
+        came = self._exchange.spread(step, 2, SPRINT, own, self._ways)
+        before = {shard: payload.view(torch.int64) for shard, payload in came.items()}
+        for shard, update in updates.items():
+            models[shard] = before[shard] + self._mixing.mixed(shard, before) + update
+        return {shard: exact.fingerprint_of_integers(models[shard]) for shard in updates}
+
+    def _told(
         self,
         step: int,
-        made: Mapping[int, tuple[float | None, torch.Tensor]],
-        failed: tuple[int, OrchestratorError] | None,
-    ) -> tuple[dict[int, torch.Tensor], dict[int, str | None]]:
-        """All shards' models before the step, and their losses in it."""
-        models = self._models.models
-        losses = {shard: loss for shard, (loss, _) in made.items() if loss is not None}
-        heads = torch.tensor(to_slots(self._terms.shape.shards, losses), dtype=torch.int64)
-        fault = torch.tensor([-1 if failed is None else failed[0], len(made)], dtype=torch.int64)
-        own = [torch.tensor(list(made), dtype=torch.int64), *(models[shard] for shard in made)]
-        before: dict[int, torch.Tensor] = {}
+        attempt: int,
+        losses: Mapping[int, float],
+        prints: Mapping[int, int],
+        failed: Failed | None = None,
+    ) -> tuple[dict[int, float], dict[int, int]]:
+        """All shards' losses, and what is told with them: all fingerprints after the step before. Raises what has failed."""
+        heads = [-1 if failed is None else failed[0], *to_slots(self._terms.shape.shards, losses)]
+        payload = torch.tensor(
+            [*heads, *(number for pair in sorted(prints.items()) for number in pair)], dtype=torch.int64
+        )
         told: dict[int, float] = {}
-        payload = torch.cat([fault, heads, *own]).view(torch.uint8)
-        for each in self._exchange.gather(step, 0, SPRINT, payload):
-            numbers = each.view(torch.int64)
-            shard, count = numbers[:2].tolist()
+        printed: dict[int, int] = {}
+        for each in self._exchange.gather(step, attempt, SPRINT, payload.view(torch.uint8)):
+            shard, *numbers = each.clone().view(torch.int64).tolist()
             if shard >= 0:
                 raise failed[1] if failed is not None else Withdrawn(f"shard {shard} failed")
-            told.update(from_slots(numbers[2 : 2 + len(heads)].tolist()))
-            first = 2 + len(heads)
-            hosted, rest = numbers[first : first + count].tolist(), numbers[first + count :]
-            before.update(zip(hosted, rest.reshape(count, -1), strict=True) if count else ())
-        return before, {s: told[s].hex() if s in told else None for s in range(len(heads))}
+            told.update(from_slots(numbers[: len(heads) - 1]))
+            pairs = numbers[len(heads) - 1 :]
+            printed.update(zip(pairs[::2], pairs[1::2], strict=True))
+        return told, printed
 
     def _rest(
         self,
@@ -279,8 +308,3 @@ class Gossip:
         after = Clocks(consensus.clocks, free.rests + 1, (), (), record)
         requests = replace(consensus.requests, evaluate=record["evaluate"])
         return Outcome(end, lines, state.grid, requests, after)
-
-
-def _pairs(values: Mapping[int, int]) -> torch.Tensor:
-    pairs = [number for pair in sorted(values.items()) for number in pair]
-    return torch.tensor(pairs, dtype=torch.int64).view(torch.uint8)

@@ -27,12 +27,13 @@ from orchestrator.engine.asynchronous.traffic import Traffic
 from orchestrator.engine.exchange.collectives import Exchange
 from orchestrator.engine.execution.executor import Outcome
 from orchestrator.engine.execution.run_state import RunState
-from orchestrator.engine.execution.timing import Timing
+from orchestrator.engine.execution.timing import Patience, Timing
 from orchestrator.engine.member.heartbeat import Halt
 from orchestrator.errors import OrchestratorError
 from orchestrator.numerics.exact import wrap
 from orchestrator.records.clocks import Update
 from orchestrator.synchrony import Mode, View
+from orchestrator.transports.base import DeadlineExceeded
 
 _WAIT_S: Final = 0.05  # between two looks at requests, while nothing may start
 
@@ -59,6 +60,8 @@ class Sprints:
         self._replica.begin()
         try:
             traffic = self._make(state.free.rests)
+            if self._me == 0 and traffic.is_held:
+                traffic.begin(*self._replica.shown())
             sprint = _Sprint(self._replica, self._mode, traffic, self._terms, state, self._me)
             sprint.run(self._cadence)
             return rest(self._exchange, Resting(self._replica, sprint, self._cadence.requests), state, self._terms)
@@ -68,10 +71,12 @@ class Sprints:
 
 
 class Cadence:
-    """When a rest is due: where an evaluation or a checkpoint is, every so many steps, and when this member requests it."""
+    """When a rest is due: where an evaluation or a checkpoint is, every so many steps, and when this member requests it.
+    deadline_s: of a wait in which no clock moves."""
 
-    def __init__(self, timing: Timing, every: int) -> None:
+    def __init__(self, timing: Timing, every: int, deadline_s: float) -> None:
         self.requests = timing.requests
+        self.deadline_s = deadline_s
         self._timing = timing
         self._every = every
 
@@ -120,8 +125,11 @@ class _Sprint:
     def run(self, cadence: Cadence) -> None:
         """Until a rest; a fault of a shard is kept for its vote."""
         due = min(cadence.due(self._state.steps), self._terms.steps) * len(self.clocks)
+        patience = Patience(cadence.deadline_s)
         while not self._traffic.rung and sum(self.clocks) < due and not cadence.asks(further=self._further):
             shard = self._next()
+            if patience.exhausted(list(self.clocks) if shard is None else None):
+                raise DeadlineExceeded(self._awaited, None, patience.limit_s)
             if shard is not None:
                 try:
                     self._update(shard)
@@ -130,9 +138,15 @@ class _Sprint:
                     break
             self._send()
             self._take(0.0 if shard is not None else _WAIT_S)
-        self._traffic.end(len(self.clocks), _WAIT_S)
+        self._traffic.end(len(self.clocks), Patience(cadence.deadline_s), _WAIT_S)
         if self.fault is None:
             self._replica.check_ledger()
+
+    @property
+    def _awaited(self) -> int:
+        """The other worker that hosts the shard which is furthest behind: a wait is for that one."""
+        others = [(self.clocks[shard], w) for w, own in enumerate(self._terms.hosted) for shard in own if w != self._me]
+        return min(others)[1]
 
     @property
     def _further(self) -> bool:

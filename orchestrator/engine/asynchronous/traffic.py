@@ -10,19 +10,34 @@ delta on keeps it in a slot of its own as long. So a slice may be read where it 
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 import torch
 
-from orchestrator.engine.asynchronous.deltas import APPLIED, BELL, DELTA, Deliveries, Header, window_of
+from orchestrator.engine.asynchronous.deltas import APPLIED, BELL, DELTA, Header, window_of
+from orchestrator.engine.asynchronous.held_slice import HeldSlice
 from orchestrator.engine.exchange.collectives import SPRINT
+from orchestrator.engine.execution.timing import Patience
+from orchestrator.numerics.fixed_point import FixedPoint
 from orchestrator.numerics.layout import Layout
 from orchestrator.topologies.routes import Routes
-from orchestrator.transports.base import Regions, Tag, Transport
+from orchestrator.transports.base import DeadlineExceeded, Received, Regions, Tag, Transport
 
 _HEADER: Final = 0  # notes: what a message of a sprint is
 _SLICE: Final = 1
+_GRID: Final = 2  # for who holds a slice: how parameters are represented, and
+_BASE: Final = 3  # what they are at the last rest
 _PHASES: Final = (SPRINT,)
+
+
+class Into(Protocol):
+    """Who is told of what comes: what a worker applies, or what a server holds."""
+
+    def header(self, header: Header) -> None:
+        """A header has come."""
+
+    def part(self, origin: int, number: int, part: int, payload: torch.Tensor) -> None:
+        """A slice has come, after its header."""
 
 
 class DeltaMemory:
@@ -94,33 +109,54 @@ class Traffic:
             self._pass_on(self._member, part, encoded, _HEADER)
             self._pass_on(self._member, part, delta[borders[part] : borders[part + 1]], _SLICE)
 
-    def take(self, shards: int, into: Deliveries | None, timeout_s: float) -> None:
+    def take(self, shards: int, into: Into | None, timeout_s: float) -> None:
         """Take all that has come, hand on what passes through, and tell `into`. Waits at most so long for a first message.
         Raises what the transport raises."""
         for peer, tag, received in self._transport.poll(_PHASES, timeout_s):
             origin, part = tag.attempt, tag.chunk
             if received.note == _HEADER:
                 self._header(peer, origin, part, Header.decode(received.payload, shards), received.payload, into)
-            else:
+            elif received.note == _SLICE:
                 self._slice(origin, part, received.payload, into)
+            else:
+                _hold(into, received)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether servers hold slices of the parameters."""
+        return self._routes.held
+
+    def begin(self, fixed: FixedPoint, base: torch.Tensor) -> None:
+        """Tell the servers from where the slices go on that they hold; one worker does. base: in memory that stays as it is
+        until the rest."""
+        borders = self.memory.borders
+        for part in range(self._routes.slices):
+            server, tag = self._routes.workers + part, self._tag(self._member, part)
+            self._transport.send(server, tag, fixed.encode(), _GRID)
+            self._transport.send(server, tag, base[borders[part] : borders[part + 1]], _BASE)
 
     @property
     def has_peers(self) -> bool:
         return bool(self._routes.peers[self._member])
 
-    def end(self, shards: int, wait_s: float) -> None:
-        """Ring, and wait until all peers have rung; what comes meanwhile is dropped, for the sum of the rest has it all."""
+    def end(self, shards: int, patience: Patience, wait_s: float, held: HeldSlice | None = None) -> None:
+        """Ring, and wait until all peers have rung; deltas that come meanwhile are dropped, for the sum of the rest has them
+        all. held: what this member holds, which is still told of the last rest. Raises DeadlineExceeded too, while no peer
+        rings."""
         peers = self._routes.peers[self._member]
         bell = Header(BELL, self._member, 0, 0, (0,) * shards, (), ()).encode()
         for peer in peers:
             self._transport.send(peer, self._tag(self._member, 0), bell, _HEADER)
         while not self._ended.issuperset(peers):
+            if patience.exhausted(len(self._ended)):
+                raise DeadlineExceeded(min(set(peers) - self._ended), None, patience.limit_s)
             for peer, _, received in self._transport.poll(_PHASES, wait_s):
                 if received.note == _HEADER and Header.decode(received.payload, shards).kind == BELL:
                     self._ended.add(peer)
+                _hold(held, received)
 
     def _header(
-        self, peer: int, origin: int, part: int, header: Header, payload: torch.Tensor, into: Deliveries | None
+        self, peer: int, origin: int, part: int, header: Header, payload: torch.Tensor, into: Into | None
     ) -> None:
         if header.kind == BELL:
             self._ended.add(peer)
@@ -131,7 +167,7 @@ class Traffic:
         if into is not None:
             into.header(header)
 
-    def _slice(self, origin: int, part: int, payload: torch.Tensor, into: Deliveries | None) -> None:
+    def _slice(self, origin: int, part: int, payload: torch.Tensor, into: Into | None) -> None:
         number = self._numbers[origin, part]
         if self._routes.onward(self._member, origin, part):
             payload = self.memory.relayed(origin, part, number).copy_(payload)
@@ -145,3 +181,9 @@ class Traffic:
 
     def _tag(self, origin: int, part: int) -> Tag:
         return Tag(self._generation, self._sprint, origin, SPRINT, part)
+
+
+def _hold(into: Into | None, received: Received) -> None:
+    """What is told to who holds a slice."""
+    if isinstance(into, HeldSlice) and received.note in (_GRID, _BASE):
+        (into.grid if received.note == _GRID else into.base)(received.payload)

@@ -14,6 +14,7 @@ last one was read (`tests/topologies/test_happens_before.py`).
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -23,7 +24,7 @@ import torch
 from orchestrator.engine.exchange.footprint import completes, filled, partial_places
 from orchestrator.numerics import exact
 from orchestrator.numerics.layout import BLOCK, Layout
-from orchestrator.topologies.gathering import gathering
+from orchestrator.topologies.gathering import gathering, spreading
 from orchestrator.topologies.schedule import Action, Add, Base, Copy, Finish, Region, Schedule, Send, program
 from orchestrator.transports.base import Regions, Tag, Transport
 
@@ -179,6 +180,26 @@ class Exchange:
         self._transport.flush(self._timeout_s)
         workers = self._schedule.workers
         return [held[worker] for worker in range(workers)] if self._rank < workers else []
+
+    def ways(self, owned: Sequence[Collection[int]], needed: Mapping[int, Collection[int]]) -> tuple[Action, ...]:
+        """This member's program of a `spreading`."""
+        return program(spreading(self._schedule, owned, needed), self._rank)
+
+    def spread(
+        self, step: int, attempt: int, phase: int, own: Mapping[int, torch.Tensor], actions: Sequence[Action]
+    ) -> dict[int, torch.Tensor]:
+        """The payloads that this member needs or hands on, with its own. actions: its `ways`; own: by number, each as `gather`
+        wants them."""
+        moment = Moment(self._generation, step, attempt, phase)
+        held = dict(own)
+        for action in actions:
+            if isinstance(action, Send):
+                self._send(action.peer, moment.tag(action.chunk), held[action.chunk])
+            elif not isinstance(action, Finish):
+                tag = moment.tag(action.chunk)
+                held[action.chunk] = self._transport.receive(action.peer, tag, self._timeout_s).payload
+        self._transport.flush(self._timeout_s)
+        return held
 
     @cached_property
     def _gather_program(self) -> tuple[Action, ...]:

@@ -6,7 +6,7 @@ beside what it holds; nor what the optimizer of a pipeline remembers before it h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
@@ -69,8 +69,9 @@ def worker_bytes(
     return regions + round((parameters + trained * (gradients + (state or 0))) * _FLOAT32)
 
 
-def sentence(run_manifest: Mapping[str, Any], plan: Plan) -> str | None:
-    """What a worker of the first generation needs, in words; None where the workers have not told their parameters."""
+def sentence(run_manifest: Mapping[str, Any], plan: Plan, bytes_of: Callable[..., int] = worker_bytes) -> str | None:
+    """What a worker of the first generation needs, in words; None where the workers have not told their parameters. bytes_of:
+    as `worker_bytes`, of this way to execute the run."""
     if "parameters" not in run_manifest:
         return None
     topology, optimizer = plan.exchange.topology, plan.update.optimizer
@@ -78,9 +79,9 @@ def sentence(run_manifest: Mapping[str, Any], plan: Plan) -> str | None:
     state = None if optimizer is None else optimizers.remembered(optimizer.name, optimizer.options)
     layout, parameters = Layout.from_dict(run_manifest["layout"]), run_manifest["parameters"]
     feedback = run_manifest["shard_state"]
-    size = worker_bytes(layout, schedule, plan, parameters=parameters, state=state, feedback=feedback)
+    size = bytes_of(layout, schedule, plan, parameters=parameters, state=state, feedback=feedback)
     without = ", without what the optimizer of the pipeline remembers" if state is None else ""
-    return f"each worker holds {parameters:,} parameters and needs about {_megabytes(size)} for them{without}"
+    return f"each worker holds {parameters:,} parameters and needs about {in_words(size)} for them{without}"
 
 
 def sums_of(plan: Plan) -> exact.Sums:
@@ -89,7 +90,8 @@ def sums_of(plan: Plan) -> exact.Sums:
     return exact.MEANS if plan.exchange.exact else exact.FAST_MEANS
 
 
-def _megabytes(size: int) -> str:
+def in_words(size: int) -> str:
+    """A number of bytes."""
     return f"{size / 1e6:.0f} MB" if size >= 10_000_000 else f"{size / 1e6:.1f} MB"
 
 

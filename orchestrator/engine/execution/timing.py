@@ -39,6 +39,22 @@ class Timer:
         self._since = time.monotonic()
 
 
+class Patience:
+    """With others, while nothing of theirs comes: for limit_s since the last progress."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self._since = time.monotonic()
+        self._seen: object = None
+
+    def exhausted(self, seen: object) -> bool:
+        """seen: what progress would change; None for some that was made here."""
+        now = time.monotonic()
+        if seen is None or seen != self._seen:
+            self._since, self._seen = now, seen
+        return now - self._since > self.limit_s
+
+
 class Timing:
     """One member's timers. keeps_time: its clock is the one that counts; busy: whether its writer of checkpoints works."""
 

@@ -1,0 +1,101 @@
+"""Who looks at a running model asks the driver, which asks the servers and puts their answers together.
+
+A server answers beside its work, from what it holds (`engine.asynchronous.held_slice`); members wait for nothing, and what a
+run comes to does not depend on who looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.driver.record.mailbox import Mailbox, Request
+from orchestrator.errors import OrchestratorError, RunFailed, UsageError
+from orchestrator.plan import Plan
+
+_SERVE = "launch one with topology=parameter_server and sync=ssp, asp or bap"
+
+
+@dataclass
+class _Asked:
+    """servers: that have not answered yet."""
+
+    servers: set[int]
+    answers: list[Mapping[str, Any]] = field(default_factory=list)
+
+
+def refusal(plan: Plan, servers: Sequence[int]) -> OrchestratorError | None:
+    """Why nobody can look at a run of this plan; None when one can. servers: of the present generation."""
+    if plan.lockstep or plan.mode.execution != "sprints":
+        return UsageError(f"with sync={plan.sync.name} servers do not hold parameters", _SERVE)
+    if plan.replay:
+        return UsageError("it repeats another run, and servers of a replay hold no parameters", _SERVE)
+    if not servers:
+        name = plan.exchange.topology.name
+        return UsageError(f"it has no server now, with topology={name}, and only servers hold parameters", _SERVE)
+    return None
+
+
+class Looks:
+    """The requests to one run. ask: has a server look, given (server, token, request); what it says comes to `hear`."""
+
+    def __init__(self, mailbox: Mailbox, plan: Plan, ask: Callable[[int, str, Request], None]) -> None:
+        self._mailbox = mailbox
+        self._plan = plan
+        self._ask = ask
+        self._asked: dict[str, _Asked] = {}
+
+    def tick(self, servers: Sequence[int]) -> None:
+        """See who asks. servers: of the present generation."""
+        for token, request in self._mailbox.requests():
+            refused = refusal(self._plan, servers)
+            if refused is not None:
+                self._mailbox.answer(token, {"failed": refused.as_dict()})
+                continue
+            self._asked[token] = _Asked(set(servers))
+            for server in servers:
+                self._ask(server, token, request)
+
+    def hear(self, server: int, answer: Mapping[str, Any]) -> None:
+        """answer: with the `token` of what was asked."""
+        token = answer["token"]
+        asked = self._asked.get(token)
+        if asked is None:
+            return
+        asked.servers.discard(server)
+        asked.answers.append({**answer, "server": server})
+        self._finish(token, asked)
+
+    def gone(self, member: int) -> None:
+        """This member is dead: it holds nothing any more."""
+        for token, asked in list(self._asked.items()):
+            if member in asked.servers:
+                asked.servers.discard(member)
+                asked.answers.append({"server": member})
+                self._finish(token, asked)
+
+    def _finish(self, token: str, asked: _Asked) -> None:
+        """Once all have answered. One that holds nothing yet makes whoever asks ask again."""
+        if asked.servers:
+            return
+        del self._asked[token]
+        failed = next((each["failed"] for each in asked.answers if "failed" in each), None)
+        if failed is not None:
+            self._mailbox.answer(token, {"failed": failed})
+            return
+        pieces = sorted((each for each in asked.answers if "clocks" in each), key=lambda each: int(each["part"]))
+        if len(pieces) < len(asked.answers):
+            self._mailbox.answer(token, {"slices": []})
+            return
+        raw = [piece["values"] for piece in pieces]
+        kept = ("server", "clocks", "first")
+        slices = [{**{key: piece[key] for key in kept}, "bytes": len(piece["values"])} for piece in pieces]
+        self._mailbox.answer(token, {"slices": slices, "parameters": pieces[0]["parameters"]}, b"".join(raw))
+
+    def close(self) -> None:
+        """The run has ended. Whoever waits is told."""
+        self._mailbox.clear()
+        over = RunFailed("the run has ended meanwhile").as_dict()
+        for token in (*self._asked, *(token for token, _ in self._mailbox.requests())):
+            self._mailbox.answer(token, {"failed": over})
