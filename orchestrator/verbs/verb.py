@@ -48,7 +48,7 @@ class Arguments:
             raise UsageError(f"{verb} takes only {_listed(takes)}, not {' '.join(unknown)}")
 
 
-_FORMS = {"tracking.uri": "URI", "port": "N"}
+_FORMS = {"tracking.uri": "URI", "port": "N", "parameter": "NAME", "first": "N", "count": "N", "to": "URL"}
 
 
 def _listed(words: list[str]) -> str:

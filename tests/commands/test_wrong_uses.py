@@ -41,7 +41,7 @@ REFUSED = {
     "compare=nope,never": (2, "there is no run nope"),
     "compare=a,b cluster.workers=2": (2, "compare takes only output=json and tracking.uri=URI"),
     "look=nope": (2, "there is no run nope"),
-    "look=nope cluster.workers=2": (2, "look takes only parameter=, first=, count=, output=json and tracking.uri=URI"),
+    "look=nope cluster.workers=2": (2, "look takes only output=json, parameter=NAME, first=N, count=N and tracking.uri=URI"),
     "look=nope count=none": (2, "count=none: expected a whole number, at least 1"),
     "conf=good cluster.workers={min:2}": (2, "or a range such as {min: 2, max: 4}"),
     'conf=good cluster.workers={"min":1,"max":2} reduction=fast': (
