@@ -4,6 +4,7 @@ python -m orchestrator conf=NAME|PATH [key=value ...]      launch
 python -m orchestrator resume=RUN_ID [key=value ...]       go on with a run
 python -m orchestrator rerun=RUN_ID [key=value ...]        repeat a run exactly, and compare
 python -m orchestrator compare=RUN_A,RUN_B                 what differs
+python -m orchestrator export=RUN_ID to=PATH               the record as one file that can be rerun elsewhere
 python -m orchestrator runs                                list them
 python -m orchestrator ui                                  show them in a browser
 """
@@ -31,8 +32,9 @@ from orchestrator.tracking import lean
 USAGE = """\
 usage: python -m orchestrator conf=NAME|PATH [key=value ...]
        python -m orchestrator resume=RUN_ID [key=value ...]
-       python -m orchestrator rerun=RUN_ID [environment=ignore] [explain=true] [key=value ...]
+       python -m orchestrator rerun=RUN_ID|CRATE [environment=ignore] [explain=true] [trust=true] [key=value ...]
        python -m orchestrator compare=RUN_A,RUN_B
+       python -m orchestrator export=RUN_ID to=FOLDER|ZIP [data=true] [key=PATH] [license=URL]
        python -m orchestrator runs [output=json] [tracking.uri=URI]
        python -m orchestrator ui [port=N] [tracking.uri=URI]
 
@@ -43,6 +45,10 @@ usage: python -m orchestrator conf=NAME|PATH [key=value ...]
   rerun=RUN_ID       repeat that run exactly, in a clean checkout of its code with its data, and compare: exact, diverged
                      (with the first step that differs), or inputs-differ (with what differs); explain=true: where it has
                      diverged, run that step once more, to tell chance within it from other causes
+  rerun=CRATE        the same with a record that was sent, a zip or folder of export=; key=PATH: the public key that has to have
+                     signed it; trust=true: execute a record of somebody else, after saying what that would be
+  export=RUN_ID      write the record into the folder or zip `to`: code, settings, environment, trace, journal, verdicts,
+                     and with data=true the data; signed with the ed25519 key of key=PATH
   compare=A,B        what differs between two runs: code, data, settings, environment, the first step
   replay=FILE        with conf=: an asynchronous run takes the order of its updates from there, the rests.jsonl of another
                      run; rerun= does so by itself
@@ -64,7 +70,7 @@ Exit codes: 0 fine, 1 the run failed, 2 bad usage or configuration, 3 a rerun di
 """
 # New objects until the next search for garbage: among the million of them that imports make, there is none to be found.
 _COLLECTED_AFTER = 100_000
-VERBS = ("conf", "resume", "rerun", "compare", "runs", "ui")
+VERBS = ("conf", "resume", "rerun", "compare", "export", "runs", "ui")
 
 
 def main() -> int:
@@ -97,6 +103,8 @@ def main() -> int:
         return _compare(value, rest, as_json=as_json)
     if name == "rerun":
         return _rerun(value, rest)
+    if name == "export":
+        return _export(value, rest, as_json=as_json)
     return {"conf": _launch, "resume": _resume}[name](value, rest, started)
 
 
@@ -105,7 +113,7 @@ def _verb(arguments: list[str]) -> str:
     verbs = [argument for argument in arguments if argument.partition("=")[0] in VERBS]
     if len(verbs) != 1:
         found = f"found {' and '.join(verbs)}" if verbs else "there is none"
-        known = "conf=NAME, resume=RUN_ID, rerun=RUN_ID, compare=RUN_A,RUN_B, runs and ui"
+        known = "conf=NAME, resume=RUN_ID, rerun=RUN_ID, compare=RUN_A,RUN_B, export=RUN_ID, runs and ui"
         raise UsageError(f"exactly one of {known} is needed; {found}", USAGE.rstrip())
     return verbs[0]
 
@@ -145,21 +153,40 @@ def _rerun(name: str, overrides: list[str]) -> int:
     try:
         with _stdout_for_programs(), _interruptible():
             check = _choice("environment", overrides, "check", "ignore") == "check"
-            explaining = _choice("explain", overrides, "false", "true") == "true"
-            from orchestrator.commands.rerun import rerun
+            explaining, trusted = (_choice(key, overrides, "false", "true") == "true" for key in ("explain", "trust"))
+            key = _value("key", overrides)
+            from orchestrator.commands.rerun import Wanted, rerun
 
-            uri = _value("tracking.uri", overrides)
-            done = rerun(name, overrides, uri, check_environment=check, explaining=explaining)
+            wanted = Wanted(check, explaining, trusted, None if key is None else Path(key))
+            done = rerun(name, overrides, _value("tracking.uri", overrides), wanted)
     except OrchestratorError as error:
         from orchestrator.commands.rerun import Rerun
 
-        return _refused(error, as_json, Rerun(None, name, None, error=error).as_dict())
+        more = {"would_execute": told} if (told := getattr(error, "would_execute", None)) is not None else {}
+        return _refused(error, as_json, {**Rerun(None, name, None, error=error).as_dict(), **more})
     if done.verdict is not None:
         print(f"run {done.run_id} repeats run {done.rerun_of}\n{done.text}", file=sys.stderr)
     if done.error is not None:
         whose = "" if done.verdict is not None else f"the repetition of run {done.rerun_of} failed: "
         print(f"error: {whose}{done.error}", file=sys.stderr)
     return console.answer(json.dumps(done.as_dict()), done.exit_code) if as_json else done.exit_code
+
+
+def _export(name: str, rest: list[str], *, as_json: bool) -> int:
+    from orchestrator.commands.export import Wanted, export
+
+    try:
+        _only("export", rest, "to", "data", "key", "license")
+        to, key = _value("to", rest), _value("key", rest)
+        with_data = _choice("data", rest, "false", "true") == "true"
+        if to is None:
+            raise UsageError("export needs a place: to=FOLDER or to=FILE.zip")
+        wanted = Wanted(Path(to), with_data, None if key is None else Path(key), _value("license", rest))
+        with _interruptible():
+            exported = export(name, wanted, _value("tracking.uri", rest))
+    except OrchestratorError as error:
+        return _refused(error, as_json, {"run_id": None, "to": _value("to", rest)})
+    return console.answer(json.dumps(exported.as_dict()) if as_json else exported.text, 0)
 
 
 def _compare(names: str, rest: list[str], *, as_json: bool) -> int:
@@ -175,12 +202,13 @@ def _compare(names: str, rest: list[str], *, as_json: bool) -> int:
     return console.answer(json.dumps(compared.as_dict()) if as_json else compared.as_text(), 0)
 
 
-def _only(verb: str, arguments: list[str]) -> None:
-    """Raises UsageError for what a verb that changes no settings does not take."""
-    known = ("output=json", "output=text")
-    unknown = [argument for argument in arguments if argument not in known and not argument.startswith("tracking.uri=")]
+def _only(verb: str, arguments: list[str], *keys: str) -> None:
+    """Raises UsageError for what a verb that changes no settings does not take. keys: its own."""
+    known, taken = ("output=json", "output=text"), ("tracking.uri", *keys)
+    unknown = [each for each in arguments if each not in known and each.partition("=")[0] not in taken]
     if unknown:
-        raise UsageError(f"{verb} takes only output=json and tracking.uri=URI, not {' '.join(unknown)}")
+        own = "".join(f"{key}=, " for key in keys)
+        raise UsageError(f"{verb} takes only {own}output=json and tracking.uri=URI, not {' '.join(unknown)}")
 
 
 def _stdout_for_programs() -> redirect_stdout[TextIO]:

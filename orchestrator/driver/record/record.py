@@ -8,7 +8,6 @@ What the run is made of goes into files that are artifacts too: `code.bundle` (t
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import sys
@@ -31,6 +30,7 @@ from orchestrator.records import identity, lines, rests
 from orchestrator.records.lines import LineFile
 from orchestrator.settings import Settings, determining, flat, to_yaml
 from orchestrator.tracking import Store, Tracker
+from orchestrator.tracking.store import USER, user
 
 _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
     "finished": "FINISHED",
@@ -311,7 +311,7 @@ def _tags(provenance: Provenance) -> dict[str, str]:
     tags = {
         "mlflow.source.name": _public(" ".join(sys.argv)),
         "mlflow.source.type": "LOCAL",
-        "mlflow.user": os.environ.get("USER", str(os.getuid())),
+        USER: user(),
     }
     work = provenance.work
     if work is not None:
