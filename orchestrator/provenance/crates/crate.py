@@ -58,7 +58,11 @@ def make(
     input -> the name of its file or folder."""
     told = {"format": FORMAT, **run, "carried": dict(carried)}
     code, data = (_json(files[f"{RECORD}/{name}.json"]) for name in ("code", "data"))
-    whole: dict[str, Content] = {**files, RUN: (json.dumps(told, indent=1, ensure_ascii=False) + "\n").encode()}
+    own = {
+        RUN: (json.dumps(told, indent=1, ensure_ascii=False) + "\n").encode(),
+        metadata.README: metadata.readme(told),
+    }
+    whole: dict[str, Content] = {**files, **own}
     hashes = {name: _sha256(content) for name, content in whole.items()}
     sizes = {name: _size(content) for name, content in whole.items()}
     made_after = [statement.FILE, *([statement.PUBLIC_KEY] if signed_by else [])]

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import quote
 
 FILE = "ro-crate-metadata.json"
+_STATEMENT = "statement.dsse.json"
 _SPECIFICATION = "https://w3id.org/ro/crate/1.1"
 _WORKFLOW_CRATE = "https://w3id.org/workflowhub/workflow-ro-crate/1.0"
 _PROFILES = {
@@ -24,7 +25,8 @@ _PROFILES = {
     _WORKFLOW_CRATE: ("Workflow RO-Crate", "1.0"),
 }
 _TERMS = {"sha256": "https://w3id.org/ro/terms/workflow-run#sha256"}  # RO-Crate 1.1 has no such term
-WORKFLOW = "record/settings.yaml"
+WORKFLOW, README = "record/settings.yaml", "README.md"
+_BIOSCHEMAS = "https://bioschemas.org/profiles/ComputationalWorkflow/1.0-RELEASE"
 _CODE, _LANGUAGE, _ENGINE, _AGENT, _LICENSE, _ACTION = (
     *("record/code.bundle", "#language", "#orchestrator", "#agent", "#license", "#run"),
 )
@@ -41,6 +43,7 @@ _SAID = {
     "record/rests.jsonl": "The order of the updates of an asynchronous run",
     "record/card.md": "The run on one page",
     "record/verdict.json": "What this run showed as a rerun of another",
+    README: "What this is and how to repeat the run",
     "requirements.txt": "The packages with their versions, as pip reads them",
     "run.json": "What the tracking store knew of the run",
 }
@@ -83,6 +86,20 @@ def document(crate: Described, unhashed: Sequence[str]) -> bytes:
     return (json.dumps(document_, indent=1, ensure_ascii=False) + "\n").encode()
 
 
+def readme(run: Mapping[str, Any]) -> bytes:
+    """What a person reads first."""
+    return f"""# Training run {run["name"] or run["run_id"]}
+
+This is the record of training run `{run["run_id"]}`: code, settings, environment, data or where they are kept, trace, journal.
+`record/card.md` tells of it on a page. With `orchestrator` and the packages of `requirements.txt` installed,
+
+    python -m orchestrator rerun=PATH-OF-THIS-CRATE
+
+checks every byte against `{_STATEMENT}` and says what a repetition would execute; with `trust=true` it repeats the run and
+compares both to the last bit. It needs no clone, no store, and no network where the data are in `data/`.
+""".encode()
+
+
 def hashes_of(text: bytes) -> dict[str, str]:
     """Of a document: name -> SHA-256, as far as it is one."""
     from urllib.parse import unquote
@@ -114,7 +131,8 @@ def _root(crate: Described, files: Sequence[Entity], data: Sequence[Entity]) -> 
         "conformsTo": [_to(profile) for profile in _PROFILES],
         "mainEntity": _to(WORKFLOW),
         "hasPart": [_to(each["@id"]) for each in files] + [_to(name) for name in inside],
-        "mentions": [_to(_ACTION)],
+        "author": _to(_AGENT),
+        "mentions": _to(_ACTION),
     }
 
 
@@ -137,8 +155,12 @@ def _file(crate: Described, name: str) -> Entity:
         entity |= {
             "@type": ["File", "SoftwareSourceCode", "ComputationalWorkflow"],
             "programmingLanguage": _to(_LANGUAGE),
-            "hasPart": [_to(_CODE)],
+            "hasPart": _to(_CODE),
+            "conformsTo": _to(_BIOSCHEMAS),
+            "version": crate.run["run_id"],
         }
+    elif name == README:
+        entity["about"] = _to("./")
     elif name == _CODE:
         entity |= {"@type": ["File", "SoftwareSourceCode"], **({"version": crate.commit} if crate.commit else {})}
     return entity
@@ -146,7 +168,8 @@ def _file(crate: Described, name: str) -> Entity:
 
 def _unhashed(name: str) -> Entity:
     said = "The in-toto statement over every file" if name.endswith(".json") else "The public key of its signature"
-    return {"@id": _id(name), "@type": "File", "name": name, "description": said}
+    kind = _FORMATS.get("." + name.rpartition(".")[2], "application/x-pem-file")
+    return {"@id": _id(name), "@type": "File", "name": name, "description": said, "encodingFormat": kind}
 
 
 def _data(crate: Described, item: Mapping[str, Any]) -> Entity:
@@ -199,7 +222,8 @@ def _action(crate: Described, data: Sequence[Entity]) -> Entity:
         "object": [_to(_CODE), *(_to(each["@id"]) for each in data)],
         "result": [_to("record/trace.jsonl"), *(_to(each["@id"]) for each in _results(crate))],
         "startTime": _time(run["started_ms"]),
-        "actionStatus": _to(f"http://schema.org/{'Completed' if done else 'Failed'}ActionStatus"),
+        "actionStatus": f"http://schema.org/{'Completed' if done else 'Failed'}ActionStatus",
+        "description": f"python -m orchestrator conf={WORKFLOW}",
     }
     if run.get("ended_ms") is not None:
         entity["endTime"] = _time(run["ended_ms"])

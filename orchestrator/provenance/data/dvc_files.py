@@ -11,7 +11,6 @@ import contextlib
 import json
 import logging
 import os
-import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -19,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigurationError
+from orchestrator.records import masking
 
 MD5, LEGACY = "md5", "md5-dos2unix"  # DVC 2 hashed text files with their line ends made those of Unix
 _PRUNED = frozenset({".dvc", ".git", ".orchestrator", ".venv", "venv", "node_modules", "__pycache__"})
-_CREDENTIALS = re.compile(r"(?<=://)[^/@]*@")
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def storage(folder: Path) -> Storage | None:
     if top is None:
         return None
     settings = configuration(top)
-    remotes = {name: _CREDENTIALS.sub("", str(remote.get("url", ""))) for name, remote in settings["remote"].items()}
+    remotes = {name: masking.text(str(remote.get("url", ""))) for name, remote in settings["remote"].items()}
     cache = settings["cache"].get("dir") or top / ".dvc" / "cache"
     return Storage(Path(str(cache)), remotes, settings["core"].get("remote"))
 
@@ -214,7 +213,7 @@ def _out(out: Any, name: str | None, file: Path, project: Path) -> Out:
     if source is not None:
         repository = source.def_repo
         rev = repository.get("rev_lock") or repository.get("rev") or ""
-        imported = {"url": repository["url"], "rev": rev, "path": source.def_path}
+        imported = {"url": masking.text(str(repository["url"])), "rev": rev, "path": source.def_path}
     folder = os.path.relpath(file.parent, project)
     return Out(
         path=os.path.relpath(out.fs_path, project),
