@@ -197,7 +197,7 @@ def _compare(names: str, rest: list[str], *, as_json: bool) -> int:
         with _interruptible():
             compared = compare(names, _value("tracking.uri", rest))
     except OrchestratorError as error:
-        nothing = {"runs": names.split(","), "differences": [], "first_divergence": None, "files": []}
+        nothing = {"runs": names.split(","), "differences": [], "first_divergence": None, "files": [], "ancestor": None}
         return _refused(error, as_json, nothing)
     return console.answer(json.dumps(compared.as_dict()) if as_json else compared.as_text(), 0)
 

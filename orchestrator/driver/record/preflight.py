@@ -12,8 +12,8 @@ from orchestrator import pipeline
 from orchestrator.checkpoints.storage import try_out
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.numerics import cuda
-from orchestrator.provenance.code import git, imported, secrets, worktree
-from orchestrator.provenance.data import dvc_files, versions
+from orchestrator.provenance.code import git, imported, pushed, secrets, worktree
+from orchestrator.provenance.data import dvc_files, remote_state, versions
 from orchestrator.provenance.data.hashing import Scan, scan_input
 from orchestrator.records import masking
 from orchestrator.samples import samplings
@@ -57,6 +57,12 @@ class Provenance:
         """The inputs, with what DVC and git know of them. The first call imports DVC, so it is left to the thread that
         opens the record, unless `strict` asks earlier. Raises ConfigurationError."""
         return versions.look_up(self.project, self.scans)
+
+    @property
+    def unshared(self) -> list[str]:
+        """What others lack who use the same store: commits and data that were not pushed, each with the command."""
+        commit = None if self.work is None else pushed.unpushed(self.work)
+        return [*([] if commit is None else [commit]), *remote_state.unpushed(self.project, self.inputs)]
 
     @property
     def obstacles(self) -> list[str]:

@@ -11,7 +11,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +30,7 @@ from orchestrator.records import identity, lines, masking, rests
 from orchestrator.records.lines import LineFile
 from orchestrator.records.masking import Masker
 from orchestrator.settings import Settings, determining, flat, to_yaml
-from orchestrator.tracking import Store, Tracker
+from orchestrator.tracking import Store, Tracker, is_server
 from orchestrator.tracking.store import USER, user
 
 _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
@@ -43,19 +43,21 @@ _NAMED = 10  # runs in a tag
 
 @dataclass(frozen=True)
 class Contents:
-    """What a run is made of, as it was recorded. work: None where the code could not be; obstacles: to an exact rerun."""
+    """What a run is made of, as it was recorded. work: None where the code could not be; obstacles: to an exact rerun;
+    unshared: what others lack who use the same store."""
 
     inputs: list[Input]
     obstacles: list[str]
     work: worktree.WorkTree | None
+    unshared: Sequence[str] = ()
 
 
 class Record:
     """The record of one run, opened by `open_record` or `reopen_record`; `journal`, `trace` and `rests` (None in lockstep) are
     appended while it runs.
 
-    obstacles: to an exact rerun, as far as they are known; run_manifest: what the workers agreed on, once they have;
-    described: the `profile` of the training data and their `partition`, as far as a worker could tell them.
+    obstacles: to an exact rerun, as far as they are known; unshared: as in Contents; run_manifest: what the workers agreed on,
+    once they have; described: the `profile` of the training data and their `partition`, as far as a worker could tell them.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Record:
         self.trace = LineFile(files.trace)
         self.rests = None if resolve(settings).lockstep else LineFile(files.rests)
         self.obstacles = list(contents.obstacles)
+        self.unshared = list(contents.unshared)
         self.run_manifest: Mapping[str, Any] = {}
         self.described: Mapping[str, Any] = {}
         self._settings = settings
@@ -281,7 +284,8 @@ def open_record(settings: Settings, folder: Path, provenance: Provenance, origin
     _write(files.data, {"inputs": [item.as_dict() for item in inputs], "profile": None})
     _write(files.origins, origins)
     work = None if provenance.work is None else _keep(provenance.work, files, tracker)
-    return Record(settings, store, tracker, files, orphans, Contents(inputs, obstacles, work))
+    unshared = provenance.unshared if is_server(store.uri) else []
+    return Record(settings, store, tracker, files, orphans, Contents(inputs, obstacles, work, unshared))
 
 
 def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance: Provenance) -> Record:

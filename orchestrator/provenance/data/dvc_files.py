@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,16 @@ def outs(project: Path) -> list[Out]:
                 name for name in below if name not in _PRUNED and os.path.relpath(here / name, project) not in held
             ]
     return found
+
+
+def lacking(project: Path, remote: str, kind: str, md5s: Iterable[str]) -> list[str]:
+    """Those of the objects that a remote does not have. Raises whatever DVC and the libraries below it raise."""
+    top = root(project)
+    assert top is not None
+    wanted = sorted(set(md5s))
+    with _opened(top) as repository, quiet():
+        there = set(repository.cloud.get_remote_odb(remote, hash_name=kind).oids_exist(wanted))
+    return [md5 for md5 in wanted if md5 not in there]
 
 
 def stage_of(project: Path, path: str) -> str | None:
