@@ -1,76 +1,23 @@
-"""The command line: one verb key, then settings as key=value. Progress goes to stderr; stdout is for programs.
-
-python -m orchestrator conf=NAME|PATH [key=value ...]      launch
-python -m orchestrator resume=RUN_ID [key=value ...]       go on with a run
-python -m orchestrator rerun=RUN_ID [key=value ...]        repeat a run exactly, and compare
-python -m orchestrator compare=RUN_A,RUN_B                 what differs
-python -m orchestrator export=RUN_ID to=PATH               the record as one file that can be rerun elsewhere
-python -m orchestrator runs                                list them
-python -m orchestrator ui                                  show them in a browser
-"""
+"""The command line: one verb (`orchestrator.verbs`), then settings as key=value. Progress goes to stderr; stdout is for
+programs."""
 
 from __future__ import annotations
 
 import gc
-import json
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any, TextIO
+from contextlib import contextmanager, nullcontext, redirect_stdout
 
-from orchestrator.cluster.sessions.environment import prepare_environment
-from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.terminal import console, signals
-from orchestrator.errors import Interrupted, OrchestratorError, UsageError
+from orchestrator.errors import Interrupted, OrchestratorError
 from orchestrator.numerics import determinism
-from orchestrator.settings import load, origins
 from orchestrator.tracking import lean
+from orchestrator.verbs.table import VERBS, the_verb, usage
+from orchestrator.verbs.verb import Answer, Arguments, Verb, refusal
 
-USAGE = """\
-usage: python -m orchestrator conf=NAME|PATH [key=value ...]
-       python -m orchestrator resume=RUN_ID [key=value ...]
-       python -m orchestrator rerun=RUN_ID|CRATE [environment=ignore] [explain=true] [trust=true] [key=value ...]
-       python -m orchestrator compare=RUN_A,RUN_B
-       python -m orchestrator export=RUN_ID to=FOLDER|ZIP [data=true] [key=PATH] [license=URL]
-       python -m orchestrator runs [output=json] [tracking.uri=URI]
-       python -m orchestrator ui [port=N] [tracking.uri=URI]
-
-  conf=NAME          launch the run that conf/NAME.yaml describes; a path works too, and several,
-                     comma-separated, are merged left to right
-  resume=RUN_ID      go on with that run from its last checkpoint, in the same MLflow run; the beginning of an id is
-                     enough, and `last` is the newest run; how it is executed may change (cluster.*, topology.*)
-  rerun=RUN_ID       repeat that run exactly, in a clean checkout of its code with its data, and compare: exact, diverged
-                     (with the first step that differs), or inputs-differ (with what differs); explain=true: where it has
-                     diverged, run that step once more, to tell chance within it from other causes
-  rerun=CRATE        the same with a record that was sent, a zip or folder of export=; key=PATH: the public key that has to have
-                     signed it; trust=true: execute a record of somebody else, after saying what that would be
-  export=RUN_ID      write the record into the folder or zip `to`: code, settings, environment, trace, journal, verdicts,
-                     and with data=true the data; signed with the ed25519 key of key=PATH
-  compare=A,B        what differs between two runs: code, data, settings, environment, the first step
-  replay=FILE        with conf=: an asynchronous run takes the order of its updates from there, the rests.jsonl of another
-                     run; rerun= does so by itself
-  key=value          change a setting, such as cluster.workers=2 or optimizer.lr=0.01; topology=ring is
-                     short for topology.name=ring
-  runs               list the runs of this project, newest first; tracking.uri: those of that MLflow store
-  ui                 show them in a browser, with MLflow's pages, until Ctrl-C; on a free port unless port=N
-  output=json        the last line of stdout is one JSON object
-  --help             this page
-
-examples
-  python -m orchestrator conf=digits
-  python -m orchestrator conf=digits topology=tree cluster.workers=3 run.seed=7 output=json
-  python -m orchestrator resume=last cluster.workers=2
-
-All settings: docs/settings.md. Runs are recorded in .orchestrator/ of the working directory.
-Exit codes: 0 fine, 1 the run failed, 2 bad usage or configuration, 3 a rerun diverged, 4 it cannot be rerun exactly,
-130 interrupted.
-"""
 # New objects until the next search for garbage: among the million of them that imports make, there is none to be found.
 _COLLECTED_AFTER = 100_000
-VERBS = ("conf", "resume", "rerun", "compare", "export", "runs", "ui")
 
 
 def main() -> int:
@@ -81,139 +28,29 @@ def main() -> int:
     console.prepare()
     arguments = sys.argv[1:]
     if {"--help", "-h"} & set(arguments):
-        return console.answer(USAGE.rstrip(), 0)
+        return console.answer(usage(), 0)
     signals.interrupt()
     determinism.prepare_environment()
     if "" not in sys.path:
         sys.path.insert(0, "")  # the console script starts without the working directory, `python -m` with it
-    as_json = "output=json" in arguments
+    verb, given = VERBS["conf"], Arguments("", tuple(arguments), started)
     try:
-        verb = _verb(arguments)
-        if verb == "runs":
-            with _interruptible():
-                return _runs(arguments, as_json)
-        if verb == "ui":
-            with _interruptible():
-                return _ui([argument for argument in arguments if argument != "ui"])
+        name, typed = the_verb(arguments)
+        verb = VERBS[name]
+        rest = list(arguments)
+        rest.remove(typed)
+        given = Arguments(typed.partition("=")[2], tuple(rest), started)
+        answer = _run(verb, given)
     except OrchestratorError as error:
-        return _refused(error, as_json, Outcome(error=error).as_dict(None, started))
-    rest = [argument for argument in arguments if argument != verb]
-    name, _, value = verb.partition("=")
-    if name == "compare":
-        return _compare(value, rest, as_json=as_json)
-    if name == "rerun":
-        return _rerun(value, rest)
-    if name == "export":
-        return _export(value, rest, as_json=as_json)
-    return {"conf": _launch, "resume": _resume}[name](value, rest, started)
+        print(f"error: {error}", file=sys.stderr)
+        answer = Answer(error.exit_code, refusal(error, verb.refused(given)) if given.as_json else None)
+    return answer.code if answer.stdout is None else console.answer(answer.stdout, answer.code)
 
 
-def _verb(arguments: list[str]) -> str:
-    """The one argument that says what to do. Raises UsageError."""
-    verbs = [argument for argument in arguments if argument.partition("=")[0] in VERBS]
-    if len(verbs) != 1:
-        found = f"found {' and '.join(verbs)}" if verbs else "there is none"
-        known = "conf=NAME, resume=RUN_ID, rerun=RUN_ID, compare=RUN_A,RUN_B, export=RUN_ID, runs and ui"
-        raise UsageError(f"exactly one of {known} is needed; {found}", USAGE.rstrip())
-    return verbs[0]
-
-
-def _launch(conf: str, overrides: list[str], started: float) -> int:
-    as_json = "output=json" in overrides
-    try:
-        with _stdout_for_programs(), _interruptible():
-            given, replay = conf.split(","), _value("replay", overrides)
-            overrides = [override for override in overrides if not override.startswith("replay=")]
-            settings = load(given, overrides)
-            as_json = settings.output == "json"
-            prepare_environment(settings.cluster.address)
-            from orchestrator.commands.launch import launch  # imports ray, which reads that environment
-
-            run_id, outcome = launch(settings, origins(given, overrides), replay=replay)
-    except OrchestratorError as error:
-        return _refused(error, as_json, Outcome(error=error).as_dict(None, started))
-    return _report(run_id, outcome, as_json, started)
-
-
-def _resume(name: str, overrides: list[str], started: float) -> int:
-    as_json = "output=json" in overrides
-    try:
-        with _stdout_for_programs(), _interruptible():
-            prepare_environment(_value("cluster.address", overrides))
-            from orchestrator.commands.resume import resume
-
-            run_id, outcome = resume(name, overrides, _value("tracking.uri", overrides))
-    except OrchestratorError as error:
-        return _refused(error, as_json, Outcome(error=error).as_dict(None, started))
-    return _report(run_id, outcome, as_json, started)
-
-
-def _rerun(name: str, overrides: list[str]) -> int:
-    as_json = "output=json" in overrides
-    try:
-        with _stdout_for_programs(), _interruptible():
-            check = _choice("environment", overrides, "check", "ignore") == "check"
-            explaining, trusted = (_choice(key, overrides, "false", "true") == "true" for key in ("explain", "trust"))
-            key = _value("key", overrides)
-            from orchestrator.commands.rerun import Wanted, rerun
-
-            wanted = Wanted(check, explaining, trusted, None if key is None else Path(key))
-            done = rerun(name, overrides, _value("tracking.uri", overrides), wanted)
-    except OrchestratorError as error:
-        from orchestrator.commands.rerun import Rerun
-
-        more = {"would_execute": told} if (told := getattr(error, "would_execute", None)) is not None else {}
-        return _refused(error, as_json, {**Rerun(None, name, None, error=error).as_dict(), **more})
-    if done.verdict is not None:
-        print(f"run {done.run_id} repeats run {done.rerun_of}\n{done.text}", file=sys.stderr)
-    if done.error is not None:
-        whose = "" if done.verdict is not None else f"the repetition of run {done.rerun_of} failed: "
-        print(f"error: {whose}{done.error}", file=sys.stderr)
-    return console.answer(json.dumps(done.as_dict()), done.exit_code) if as_json else done.exit_code
-
-
-def _export(name: str, rest: list[str], *, as_json: bool) -> int:
-    from orchestrator.commands.export import Wanted, export
-
-    try:
-        _only("export", rest, "to", "data", "key", "license")
-        to, key = _value("to", rest), _value("key", rest)
-        with_data = _choice("data", rest, "false", "true") == "true"
-        if to is None:
-            raise UsageError("export needs a place: to=FOLDER or to=FILE.zip")
-        wanted = Wanted(Path(to), with_data, None if key is None else Path(key), _value("license", rest))
-        with _interruptible():
-            exported = export(name, wanted, _value("tracking.uri", rest))
-    except OrchestratorError as error:
-        return _refused(error, as_json, {"run_id": None, "to": _value("to", rest)})
-    return console.answer(json.dumps(exported.as_dict()) if as_json else exported.text, 0)
-
-
-def _compare(names: str, rest: list[str], *, as_json: bool) -> int:
-    from orchestrator.commands.compare import compare
-
-    try:
-        _only("compare", rest)
-        with _interruptible():
-            compared = compare(names, _value("tracking.uri", rest))
-    except OrchestratorError as error:
-        nothing = {"runs": names.split(","), "differences": [], "first_divergence": None, "files": [], "ancestor": None}
-        return _refused(error, as_json, nothing)
-    return console.answer(json.dumps(compared.as_dict()) if as_json else compared.as_text(), 0)
-
-
-def _only(verb: str, arguments: list[str], *keys: str) -> None:
-    """Raises UsageError for what a verb that changes no settings does not take. keys: its own."""
-    known, taken = ("output=json", "output=text"), ("tracking.uri", *keys)
-    unknown = [each for each in arguments if each not in known and each.partition("=")[0] not in taken]
-    if unknown:
-        own = "".join(f"{key}=, " for key in keys)
-        raise UsageError(f"{verb} takes only {own}output=json and tracking.uri=URI, not {' '.join(unknown)}")
-
-
-def _stdout_for_programs() -> redirect_stdout[TextIO]:
+def _run(verb: Verb, given: Arguments) -> Answer:
     """What a pipeline prints while it is imported goes to stderr."""
-    return redirect_stdout(sys.stderr)
+    with _interruptible(), nullcontext() if verb.speaks else redirect_stdout(sys.stderr):
+        return verb.run(given)
 
 
 @contextmanager
@@ -223,60 +60,6 @@ def _interruptible() -> Iterator[None]:
         yield
     except KeyboardInterrupt as interrupt:
         raise Interrupted(f"interrupted by {interrupt}") from None
-
-
-def _report(run_id: str, outcome: Outcome, as_json: bool, started: float) -> int:
-    """Say how the run ended."""
-    if outcome.error is not None:
-        print(f"error: {outcome.error}\n  run {run_id}, its files in .orchestrator/{run_id}/", file=sys.stderr)
-        if outcome.checkpoint is not None:
-            print(f"  go on from step {outcome.checkpoint}: python -m orchestrator resume={run_id}", file=sys.stderr)
-    code = 0 if outcome.error is None else outcome.error.exit_code
-    return console.answer(json.dumps(outcome.as_dict(run_id, started)), code) if as_json else code
-
-
-def _value(key: str, overrides: list[str]) -> str | None:
-    given = [override.partition("=")[2] for override in overrides if override.partition("=")[0] == key]
-    return (given[-1] if given else None) or None
-
-
-def _choice(key: str, overrides: list[str], first: str, other: str) -> str:
-    """The value of a key of the verb, `first` where it is not given. Raises UsageError."""
-    found = _value(key, overrides) or first
-    if found not in (first, other):
-        raise UsageError(f"{key}={found}: it is {first} or {other}")
-    return found
-
-
-def _runs(arguments: list[str], as_json: bool) -> int:
-    from orchestrator.commands.runs import runs, table
-
-    _only("runs", [argument for argument in arguments if argument != "runs"])
-    found = runs(Path.cwd(), _value("tracking.uri", arguments))
-    return console.answer(json.dumps({"runs": [asdict(past) for past in found]}) if as_json else table(found), 0)
-
-
-def _ui(arguments: list[str]) -> int:
-    unknown = [argument for argument in arguments if not argument.startswith(("port=", "tracking.uri="))]
-    if unknown:
-        raise UsageError(f"ui takes only port=N and tracking.uri=URI, not {' '.join(unknown)}")
-    port = _value("port", arguments)
-    if port is not None and not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
-        raise UsageError(f"port={port}: expected a number from 1 to 65535")
-    from orchestrator.commands.ui import ui
-
-    return ui(Path.cwd(), None if port is None else int(port), _value("tracking.uri", arguments))
-
-
-def _refused(error: OrchestratorError, as_json: bool, report: dict[str, Any]) -> int:
-    """Nothing was started. report: the object of the verb."""
-    print(f"error: {error}", file=sys.stderr)
-    if not as_json:
-        return error.exit_code
-    told = error.as_dict()
-    kept = {key: told[key] for key in ("kind", "message", "remedy")}
-    status = "killed" if isinstance(error, Interrupted) else "failed"
-    return console.answer(json.dumps({**report, "status": status, "error": kept}), error.exit_code)
 
 
 if __name__ == "__main__":

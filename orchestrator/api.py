@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,15 @@ class Run:
     metrics: dict[str, float]
 
 
-def launch(conf: str | Path | Mapping[str, Any], *overrides: str) -> Run:
+def launch(
+    conf: str | Path | Mapping[str, Any], *overrides: str, on_event: Callable[[Mapping[str, Any]], object] | None = None
+) -> Run:
     """Launch a run from Python and wait for its end; the same as `python -m orchestrator conf=... key=value ...`.
 
     conf: a name in conf/, a path, or a mapping with the keys of such a file, in which the pipeline's target may be the class
-    itself. The project is the working directory. Raises OrchestratorError when the run is refused or fails.
+    itself. on_event: called in this thread with each event of the journal as it happens, and with
+    {"event": "step", "step": 41, "loss": 0.5} for each step; what it raises ends only the calls. The project is the working
+    directory. Raises OrchestratorError when the run is refused or fails.
     """
     from orchestrator.cluster.sessions.environment import prepare_environment
     from orchestrator.numerics import determinism
@@ -41,7 +45,7 @@ def launch(conf: str | Path | Mapping[str, Any], *overrides: str) -> Run:
     prepare_environment(settings.cluster.address)
     from orchestrator.commands import launch as story  # imports ray, which reads the environment
 
-    run_id, outcome = story.launch(settings, origins(given, overrides))
+    run_id, outcome = story.launch(settings, origins(given, overrides), on_event=on_event)
     if outcome.error is not None:
         raise outcome.error
     assert outcome.digest is not None

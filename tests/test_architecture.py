@@ -16,6 +16,7 @@ import pytest
 
 FLOORS = [
     "__main__",
+    "verbs",
     "api",
     "commands",
     "driver",
@@ -27,6 +28,7 @@ FLOORS = [
     "transports",
     "data",
     "numerics",
+    "simulation",
     "control",
     "plan",
     "settings",

@@ -13,6 +13,7 @@ from orchestrator.driver.record import preflight
 from orchestrator.driver.record.folders import project_folder
 from orchestrator.driver.record.record import open_record
 from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.run.event_sink import Callback
 from orchestrator.driver.run.job import Job, Sharing, requirements
 from orchestrator.driver.run.session import RunStart
 from orchestrator.driver.terminal import signals
@@ -28,11 +29,15 @@ _rehearsing = threading.Lock()  # it changes things of the whole process for a m
 
 
 def launch(
-    settings: Settings, origins: Mapping[str, str], ray: Sharing | None = None, replay: str | None = None
+    settings: Settings,
+    origins: Mapping[str, str],
+    ray: Sharing | None = None,
+    replay: str | None = None,
+    on_event: Callback | None = None,
 ) -> tuple[str, Outcome]:
     """The whole story; returns the run's id and what it came to. origins: where the settings were given, by key; ray: the one
     to run on, which outlives the run and may serve others beside it, each in a thread of its own; replay: the file of the rests
-    that an asynchronous run repeats.
+    that an asynchronous run repeats; on_event: called with what happens, see `api.launch`.
 
     Raises UsageError and NotRerunnable before anything is started; an error of the run itself is in the outcome.
     """
@@ -42,7 +47,7 @@ def launch(
     if replay is not None:
         plan = replace(plan, replay=_rests_of(Path(replay), plan))
     with _rehearsing:
-        notes = [*provenance.notes, *construction.rehearse(plan)]
+        notes = [*provenance.notes, *construction.rehearse(plan).notes]
     folder = project_folder(project)
     display = for_stream()
     for note in notes:
@@ -50,7 +55,7 @@ def launch(
     with signals.posted() as pending_signal, ThreadPoolExecutor(1) as pool:
         # MLflow and DVC take as long to import as Ray to start, so they do it side by side.
         opening = pool.submit(open_record, settings, folder, provenance, origins)
-        job = Job(settings, plan, project, display, pending_signal, ray)
+        job = Job(settings, plan, project, display, pending_signal, ray, on_event)
         return job.complete(opening, RunStart(requirements(plan)))
 
 

@@ -1,14 +1,30 @@
-"""`runs`: the runs of this project, newest first."""
+"""`runs`: the runs of this project, newest first, all or those of which conditions are true."""
 
 from __future__ import annotations
 
+import difflib
+import operator
+import re
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from orchestrator.driver.record.folders import NAME, project_folder
+from orchestrator.errors import UsageError
 from orchestrator.tracking import Past, Store, is_server
 
+USUAL = ("run", "started", "status", "name", "steps", "results", "digest", "rerun")
 _SHOWN_METRICS = 2
+_CONDITION = re.compile(r"([^=!<>]+)(!=|<=|>=|=|<|>)(.*)")
+_COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 
 
 def runs(project: Path, uri: str | None = None) -> list[Past]:
@@ -22,26 +38,84 @@ def runs(project: Path, uri: str | None = None) -> list[Past]:
     return Store(None, folder).past() if (folder / "mlflow.db").exists() else []
 
 
-def table(found: list[Past]) -> str:
+def columns(given: str | None) -> tuple[str, ...]:
+    """Of the table: those that are named, separated by commas, or the usual ones. Settings and metrics are columns too."""
+    names = tuple(name for name in (given or "").split(",") if name)
+    return names or USUAL
+
+
+def selected(found: Sequence[Past], where: str | None) -> list[Past]:
+    """The runs of which every condition is true: "status=finished,optimizer.lr<0.01". Raises UsageError."""
+    conditions = [_condition(text) for text in (where or "").split(",") if text]
+    if found and conditions:
+        _check_names(found, [name for name, _, _ in conditions])
+    return [past for past in found if all(_holds(past, *condition) for condition in conditions)]
+
+
+def table(found: Sequence[Past], shown: Sequence[str] = USUAL) -> str:
     """One line per run: enough of the id to name it, when, how it ended, what it came to."""
     if not found:
-        return "no runs yet; launch one with conf=NAME"
-    rows: list[tuple[str, ...]] = [("run", "started", "status", "name", "steps", "results", "digest", "rerun")]
-    rows += [_row(past) for past in found]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        return "no such runs; launch one with conf=NAME"
+    _check_names(found, shown)
+    rows: list[tuple[str, ...]] = [tuple(shown)]
+    rows += [tuple(cell(past, name) for name in shown) for past in found]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(shown))]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
     )
 
 
-def _row(past: Past) -> tuple[str, ...]:
-    started = datetime.fromtimestamp(past.started_ms / 1000).strftime("%Y-%m-%d %H:%M")
+def cell(past: Past, name: str) -> str:
+    """What stands in a column; empty where the run has no such thing."""
+    if name in _CELLS:
+        return _CELLS[name](past)
+    if name in past.metrics:
+        return f"{past.metrics[name]:.6g}"
+    return past.settings.get(name, "")
+
+
+def _check_names(found: Sequence[Past], names: Iterable[str]) -> None:
+    """Raises UsageError for a name that no run has."""
+    known = {*_CELLS, *(key for past in found for key in (*past.metrics, *past.settings))}
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, sorted(known), 3)
+            hint = (
+                f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(_CELLS)}, settings and metrics"
+            )
+            raise UsageError(f"runs: no run has {name!r}", hint)
+
+
+def _condition(text: str) -> tuple[str, str, str]:
+    """(name, operator, value). Raises UsageError."""
+    found = _CONDITION.fullmatch(text)
+    if found is None:
+        raise UsageError(
+            f"where={text}: it is no condition",
+            "write NAME=VALUE, NAME!=VALUE, NAME<VALUE, <=, > or >=, separated by commas",
+        )
+    return found[1], found[2], found[3]
+
+
+def _holds(past: Past, name: str, sign: str, value: str) -> bool:
+    """Numbers are compared as such; a run that has no such thing is no match."""
+    held = str(past.metrics[name]) if name in past.metrics and name not in _CELLS else cell(past, name)
+    try:
+        return bool(held) and _COMPARED[sign](float(held), float(value))
+    except ValueError:
+        if sign in ("=", "!="):
+            return bool(held) and _COMPARED[sign](held, value)
+        raise UsageError(f"where: {name} {sign} {value}: {held!r} is not a number that could be compared") from None
+
+
+def _started(past: Past) -> str:
+    return datetime.fromtimestamp(past.started_ms / 1000).strftime("%Y-%m-%d %H:%M")
+
+
+def _results(past: Past) -> str:
     told = [entry for entry in past.metrics.items() if entry[0].startswith(("validation/", "train/"))]
     metrics = sorted(told, key=lambda entry: (not entry[0].startswith("validation/"), entry[0]))
-    results = ", ".join(f"{name} {value:.4g}" for name, value in metrics[:_SHOWN_METRICS])
-    steps = "" if past.steps is None else str(past.steps)
-    digest = (past.digest or "")[:12]
-    return (past.run_id[:8], started, past.status.lower(), past.name, steps, results, digest, _rerun(past))
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics[:_SHOWN_METRICS])
 
 
 def _rerun(past: Past) -> str:
@@ -49,3 +123,16 @@ def _rerun(past: Past) -> str:
     if past.rerun_of is None:
         return past.verdict or ""
     return f"{past.verdict or 'no verdict'}, of {past.rerun_of[:8]}"
+
+
+_CELLS: dict[str, Callable[[Past], str]] = {
+    "run": lambda past: past.run_id[:8],
+    "started": _started,
+    "status": lambda past: past.status.lower(),
+    "name": lambda past: past.name,
+    "experiment": lambda past: past.experiment,
+    "steps": lambda past: "" if past.steps is None else str(past.steps),
+    "results": _results,
+    "digest": lambda past: (past.digest or "")[:12],
+    "rerun": _rerun,
+}

@@ -58,14 +58,14 @@ class WouldExecute:
 
 
 class Untrusted(UsageError):
-    """Nothing was executed. would_execute: what would have been."""
+    """Nothing was executed; the JSON object has what would have been, `would_execute`."""
 
     def __init__(self, whose: str, found: WouldExecute) -> None:
         super().__init__(
             f"{whose}, and a rerun executes its code with your rights. It would execute:\n{found.text}",
             "if you trust who made it, add trust=true; nothing of it was executed or imported",
         )
-        self.would_execute = asdict(found)
+        self.more = {"would_execute": asdict(found)}
 
 
 def is_own(original: Recorded) -> bool:

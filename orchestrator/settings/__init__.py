@@ -44,7 +44,7 @@ from orchestrator.settings.schema import (
     TraceSettings,
     TrackingSettings,
 )
-from orchestrator.settings.views import determining, document, flat, to_dict, to_yaml
+from orchestrator.settings.views import choices, described, determining, document, flat, names, to_dict, to_yaml
 from orchestrator.values import Every, Span, Steps, Workers
 
 __all__ = [
@@ -73,11 +73,14 @@ __all__ = [
     "TraceSettings",
     "TrackingSettings",
     "Workers",
+    "choices",
+    "described",
     "determining",
     "document",
     "flat",
     "from_yaml",
     "load",
+    "names",
     "origins",
     "to_dict",
     "to_yaml",

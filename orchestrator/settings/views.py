@@ -5,6 +5,7 @@ What it does not do: read any of these back (`loading.py`).
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 import typing
@@ -13,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from orchestrator.errors import UsageError
 from orchestrator.records import masking
 from orchestrator.settings.schema import KEYS, TABLES, Key, Settings
 from orchestrator.settings.sources import Loader
@@ -98,6 +100,51 @@ def document() -> str:
         *(row for key in KEYS for row in _rows(key)),
     ]
     return _INTRODUCTION + "\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def names() -> list[str]:
+    """Every key, also those of the options of variants."""
+    return [row[0].strip("`").removesuffix(".*") for key in KEYS for row in _rows(key)]
+
+
+def choices(name: str) -> list[str]:
+    """What a key or a section with a name can be set to, where it is one of some words; none for others."""
+    if name in TABLES:
+        return list(TABLES[name])
+    key = next((key for key in KEYS if key.name == name), None)
+    if key is None:
+        return []
+    if _is_named(key):
+        return list(TABLES[key.holder or ""])
+    bare = without_none(unwrap(key.kind)[0])
+    if bare is bool:
+        return ["true", "false"]
+    return [str(choice) for choice in typing.get_args(bare)] if typing.get_origin(bare) is typing.Literal else []
+
+
+def described(name: str) -> str:
+    """What a key is, or all keys of a section; without a name the sections. Raises UsageError."""
+    rows = [row for key in KEYS for row in _rows(key)]
+    found = [
+        row for row in rows if row[0].strip("`") == name or row[0].strip("`").startswith(f"{name}." if name else "")
+    ]
+    if not found:
+        known = [
+            *dict.fromkeys(row[0].strip("`").partition(".")[0] for row in rows),
+            *(row[0].strip("`") for row in rows),
+        ]
+        near = difflib.get_close_matches(name, known, 3)
+        hint = f"did you mean {' or '.join(near)}?" if near else "help= alone lists all"
+        raise UsageError(f"help={name}: no such key", hint)
+    return "\n\n".join(_told(*row) for row in found)
+
+
+def _told(name: str, value: str, default: str, sentence: str, determines: str) -> str:
+    """One row of the page as text."""
+    plain_name, plain_default = name.strip("`"), default.replace("`", "")
+    takes = f"{value.replace('`', '')}; {'required' if default == 'required' else f'default {plain_default}'}"
+    meaning = "part of what determines the result" if determines == "result" else determines.replace("`", "")
+    return f"{plain_name}\n  {sentence.replace('`', '')}\n  {takes}\n  {meaning}"
 
 
 class _Dumper(yaml.SafeDumper):

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +49,8 @@ def default_uri(folder: Path) -> str:
 @dataclass(frozen=True)
 class Past:
     """A run that the store knows. steps: completed ones; None when it ended before its first; rerun_of: the run that it
-    repeats; verdict: of itself as a rerun, or else of the last rerun of it; user: who launched it, by their own account."""
+    repeats; verdict: of itself as a rerun, or else of the last rerun of it; user: who launched it, by their own account;
+    settings: as text, by dotted key."""
 
     run_id: str
     name: str
@@ -63,6 +64,7 @@ class Past:
     verdict: str | None = None
     user: str | None = None
     ended_ms: int | None = None
+    settings: dict[str, str] = field(default_factory=dict)
 
 
 def user() -> str:
@@ -218,6 +220,7 @@ class Store:
             verdict=tags.get("verdict"),
             user=tags.get(USER),
             ended_ms=run.info.end_time,
+            settings=dict(run.data.params),
         )
 
     def mark_orphans(self, experiment_id: str) -> list[str]:

@@ -12,10 +12,7 @@ from tests.projects import Done, Project
 
 # Arguments -> exit code and what the message must say. None of these starts Ray.
 REFUSED = {
-    "": (
-        2,
-        "exactly one of conf=NAME, resume=RUN_ID, rerun=RUN_ID, compare=RUN_A,RUN_B, export=RUN_ID, runs and ui is needed",
-    ),
+    "": (2, "exactly one of conf=NAME|PATH, resume=RUN_ID, rerun=RUN_ID, compare=RUN_A,RUN_B, export=RUN_ID, runs, "),
     "conf=goood": (2, "did you mean good?"),
     "conf=good run.sed=3": (2, "run.sed: no such key; did you mean run.seed?"),
     "conf=good lr=0.1": (2, "did you mean optimizer.lr?"),
@@ -34,7 +31,7 @@ REFUSED = {
     "conf=good optimizer.momentun=0.9": (2, "sgd has no momentun; did you mean momentum?"),
     "conf=good optimizer.lr=-1": (2, "Invalid learning rate"),
     "conf=good data.inputs=[data/x]": (2, "there is no data/x"),
-    "conf=good runs": (2, "exactly one of conf=NAME, "),
+    "conf=good runs": (2, "exactly one of conf=NAME|PATH, "),
     "resume=nothing": (2, "there is no run nothing"),
     "rerun=nope": (2, "there is no run nope"),
     "rerun=x environment=maybe": (2, "environment=maybe: it is check or ignore"),
@@ -96,6 +93,15 @@ REFUSED = {
     "conf=own pipeline.target=faults:Scheduled": (2, "optimizer() builds a scheduler, LambdaLR"),
     "runs cluster.workers=2": (2, "runs takes only output=json"),
     "ui run.steps=2": (2, "ui takes only port=N and tracking.uri=URI, not run.steps=2"),
+    "conf=good show=maybe": (2, "show=maybe: it is false or true"),
+    "conf=good plan=true cluster.workers=9": (2, "9 workers for 4 shards"),
+    "help=optimiser": (2, "help=optimiser: no such key"),
+    "watch=nothing": (2, "there is no run nothing"),
+    "completion=tcsh": (2, "completion=tcsh: there is none for it"),
+    "runs where=status": (2, "where=status: it is no condition"),
+    "simulate cluster.workers=9": (2, "simulate: it needs a configuration"),
+    "simulate conf=good cluster.workers=100001": (2, "cluster.workers=100001: expected a number from 1 to 100,000"),
+    "simulate conf=good compute=fast": (2, "compute=fast: expected a time such as 50us"),
     "ui port=http": (2, "port=http: expected a number from 1 to 65535"),
     "ui tracking.uri=http://127.0.0.1:1": (2, "http://127.0.0.1:1 is an MLflow server, which shows its runs itself"),
     "conf=good data.inputs=[ignored.bin] strict=true": (4, "ignored.bin is not under DVC"),

@@ -58,7 +58,7 @@ class ExitsInModel(p.Small):
 )
 def test_what_the_pipeline_raises_is_left_to_the_workers(pipeline: type[p.Small]) -> None:
     """Its model may want what datasets() finds, and that is not called."""
-    assert construction.rehearse(resolve(settings_for(pipeline))) == []
+    assert construction.rehearse(resolve(settings_for(pipeline))).notes == []
 
 
 class Careless(p.Small):
@@ -96,7 +96,7 @@ def _surroundings() -> list[Any]:
 
 def test_nothing_of_it_stays(capsys: pytest.CaptureFixture[str]) -> None:
     before = _surroundings()
-    assert construction.rehearse(resolve(settings_for(Careless))) == []
+    assert construction.rehearse(resolve(settings_for(Careless))).notes == []
     assert _surroundings() == before
     assert capsys.readouterr().out == ""
     (made,) = Careless.made
@@ -115,7 +115,7 @@ def test_what_fails_leaves_nothing_either() -> None:
     ("pipeline", "rows", "said"), [(p.Batchnorm, 15, 1), (p.Batchnorm, 16, 0), (p.FrozenBatchnorm, 2, 0), (p.Mlp, 2, 0)]
 )
 def test_few_rows_for_batch_normalisation_are_pointed_out(pipeline: type[p.Small], rows: int, said: int) -> None:
-    notes = construction.rehearse(resolve(settings_for(pipeline, shards=4, batch_size=4 * rows)))
+    notes = construction.rehearse(resolve(settings_for(pipeline, shards=4, batch_size=4 * rows))).notes
     assert [f"data.batch_size / data.shards = {rows} rows" in note for note in notes] == [True] * said
 
 

@@ -40,7 +40,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
 
 def test_two_networks_in_turn_have_one_result(written: dict[str, Any]) -> None:
     gan: Any = written["gan"].Gan
-    assert construction.rehearse(resolve(settings_for(gan, optimizer=None))) == []
+    assert construction.rehearse(resolve(settings_for(gan, optimizer=None))).notes == []
     runs = [
         train(gan, layout, optimizer=None, steps=6, shards=6, batch_size=24, tensors_every=1)
         for layout in (Layout(), Layout(3), Layout(3, "tree"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.control import events
@@ -20,6 +20,8 @@ from orchestrator.engine.member.generation import Generation
 from orchestrator.records.lines import LineFile
 from orchestrator.records.merging import Change
 
+Callback = Callable[[Mapping[str, Any]], object]
+
 _REMEMBERED_LINES = 10_000
 _UPLOAD_S = 30.0  # between two copies of the run's files in MLflow, which are made at checkpoints
 _NO_CHECKPOINTS = (
@@ -29,9 +31,10 @@ _NO_CHECKPOINTS = (
 
 
 class EventSink:
-    """Receives the events of a run and writes them down. outcome: the result of the run so far."""
+    """Receives the events of a run and writes them down. on_event: called with each; outcome: the result of the run so far."""
 
-    def __init__(self, record: Record, progress: ProgressDisplay) -> None:
+    def __init__(self, record: Record, progress: ProgressDisplay, on_event: Callback | None = None) -> None:
+        self._on_event = on_event
         self._record = record
         self._tracker = record.tracker
         self._journal = record.journal
@@ -86,6 +89,19 @@ class EventSink:
     def event(self, event: str, **details: Any) -> None:
         """Append an event to the journal."""
         self._journal.append([{"event": event, **details}])
+        self._call_back({"event": event, **details})
+
+    def _call_back(self, event: Mapping[str, Any]) -> None:
+        """The run goes on whatever the user's function does."""
+        if self._on_event is None:
+            return
+        try:
+            self._on_event(event)
+        except Exception as error:
+            self._on_event = None
+            self._progress.say(
+                f"warning: on_event raised {type(error).__name__}: {error}; it is not called any more, the run goes on"
+            )
 
     def decided(self, before: str, after: str, reason: str) -> None:
         self.event("decided", **{"from": before, "to": after, "reason": reason})
@@ -117,6 +133,7 @@ class EventSink:
             self.outcome.steps = line["step"] + 1
             self.outcome.loss = float.fromhex(line["loss"])
             self._tracker.metrics(line["step"], {"train/loss": self.outcome.loss})
+            self._call_back({"event": "step", "step": line["step"], "loss": self.outcome.loss})
         if self._first_report is None:
             self._first_report = (self.outcome.steps, now)
         elif now > self._first_report[1]:

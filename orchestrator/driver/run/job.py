@@ -30,7 +30,7 @@ from orchestrator.driver.record.record import Record
 from orchestrator.driver.report import pictures, summary
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import Saving
-from orchestrator.driver.run.event_sink import EventSink
+from orchestrator.driver.run.event_sink import Callback, EventSink
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.session import NodeCheck, RunStart, Session, Startup
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
@@ -50,7 +50,7 @@ class Job:
     """A run with its resources, executed by `complete`.
 
     settings, plan: of the run; project: the folder from which the pipeline is imported; ray: the Ray to run on, entered
-    for the time of the job: a private one, or one that outlives it and other jobs share.
+    for the time of the job: a private one, or one that outlives it and other jobs share; on_event: called with what happens.
     """
 
     settings: Settings
@@ -59,6 +59,7 @@ class Job:
     display: ProgressDisplay
     pending_signal: PendingSignal
     ray: Sharing | None = None
+    on_event: Callback | None = None
 
     def complete(self, opening: Future[Record], run_start: RunStart) -> tuple[str, Outcome]:
         """Run the job and close its record, whatever happens; returns the run's id and its outcome."""
@@ -118,7 +119,7 @@ class Job:
             self.display.say(f"note: for others who rerun this: {sentence}")
         for run_id in record.orphans:
             self.display.say(f"note: run {run_id} was left RUNNING by a driver that is gone; it is marked KILLED now")
-        event_sink = EventSink(record, self.display)
+        event_sink = EventSink(record, self.display, self.on_event)
         storage = storage_of(plan, record.files)
         saving = Saving(Catalog(open_storage(storage), plan.checkpoints.keep))
         everywhere = plan.checkpoints.uri is not None

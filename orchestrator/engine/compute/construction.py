@@ -13,6 +13,7 @@ import warnings
 import weakref
 from collections.abc import Mapping
 from contextlib import redirect_stdout
+from dataclasses import dataclass
 from os import devnull
 from typing import Any
 
@@ -91,8 +92,16 @@ def make_codec(plan: Plan, layout: Layout, parameters: int) -> Codec | None:
         return COMPRESSIONS[variant.name](model, **COMPRESSIONS.resolve(variant.name, variant.options))
 
 
-def rehearse(plan: Plan) -> list[str]:
-    """Build all three, check them as a worker does, and release them; returns notes for a person, a sentence each.
+@dataclass(frozen=True)
+class Rehearsal:
+    """notes: for a person, a sentence each; parameters: elements of the model, None where it could not be built here."""
+
+    notes: list[str]
+    parameters: int | None
+
+
+def rehearse(plan: Plan) -> Rehearsal:
+    """Build all three, check them as a worker does, and release them.
 
     The data sets are not made, which may take long. What the pipeline itself raises is left to the workers, since it
     may depend on what `datasets` finds. Raises ConfigurationError; leaves the process as it was.
@@ -100,17 +109,17 @@ def rehearse(plan: Plan) -> list[str]:
     try:
         with left_as_it_was(), warnings.catch_warnings(), open(devnull, "w") as nowhere, redirect_stdout(nowhere):
             warnings.simplefilter("ignore")  # a worker says all this too
-            model, notes = _rehearse(plan)
+            model, found = _rehearse(plan)
         if model() is not None:  # it refers to itself
             gc.collect()
-        return notes
+        return found
     except PipelineRaised as error:
         if error.details:  # a traceback: raised by the pipeline
-            return []
+            return Rehearsal([], None)
         raise ConfigurationError([f"pipeline.target: {error.message}"], error.remedy) from None
 
 
-def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], list[str]]:
+def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
     kind = find(plan.run.pipeline.target, plan.run.pipeline.args)
     pipeline = make_pipeline(kind, plan.run.pipeline.args, plan.run.seed)
     model = make_model(pipeline, plan.run.seed)
@@ -118,7 +127,7 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], list[str]]:
     make_contribution(plan.update.contribution)
     if defines(kind, "optimizer"):  # of others the options are checked
         make_optimizer(pipeline, model, plan)
-    return weakref.ref(model), _notes(model, plan)
+    return weakref.ref(model), Rehearsal(_notes(model, plan), sum(each.numel() for each in model.parameters()))
 
 
 def _notes(model: torch.nn.Module, plan: Plan) -> list[str]:

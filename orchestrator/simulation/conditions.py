@@ -1,0 +1,135 @@
+"""The cluster that is imagined, and what a step costs on it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from orchestrator.errors import UsageError
+
+_TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_RATES = {"Mbit": 1e6 / 8, "Gbit": 1e9 / 8, "MB": 1e6, "GB": 1e9}
+_SIZES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
+
+
+@dataclass(frozen=True)
+class Network:
+    """latency_s: of a message; bandwidth: bytes per second out of a member, and as much into it; message_s: processor time of
+    handing over and of taking one message; byte_s: of adding or copying a byte of it."""
+
+    latency_s: float = 50e-6
+    bandwidth: float = 1.25e9
+    message_s: float = 0.0
+    byte_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """compute_s: of one shard's micro-batch; update_s: of the rest of a worker's step (optimizer, vote, trace).
+
+    stragglers: this share of the workers computes slower_by times as long, always; jitter: relative standard deviation of
+    a micro-batch, log-normal; stalls: with this probability a worker's step waits stall_s. cores: that all workers share, 0
+    where each has its own. failure_s: mean time until a worker is lost, exponential, 0 for never; detect_s: until that is
+    known and the others have left; start_s: until another worker is ready. save_s: a checkpoint holds up a step for. seed: of
+    all that is drawn.
+    """
+
+    network: Network = Network()
+    compute_s: float = 0.02
+    update_s: float = 0.001
+    stragglers: float = 0.0
+    slower_by: float = 3.0
+    jitter: float = 0.0
+    stalls: float = 0.0
+    stall_s: float = 0.2
+    cores: int = 0
+    failure_s: float = 0.0
+    detect_s: float = 0.1
+    start_s: float = 5.0
+    save_s: float = 0.0
+    seed: int = 0
+
+
+def time_of(text: str) -> float:
+    """Seconds: "20ms", "50us", "2h"."""
+    return _measured(text, _TIMES, "a time such as 50us, 20ms, 2s or 24h")
+
+
+def rate_of(text: str) -> float:
+    """Bytes per second: "10Gbit", "100MB"."""
+    return _measured(text, _RATES, "a rate such as 1Gbit or 100MB (a second)")
+
+
+def size_of(text: str) -> float:
+    return _measured(text, _SIZES, "a number such as 25M")
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError("a share from 0 to 1")
+    return value
+
+
+def _factor(text: str) -> float:
+    value = float(text)
+    if value < 1:
+        raise ValueError("a factor of at least 1")
+    return value
+
+
+def _measured(text: str, units: Mapping[str, float], expected: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?(?:e-?\d+)?)([A-Za-z]*)", text)
+    if found is None or found[2] not in units or not float(found[1]) >= 0:
+        raise ValueError(expected)
+    return float(found[1]) * units[found[2]]
+
+
+# Key of the command line -> (field, how it is read, what it is).
+KEYS: dict[str, tuple[str, Callable[[str], Any], str]] = {
+    "network.latency": ("latency_s", time_of, "of a message between two members"),
+    "network.bandwidth": ("bandwidth", rate_of, "out of a member, and as much into it"),
+    "network.message": ("message_s", time_of, "processor time of handing over or taking a message"),
+    "network.add": ("byte_s", lambda text: 1 / rate_of(text), "rate at which a member adds up or copies what it takes"),
+    "compute": ("compute_s", time_of, "of the micro-batch of one shard"),
+    "update": ("update_s", time_of, "of the rest of a worker's step"),
+    "stragglers": ("stragglers", _share, "share of the workers that are slow"),
+    "slower_by": ("slower_by", _factor, "how many times as long they take"),
+    "jitter": ("jitter", _share, "relative standard deviation of a micro-batch's time"),
+    "stalls": ("stalls", _share, "probability that a worker stalls in a step"),
+    "stall": ("stall_s", time_of, "for how long"),
+    "cores": ("cores", int, "that all workers share; 0: each has its own"),
+    "failures": ("failure_s", time_of, "mean time until a worker is lost; 0s: never"),
+    "detection": ("detect_s", time_of, "until a loss is known and the others have left the step"),
+    "start": ("start_s", time_of, "until another worker is ready"),
+    "save": ("save_s", time_of, "how long a checkpoint holds up a step"),
+}
+_NETWORK = {field.name for field in fields(Network)}
+
+
+def conditions(given: Mapping[str, str], seed: int = 0) -> Conditions:
+    """Raises UsageError with every problem."""
+    problems, values = [], {}
+    for key, text in given.items():
+        if key not in KEYS:
+            near = difflib.get_close_matches(key, KEYS, 1)
+            problems.append(f"{key}: no such key" + (f"; did you mean {near[0]}?" if near else ""))
+            continue
+        field, read, _ = KEYS[key]
+        try:
+            values[field] = read(text)
+        except ValueError as error:
+            expected = str(error) if read in (time_of, rate_of, _share, _factor) else "a number"
+            problems.append(f"{key}={text}: expected {expected}")
+        except ZeroDivisionError:
+            problems.append(f"{key}={text}: must be greater than 0")
+    if values.get("bandwidth") == 0:
+        problems.append("network.bandwidth: must be greater than 0")
+    if problems:
+        raise UsageError("; ".join(problems), f"there are {', '.join(KEYS)}")
+    network = replace(Network(), **{name: value for name, value in values.items() if name in _NETWORK})
+    rest = {name: value for name, value in values.items() if name not in _NETWORK}
+    return Conditions(network=network, seed=seed, **rest)

@@ -1,0 +1,213 @@
+"""A run under imagined conditions, for every topology and mode asked for: what a step takes, sends and waits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from orchestrator.control.membership import Requirements
+from orchestrator.control.shard_assignment import assign_shards
+from orchestrator.simulation import lives, steps
+from orchestrator.simulation.conditions import Conditions, Network
+from orchestrator.simulation.exchange import Exchanged, exchange, play
+from orchestrator.simulation.lives import Life, Lived
+from orchestrator.synchrony import Mode, build_mode
+from orchestrator.topologies import Schedule, build_schedule
+
+_SUM_BYTES, _RESULT_BYTES = 8, 4  # of an element: exact sums are float64, results float32
+_UPDATE_BYTES = 8  # of an asynchronous update, int64
+_LOSSES = 40  # in the mean, of a life that is looked at
+_TRACED_STEPS = 3
+_TRACED_MEMBERS = 64
+
+
+@dataclass(frozen=True)
+class Question:
+    """elements: of the model; sum_bytes: of an element of a sum, 8 where it is exact; topologies, modes: (name, options)."""
+
+    workers: int
+    shards: int
+    elements: int
+    steps: int
+    topologies: Sequence[tuple[str, Mapping[str, Any]]]
+    modes: Sequence[tuple[str, Mapping[str, Any]]]
+    conditions: Conditions
+    sum_bytes: int = _SUM_BYTES
+    checkpoint: int = 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """Of one topology under one mode. Seconds and bytes are of a step.
+
+    waiting: share of the workers' time in which they wait for slower ones; goodput: share of the time not lost to losses of
+    workers; losses: of workers, in the life that was looked at; played: whether all moves of the schedule were; driven:
+    whether the controller itself decided.
+    """
+
+    topology: str
+    mode: str
+    step_s: float
+    median_s: float
+    worst_s: float
+    compute_s: float
+    exchange_s: float
+    waiting: float
+    link_bytes: float
+    sent_bytes: float
+    goodput: float
+    losses: int
+    played: bool
+    driven: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def answer(question: Question) -> list[Row]:
+    hosted = np.array([len(each) for each in assign_shards(question.shards, question.workers)])
+    times = steps.micro_batches(question.conditions, question.workers, hosted, question.steps)
+    rows = []
+    for name, options in question.topologies:
+        schedule = build_schedule(name, question.workers, **options)
+        up, down = question.elements * question.sum_bytes, question.elements * _RESULT_BYTES
+        exchanged = exchange(schedule, up, down, question.conditions.network)
+        for mode_name, mode_options in question.modes:
+            mode = build_mode(mode_name, mode_options)
+            stepped = _stepped(question, times, hosted, exchanged, mode)
+            lived, driven = _lived(question, stepped.seconds)
+            rows.append(_row(question, name, mode_name, mode, stepped, exchanged, lived, driven))
+    return rows
+
+
+def _stepped(question: Question, times: steps.Times, hosted: Any, exchanged: Exchanged, mode: Mode) -> steps.Stepped:
+    if mode.execution == "lockstep":
+        return steps.lockstep(question.conditions, times, exchanged)
+    received = received_s(question.conditions.network, question.elements, question.workers)
+    wire = (question.workers - 1) * question.elements * _UPDATE_BYTES / question.conditions.network.bandwidth
+    each = np.maximum(times + hosted * received, hosted * wire)
+    return steps.sprints(question.conditions, each, hosted, exchanged, mode)
+
+
+def received_s(network: Network, elements: int, workers: int) -> float:
+    """Processor time in which a worker takes an update from each of the others."""
+    return (workers - 1) * (network.message_s + elements * _UPDATE_BYTES * network.byte_s)
+
+
+def _lived(question: Question, step_s: float) -> tuple[Lived | None, bool]:
+    """Driven through the controller; with very many workers as it would be: each loss costs its detection and half a step."""
+    conditions, workers = question.conditions, question.workers
+    if not conditions.failure_s:
+        return None, True
+    if workers <= lives.MOST_WORKERS:
+        requirements = Requirements(
+            shards=question.shards, start=workers, least=1, most=workers, start_timeout_s=1e9, step_timeout_s=1e9
+        )
+        alone = step_s * workers  # of one worker with all shards
+        length = max(question.steps, math.ceil(_LOSSES * conditions.failure_s / workers / step_s))
+        life = Life(requirements, conditions, length, lambda living: max(step_s, alone / living), question.checkpoint)
+        return lives.live(life), True
+    each = conditions.detect_s + step_s / 2
+    whole = _LOSSES * conditions.failure_s / workers
+    losses = whole * workers / conditions.failure_s
+    return Lived(whole + losses * each, question.steps, 0, round(losses), round(losses), losses * each), False
+
+
+def _row(
+    question: Question,
+    topology: str,
+    name: str,
+    mode: Mode,
+    stepped: steps.Stepped,
+    exchanged: Exchanged,
+    lived: Lived | None,
+    driven: bool,
+) -> Row:
+    link, sent = exchanged.link, exchanged.sent
+    if mode.execution != "lockstep":  # a worker's updates come over every link of its way, and a rest once in a while
+        update = question.elements * _UPDATE_BYTES * question.shards / question.workers
+        link, sent = link / mode.rest_every + update, sent / mode.rest_every + update
+    return Row(
+        topology=topology,
+        mode=name,
+        step_s=stepped.seconds,
+        median_s=stepped.median_s,
+        worst_s=stepped.worst_s,
+        compute_s=stepped.compute_s,
+        exchange_s=stepped.exchange_s,
+        waiting=stepped.waiting,
+        link_bytes=link,
+        sent_bytes=sent,
+        goodput=1.0 if lived is None else lived.goodput,
+        losses=0 if lived is None else lived.losses,
+        played=exchanged.played,
+        driven=driven,
+    )
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Aligned text; times in ms, bytes in MB."""
+    head = (
+        "topology",
+        "sync",
+        "step ms",
+        "worst",
+        "compute",
+        "exchange",
+        "waiting",
+        "MB per link",
+        "MB sent",
+        "goodput",
+    )
+    cells: list[tuple[str, ...]] = [head]
+    for row in rows:
+        times = (row.step_s, row.worst_s, row.compute_s, row.exchange_s)
+        cells.append(
+            (
+                row.topology,
+                row.mode,
+                *(f"{1e3 * each:.4g}" for each in times),
+                f"{row.waiting:.1%}",
+                *(f"{each / 1e6:.4g}" for each in (row.link_bytes, row.sent_bytes)),
+                f"{row.goodput:.2%}" + ("" if row.driven else " *"),
+            )
+        )
+    widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
+    lines = [
+        "  ".join(cell.ljust(width) if column < 2 else cell.rjust(width) for column, (cell, width) in pairs)
+        for pairs in (list(enumerate(zip(line, widths, strict=True))) for line in cells)
+    ]
+    return "\n".join(lines)
+
+
+def chrome_trace(question: Question, topology: tuple[str, Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+    """The first steps in lockstep as events of the Chrome trace format, in microseconds; None with too many members."""
+    schedule: Schedule = build_schedule(topology[0], question.workers, **topology[1])
+    if schedule.members > _TRACED_MEMBERS:
+        return None
+    hosted = np.array([len(each) for each in assign_shards(question.shards, question.workers)])
+    times = steps.micro_batches(question.conditions, question.workers, hosted, _TRACED_STEPS)
+    up, down = question.elements * question.sum_bytes, question.elements * _RESULT_BYTES
+    exchanged, flights = play(schedule, up, down, question.conditions.network)
+    events: list[dict[str, Any]] = []
+    now = 0.0
+
+    def slice_of(what: str, member: int, start: float, seconds: float) -> dict[str, Any]:
+        name = f"worker {member}" if member < question.workers else f"server {member - question.workers}"
+        return {"name": what, "ph": "X", "pid": name, "tid": what, "ts": 1e6 * start, "dur": 1e6 * seconds}
+
+    for computing in times:
+        events += [slice_of("compute", rank, now, float(seconds)) for rank, seconds in enumerate(computing)]
+        now += float(computing.max())
+        for flight in flights:
+            chunk = f"send {flight.move.kind} {flight.move.chunk} to {flight.move.target}"
+            events.append(slice_of(chunk, flight.move.source, now + flight.left, flight.came - flight.left))
+        now += exchanged.seconds
+        update = question.conditions.update_s
+        events += [slice_of("update", rank, now, update) for rank in range(question.workers)]
+        now += update
+    return events

@@ -1,0 +1,28 @@
+"""`compare=RUN_A,RUN_B`: what differs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from orchestrator.verbs.verb import Answer, Arguments, Verb
+
+
+def _run(given: Arguments) -> Answer:
+    given.only("compare", "tracking.uri")
+    from orchestrator.commands.compare import compare
+
+    compared = compare(given.value, given.get("tracking.uri"))
+    return Answer(stdout=json.dumps(compared.as_dict()) if given.as_json else compared.as_text())
+
+
+def _refused(given: Arguments) -> dict[str, Any]:
+    return {"runs": given.value.split(","), "differences": [], "first_divergence": None, "files": [], "ancestor": None}
+
+
+VERB = Verb(
+    forms=("compare=RUN_A,RUN_B",),
+    about=(("compare=A,B", "what differs between two runs: code, data, settings, environment, the first step"),),
+    run=_run,
+    refused=_refused,
+)

@@ -1,0 +1,29 @@
+"""`resume=RUN_ID [key=value ...]`: go on with a run."""
+
+from __future__ import annotations
+
+from orchestrator.cluster.sessions.environment import prepare_environment
+from orchestrator.verbs import ended
+from orchestrator.verbs.verb import Answer, Arguments, Verb
+
+
+def _run(given: Arguments) -> Answer:
+    prepare_environment(given.get("cluster.address"))
+    from orchestrator.commands.resume import resume  # imports ray, which reads that environment
+
+    run_id, outcome = resume(given.value, list(given.rest), given.get("tracking.uri"))
+    return ended.report(run_id, outcome, given.as_json, given.started)
+
+
+VERB = Verb(
+    forms=("resume=RUN_ID [key=value ...]",),
+    about=(
+        (
+            "resume=RUN_ID",
+            "go on with that run from its last checkpoint, in the same MLflow run; the beginning of an id is\n"
+            "enough, and `last` is the newest run; how it is executed may change (cluster.*, topology.*)",
+        ),
+    ),
+    run=_run,
+    refused=ended.nothing,
+)

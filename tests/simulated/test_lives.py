@@ -1,0 +1,64 @@
+"""Losses in virtual time, decided by the controller itself."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.control.membership import Requirements
+from orchestrator.simulation.conditions import Conditions
+from orchestrator.simulation.lives import Life, live
+
+
+def requirements(workers: int) -> Requirements:
+    return Requirements(shards=8, start=workers, least=1, most=workers, start_timeout_s=1e9, step_timeout_s=1e9)
+
+
+QUIET = Conditions(detect_s=0.25, start_s=10.0)
+
+
+def test_an_undisturbed_run_takes_its_steps() -> None:
+    lived = live(Life(requirements(4), QUIET, 100, lambda _workers: 0.5))
+    assert (lived.steps, lived.ended) == (100, None)
+    assert [lived.seconds, lived.goodput] == pytest.approx([50.0, 1.0])
+
+
+def test_a_loss_costs_its_detection_and_the_step_it_came_into_and_then_fewer_workers_until_one_joins() -> None:
+    life = Life(requirements(4), QUIET, 100, lambda workers: 4.0 / workers, losses=[(10.5, 2)])
+    lived = live(life)
+    assert (lived.steps, lived.again, lived.losses, lived.joins, lived.ended) == (100, 0, 1, 1, None)
+    slower = 10.0 + 4.0 / 3  # until the new worker is ready, and the step of that moment is done
+    assert lived.lost_s == pytest.approx(0.75, abs=0.01)
+    assert lived.seconds == pytest.approx(100 + 0.75 + slower / 4, abs=1.5)
+
+
+def test_when_all_are_lost_what_was_done_since_the_checkpoint_is_done_again() -> None:
+    life = Life(requirements(1), QUIET, 40, lambda _workers: 1.0, checkpoint=10, losses=[(17.5, 0)])
+    lived = live(life)
+    assert (lived.steps, lived.again, lived.losses, lived.ended) == (40, 7, 1, None)
+    assert lived.seconds == pytest.approx(40 + 7 + 0.5 + 0.25 + 10.0, abs=0.01)
+
+
+@given(st.integers(2, 6), st.integers(0, 1000), st.integers(1, 20))
+def test_whatever_is_lost_every_step_is_done_or_the_reason_said(workers: int, seed: int, checkpoint: int) -> None:
+    conditions = Conditions(failure_s=60.0, detect_s=0.1, start_s=3.0, seed=seed)
+    lived = live(Life(requirements(workers), conditions, 60, lambda living: workers / living, checkpoint))
+    assert (lived.steps == 60) == (lived.ended is None)
+    assert 0 < lived.goodput <= 1
+    assert lived == live(Life(requirements(workers), conditions, 60, lambda living: workers / living, checkpoint))
+
+
+def test_what_is_taken_for_very_many_is_what_the_controller_has_for_many() -> None:
+    """A loss costs its detection and half a step, while another worker is at hand at once."""
+    conditions = Conditions(failure_s=6400.0, detect_s=0.5, start_s=0.0, seed=1)
+    lived = live(
+        Life(
+            Requirements(shards=64, start=64, least=1, most=64, start_timeout_s=1e9, step_timeout_s=1e9),
+            conditions,
+            20_000,
+            lambda _workers: 1.0,
+        )
+    )
+    assert lived.losses > 150
+    assert lived.lost_s / lived.losses == pytest.approx(1.0, rel=0.15)

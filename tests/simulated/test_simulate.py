@@ -1,0 +1,85 @@
+"""The conditions that a user gives, and the table that comes of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from orchestrator.errors import UsageError
+from orchestrator.simulation import report
+from orchestrator.simulation.conditions import KEYS, Conditions, conditions
+from orchestrator.simulation.report import Question
+from orchestrator.topologies import TOPOLOGIES
+from tests.projects import REPOSITORY
+
+PAGE = (REPOSITORY / "docs" / "simulation.md").read_text()
+
+
+def test_conditions_are_read_in_their_units() -> None:
+    given = {
+        "network.latency": "50us",
+        "network.bandwidth": "10Gbit",
+        "compute": "20ms",
+        "failures": "24h",
+        "cores": "2",
+    }
+    found = conditions(given)
+    assert [found.network.latency_s, found.network.bandwidth] == pytest.approx([50e-6, 1.25e9])
+    assert (found.compute_s, found.failure_s, found.cores) == (0.02, 86400.0, 2)
+    assert conditions({}) == Conditions()
+
+
+def test_every_problem_is_told_at_once() -> None:
+    wrong = {
+        "compute": "fast",
+        "stragglers": "2",
+        "network.latencyy": "1s",
+        "cores": "two",
+        "network.bandwidth": "0Gbit",
+    }
+    with pytest.raises(UsageError) as caught:
+        conditions(wrong)
+    for part in (
+        "compute=fast: expected a time such as 50us",
+        "stragglers=2: expected a share from 0 to 1",
+        "network.latencyy: no such key; did you mean network.latency?",
+        "cores=two: expected a number",
+        "network.bandwidth: must be greater than 0",
+    ):
+        assert part in caught.value.message
+
+
+def test_every_condition_is_on_the_page() -> None:
+    for key, (_, _, sentence) in KEYS.items():
+        assert f"| `{key}` | {sentence}" in PAGE
+
+
+def question(workers: int, **changes: object) -> Question:
+    every: list[tuple[str, dict[str, object]]] = [(name, {}) for name in TOPOLOGIES]
+    asked = {"elements": 1000, "steps": 40, "topologies": every, "modes": [("bsp", {}), ("ssp", {}), ("bap", {})]}
+    return Question(workers=workers, shards=max(8, workers), **{**asked, "conditions": Conditions(), **changes})  # type: ignore[arg-type]
+
+
+def test_each_topology_under_each_mode_has_a_row() -> None:
+    rows = report.answer(question(4))
+    assert len(rows) == 3 * len(TOPOLOGIES)
+    assert report.table(rows).count("\n") == len(rows)
+    json.dumps([row.as_dict() for row in rows])
+
+
+def test_the_trace_has_what_was_computed_and_sent() -> None:
+    events = report.chrome_trace(question(4), ("ring", {}))
+    assert events is not None
+    sends = [each for each in events if each["name"].startswith("send")]
+    assert len(sends) == report._TRACED_STEPS * 4 * 6
+    assert all(each["ph"] == "X" and each["dur"] >= 0 for each in events)
+    assert report.chrome_trace(question(65), ("ring", {})) is None
+
+
+@pytest.mark.long
+def test_a_hundred_thousand_workers() -> None:
+    rows = report.answer(question(100_000, steps=100, elements=25_000_000))
+    ring, tree = (next(row for row in rows if row.topology == name) for name in ("ring", "tree"))
+    assert ring.exchange_s > 199_998 * 50e-6
+    assert tree.exchange_s < ring.exchange_s

@@ -1,0 +1,90 @@
+"""What a user types is one verb, and every verb is on the page of usage."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from orchestrator.commands import completion
+from orchestrator.errors import UsageError
+from orchestrator.settings import choices, described, names
+from orchestrator.verbs import table
+from orchestrator.verbs.table import VERBS, the_verb, usage
+from orchestrator.verbs.verb import Answer, Arguments, Verb
+
+
+def test_every_verb_is_on_the_page() -> None:
+    page = usage()
+    for name, verb in VERBS.items():
+        assert verb.forms[0].startswith(name), name
+        assert all(f"python -m orchestrator {form}" in page for form in verb.forms)
+        assert verb.about[0][0].partition("=")[0] == name
+    assert max(map(len, page.splitlines())) <= 130
+
+
+@pytest.mark.parametrize("typed", [[], ["cluster.workers=2"], ["conf=a", "runs"], ["resume=a", "rerun=b"]])
+def test_there_is_exactly_one(typed: list[str]) -> None:
+    with pytest.raises(UsageError, match="exactly one of conf=NAME"):
+        the_verb(typed)
+
+
+def test_a_verb_may_take_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    verb = Verb(("guess conf=NAME",), (("guess", "at it"),), lambda _given: Answer(), with_conf=True)
+    monkeypatch.setitem(table.VERBS, "guess", verb)
+    assert the_verb(["conf=digits", "guess"]) == ("guess", "guess")
+    assert the_verb(["run.seed=1", "conf=digits"]) == ("conf", "conf=digits")
+
+
+def test_what_stands_beside_a_verb() -> None:
+    given = Arguments("x", ("a=1", "b=2", "a=3", "output=json", "c="), 0.0)
+    assert (given.get("a"), given.get("c"), given.get("d"), given.as_json) == ("3", None, None, True)
+    assert given.without("a", "output") == ["b=2", "c="]
+    assert given.choice("d", "no", "yes") == "no"
+    with pytest.raises(UsageError, match="a=3: it is no or yes"):
+        given.choice("a", "no", "yes")
+    with pytest.raises(UsageError, match="v takes only output=json, a=A and b=B, not c="):
+        given.only("v", "a", "b")
+
+
+def test_help_tells_of_keys_sections_and_what_was_meant() -> None:
+    assert described("run.seed") == (
+        "run.seed\n  The seed of all randomness.\n  whole number, at least 0 and below 2**63; default 0\n"
+        "  part of what determines the result"
+    )
+    assert "topology.arity" in described("topology")
+    assert "run.seed" in described("")
+    with pytest.raises(UsageError, match=r"help=run.sed: no such key\n  did you mean run.seed"):
+        described("run.sed")
+
+
+def test_every_key_completes_to_itself_and_choices_are_the_tables(tmp_path: Path) -> None:
+    verbs = tuple(VERBS)
+    for name in names():
+        assert f"{name}=" in completion.words(f"{name}", verbs, tmp_path), name
+    assert completion.words("topol", verbs, tmp_path) == ["topology.", "topology="]
+    assert completion.words("topology=r", verbs, tmp_path) == ["topology=ring"]
+    assert choices("reduction") == ["exact", "fast"]
+    assert choices("strict") == ["true", "false"]
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "mine.yaml").touch()
+    assert completion.words("conf=", verbs, tmp_path) == ["conf=mine"]
+    (tmp_path / ".orchestrator" / "abc").mkdir(parents=True)
+    (tmp_path / ".orchestrator" / "abc" / "settings.yaml").touch()
+    assert completion.words("resume=", verbs, tmp_path) == ["resume=last", "resume=abc"]
+    with pytest.raises(UsageError, match="completion=tcsh: there is none for it"):
+        completion.script("tcsh")
+
+
+def test_bash_completes_what_stands_behind_the_last_sign() -> None:
+    """A shell replaces only what follows the last `=` or `:`."""
+    asked = (
+        f"{completion.script('bash')}\n"
+        "orchestrator() { printf '%s\\n' topology=ring topology=tree; }\n"
+        "compopt() { :; }\n"
+        "COMP_LINE='orchestrator topology=' COMP_POINT=22 _orchestrator\n"
+        'echo "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout == "ring tree\n"
