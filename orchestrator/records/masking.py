@@ -35,6 +35,7 @@ _HEADER = re.compile(r"(\b(?:Bearer|Basic)\s+)[A-Za-z0-9+/=_.~-]{12,}")
 _CERTAIN = re.compile(r"passw(or)?d|passphrase|pwd|secret|credentials?|api_?key|(access|private|account|signing)_?key")
 _POSSIBLE = re.compile(r"tokens?|auth|sas|bearer|authorization")
 _COULD_BE = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9+=_~-]{16,}")
+_FOLDERS = ("PWD", "OLDPWD")  # of the shell, and no passwords
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 
@@ -95,7 +96,7 @@ class Masker:
 
     def __init__(self, settings: Mapping[str, Any], variables: Mapping[str, str]) -> None:
         known = {value for key, each in settings.items() for value in _texts(each) if names_secret(key, value)}
-        known |= {value for name, value in variables.items() if names_secret(name, value)}
+        known |= {value for name, value in variables.items() if name not in _FOLDERS and names_secret(name, value)}
         self._known = sorted(filter(_is_no_word, known), key=len, reverse=True)
 
     def text(self, value: str) -> str:

@@ -110,6 +110,10 @@ def test_a_known_value_is_taken_out_of_messages() -> None:
     assert masker.text("no 'sword fish' and no 0123456789abcdef in /usr/bin") == "no '***' and no *** in /usr/bin"
 
 
+def test_the_working_directory_is_no_password() -> None:
+    assert masking.Masker({}, {"PWD": "/work/project"}).text("in /work/project/a.py") == "in /work/project/a.py"
+
+
 def test_numbers_of_json_stay() -> None:
     masker = masking.Masker({}, {"PASSWORD": "1234567890"})
     assert json.loads(masker.text('{"pid": 12345678901}')) == {"pid": 12345678901}
