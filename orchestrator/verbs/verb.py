@@ -48,7 +48,7 @@ class Arguments:
             raise UsageError(f"{verb} takes only {_listed(takes)}, not {' '.join(unknown)}")
 
 
-_FORMS = {"tracking.uri": "URI", "port": "N"}
+_FORMS = {"tracking.uri": "URI", "port": "N", "to": "PATH", "key": "PATH", "data": "true", "license": "URL"}
 
 
 def _listed(words: list[str]) -> str:

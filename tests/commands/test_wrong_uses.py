@@ -12,7 +12,7 @@ from tests.projects import Done, Project
 
 # Arguments -> exit code and what the message must say. None of these starts Ray.
 REFUSED = {
-    "": (2, "exactly one of conf=NAME|PATH, resume=RUN_ID, rerun=RUN_ID, compare=RUN_A,RUN_B, export=RUN_ID, runs, "),
+    "": (2, "exactly one of conf=NAME|PATH, resume=RUN_ID, rerun=RUN_ID|CRATE, compare=RUN_A,RUN_B, export=RUN_ID, "),
     "conf=goood": (2, "did you mean good?"),
     "conf=good run.sed=3": (2, "run.sed: no such key; did you mean run.seed?"),
     "conf=good lr=0.1": (2, "did you mean optimizer.lr?"),
@@ -47,7 +47,10 @@ REFUSED = {
     "export=nope to=nowhere/x.zip": (2, "there is no folder"),
     "export=nope to=x.zip data=maybe": (2, "data=maybe: it is false or true"),
     "export=nope to=x.zip key=conf/good.yaml": (2, "key=conf/good.yaml: it is no private key"),
-    "export=nope to=x.zip cluster.workers=2": (2, "export takes only to=, data=, key=, license=, output=json"),
+    "export=nope to=x.zip cluster.workers=2": (
+        2,
+        "export takes only output=json, to=PATH, data=true, key=PATH, license=URL and tracking.uri=URI",
+    ),
     "compare=one": (2, "compare=one: two runs are needed"),
     "compare=nope,never": (2, "there is no run nope"),
     "compare=a,b cluster.workers=2": (2, "compare takes only output=json and tracking.uri=URI"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.provenance.data import dvc_files, remote_state
+from orchestrator.provenance.data import dvc_files
 from orchestrator.provenance.data.remote_state import unpushed
 from tests.provenance.data.dvc_project import capture, listing
 
@@ -60,7 +60,7 @@ def test_a_remote_that_does_not_answer_is_waited_for_no_longer(tracked: Path, mo
         done.wait()
         return []
 
-    monkeypatch.setattr(remote_state.dvc_files, "lacking", silent)
+    monkeypatch.setattr(dvc_files, "lacking", silent)
     try:
         (told,) = unpushed(tracked, inputs, patience_s=0.01)
     finally:
@@ -73,6 +73,6 @@ def test_a_remote_that_fails_is_said_without_its_password(tracked: Path, monkeyp
         raise OSError("no route to https://me:swordfish@host.invalid/x")
 
     inputs = capture(tracked, ["raw.csv"])
-    monkeypatch.setattr(remote_state.dvc_files, "lacking", failing)
+    monkeypatch.setattr(dvc_files, "lacking", failing)
     (told,) = unpushed(tracked, inputs)
     assert told.endswith("cannot be asked whether it has the data: OSError: no route to https://host.invalid/x")
