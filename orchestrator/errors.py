@@ -20,7 +20,7 @@ it to the driver as the dictionary `as_dict` gives, because an exception that cr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 
@@ -28,6 +28,7 @@ class OrchestratorError(Exception):
     """An error that a user can cause or meet: one message, one remedy, one exit code."""
 
     exit_code: ClassVar[int] = 1
+    more: Mapping[str, object] = {}  # what the JSON object of a refused command says besides
 
     def __init__(self, message: str, remedy: str = "", details: str = "") -> None:
         super().__init__(message)

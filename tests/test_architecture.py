@@ -52,7 +52,7 @@ ROOMS = {
         *("worker", "server", "worker_hooks", "executions"),
         *("asynchronous", "execution", "admission", "compute", "exchange", "member"),
     ],
-    "provenance": ["data", "environment", "code"],
+    "provenance": ["crates", "data", "environment", "code"],
     "control": ["controller", "rendezvous", "faults", "decision", "membership", "shard_assignment", "events"],
 }
 ONLY_ROOM = {"ray": "cluster", "mlflow": "tracking", "dvc": "provenance", "matplotlib": "driver"}

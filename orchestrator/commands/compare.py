@@ -9,6 +9,7 @@ from typing import Any
 from orchestrator.driver.record.folders import project_folder
 from orchestrator.driver.record.recorded import Recorded
 from orchestrator.errors import UsageError
+from orchestrator.provenance.code.ancestry import Ancestry, ancestry
 from orchestrator.provenance.code.changes import Change, changes
 from orchestrator.records import comparison
 from orchestrator.records.comparison import Comparison
@@ -18,21 +19,28 @@ from orchestrator.tracking import Store
 
 @dataclass(frozen=True)
 class Compared:
-    """changed: the files of the code that differ."""
+    """changed: the files of the code that differ; ancestry: what each side changed since their common ancestor, or why that is
+    not known; None of equal code."""
 
     a: str
     b: str
     found: Comparison
     changed: list[Change]
+    ancestry: Ancestry | str | None = None
 
     def as_dict(self) -> dict[str, Any]:
         files = [{"path": each.path, "kind": each.kind, "diff": each.diff} for each in self.changed]
-        return {"runs": [self.a, self.b], **self.found.as_dict(), "files": files}
+        told = {"runs": [self.a, self.b], **self.found.as_dict(), "files": files, "ancestor": None}
+        return {**told, "ancestor": self.ancestry.as_dict()} if isinstance(self.ancestry, Ancestry) else told
 
     def as_text(self) -> str:
         parts = [f"run a is {self.a}, run b is {self.b}", self.found.as_text()]
         if self.found.first_divergence is not None:
             parts.append(f"first difference of the traces: {divergence_text(self.found.first_divergence)}")
+        if isinstance(self.ancestry, Ancestry):
+            parts.append(self.ancestry.text)
+        elif self.ancestry is not None:
+            parts.append(f"a common ancestor of their code is not known: {self.ancestry}")
         parts += [each.diff.rstrip("\n") for each in self.changed if each.diff]
         return "\n".join(parts)
 
@@ -45,7 +53,13 @@ def compare(names: str, uri: str | None) -> Compared:
     folder = project_folder(Path.cwd())
     store = Store(uri, folder)
     a, b = (Recorded.find(store, folder, name) for name in both)
-    return Compared(a.past.run_id, b.past.run_id, *between(a, b))
+    found, changed = between(a, b)
+    return Compared(a.past.run_id, b.past.run_id, found, changed, _ancestry(Path.cwd(), a, b) if changed else None)
+
+
+def _ancestry(project: Path, a: Recorded, b: Recorded) -> Ancestry | str:
+    origins = a.code.get("origin"), b.code.get("origin")
+    return ancestry(project, origins, (a.files.bundle, b.files.bundle))
 
 
 def between(a: Recorded, b: Recorded) -> tuple[Comparison, list[Change]]:

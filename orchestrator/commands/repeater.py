@@ -19,7 +19,7 @@ from typing import Any
 from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.terminal import child_process, signals
 from orchestrator.driver.terminal.progress import ProgressDisplay
-from orchestrator.errors import Interrupted, OrchestratorError, RunFailed, from_dict
+from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, RunFailed, from_dict
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.data import restoring
 from orchestrator.provenance.environment import node
@@ -29,7 +29,7 @@ from orchestrator.tracking import Store
 @dataclass(frozen=True)
 class Repeater:
     """project: where the command was typed; folder: its `.orchestrator`; overrides: of the settings, those that leave the
-    result as it is."""
+    result as it is; carried: where the data are that came with the record, by path; None of a record that did not travel."""
 
     project: Path
     folder: Path
@@ -37,13 +37,14 @@ class Repeater:
     original: Recorded
     overrides: Sequence[str]
     display: ProgressDisplay
+    carried: Mapping[str, Path] | None = None
 
     def repeat(self, tags: Mapping[str, str], last: int | None = None) -> dict[str, Any]:
         """A run in a clean checkout of its own, ended after step `last`; the object that it reports."""
         original, display = self.original, self.display
         with checkout.disposable(original.files.bundle, self.folder / "worktrees") as restored:
             display.say(f"the code of run {original.past.run_id} is restored: tree {restored.tree[:12]}")
-            for item in restoring.restore(restored.project, original.inputs, self.project, top=restored.root):
+            for item in self._restore_data(restored):
                 display.say(f"  {item.path}: from the {item.source}")
                 for note in item.notes:
                     display.say(f"  note: {note}")
@@ -56,6 +57,17 @@ class Repeater:
                 _bring_home(runs / run_id, self.folder)
                 self.tag({run_id: tags})
         return report
+
+    def _restore_data(self, restored: checkout.Restored) -> list[restoring.Restored]:
+        """Where the record has travelled, the folder of the command need not know of the data: then the remotes that the
+        restored code names are asked. Raises NotRerunnable."""
+        inputs, top = self.original.inputs, restored.root
+        try:
+            return restoring.restore(restored.project, inputs, self.project, top=top, carried=self.carried)
+        except NotRerunnable:
+            if self.carried is None:
+                raise
+            return restoring.restore(restored.project, inputs, restored.project, top=top, carried=self.carried)
 
     def tag(self, tags: Mapping[str, Mapping[str, str]]) -> None:
         """run id -> its new tags."""

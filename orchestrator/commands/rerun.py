@@ -1,8 +1,11 @@
-"""`rerun=RUN_ID [key=value ...]`: repeat a run exactly in a clean checkout of its code, and prove it, or say where and why not.
+"""`rerun=RUN_ID|CRATE [key=value ...]`: repeat a run exactly in a clean checkout of its code, and prove it, or say why not.
 
 Code comes from the snapshot, data from DVC's cache or remote, settings from the record, and so does the order of updates where
 a run is asynchronous; only how the run is executed may be changed. Of the differences it reports those that bear on exactness:
 what determines the result, then the outcome. Execution settings, hosts and places may differ; `compare=` shows them.
+
+A crate of `export=` is unpacked and checked beside the work trees, and is repeated in the store of the folder where the
+command was typed, a new one if need be. Of a record that is not one's own nothing is executed without `trust=true` (trust.py).
 
 With `explain=true` the repetition has digests of every tensor after each step, and when it diverges, a second one goes as far
 as the first step that differs, to see what comes out the same there and what does not.
@@ -12,22 +15,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.commands import trust
 from orchestrator.commands.compare import between
 from orchestrator.commands.repeater import Repeater, failure
 from orchestrator.driver.record.folders import RunFolder, project_folder
 from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
-from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError
+from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, UsageError
+from orchestrator.provenance.code import checkout
+from orchestrator.provenance.crates import crate, statement
 from orchestrator.records import lines
 from orchestrator.records.explanation import Explanation, explain
 from orchestrator.records.verdict import Divergence, Verdict, judge
-from orchestrator.tracking import Store
+from orchestrator.tracking import Past, Store
 
-_OWN = ("environment", "explain", "output", "tracking.uri")  # settings of this command, not of the repeated run
+_OWN = (
+    "environment",
+    "explain",
+    "key",
+    "output",
+    "tracking.uri",
+    "trust",
+)  # settings of this command, not of the repeated run
+_ELSEWHERE = ("checkpoint.uri=null", "cluster.address=null")  # places of others, which are theirs
 _SURROUNDINGS = ("environment", "package", "hardware")
 EXIT = {"exact": 0, "diverged": 3, "inputs-differ": 4}
 
@@ -86,32 +100,85 @@ class Rerun:
         return report
 
 
-def rerun(name: str, overrides: Sequence[str], uri: str | None, *, check_environment: bool, explaining: bool) -> Rerun:
-    """The whole story. check_environment: another environment leaves no run exact; explaining: what has diverged is looked
-    into by a second repetition.
+@dataclass(frozen=True)
+class Wanted:
+    """What the command asks for. check_environment: another environment leaves no run exact; explaining: what has diverged is
+    looked into by a second repetition; trusted: the code of others may be executed; key: that has to have signed a crate."""
 
-    Raises UsageError, ConfigurationError and NotRerunnable before anything is started.
-    """
+    check_environment: bool = True
+    explaining: bool = False
+    trusted: bool = False
+    key: Path | None = None
+
+
+def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) -> Rerun:
+    """The whole story. Raises UsageError, ConfigurationError and NotRerunnable before anything is started."""
     project = Path.cwd()
-    folder = project_folder(project)
-    store = Store(uri, folder)
-    original = Recorded.find(store, folder, name)
-    original.require()
     passed = [override for override in overrides if override.partition("=")[0] not in _OWN]
-    original.settings(passed)
-    passed += ["trace.tensors_every=1"] if explaining else []
-    passed += _replay(original)
-    repeater = Repeater(project, folder, store, original, passed, for_stream())
+    if not crate.is_crate(name):
+        if wanted.key is not None:
+            raise UsageError("key= checks the signature of a crate, and this is a run", "leave it out")
+        folder = project_folder(project)
+        store = Store(uri, folder)
+        original = Recorded.find(store, folder, name)
+        if not (wanted.trusted or trust.is_own(original)):
+            original.require()
+            whose = f"run {original.past.run_id} was launched by {original.past.user or 'somebody unknown'}"
+            raise trust.Untrusted(whose, trust.examine(original, passed))
+        return _repeat(Repeater(project, folder, store, original, passed, for_stream()), wanted)
+    path = Path(name)
+    if not path.exists():
+        raise UsageError(f"rerun={name}: there is no such crate", "export=RUN_ID to=PATH makes one")
+    trusted_key = None if wanted.key is None else statement.public_key(wanted.key)
+    folder = project_folder(project)
+    with checkout.disposable_folder(folder / "worktrees") as place:
+        came = crate.read(path, place / "crate", trusted_key)
+        original = _of_crate(came)
+        display = for_stream()
+        display.say(_checked(path, came, wanted.key))
+        passed = [*_ELSEWHERE, *passed]
+        original.require()
+        if not wanted.trusted:
+            raise trust.Untrusted(f"{path} is a record that was sent to you", trust.examine(original, passed))
+        store = Store(uri, folder)
+        return _repeat(Repeater(project, folder, store, original, passed, display, came.carried), wanted)
+
+
+def _repeat(repeater: Repeater, wanted: Wanted) -> Rerun:
+    """Raises what keeps it from being started."""
+    original = repeater.original
+    original.require()
+    original.settings(repeater.overrides)
+    more = ["trace.tensors_every=1"] if wanted.explaining else []
+    repeater = replace(repeater, overrides=[*repeater.overrides, *more, *_replay(original)])
     report = repeater.repeat({"rerun_of": original.past.run_id})
     run_id = report["run_id"]
     if report["status"] != "finished":
         return Rerun(run_id, original.past.run_id, None, error=why_not(original, report))
-    repeated = Recorded(store.find(run_id), RunFolder(folder, run_id))
-    done = _judge(original, repeated, check_environment=check_environment)
-    if explaining and done.word == "diverged":
+    repeated = Recorded(repeater.store.find(run_id), RunFolder(repeater.folder, run_id))
+    done = _judge(original, repeated, check_environment=wanted.check_environment)
+    if wanted.explaining and done.word == "diverged":
         done = _explain(repeater, repeated, done)
     _publish(repeater, repeated, done)
     return done
+
+
+def _of_crate(came: crate.Crate) -> Recorded:
+    """Raises NotRerunnable."""
+    known = {each.name for each in fields(Past)}
+    try:
+        past = Past(**{key: value for key, value in came.run.items() if key in known})
+        metrics = {name: float(value) for name, value in past.metrics.items()}
+    except (TypeError, ValueError, AttributeError) as error:
+        raise NotRerunnable(f"{crate.RUN} of the crate is no run: {error}", "ask for the crate again") from None
+    return Recorded(replace(past, metrics=metrics), RunFolder(came.place, crate.RECORD))
+
+
+def _checked(path: Path, came: crate.Crate, key: Path | None) -> str:
+    signed = "not signed, so anyone may have made it" if came.signed_by is None else f"signed by {came.signed_by}"
+    if came.signed_by is not None:
+        signed += ", as key= asks for" if key is not None else "; key=PUBLIC_KEY checks that this is who you think"
+    return f"{path}: every file is what its statement says (sha256 {came.statement_sha256}), {signed}"
 
 
 def _replay(original: Recorded) -> list[str]:
@@ -182,5 +249,9 @@ def _publish(repeater: Repeater, repeated: Recorded, done: Rerun) -> None:
     """The verdict belongs to both runs, in MLflow and in the folder."""
     repeated.files.verdict.write_text(json.dumps({**done.as_dict(), "text": done.text}, indent=1) + "\n")
     new, first, word = repeated.past.run_id, done.rerun_of, str(done.word)
+    if repeater.carried is not None:  # the original is in somebody else's store
+        repeater.tag({new: {"verdict": word}})
+        repeater.keep({new: "run"}, repeated.files.verdict)
+        return
     repeater.tag({new: {"verdict": word}, first: {"verdict": word, "verdict_by": new}})
     repeater.keep({new: "run", first: f"reruns/{new}"}, repeated.files.verdict)

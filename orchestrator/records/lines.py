@@ -10,25 +10,28 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 
 class LineFile:
-    """Appends to one file; the caller is its only writer. trouble: why lines are missing in the file, or None."""
+    """Appends to one file; the caller is its only writer. clean: what is done to every text before it is written; trouble: why
+    lines are missing in the file, or None."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clean: Callable[[str], str] | None = None) -> None:
         if path.exists():
             _cut_torn_line(path)
         self.path = path
+        self._clean = clean
         self.trouble: str | None = None
         self._missing = b""
         self._file = path.open("ab", buffering=0)
 
     def append(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """What a full disk does not take is kept, and tried again with the next lines."""
-        self._missing += "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode()
+        written = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+        self._missing += (written if self._clean is None else self._clean(written)).encode()
         with contextlib.suppress(OSError):
             self._write()
 

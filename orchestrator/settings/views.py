@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from orchestrator.errors import UsageError
+from orchestrator.records import masking
 from orchestrator.settings.schema import KEYS, TABLES, Key, Settings
 from orchestrator.settings.sources import Loader
 from orchestrator.table import Option
@@ -60,10 +61,12 @@ def to_dict(settings: Settings) -> dict[str, Any]:
     return nested
 
 
-def to_yaml(settings: Settings) -> str:
-    """The settings as a file that `load` and `from_yaml` read as equal settings."""
+def to_yaml(settings: Settings, *, public: bool = False) -> str:
+    """The settings as a file that `load` and `from_yaml` read as equal settings. public: as a record holds them, without
+    credentials."""
+    nested = to_dict(settings)
     return yaml.dump(
-        _escaped(to_dict(settings)),
+        _escaped({key: masking.setting(key, value) for key, value in nested.items()} if public else nested),
         Dumper=_Dumper,
         sort_keys=False,
         allow_unicode=True,

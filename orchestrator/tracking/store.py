@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _REQUEST_S = 10  # how long one request to a server may take; MLflow's own default, with its retries, is minutes
 _SQLITE = "sqlite:///"
 _KIND = ("mlflow.experimentKind", "custom_model_development")  # else MLflow's pages open it among GenAI evaluations
+USER = "mlflow.user"
 PID, STARTED, HOST, BOOT = (f"orchestrator.{name}" for name in ("pid", "pid_started", "host", "boot_id"))
 
 
@@ -48,7 +49,8 @@ def default_uri(folder: Path) -> str:
 @dataclass(frozen=True)
 class Past:
     """A run that the store knows. steps: completed ones; None when it ended before its first; rerun_of: the run that it
-    repeats; verdict: of itself as a rerun, or else of the last rerun of it; settings: as text, by dotted key."""
+    repeats; verdict: of itself as a rerun, or else of the last rerun of it; user: who launched it, by their own account;
+    settings: as text, by dotted key."""
 
     run_id: str
     name: str
@@ -60,7 +62,14 @@ class Past:
     digest: str | None
     rerun_of: str | None = None
     verdict: str | None = None
+    user: str | None = None
+    ended_ms: int | None = None
     settings: dict[str, str] = field(default_factory=dict)
+
+
+def user() -> str:
+    """Who this process says it runs for: `USER`, or else the number of the account."""
+    return os.environ.get("USER") or str(os.getuid())
 
 
 def identity_of_process() -> dict[str, str]:
@@ -185,6 +194,11 @@ class Store:
                 if not artifact.is_dir and not (target / Path(artifact.path).name).exists():
                     shutil.move(self.client.download_artifacts(run_id, artifact.path, place), target)
 
+    def folders(self, run_id: str, folder: str) -> list[str]:
+        """The names of the folders among the run's artifacts under `folder`. Raises ConfigurationError."""
+        with self.usable():
+            return [Path(each.path).name for each in self.client.list_artifacts(run_id, folder) if each.is_dir]
+
     def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Set tags of a run that has ended. Raises what MLflow raises."""
         for key, value in tags.items():
@@ -204,6 +218,8 @@ class Store:
             digest=tags.get("digest"),
             rerun_of=tags.get("rerun_of"),
             verdict=tags.get("verdict"),
+            user=tags.get(USER),
+            ended_ms=run.info.end_time,
             settings=dict(run.data.params),
         )
 

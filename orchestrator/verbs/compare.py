@@ -17,7 +17,7 @@ def _run(given: Arguments) -> Answer:
 
 
 def _refused(given: Arguments) -> dict[str, Any]:
-    return {"runs": given.value.split(","), "differences": [], "first_divergence": None, "files": []}
+    return {"runs": given.value.split(","), "differences": [], "first_divergence": None, "files": [], "ancestor": None}
 
 
 VERB = Verb(

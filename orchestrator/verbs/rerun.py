@@ -1,9 +1,10 @@
-"""`rerun=RUN_ID [key=value ...]`: repeat a run exactly, and compare."""
+"""`rerun=RUN_ID|CRATE [key=value ...]`: repeat a run exactly, and compare."""
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from orchestrator.verbs.verb import Answer, Arguments, Verb
@@ -11,11 +12,12 @@ from orchestrator.verbs.verb import Answer, Arguments, Verb
 
 def _run(given: Arguments) -> Answer:
     check = given.choice("environment", "check", "ignore") == "check"
-    explaining = given.choice("explain", "false", "true") == "true"
-    from orchestrator.commands.rerun import rerun
+    explaining, trusted = (given.choice(key, "false", "true") == "true" for key in ("explain", "trust"))
+    key = given.get("key")
+    from orchestrator.commands.rerun import Wanted, rerun
 
-    uri = given.get("tracking.uri")
-    done = rerun(given.value, list(given.rest), uri, check_environment=check, explaining=explaining)
+    wanted = Wanted(check, explaining, trusted, None if key is None else Path(key))
+    done = rerun(given.value, list(given.rest), given.get("tracking.uri"), wanted)
     if done.verdict is not None:
         print(f"run {done.run_id} repeats run {done.rerun_of}\n{done.text}", file=sys.stderr)
     if done.error is not None:
@@ -31,13 +33,18 @@ def _refused(given: Arguments) -> dict[str, Any]:
 
 
 VERB = Verb(
-    forms=("rerun=RUN_ID [environment=ignore] [explain=true] [key=value ...]",),
+    forms=("rerun=RUN_ID|CRATE [environment=ignore] [explain=true] [trust=true] [key=value ...]",),
     about=(
         (
             "rerun=RUN_ID",
             "repeat that run exactly, in a clean checkout of its code with its data, and compare: exact, diverged\n"
             "(with the first step that differs), or inputs-differ (with what differs); explain=true: where it has\n"
             "diverged, run that step once more, to tell chance within it from other causes",
+        ),
+        (
+            "rerun=CRATE",
+            "the same with a record that was sent, a zip or folder of export=; key=PATH: the public key that has to\n"
+            "have signed it; trust=true: execute a record of somebody else, after saying what that would be",
         ),
         (
             "replay=FILE",

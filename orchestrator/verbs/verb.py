@@ -48,7 +48,17 @@ class Arguments:
             raise UsageError(f"{verb} takes only {_listed(takes)}, not {' '.join(unknown)}")
 
 
-_FORMS = {"tracking.uri": "URI", "port": "N", "parameter": "NAME", "first": "N", "count": "N", "to": "URL"}
+_FORMS = {
+    "tracking.uri": "URI",
+    "port": "N",
+    "parameter": "NAME",
+    "first": "N",
+    "count": "N",
+    "to": "PATH",
+    "key": "PATH",
+    "data": "true",
+    "license": "URL",
+}
 
 
 def _listed(words: list[str]) -> str:
@@ -90,4 +100,4 @@ def refusal(error: OrchestratorError, report: Mapping[str, Any]) -> str:
     told = error.as_dict()
     kept = {key: told[key] for key in ("kind", "message", "remedy")}
     status = "killed" if isinstance(error, Interrupted) else "failed"
-    return json.dumps({**report, "status": status, "error": kept})
+    return json.dumps({**report, **error.more, "status": status, "error": kept})

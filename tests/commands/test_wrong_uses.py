@@ -12,7 +12,7 @@ from tests.projects import Done, Project
 
 # Arguments -> exit code and what the message must say. None of these starts Ray.
 REFUSED = {
-    "": (2, "exactly one of conf=NAME|PATH, resume=RUN_ID, rerun=RUN_ID, compare=RUN_A,RUN_B, runs, "),
+    "": (2, "exactly one of conf=NAME|PATH, resume=RUN_ID, rerun=RUN_ID|CRATE, compare=RUN_A,RUN_B, export=RUN_ID, "),
     "conf=goood": (2, "did you mean good?"),
     "conf=good run.sed=3": (2, "run.sed: no such key; did you mean run.seed?"),
     "conf=good lr=0.1": (2, "did you mean optimizer.lr?"),
@@ -37,11 +37,28 @@ REFUSED = {
     "rerun=x environment=maybe": (2, "environment=maybe: it is check or ignore"),
     "rerun=x explain=yes": (2, "explain=yes: it is false or true"),
     "conf=good explain=true": (2, "explain: no such key"),
+    "rerun=x trust=yes": (2, "trust=yes: it is false or true"),
+    "rerun=nothing.zip": (2, "rerun=nothing.zip: there is no such crate"),
+    "rerun=x key=conf/good.yaml": (2, "key= checks the signature of a crate, and this is a run"),
+    "rerun=conf/good.yaml": (4, "conf/good.yaml"),
+    "export=last": (2, "export needs a place: to=FOLDER or to=FILE.zip"),
+    "export=nope to=x.zip": (2, "there is no run nope"),
+    "export=nope to=conf": (2, "to=conf: it exists"),
+    "export=nope to=nowhere/x.zip": (2, "there is no folder"),
+    "export=nope to=x.zip data=maybe": (2, "data=maybe: it is false or true"),
+    "export=nope to=x.zip key=conf/good.yaml": (2, "key=conf/good.yaml: it is no private key"),
+    "export=nope to=x.zip cluster.workers=2": (
+        2,
+        "export takes only output=json, to=PATH, data=true, key=PATH, license=URL and tracking.uri=URI",
+    ),
     "compare=one": (2, "compare=one: two runs are needed"),
     "compare=nope,never": (2, "there is no run nope"),
     "compare=a,b cluster.workers=2": (2, "compare takes only output=json and tracking.uri=URI"),
     "look=nope": (2, "there is no run nope"),
-    "look=nope cluster.workers=2": (2, "look takes only output=json, parameter=NAME, first=N, count=N and tracking.uri=URI"),
+    "look=nope cluster.workers=2": (
+        2,
+        "look takes only output=json, parameter=NAME, first=N, count=N and tracking.uri=URI",
+    ),
     "look=nope count=none": (2, "count=none: expected a whole number, at least 1"),
     "conf=good cluster.workers={min:2}": (2, "or a range such as {min: 2, max: 4}"),
     'conf=good cluster.workers={"min":1,"max":2} reduction=fast': (

@@ -12,13 +12,14 @@ from orchestrator import pipeline
 from orchestrator.checkpoints.storage import try_out
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.numerics import cuda
-from orchestrator.provenance.code import git, imported, secrets, worktree
-from orchestrator.provenance.data import dvc_files, versions
+from orchestrator.provenance.code import git, imported, pushed, secrets, worktree
+from orchestrator.provenance.data import dvc_files, remote_state, versions
 from orchestrator.provenance.data.hashing import Scan, scan_input
+from orchestrator.records import masking
 from orchestrator.samples import samplings
 from orchestrator.samples.partitions import PARTITIONS
 from orchestrator.samples.partitions import laws as partition_laws
-from orchestrator.settings import ScheduleSettings, Settings, Workers
+from orchestrator.settings import ScheduleSettings, Settings, Workers, flat
 from orchestrator.synchrony import SYNCHRONY, build_mode
 from orchestrator.synchrony import laws as synchrony_laws
 from orchestrator.table import is_reference
@@ -58,6 +59,12 @@ class Provenance:
         return versions.look_up(self.project, self.scans)
 
     @property
+    def unshared(self) -> list[str]:
+        """What others lack who use the same store: commits and data that were not pushed, each with the command."""
+        commit = None if self.work is None else pushed.unpushed(self.work)
+        return [*([] if commit is None else [commit]), *remote_state.unpushed(self.project, self.inputs)]
+
+    @property
     def obstacles(self) -> list[str]:
         """The obstacles to an exact rerun, each with its remedy."""
         return [*self.in_code, *(item.obstacle for item in self.inputs if item.obstacle is not None)]
@@ -87,7 +94,14 @@ def check(settings: Settings, project: Path) -> Provenance:
         in_code.append(str(error))
     if settings.strict and work is not None:
         in_code += _imported_obstacles(work, project)
-    notes = [] if work is None else [secrets.note(work.untracked), _store_note(settings, work)]
+    notes = [_masked_note(settings)]
+    if work is not None:
+        looked_at = [*dict.fromkeys([*work.untracked, *work.changed, secrets.DVC_CONFIG])]
+        notes += [
+            secrets.note(work.left_out),
+            secrets.note_of_contents(work.root, looked_at),
+            _store_note(settings, work),
+        ]
     scans = {path: scan_input(project, path) for path in settings.data.inputs}
     found = Provenance(project, work, scans, in_code, [note for note in notes if note is not None])
     if settings.strict and found.obstacles:
@@ -105,6 +119,16 @@ def _imported_obstacles(work: worktree.WorkTree, project: Path) -> list[str]:
     modules = {name: module for name, module in sys.modules.items() if module is not command}
     loaded = imported.gather(imported.files_of(modules), project, work.origin)
     return list(imported.judge(loaded, work, ORCHESTRATOR).obstacles)
+
+
+def _masked_note(settings: Settings) -> str | None:
+    """What of the settings is not recorded."""
+    found = masking.hidden(flat(settings))
+    if not found:
+        return None
+    again = [key for key, kept in found.items() if masking.is_masked(kept)]
+    remedy = f"; a rerun asks for {', '.join(again)} again" if again else ""
+    return f"{', '.join(found)}: credentials are left out of the record{remedy}"
 
 
 def _store_note(settings: Settings, work: worktree.WorkTree) -> str | None:

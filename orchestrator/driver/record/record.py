@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,10 +26,12 @@ from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.plan.resolve import resolve
 from orchestrator.provenance.code import checkout, git, imported, snapshot, worktree
 from orchestrator.provenance.data.versions import Input
-from orchestrator.records import identity, lines, rests
+from orchestrator.records import identity, lines, masking, rests
 from orchestrator.records.lines import LineFile
+from orchestrator.records.masking import Masker
 from orchestrator.settings import Settings, determining, flat, to_yaml
-from orchestrator.tracking import Store, Tracker
+from orchestrator.tracking import Store, Tracker, is_server
+from orchestrator.tracking.store import USER, user
 
 _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
     "finished": "FINISHED",
@@ -38,24 +39,25 @@ _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
     "killed": "KILLED",
 }
 _NAMED = 10  # runs in a tag
-_URL_SECRET = re.compile(r"(?<=://)[^/@\s]*@")
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a run is made of, as it was recorded. work: None where the code could not be; obstacles: to an exact rerun."""
+    """What a run is made of, as it was recorded. work: None where the code could not be; obstacles: to an exact rerun;
+    unshared: what others lack who use the same store."""
 
     inputs: list[Input]
     obstacles: list[str]
     work: worktree.WorkTree | None
+    unshared: Sequence[str] = ()
 
 
 class Record:
     """The record of one run, opened by `open_record` or `reopen_record`; `journal`, `trace` and `rests` (None in lockstep) are
     appended while it runs.
 
-    obstacles: to an exact rerun, as far as they are known; run_manifest: what the workers agreed on, once they have;
-    described: the `profile` of the training data and their `partition`, as far as a worker could tell them.
+    obstacles: to an exact rerun, as far as they are known; unshared: as in Contents; run_manifest: what the workers agreed on,
+    once they have; described: the `profile` of the training data and their `partition`, as far as a worker could tell them.
     """
 
     def __init__(
@@ -71,10 +73,12 @@ class Record:
         self.tracker = tracker
         self.files = files
         self.orphans = orphans
-        self.journal = LineFile(files.journal)
+        self._masker = Masker(flat(settings), os.environ)
+        self.journal = LineFile(files.journal, self._masker.text)
         self.trace = LineFile(files.trace)
         self.rests = None if resolve(settings).lockstep else LineFile(files.rests)
         self.obstacles = list(contents.obstacles)
+        self.unshared = list(contents.unshared)
         self.run_manifest: Mapping[str, Any] = {}
         self.described: Mapping[str, Any] = {}
         self._settings = settings
@@ -167,8 +171,9 @@ class Record:
         ending: dict[str, object] = {"event": "run_ended", "status": status, "steps": outcome.steps}
         if outcome.error is not None:
             ending["error"] = outcome.error.message
-            _put(self.files.error, f"{outcome.error}\n\n{outcome.error.details}".rstrip() + "\n")
-            self.tracker.tag("error", outcome.error.message)
+            whole = f"{outcome.error}\n\n{outcome.error.details}".rstrip() + "\n"
+            _put(self.files.error, self._masker.text(whole))
+            self.tracker.tag("error", self._masker.text(outcome.error.message))
         if outcome.steps:
             self.tracker.tag("steps", str(outcome.steps))
         if outcome.digest is not None:
@@ -180,7 +185,7 @@ class Record:
             _write(self.files.environment, {"nodes": self._nodes})
             _write(self.files.code, self._code)
         self._identify()
-        _put(self.files.card, self._card(outcome))
+        _put(self.files.card, self._masker.text(self._card(outcome)))
         self.journal.append([ending])
         self.journal.close()
         for file in self.history:
@@ -216,14 +221,14 @@ class Record:
                 name=self.tracker.name,
                 status=outcome.status,
                 started=datetime.fromtimestamp(self.tracker.started_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
-                command=_public(shlex.join(["python", "-m", "orchestrator", *sys.argv[1:]])),
+                command=shlex.join(["python", "-m", "orchestrator", *masking.arguments(sys.argv[1:])]),
                 outcome=rows,
                 code=self._code,
                 data=_read(self.files.data),
                 nodes=self._nodes,
                 identity=identity,
-                settings=found,
-                execution={key: _public(str(value)) for key, value in execution.items()},
+                settings={key: masking.setting(key, value) for key, value in found.items()},
+                execution={key: str(masking.setting(key, value)) for key, value in execution.items()},
                 said=self._said,
                 obstacles=self.obstacles,
             )
@@ -248,7 +253,7 @@ class Record:
             "none" if work is None else work.tree,
             {name: each["sha256"] for name, each in modules.items() if each["kind"] != "snapshot"},
             {item.path: item.md5 for item in self._inputs},
-            determining(self._settings),
+            {key: masking.setting(key, value) for key, value in determining(self._settings).items()},
             [node["bits"] for node in self._nodes.values()],
             self.run_manifest["initial_parameters"],
         )
@@ -264,13 +269,13 @@ def open_record(settings: Settings, folder: Path, provenance: Provenance, origin
         experiment_id = store.experiment(settings.run.experiment)
         orphans = store.mark_orphans(experiment_id)
         tracker = Tracker.create(store, experiment_id, settings.run.name, every_s=settings.tracking.every_s)
-        shown = {key: _public(value) if isinstance(value, str) else value for key, value in flat(settings).items()}
+        shown = {key: masking.setting(key, value) for key, value in flat(settings).items()}
         tracker.describe(shown, _tags(provenance))
     tracker.inputs([(item.path, item.md5, item.place) for item in inputs])
     files = RunFolder(folder, tracker.run_id)
     files.lease()
     try:
-        files.settings.write_text(to_yaml(settings), encoding="utf-8")
+        files.settings.write_text(to_yaml(settings, public=True), encoding="utf-8")
     except OSError as error:
         tracker.end("FAILED")
         raise ConfigurationError(
@@ -279,7 +284,8 @@ def open_record(settings: Settings, folder: Path, provenance: Provenance, origin
     _write(files.data, {"inputs": [item.as_dict() for item in inputs], "profile": None})
     _write(files.origins, origins)
     work = None if provenance.work is None else _keep(provenance.work, files, tracker)
-    return Record(settings, store, tracker, files, orphans, Contents(inputs, obstacles, work))
+    unshared = provenance.unshared if is_server(store.uri) else []
+    return Record(settings, store, tracker, files, orphans, Contents(inputs, obstacles, work, unshared))
 
 
 def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance: Provenance) -> Record:
@@ -309,9 +315,9 @@ def _keep(work: worktree.WorkTree, files: RunFolder, tracker: Tracker) -> worktr
 def _tags(provenance: Provenance) -> dict[str, str]:
     """Tags by which runs are found: the user, the code, the data."""
     tags = {
-        "mlflow.source.name": _public(" ".join(sys.argv)),
+        "mlflow.source.name": " ".join(masking.arguments(sys.argv)),
         "mlflow.source.type": "LOCAL",
-        "mlflow.user": os.environ.get("USER", str(os.getuid())),
+        USER: user(),
     }
     work = provenance.work
     if work is not None:
@@ -320,11 +326,6 @@ def _tags(provenance: Provenance) -> dict[str, str]:
         if work.origin is not None:
             tags["git.commit"] = tags["mlflow.source.git.commit"] = work.origin
     return {**tags, **{f"data.{item.path}.md5": item.md5 for item in provenance.inputs}}
-
-
-def _public(text: str) -> str:
-    """The text without names and passwords in addresses."""
-    return _URL_SECRET.sub("", text)
 
 
 def _count(runs: list[str]) -> str:

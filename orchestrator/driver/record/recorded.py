@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.driver.record.folders import RunFolder
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.provenance.data.versions import Input, from_dict
-from orchestrator.records import lines, rests
+from orchestrator.records import lines, masking, rests
 from orchestrator.records.comparison import Run
 from orchestrator.settings import Settings, determining, flat, load
 from orchestrator.synchrony import build_mode
@@ -46,7 +46,14 @@ class Recorded:
         """The settings of the run, with overrides that do not change the result. Raises ConfigurationError for others."""
         settings = load([str(self.files.settings)], overrides)
         before, after = determining(load([str(self.files.settings)], [])), determining(settings)
-        changed = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
+        hidden = {key for key, value in flat(load([str(self.files.settings)], [])).items() if masking.is_masked(value)}
+        wanting = sorted(key for key, value in flat(settings).items() if key in hidden and masking.is_masked(value))
+        if wanting:
+            raise ConfigurationError(
+                [f"{key}: it was a credential, which no record holds" for key in wanting],
+                f"give it again: {wanting[0]}=VALUE",
+            )
+        changed = sorted(key for key in {*before, *after} - hidden if before.get(key) != after.get(key))
         if changed:
             raise ConfigurationError(
                 [f"{key}: it determines the result, and here it has to stay as it was" for key in changed],

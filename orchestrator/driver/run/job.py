@@ -117,6 +117,8 @@ class Job:
     def _drive(self, startup: Startup, record: Record, ray: RaySession) -> Outcome:
         plan = self.plan
         say_obstacles(self.display, record.obstacles)
+        for sentence in record.unshared:
+            self.display.say(f"note: for others who rerun this: {sentence}")
         for run_id in record.orphans:
             self.display.say(f"note: run {run_id} was left RUNNING by a driver that is gone; it is marked KILLED now")
         event_sink = EventSink(record, self.display, self.on_event)

@@ -35,10 +35,14 @@ def changes(old: Path, new: Path) -> list[Change]:
     """What to do to the snapshot in bundle `old` to get `new`, by path. Raises NotRerunnable for a damaged bundle."""
     with tempfile.TemporaryDirectory(prefix="orchestrator-") as folder:
         repository = Path(folder) / "both"
-        before, after = _open(repository, old, new)
-        paths = _differing(repository, before, after)
-        counts = _counts(repository, before, after)
-        diffs = _diffs(repository, before, after, paths[:FILES_SHOWN])
+        return between(repository, *open_bundles(repository, old, new))
+
+
+def between(repository: Path, before: str, after: str) -> list[Change]:
+    """The same of two commits in one repository. Raises git.GitError."""
+    paths = _differing(repository, before, after)
+    counts = _counts(repository, before, after)
+    diffs = _diffs(repository, before, after, paths[:FILES_SHOWN])
     diffs += [""] * (len(paths) - len(diffs))
     return [
         Change(objects.shown(path), _KINDS[letter], *counts[path], diff)
@@ -50,13 +54,13 @@ def since(bundle: Path, work: WorkTree) -> list[str]:
     """The paths that differ between the snapshot in `bundle` and a work tree. Raises NotRerunnable for a damaged bundle."""
     with tempfile.TemporaryDirectory(prefix="orchestrator-") as folder:
         repository = Path(folder) / "one"
-        (commit,) = _open(repository, bundle)
+        (commit,) = open_bundles(repository, bundle)
         then = entries_of(git.run(repository, "ls-tree", "-r", "-z", commit))
     return sorted(objects.shown(path) for path in {*then, *work.entries} if then.get(path) != work.entries.get(path))
 
 
-def _open(repository: Path, *bundles: Path) -> list[str]:
-    """Put the bundles into a new repository; their commits."""
+def open_bundles(repository: Path, *bundles: Path) -> list[str]:
+    """Put the bundles into a new repository; their commits. Raises NotRerunnable for a damaged one."""
     headers = [checkout.read_header(bundle) for bundle in bundles]
     if len({header.algorithm for header in headers}) > 1:
         raise NotRerunnable(

@@ -73,6 +73,13 @@ def restore(bundle: Path, target: Path) -> Restored:
 @contextmanager
 def disposable(bundle: Path, folder: Path) -> Iterator[Restored]:
     """A restored tree below `folder`, gone after use; what killed processes have left there goes first."""
+    with disposable_folder(folder) as place:
+        yield restore(bundle, place / "code")
+
+
+@contextmanager
+def disposable_folder(folder: Path) -> Iterator[Path]:
+    """An empty folder below `folder`, in the same way."""
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
         _sweep(folder)
@@ -80,7 +87,7 @@ def disposable(bundle: Path, folder: Path) -> Iterator[Restored]:
         place.mkdir()
         held = _lock(place)
     try:
-        yield restore(bundle, place / "code")
+        yield place
     finally:
         shutil.rmtree(place, ignore_errors=True)
         os.close(held)

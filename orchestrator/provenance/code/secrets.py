@@ -1,37 +1,78 @@
-"""Files that look as if they held a secret, by their names; the contents are not read.
+"""Files that look as if they held a secret: by their names, and by credentials of known shapes in their text.
 
-A snapshot holds every file that git does not ignore, so a key that lies about untracked goes into the run's artifacts. What git
-tracks already is not named: it has been published on purpose, or long ago.
+A snapshot holds every file that git does not ignore. A key or an `.env` that lies about untracked is left out of it by its
+name, and said. What git tracks stays: it has been published on purpose, or long ago, and the code may need it. In the text of
+files that are new or changed a credential is pointed out and not taken out, since the code would be another one then.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
+
+from orchestrator.records import masking
 
 _NAMES = re.compile(
-    r"\.env(\..+)?|\.netrc|\.pypirc|\.htpasswd|id_(rsa|dsa|ecdsa|ed25519)(_sk)?|credentials(\..+)?|client_secret.*"
-    r"|.+\.(pem|p12|pfx|keystore|jks)|.*(?<!_pub)\.key",
+    r"\.env(\..+)?|\.envrc|\.netrc|\.pypirc|\.htpasswd|\.git-credentials|id_(rsa|dsa|ecdsa|ed25519)(_sk)?|credentials(\..+)?"
+    r"|client_secret.*|.+\.(pem|p12|pfx|keystore|jks|ppk)|.*(?<!_pub)\.key",
     re.IGNORECASE,
 )
 _EXAMPLES = re.compile(r".*\.(example|sample|template|dist|pub)", re.IGNORECASE)
 _SHOWN = 3
+_READ_BYTES = 1 << 20
+_MOST_FILES = 2000
+DVC_CONFIG = ".dvc/config"  # tracked, and a usual place of a remote's password
+
+
+def is_suspicious(path: str) -> bool:
+    """Whether the name is typical of keys, tokens and passwords. Pure."""
+    name = PurePosixPath(path).name
+    return _NAMES.fullmatch(name) is not None and _EXAMPLES.fullmatch(name) is None
 
 
 def suspicious(paths: Iterable[str]) -> list[str]:
-    """Those of the paths whose names are typical of keys, tokens and passwords. Pure."""
-    names = {path: PurePosixPath(path).name for path in paths}
-    return [path for path, name in names.items() if _NAMES.fullmatch(name) and not _EXAMPLES.fullmatch(name)]
+    """Those of the paths that are. Pure."""
+    return [path for path in paths if is_suspicious(path)]
 
 
-def note(untracked: Iterable[str]) -> str | None:
-    """What to tell a person about them; None when there are none."""
-    found = suspicious(untracked)
+def note(left_out: Iterable[str]) -> str | None:
+    """What to tell a person about files that were left out by their names; None when there are none."""
+    found = list(left_out)
     if not found:
         return None
-    listed = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if found[_SHOWN:] else "")
     return (
-        f"{listed}: untracked, not ignored, and so recorded with the code in this run's artifacts; "
-        "if it holds a secret, list it in .gitignore"
+        f"{_listed(found)}: left out of the record, since by their names they hold secrets; list them in .gitignore, or "
+        "git add what is none and the run needs"
     )
+
+
+def note_of_contents(root: Path, paths: Iterable[str]) -> str | None:
+    """What to tell about files in whose text a credential stands."""
+    places = [place for path in list(paths)[:_MOST_FILES] if (place := _place(root, path)) is not None]
+    if not places:
+        return None
+    return (
+        f"{_listed(places)}: a credential stands there, and is recorded with the code in this run's artifacts; take it out, "
+        "and read it from the environment"
+    )
+
+
+def _place(root: Path, path: str) -> str | None:
+    """file:line of the first credential."""
+    file = root / path
+    try:
+        if file.is_symlink() or file.stat().st_size > _READ_BYTES:
+            return None
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError):  # gone, or no text
+        return None
+    if masking.text(text) == text:
+        return None
+    lines = enumerate(text.splitlines(), 1)
+    number = next((number for number, line in lines if masking.text(line) != line), 1)
+    return f"{path}:{number}"
+
+
+def _listed(found: list[str]) -> str:
+    return ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if found[_SHOWN:] else "")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from orchestrator.provenance.code import git, objects
+from orchestrator.provenance.code import git, objects, secrets
 from orchestrator.provenance.code.objects import Entries, Entry
 
 LARGE_FILE_BYTES = 50 * 10**6
@@ -63,8 +63,8 @@ class WorkTree:
     snapshot is that of the original repository, else head. tree: the id of all entries. algorithm: of ids.
     present: ids that the repository holds; shown: entries as the patch shows them, without what only filters, sparse
     checkouts and nested repositories change. changed: paths that differ from head; untracked: those of them that git does not
-    know; notes: what a reader should know;
-    obstacles: what keeps this tree from being restored exactly, with remedies."""
+    know; left_out: untracked files that are not recorded, for their names are those of secrets; notes: what a reader should
+    know; obstacles: what keeps this tree from being restored exactly, with remedies."""
 
     root: Path
     project: str
@@ -77,6 +77,7 @@ class WorkTree:
     shown: Entries
     changed: tuple[str, ...]
     untracked: tuple[str, ...]
+    left_out: tuple[str, ...]
     nested: tuple[Nested, ...]
     notes: tuple[str, ...]
     obstacles: tuple[str, ...]
@@ -112,6 +113,7 @@ def examine(project: Path) -> WorkTree:
         shown=_shown(reading),
         changed=tuple(sorted(reading.changed)),
         untracked=tuple(sorted(reading.untracked)),
+        left_out=tuple(sorted(reading.left_out)),
         nested=tuple(reading.nested),
         notes=(*(str(nested) for nested in reading.nested), *reading.notes),
         obstacles=tuple(reading.obstacles),
@@ -217,6 +219,7 @@ class _Reading:
     hidden: list[bytes] = field(default_factory=list)  # folders whose files the patch does not show
     changed: list[str] = field(default_factory=list)
     untracked: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     nested: list[Nested] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     obstacles: list[str] = field(default_factory=list)
@@ -234,7 +237,9 @@ def _read(reading: _Reading, repository: _Repository) -> _Seen:
     head = repository.head()
     tracked, committed = repository.tracked(), repository.committed(head)
     ids = frozenset(item.entry.id for item in tracked.values()) | {item.id for item in committed.values()}
-    untracked = repository.untracked()
+    everything = repository.untracked()
+    untracked = [path for path in everything if not secrets.is_suspicious(objects.shown(path))]
+    reading.left_out += [objects.shown(repository.prefix + path) for path in everything if path not in untracked]
     links = [path for path, item in tracked.items() if item.entry.mode == objects.REPOSITORY]
     own = {}
     for path in [*tracked, *untracked]:

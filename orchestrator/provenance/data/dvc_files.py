@@ -11,18 +11,17 @@ import contextlib
 import json
 import logging
 import os
-import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigurationError
+from orchestrator.records import masking
 
 MD5, LEGACY = "md5", "md5-dos2unix"  # DVC 2 hashed text files with their line ends made those of Unix
 _PRUNED = frozenset({".dvc", ".git", ".orchestrator", ".venv", "venv", "node_modules", "__pycache__"})
-_CREDENTIALS = re.compile(r"(?<=://)[^/@]*@")
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def storage(folder: Path) -> Storage | None:
     if top is None:
         return None
     settings = configuration(top)
-    remotes = {name: _CREDENTIALS.sub("", str(remote.get("url", ""))) for name, remote in settings["remote"].items()}
+    remotes = {name: masking.text(str(remote.get("url", ""))) for name, remote in settings["remote"].items()}
     cache = settings["cache"].get("dir") or top / ".dvc" / "cache"
     return Storage(Path(str(cache)), remotes, settings["core"].get("remote"))
 
@@ -114,6 +113,16 @@ def outs(project: Path) -> list[Out]:
                 name for name in below if name not in _PRUNED and os.path.relpath(here / name, project) not in held
             ]
     return found
+
+
+def lacking(project: Path, remote: str, kind: str, md5s: Iterable[str]) -> list[str]:
+    """Those of the objects that a remote does not have. Raises whatever DVC and the libraries below it raise."""
+    top = root(project)
+    assert top is not None
+    wanted = sorted(set(md5s))
+    with _opened(top) as repository, quiet():
+        there = set(repository.cloud.get_remote_odb(remote, hash_name=kind).oids_exist(wanted))
+    return [md5 for md5 in wanted if md5 not in there]
 
 
 def stage_of(project: Path, path: str) -> str | None:
@@ -214,7 +223,7 @@ def _out(out: Any, name: str | None, file: Path, project: Path) -> Out:
     if source is not None:
         repository = source.def_repo
         rev = repository.get("rev_lock") or repository.get("rev") or ""
-        imported = {"url": repository["url"], "rev": rev, "path": source.def_path}
+        imported = {"url": masking.text(str(repository["url"])), "rev": rev, "path": source.def_path}
     folder = os.path.relpath(file.parent, project)
     return Out(
         path=os.path.relpath(out.fs_path, project),

@@ -24,7 +24,8 @@ from orchestrator.provenance.data.versions import Input
 
 @dataclass(frozen=True)
 class Restored:
-    """source: "work tree" (the snapshot brought it, or it lies at an absolute path), "cache", "remote", "import" or "folder";
+    """source: "work tree" (the snapshot brought it, or it lies at an absolute path), "crate", "cache", "remote", "import" or
+    "folder";
     notes: what a person should know, such as an object of the cache that was found damaged."""
 
     path: str
@@ -32,11 +33,19 @@ class Restored:
     notes: tuple[str, ...] = ()
 
 
-def restore(target: Path, inputs: Sequence[Input], source: Path, *, top: Path | None = None) -> list[Restored]:
+def restore(
+    target: Path,
+    inputs: Sequence[Input],
+    source: Path,
+    *,
+    top: Path | None = None,
+    carried: Mapping[str, Path] | None = None,
+) -> list[Restored]:
     """Make every input in the work tree `target` what was recorded, byte for byte.
 
     target: the project's folder in a disposable work tree, changed; top: that work tree's first folder, when the project is
-    not it; source: the project's folder where the command was typed, only read. Raises NotRerunnable with all that failed.
+    not it; source: the project's folder where the command was typed, only read; carried: path of an input -> a place that has
+    its bytes, which is taken first. Raises NotRerunnable with all that failed.
     """
     kept = dvc_files.storage(source)
     with tempfile.TemporaryDirectory(prefix="orchestrator-dvc-") as scratch:
@@ -44,7 +53,10 @@ def restore(target: Path, inputs: Sequence[Input], source: Path, *, top: Path | 
         jobs = [_Job(item, target, source, top or target) for item in inputs]
         waiting = [job for job in jobs if not job.is_done()]
         for job in waiting:
-            job.from_dvc(store)
+            job.from_crate((carried or {}).get(job.item.path))
+        for job in waiting:
+            if job.source is None:
+                job.from_dvc(store)
         for job in waiting:
             if job.source is None:
                 job.from_folder()
@@ -128,23 +140,30 @@ class _Job:
                 self.reasons.append("what DVC has recorded is not what was read then")
         self.notes += [note for note in store.take_notes() if note not in self.notes]
 
+    def from_crate(self, place: Path | None) -> None:
+        if place is not None and not self._from_place(place, hashing.scan(place), "crate"):
+            self.reasons.append("the crate has other bytes")
+
     def from_folder(self) -> None:
         """The bytes that lie where the command was typed, if they are still those; data that DVC never had come back so."""
         place = self.origin / self.item.path
         found = hashing.scan_input(self.origin, self.item.path) if place.exists() else None
         if found is None or found.md5 != self.item.md5:
             self.reasons.append(f"{place} {'is not there' if found is None else 'has other bytes now'}")
-            return
-        destination = self.target / self.item.path
-        _remove(destination)
-        for name in found.entries:
-            _copy(place / name if name else place, destination / name if name else destination)
-        if self._arrived("folder"):
+        elif self._from_place(place, found, "folder"):
             self.notes.append(
                 f"{self.item.path} was copied from {place}, which has the recorded bytes; neither DVC nor the code brought it"
             )
         else:
             self.reasons.append(f"{place} changed while it was copied")
+
+    def _from_place(self, place: Path, found: hashing.Scan, source: str) -> bool:
+        """Copy what was found at a place; whether these are the recorded bytes."""
+        destination = self.target / self.item.path
+        _remove(destination)
+        for name in found.entries:
+            _copy(place / name if name else place, destination / name if name else destination)
+        return self._arrived(source)
 
     def _arrived(self, source: str) -> bool:
         place = self.target / self.item.path

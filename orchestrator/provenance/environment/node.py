@@ -20,6 +20,7 @@ from typing import Any
 from orchestrator.numerics import cuda
 from orchestrator.numerics.determinism import cpu_model
 from orchestrator.provenance.environment import packages
+from orchestrator.records import masking
 
 _BITS = re.compile(
     r"(MKL|OMP|KMP|GOMP|ATEN|ONEDNN|DNNL|OPENBLAS|BLIS|NPY|CUBLAS|CUBLASLT|CUDA|CUDNN|NCCL|NVIDIA|TORCH|PYTORCH)_\w+"
@@ -28,7 +29,6 @@ _BITS = re.compile(
 _DESCRIBED = re.compile(r"LC_\w+|LANG|LANGUAGE|TZ|LD_LIBRARY_PATH|RAY_\w+_THREADS")
 _NO_BITS = re.compile(r"\w*(_NUM_THREADS|VISIBLE_DEVICES|DEVICE_ORDER|_HOME|_DIR|_PATH|_ROOT|_LOGS?|VERBOSE|_CACHE\w*)")
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
-_URL_SECRET = re.compile(r"(?<=://)[^/@\s]*@")
 _INSTRUCTION_SETS = re.compile(r"sse4_[12]|avx\w*|fma|f16c|amx\w*|asimd\w*|neon|sve\w*|bf16|i8mm|vsx|rvv")
 
 
@@ -83,7 +83,7 @@ def variables() -> dict[str, str]:
 
 def _chosen(wanted: Callable[[str], bool]) -> dict[str, str]:
     named = {name: value for name, value in sorted(os.environ.items()) if wanted(name) and not _SECRET.search(name)}
-    return {name: _URL_SECRET.sub("", value) for name, value in named.items()}
+    return {name: str(masking.setting(name, value)) for name, value in named.items()}
 
 
 def _interpreter() -> dict[str, Any]:

@@ -1,0 +1,168 @@
+"""`export=RUN_ID to=FOLDER|ZIP [data=true] [key=PATH] [license=URL]`: a record as one crate, which can be rerun elsewhere.
+
+Everything comes from the record, the data from where a rerun takes them, hashed; the project is only read. The same record
+makes the same bytes, so two exports can be compared.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.driver.record.folders import project_folder
+from orchestrator.driver.record.recorded import Recorded
+from orchestrator.driver.terminal.progress import for_stream
+from orchestrator.errors import ConfigurationError, UsageError
+from orchestrator.provenance.code import checkout
+from orchestrator.provenance.crates import archive, crate, statement
+from orchestrator.provenance.crates.archive import Content
+from orchestrator.provenance.data import hashing, restoring
+from orchestrator.provenance.data.versions import Input
+from orchestrator.tracking import Past, Store
+
+
+@dataclass(frozen=True)
+class Exported:
+    """size: of the zip, or of the folder's files, in bytes; data: path of an input -> "included", "code" (the snapshot holds
+    it) or "referenced" (its md5 and DVC's remotes are named)."""
+
+    run_id: str
+    to: str
+    files: int
+    size: int
+    data: dict[str, str]
+    statement_sha256: str
+    signed_by: str | None
+    notes: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        told = {"size_bytes" if key == "size" else key: value for key, value in asdict(self).items()}
+        return {**told, "status": "finished"}
+
+    @property
+    def text(self) -> str:
+        signed = f"signed by {self.signed_by}" if self.signed_by else "not signed"
+        return (
+            f"run {self.run_id} is exported to {self.to}: {self.files} files, {self.size / 1e6:.1f} MB\n"
+            f"  its statement has sha256 {self.statement_sha256}, {signed}\n"
+            f"  python -m orchestrator rerun={self.to} trust=true repeats it"
+        )
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is asked for. with_data: the data themselves, too; key: the private key that signs; license: a URL."""
+
+    to: Path
+    with_data: bool
+    key: Path | None
+    license: str | None
+
+
+def export(name: str, wanted: Wanted, uri: str | None) -> Exported:
+    """Raises UsageError, ConfigurationError and NotRerunnable; then there is no crate."""
+    if wanted.to.exists():
+        raise UsageError(f"to={wanted.to}: it exists", "name another place, or remove it")
+    if not wanted.to.absolute().parent.is_dir():
+        raise UsageError(
+            f"to={wanted.to}: there is no folder {wanted.to.absolute().parent}", "make it, or name another place"
+        )
+    signer = None if wanted.key is None else statement.signer(wanted.key)
+    project = Path.cwd()
+    folder = project_folder(project)
+    store = Store(uri, folder)
+    original = Recorded.find(store, folder, name)
+    if original.past.status == "RUNNING":
+        raise UsageError(f"run {original.past.run_id} is not at its end", "wait for it, or end it")
+    original.require()
+    display = for_stream()
+    with ExitStack() as held:
+        files = _of_record(original, store, held)
+        carried, told, notes = _data(original, project, folder, wanted, held)
+        names: dict[str, str] = {}
+        for path, (place, entries) in carried.items():
+            names[path] = _name_of(path, len(names))
+            files |= {f"{names[path]}/{entry}" if entry else names[path]: place / entry for entry in entries}
+        made = crate.make(files, _run(original.past), names, wanted.license, signer)
+        size = _write(made, wanted.to)
+    for note in notes:
+        display.say(f"note: {note}")
+    return Exported(
+        original.past.run_id, str(wanted.to), len(made.files), size, told, made.statement_sha256, made.signed_by, notes
+    )
+
+
+def _of_record(original: Recorded, store: Store, held: ExitStack) -> dict[str, Content]:
+    """The files of the run's folder, the verdicts of its reruns, the list of packages."""
+    files: dict[str, Content] = {f"{crate.RECORD}/{file.name}": file for file in original.files.artifacts()}
+    place = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="orchestrator-")))
+    run_id = original.past.run_id
+    for again in store.folders(run_id, "reruns"):
+        (place / again).mkdir()
+        store.fetch(run_id, f"reruns/{again}", place / again)
+        files |= {f"reruns/{again}/{file.name}": file for file in (place / again).iterdir()}
+    files[crate.LOCK] = crate.lock(original.environments)
+    return files
+
+
+Carried = dict[str, tuple[Path, list[str]]]
+
+
+def _data(
+    original: Recorded, project: Path, folder: Path, wanted: Wanted, held: ExitStack
+) -> tuple[Carried, dict[str, str], list[str]]:
+    """The inputs that travel along, with their place and their files; what becomes of each; notes. Restored as for a rerun, so
+    that they are the recorded bytes."""
+    told = {item.path: "code" if item.keeper == "code" else "referenced" for item in original.inputs}
+    referenced = [item for item in original.inputs if told[item.path] == "referenced"]
+    if not wanted.with_data:
+        return {}, told, [_where(item) for item in referenced]
+    if not referenced:
+        return {}, told, []
+    restored = held.enter_context(checkout.disposable(original.files.bundle, folder / "worktrees"))
+    restoring.restore(restored.project, original.inputs, project, top=restored.root)
+    carried: Carried = {}
+    notes = []
+    for item in referenced:
+        place = restored.project / item.path
+        if not place.resolve().is_relative_to(restored.root.resolve()):
+            notes.append(f"{item.path} lies outside of the repository, where no rerun writes: it is not in the crate")
+            continue
+        carried[item.path] = (place, list(hashing.scan_input(restored.project, item.path).entries))
+        told[item.path] = "included"
+    return carried, told, notes
+
+
+def _where(item: Input) -> str:
+    """Where a rerun takes an input from that does not travel along."""
+    remotes = ", ".join(f"{name} ({url})" for name, url in (item.remotes or {}).items())
+    kept = f"in DVC's remote {remotes}" if remotes else "only where it was, since there is no DVC remote"
+    return f"{item.path} is named and not included: its bytes are kept {kept}; data=true includes them"
+
+
+def _name_of(path: str, number: int) -> str:
+    """The name of an input in the crate: its own path, where that is one."""
+    name = f"{crate.DATA}/{path.removesuffix('/')}"
+    return name if archive.problem_of([name]) is None else f"{crate.DATA}/input-{number}"
+
+
+def _run(past: Past) -> dict[str, Any]:
+    metrics = {name: value if math.isfinite(value) else str(value) for name, value in sorted(past.metrics.items())}
+    return {**asdict(past), "metrics": metrics}
+
+
+def _write(made: crate.Made, to: Path) -> int:
+    names = sorted(made.files)
+    problem = archive.problem_of(names)
+    assert problem is None, problem
+    try:
+        archive.write(made.files, to)
+        return to.stat().st_size if to.is_file() else sum((to / name).stat().st_size for name in names)
+    except OSError as error:
+        raise ConfigurationError(
+            [f"to={to}: it cannot be written: {error.strerror}"], "make room, or name another place"
+        ) from error

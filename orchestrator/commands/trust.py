@@ -1,0 +1,109 @@
+"""What a rerun would execute, read from the record alone, and the question whether that is wanted.
+
+A record may come from somebody else: in a crate, or in a store that several people share. To repeat it is to run their program
+with one's own rights. So before anything of it is imported or started it is said what that would be, and `trust=true` is asked
+for. That another user launched a run is known by what their launch says of itself: a courtesy between people who share a
+store, and no protection against one who writes another's name into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from orchestrator.driver.record.recorded import Recorded
+from orchestrator.errors import UsageError
+from orchestrator.provenance.environment import packages
+from orchestrator.settings import flat
+from orchestrator.table import is_reference
+from orchestrator.tracking.store import user
+
+_SHOWN = 12
+_OURS = "orchestrator"
+
+
+@dataclass(frozen=True)
+class WouldExecute:
+    """command: as it is started in the restored code; names: of code that the settings name, the pipeline first; modules: that
+    the run had imported from its own code, and from elsewhere; packages: those that are not as they were, "name recorded ->
+    here"; variables: that are set; data: path -> md5."""
+
+    command: list[str]
+    names: list[str]
+    tree: str | None
+    commit: str | None
+    modules: list[str]
+    elsewhere: list[str]
+    packages: list[str]
+    variables: dict[str, str]
+    search_path: list[str]
+    data: dict[str, str]
+
+    @property
+    def text(self) -> str:
+        rows = {
+            "command": " ".join(self.command),
+            "pipeline": self.names[0],
+            "other code named by settings": _list(self.names[1:]),
+            "code": f"tree {self.tree}, made from commit {self.commit or 'none'}",
+            "modules of its code": _list(self.modules),
+            "modules from elsewhere": _list(self.elsewhere),
+            "folders searched for modules": _list(self.search_path),
+            "packages, recorded -> here": _list(self.packages),
+            "variables": _list([f"{name}={value}" for name, value in self.variables.items()]),
+            "data": _list([f"{path} ({md5})" for path, md5 in self.data.items()]),
+        }
+        return "\n".join(f"  {what}: {said}" for what, said in rows.items() if said)
+
+
+class Untrusted(UsageError):
+    """Nothing was executed; the JSON object has what would have been, `would_execute`."""
+
+    def __init__(self, whose: str, found: WouldExecute) -> None:
+        super().__init__(
+            f"{whose}, and a rerun executes its code with your rights. It would execute:\n{found.text}",
+            "if you trust who made it, add trust=true; nothing of it was executed or imported",
+        )
+        self.more = {"would_execute": asdict(found)}
+
+
+def is_own(original: Recorded) -> bool:
+    """Whether this user launched the run."""
+    return original.past.user == user()
+
+
+def examine(original: Recorded, overrides: Sequence[str]) -> WouldExecute:
+    """Read it from the record; imports nothing of it. Raises ConfigurationError and NotRerunnable."""
+    settings = original.settings(overrides)
+    code, bits = original.code, next(iter(original.environments), {})
+    modules: dict[str, Any] = code.get("modules", {})
+    own = sorted(name for name, each in modules.items() if each.get("kind") == "snapshot")
+    named = [value for value in flat(settings).values() if isinstance(value, str) and is_reference(value)]
+    target = settings.pipeline.target
+    return WouldExecute(
+        command=["python", "-m", _OURS, "conf=settings.yaml", *overrides],
+        names=[target, *dict.fromkeys(name for name in named if name != target)],
+        tree=code.get("tree"),
+        commit=code.get("origin"),
+        modules=own,
+        elsewhere=sorted(set(modules) - set(own)),
+        packages=_differing(bits.get("packages", {})),
+        variables=dict(bits.get("bits", {}).get("variables", {})),
+        search_path=list(code.get("search_path", [])),
+        data={item.path: item.md5 for item in original.inputs},
+    )
+
+
+def _differing(recorded: dict[str, str]) -> list[str]:
+    here = {name: version for name, (version, _) in packages.installed()}
+    return [
+        f"{name} {version} -> {here.get(name, 'none')}"
+        for name, version in sorted(recorded.items())
+        if here.get(name) != version and name != _OURS
+    ]
+
+
+def _list(found: Sequence[str]) -> str:
+    more = f" and {len(found) - _SHOWN} more" if found[_SHOWN:] else ""
+    return ", ".join(found[:_SHOWN]) + more

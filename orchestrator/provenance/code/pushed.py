@@ -1,0 +1,19 @@
+"""Whether others can have the commit that a run is made from. Asks nobody: what the last fetch or push knew counts."""
+
+from __future__ import annotations
+
+from orchestrator.provenance.code import git
+from orchestrator.provenance.code.worktree import WorkTree
+
+
+def unpushed(work: WorkTree) -> str | None:
+    """What to do so that a clone has the commit, or None. A rerun needs none, since the record has the code; a person and
+    `compare=` do. Nothing is said of a restored snapshot, which is nobody's repository."""
+    if work.head is None or work.head != work.origin:
+        return None
+    if not git.line(work.root, "remote"):
+        return "the repository has no remote, so nobody else has its commits; git remote add origin URL, and git push"
+    known = git.line(
+        work.root, "for-each-ref", "--count=1", f"--contains={work.head}", "--format=%(refname)", "refs/remotes"
+    )
+    return None if known else f"commit {work.head[:12]} is on no branch of a remote; git push"

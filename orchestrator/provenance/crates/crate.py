@@ -1,0 +1,154 @@
+"""A crate made from a record, and one read back: nothing of it is believed before every byte is what its statement says.
+
+What is in it: `record/` (the files of the run's folder), `reruns/` (verdicts), `run.json`, `requirements.txt`, `data/` where
+the data travel along, `ro-crate-metadata.json`, and the statement over all of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.errors import NotRerunnable
+from orchestrator.provenance.crates import archive, metadata, statement
+from orchestrator.provenance.crates.archive import Content
+from orchestrator.provenance.crates.statement import Signer
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+RECORD, RUN, LOCK, DATA = "record", "run.json", "requirements.txt", "data"
+FORMAT = 1
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Made:
+    """files: name -> content, of the whole crate; statement_sha256: one hash that stands for all of it."""
+
+    files: Mapping[str, Content]
+    statement_sha256: str
+    signed_by: str | None
+
+
+@dataclass(frozen=True)
+class Crate:
+    """A crate that was unpacked and checked. place: its folder; run: `run.json`; carried: path of an input -> where its bytes
+    are; signed_by: the fingerprint of the key, None of an unsigned one."""
+
+    place: Path
+    run: Mapping[str, Any]
+    carried: Mapping[str, Path]
+    statement_sha256: str
+    signed_by: str | None
+
+
+def make(
+    files: Mapping[str, Content],
+    run: Mapping[str, Any],
+    carried: Mapping[str, str],
+    license_: str | None = None,
+    signed_by: Signer | None = None,
+) -> Made:
+    """files: of the record and the data, by their names in the crate; run: what the store knows of the run; carried: path of an
+    input -> the name of its file or folder."""
+    told = {"format": FORMAT, **run, "carried": dict(carried)}
+    code, data = (_json(files[f"{RECORD}/{name}.json"]) for name in ("code", "data"))
+    own = {
+        RUN: (json.dumps(told, indent=1, ensure_ascii=False) + "\n").encode(),
+        metadata.README: metadata.readme(told),
+    }
+    whole: dict[str, Content] = {**files, **own}
+    hashes = {name: _sha256(content) for name, content in whole.items()}
+    sizes = {name: _size(content) for name, content in whole.items()}
+    made_after = [statement.FILE, *([statement.PUBLIC_KEY] if signed_by else [])]
+    described = metadata.Described(told, code.get("origin"), data.get("inputs", []), carried, sizes, hashes, license_)
+    whole[metadata.FILE] = metadata.document(described, made_after)
+    hashes[metadata.FILE] = _sha256(whole[metadata.FILE])
+    payload = statement.payload(hashes, statement.predicate(told, code, data, hashes[LOCK]))
+    whole[statement.FILE] = statement.envelope(payload, signed_by)
+    if signed_by is not None:
+        whole[statement.PUBLIC_KEY] = signed_by.public
+    return Made(whole, statement.sha256(payload), None if signed_by is None else signed_by.name)
+
+
+def lock(environments: Iterable[Mapping[str, Any]]) -> bytes:
+    """The packages of the nodes as pip reads them; what differs between nodes is a line each."""
+    lines = {f"{name}=={version}" for each in environments for name, version in each.get("packages", {}).items()}
+    return "".join(f"{line}\n" for line in sorted(lines)).encode()
+
+
+def is_crate(name: str) -> bool:
+    """Whether `rerun=NAME` means a crate rather than a run's id, in which there is no dot and no slash."""
+    return archive.is_zip(Path(name)) or "/" in name or (Path(name) / statement.FILE).is_file()
+
+
+def read(path: Path, place: Path, trusted: Ed25519PublicKey | None = None) -> Crate:
+    """Unpack a crate into the new folder `place` and check all of it; nothing of it is imported or run. trusted: the key that
+    has to have signed it. Raises NotRerunnable, with every file that is not what was exported."""
+    found = archive.unpack(path, place)
+    said = statement.opened(place, trusted)
+    generated = {statement.FILE, *([statement.PUBLIC_KEY] if said.signed_by else [])}
+    problems = _problems({name: each for name, each in found.items() if name not in generated}, said.hashes, place)
+    if problems:
+        listed = "".join(f"\n  - {problem}" for problem in problems[:_SHOWN])
+        more = f"\n  and {len(problems) - _SHOWN} more" if problems[_SHOWN:] else ""
+        raise NotRerunnable(f"{path} is not what was exported:{listed}{more}", archive.REMEDY)
+    try:
+        run = _json(place / RUN)
+        code, data = (_json(place / RECORD / f"{name}.json") for name in ("code", "data"))
+        claim = statement.predicate(run, code, data, found[LOCK])
+        if run["format"] != FORMAT:
+            raise NotRerunnable(
+                f"{path} is a crate of format {run['format']}, and this program reads {FORMAT}", "update it"
+            )
+        carried = {str(item): place / _inside(name, path) for item, name in run["carried"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise NotRerunnable(f"{path} is no crate of export=: {error!r}", archive.REMEDY) from None
+    if claim != said.claim:
+        raise NotRerunnable(
+            f"{path} is not what was exported:\n  - {statement.FILE}: it claims what its files do not hold",
+            archive.REMEDY,
+        )
+    return Crate(place, run, carried, statement.sha256(said.payload), said.signed_by)
+
+
+def _problems(found: Mapping[str, str], expected: Mapping[str, str], place: Path) -> list[str]:
+    """What of the files is not as the statement says. A file on which the metadata agree was not changed: the statement was."""
+    listed = metadata.hashes_of((place / metadata.FILE).read_bytes()) if metadata.FILE in found else {}
+    problems = []
+    for name in sorted({*found, *expected}):
+        was, is_ = expected.get(name), found.get(name)
+        if was is None:
+            problems.append(f"{name}: it is in no statement, found sha256 {is_}")
+        elif is_ is None:
+            problems.append(f"{name}: expected sha256 {was}, and it is not there")
+        elif was != is_:
+            whose = f"{statement.FILE}, about {name}" if listed.get(name) == is_ else name
+            problems.append(f"{whose}: expected sha256 {was}, found {is_}")
+    return problems
+
+
+def _inside(name: str, path: Path) -> str:
+    if archive.problem_of([name]) is not None or not name.startswith(f"{DATA}/"):
+        raise NotRerunnable(f"{path} is refused: it names {name!r} as data", archive.REMEDY)
+    return name
+
+
+def _json(content: Content) -> dict[str, Any]:
+    return dict(json.loads(content if isinstance(content, bytes) else content.read_bytes()))
+
+
+def _sha256(content: Content) -> str:
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest()
+    with content.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _size(content: Content) -> int:
+    return len(content) if isinstance(content, bytes) else content.stat().st_size

@@ -1,0 +1,116 @@
+"""Credentials kept out of a record: in settings by key or shape, in any text by shape or as a known value. Pure.
+
+Of an address the name and the password go, and what is left is still the address. Another value becomes MASK, and the
+record says by its key that it was there. What has the shape of no known credential and stands under no telling key is not
+found: a password in a file's text cannot be told from a word.
+Source of the shapes: the prefixes that their issuers publish for such scans (GitHub, GitLab, Hugging Face, OpenAI, Anthropic,
+AWS, Google, Slack, PyPI, npm, SendGrid, Stripe, DigitalOcean; RFC 7519, section 3, for JSON Web Tokens; RFC 7468 for keys).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+MASK = "***"
+_SHAPES = re.compile(
+    r"(?<![A-Za-z0-9])(?:"
+    r"gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}|hf_[A-Za-z0-9]{20,}"
+    r"|sk-[A-Za-z0-9_-]{20,}|(?:sk|rk)_(?:live|test)_[A-Za-z0-9]{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
+    r"|AIza[A-Za-z0-9_-]{35}|ya29\.[A-Za-z0-9_-]{20,}|xox[abeoprs]-[A-Za-z0-9-]{10,}|pypi-[A-Za-z0-9_-]{30,}"
+    r"|npm_[A-Za-z0-9]{30,}|SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}|do[opr]_v1_[a-f0-9]{40,}"
+    r"|eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}"
+    r")"
+)
+_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
+_USER_INFO = re.compile(r"(?<=://)[^/@\s\"'<>]*@")
+_PARAMETER = re.compile(
+    r"([?&;](?:[\w.-]*(?:token|secret|password|passwd|signature|credential)|sig|api_?key|access_?key|account_?key|pwd)=)"
+    r"[^&;\s\"'<>]+",
+    re.IGNORECASE,
+)
+_HEADER = re.compile(r"(\b(?:Bearer|Basic)\s+)[A-Za-z0-9+/=_.~-]{12,}")
+# What a key's name is made of. A value under the second kind is masked only if it could be one: NLP has tokens of its own.
+_CERTAIN = re.compile(r"passw(or)?d|passphrase|pwd|secret|credentials?|api_?key|(access|private|account|signing)_?key")
+_POSSIBLE = re.compile(r"tokens?|auth|sas|bearer|authorization")
+_COULD_BE = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9+=_~-]{16,}")
+_FOLDERS = ("PWD", "OLDPWD")  # of the shell, and no passwords
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+
+
+def text(value: str) -> str:
+    """A text without what has the shape of a credential."""
+    if "://" in value:
+        value = _USER_INFO.sub("", value)
+    if "=" in value:
+        value = _PARAMETER.sub(rf"\1{MASK}", value)
+    if "PRIVATE KEY" in value:
+        value = _PRIVATE_KEY.sub(MASK, value)
+    return _HEADER.sub(rf"\1{MASK}", _SHAPES.sub(MASK, value))
+
+
+def setting(key: str, value: Any) -> Any:
+    """The value of a setting or a variable as a record may hold it; lists and mappings with all that is in them."""
+    if isinstance(value, Mapping):
+        return {name: setting(f"{key}.{name}", item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(setting(key, item) for item in value)
+    if not isinstance(value, str) or not value:
+        return value
+    return MASK if names_secret(key, value) else text(value)
+
+
+def names_secret(key: str, value: str) -> bool:
+    """Whether a value under such a key is a credential, whatever its shape."""
+    last = "_".join(_WORDS.findall(key.rsplit(".", 1)[-1])).lower()
+    if re.search(rf"(^|_)({_CERTAIN.pattern})(_|$)", last):
+        return True
+    return bool(re.search(rf"(^|_)({_POSSIBLE.pattern})$", last) and _COULD_BE.fullmatch(value))
+
+
+def arguments(typed: Iterable[str]) -> list[str]:
+    """A command line as a record may hold it."""
+    found = []
+    for argument in typed:
+        key, equals, value = argument.partition("=")
+        found.append(f"{key}={setting(key, value)}" if equals else text(argument))
+    return found
+
+
+def hidden(values: Mapping[str, Any]) -> dict[str, str]:
+    """Of flat settings those that a record holds otherwise: key -> what it holds."""
+    return {key: str(masked) for key, value in values.items() if (masked := setting(key, value)) != value}
+
+
+def is_masked(value: Any) -> bool:
+    """Whether something was taken out here that a rerun needs again; an address without its password is whole."""
+    if isinstance(value, list | tuple):
+        return any(map(is_masked, value))
+    return isinstance(value, str) and MASK in value
+
+
+class Masker:
+    """Takes known credentials out of texts, too, in which they may stand without a key: messages of errors, say. values: of
+    settings and variables that are credentials, and long enough not to be words."""
+
+    def __init__(self, settings: Mapping[str, Any], variables: Mapping[str, str]) -> None:
+        known = {value for key, each in settings.items() for value in _texts(each) if names_secret(key, value)}
+        known |= {value for name, value in variables.items() if name not in _FOLDERS and names_secret(name, value)}
+        self._known = sorted(filter(_is_no_word, known), key=len, reverse=True)
+
+    def text(self, value: str) -> str:
+        for known in self._known:
+            value = value.replace(known, MASK)
+        return text(value)
+
+
+def _is_no_word(value: str) -> bool:
+    """Long enough to be found in a text by chance nowhere; one of digits alone could be a number in JSON."""
+    return len(value) >= 8 and any(map(str.isalpha, value))
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, list | tuple):
+        return [found for item in value for found in _texts(item)]
+    return [value] if isinstance(value, str) else []

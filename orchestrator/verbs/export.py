@@ -1,0 +1,41 @@
+"""`export=RUN_ID to=PATH`: the record of a run as one file or folder that can be rerun elsewhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import UsageError
+from orchestrator.verbs.verb import Answer, Arguments, Verb
+
+
+def _run(given: Arguments) -> Answer:
+    given.only("export", "to", "data", "key", "license", "tracking.uri")
+    to, key = given.get("to"), given.get("key")
+    with_data = given.choice("data", "false", "true") == "true"
+    if to is None:
+        raise UsageError("export needs a place: to=FOLDER or to=FILE.zip")
+    from orchestrator.commands.export import Wanted, export
+
+    wanted = Wanted(Path(to), with_data, None if key is None else Path(key), given.get("license"))
+    exported = export(given.value, wanted, given.get("tracking.uri"))
+    return Answer(stdout=json.dumps(exported.as_dict()) if given.as_json else exported.text)
+
+
+def _refused(given: Arguments) -> dict[str, Any]:
+    return {"run_id": None, "to": given.get("to")}
+
+
+VERB = Verb(
+    forms=("export=RUN_ID to=FOLDER|ZIP [data=true] [key=PATH] [license=URL]",),
+    about=(
+        (
+            "export=RUN_ID",
+            "write the record into the folder or zip `to`: code, settings, environment, trace, journal, verdicts,\n"
+            "and with data=true the data; signed with the ed25519 key of key=PATH",
+        ),
+    ),
+    run=_run,
+    refused=_refused,
+)
