@@ -26,6 +26,7 @@ FLOORS = [
     "checkpoints",
     "transports",
     "data",
+    "privacy",
     "numerics",
     "control",
     "plan",
@@ -52,7 +53,14 @@ ROOMS = {
     "provenance": ["data", "environment", "code"],
     "control": ["controller", "rendezvous", "faults", "decision", "membership", "shard_assignment", "events"],
 }
-ONLY_ROOM = {"ray": "cluster", "mlflow": "tracking", "dvc": "provenance", "matplotlib": "driver"}
+ONLY_ROOM = {
+    "ray": "cluster",
+    "mlflow": "tracking",
+    "dvc": "provenance",
+    "matplotlib": "driver",
+    "cryptography": "privacy",
+}
+ONLY_ROOM |= {"dp_accounting": "privacy"}
 MOST_PARAMETERS = 7
 CALLS = ("importlib.import_module", "import_module", "__import__")
 STANDARD_LIBRARY_ONLY = ["records", "errors", "references"]

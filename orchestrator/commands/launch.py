@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.driver.record import preflight
+from orchestrator.driver.record import preflight, private
 from orchestrator.driver.record.folders import project_folder
 from orchestrator.driver.record.record import open_record
 from orchestrator.driver.report.outcome import Outcome
@@ -43,6 +43,12 @@ def launch(
         plan = replace(plan, replay=_rests_of(Path(replay), plan))
     with _rehearsing:
         notes = [*provenance.notes, *construction.rehearse(plan)]
+    secret = private.of_launch(settings)
+    if secret is not None and secret.new:
+        notes.append(
+            f"the secret {secret.path} was made: noise and sampling come from it; keep it, and keep it from others: without it "
+            "no private run can be repeated or resumed, and with it noise can be taken off"
+        )
     folder = project_folder(project)
     display = for_stream()
     for note in notes:
@@ -50,7 +56,7 @@ def launch(
     with signals.posted() as pending_signal, ThreadPoolExecutor(1) as pool:
         # MLflow and DVC take as long to import as Ray to start, so they do it side by side.
         opening = pool.submit(open_record, settings, folder, provenance, origins)
-        job = Job(settings, plan, project, display, pending_signal, ray)
+        job = Job(settings, plan, project, display, pending_signal, ray, secret)
         return job.complete(opening, RunStart(requirements(plan)))
 
 

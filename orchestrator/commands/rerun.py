@@ -18,6 +18,7 @@ from typing import Any
 
 from orchestrator.commands.compare import between
 from orchestrator.commands.repeater import Repeater, failure
+from orchestrator.driver.record import private
 from orchestrator.driver.record.folders import RunFolder, project_folder
 from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
@@ -98,7 +99,7 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, *, check_environ
     original = Recorded.find(store, folder, name)
     original.require()
     passed = [override for override in overrides if override.partition("=")[0] not in _OWN]
-    original.settings(passed)
+    private.of_record(original.settings(passed), original.files, original.past.run_id)
     passed += ["trace.tensors_every=1"] if explaining else []
     passed += _replay(original)
     repeater = Repeater(project, folder, store, original, passed, for_stream())

@@ -39,9 +39,7 @@ class ClientSampler:
     """order: how many rows a slot takes in a local step; parts: of the clients; local: of a round; stretch: where the clients'
     sizes may not decide it. Raises ConfigurationError where more slots than clients with samples are to be filled."""
 
-    def __init__(
-        self, seed: int, order: Drawn, parts: Sequence[Part], local: Span, stretch: int | None = None
-    ) -> None:
+    def __init__(self, seed: int, order: Drawn, parts: Sequence[Part], local: Span, stretch: int | None = None) -> None:
         self._seed = seed
         self._parts = parts
         self._local = local

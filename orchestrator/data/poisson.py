@@ -1,6 +1,6 @@
 """Which clients a slot plays in a private round, and which of a client's samples each of its steps takes.
 
-Clients are drawn by Poisson sampling (`privacy.sampling`) and dealt to the slots in turns, so a slot plays none, one or several.
+Clients are drawn by Poisson sampling (`privacy.sampling`) and dealt to the slots in turns, so a slot plays none, one or more.
 A micro-batch is known by (step, client), not by (step, slot): what a client contributes depends on its own samples, the seed
 and public settings alone, never on who else there is or plays. That is what bounds the influence of a client on a round by the
 clipping norm. For the same reason local steps are numbered in strides that no client's size decides.

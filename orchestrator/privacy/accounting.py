@@ -10,7 +10,6 @@ Source: Mironov, Talwar and Zhang, "Renyi differential privacy of the sampled Ga
 from __future__ import annotations
 
 import importlib.util
-import math
 from typing import Final
 
 # Whole orders have a closed form; the sums of others need not converge.
@@ -31,17 +30,15 @@ class Accountant:
 
     def __init__(self, noise: float, rate: float, delta: float) -> None:
         import dp_accounting
+        from dp_accounting import rdp
 
         gaussian = dp_accounting.GaussianDpEvent(noise)
-        self._event = gaussian if rate >= 1 else dp_accounting.PoissonSampledDpEvent(rate, gaussian)
+        accountant = rdp.RdpAccountant(_ORDERS)
+        accountant.compose(gaussian if rate >= 1 else dp_accounting.PoissonSampledDpEvent(rate, gaussian))
+        self._orders, self._of_one = accountant.orders, accountant.rdp
+        self._epsilon = rdp.compute_epsilon
         self._delta = delta
 
     def epsilon(self, rounds: int) -> float:
-        """Of all of so many rounds together."""
-        from dp_accounting import rdp
-
-        if rounds == 0:
-            return 0.0
-        accountant = rdp.RdpAccountant(_ORDERS)
-        accountant.compose(self._event, rounds)
-        return max(0.0, float(accountant.get_epsilon(self._delta))) if self._delta < 1 else math.inf
+        """Of all of so many rounds together: their Renyi divergences add up."""
+        return float(self._epsilon(self._orders, self._of_one * rounds, self._delta)[0]) if rounds else 0.0

@@ -21,7 +21,7 @@ from typing import Final
 import torch
 
 from orchestrator.numerics.exact import in_order
-from orchestrator.numerics.layout import Layout
+from orchestrator.numerics.layout import Layout, Slot
 from orchestrator.privacy import noise
 from orchestrator.privacy.keys import Stream
 
@@ -70,13 +70,13 @@ class Lattice:
         """result (float32) = total * lsb / expected."""
         result.copy_(total.double().mul_(self.lsb / expected))
 
-    def _place(self, slot: object, total: torch.Tensor) -> torch.Tensor:
-        return total[slot.offset : slot.offset + slot.elements]  # type: ignore[attr-defined,no-any-return]
+    def _place(self, slot: Slot, total: torch.Tensor) -> torch.Tensor:
+        return total[slot.offset : slot.offset + slot.elements]
 
 
 def loss_on_lattice(loss: float) -> int:
     """A loss as an integer; what is above 65,536 counts as that."""
-    return round(max(-_LOSS_LIMIT, min(loss, _LOSS_LIMIT)) * 2**_LOSS_BITS)
+    return round(max(-_LOSS_LIMIT, min(loss, _LOSS_LIMIT)) * 2.0**_LOSS_BITS)
 
 
 def mean_loss(total: int, count: int) -> float:

@@ -2,9 +2,9 @@
 
     {"step": 7, "loss": "0x1.0d3f6p+1", "gradient": "81f0...", "parameters": "sha256...", "tensors": {"0.weight": "5e1c..."}}
 
-The loss is a hexadecimal float, exact, or `hmac:` and a keyed hash of it where it must not be told; `gradient` is the fingerprint of the summed gradient; `parameters`, when due, is the
-digest after the step, and `tensors`, when due, are shortened ones of each tensor. No line carries a time, a worker or anything
-else that may differ between exact repetitions.
+The loss is a hexadecimal float, exact, or `hmac:` and a keyed hash of it where it must not be told; `gradient` is the
+fingerprint of the summed gradient; `parameters`, when due, is the digest after the step, and `tensors`, when due, are shortened
+ones of each tensor. No line carries a time, a worker or anything else that may differ between exact repetitions.
 """
 
 from __future__ import annotations
@@ -30,10 +30,14 @@ def hidden(keyed_hash: str) -> str:
     return f"{_HIDDEN}{keyed_hash}"
 
 
+def is_hidden(loss: str) -> bool:
+    return loss.startswith(_HIDDEN)
+
+
 def loss_of(line: Mapping[str, Any]) -> float | None:
     """The loss that a line tells; None where it is hidden."""
     told: str = line["loss"]
-    return None if told.startswith(_HIDDEN) else float.fromhex(told)
+    return None if is_hidden(told) else float.fromhex(told)
 
 
 def with_digests(entry: Line, parameters: str | None, tensors: Mapping[str, str] | None) -> Line:

@@ -89,6 +89,7 @@ TARGET = matching(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", "package.module:Class
 ADDRESS = matching(r"([^\s/:\[\]]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", "host:port")
 NOISE = Must("from 0 to 1000", lambda multiplier: bool(0 <= multiplier <= MOST_NOISE))
 CHANCE = Must("greater than 0 and less than 1", lambda delta: bool(0 < delta < 1))
+ABSOLUTE = Must("an absolute path, or one from ~", lambda path: str(path).startswith(("/", "~")))
 NO_NAME = Must("a mapping without the key 'name'", lambda options: "name" not in options)
 
 
@@ -328,7 +329,7 @@ class PrivacySettings:
         default=None,
         metadata=execution(
             "The file of the secret that noise and sampling come from, outside the project; null: the user's own.",
-            NOT_EMPTY,
+            ABSOLUTE,
         ),
     )
 
@@ -761,15 +762,15 @@ def _unfit_for_clipping(
         return "reduction: with privacy.clipping_norm contributions are added as integers; set reduction=exact"
     if compression != "none":
         return (
-            f"compression: {compression} rounds to what all shards have together, and with privacy.clipping_norm the lattice is "
-            "fixed; leave one of the two out"
+            f"compression: {compression} rounds to what all shards have together, and with privacy.clipping_norm the lattice "
+            "is fixed; leave one of the two out"
         )
     if contribution != "gradient":
-        return (
-            f"contribution: {contribution} may keep of a shard what was clipped off; with privacy.clipping_norm leave it out"
-        )
+        return f"contribution: {contribution} may keep of a shard what was clipped off; with privacy.clipping_norm leave it out"
     if weight == "rows" and any(local):
-        return "local.weight: with privacy.clipping_norm all count the same, whatever they own; set local.weight=uniform"
+        return (
+            "local.weight: with privacy.clipping_norm all count the same, whatever they own; set local.weight=uniform"
+        )
     return None
 
 
@@ -899,9 +900,7 @@ RULES = (
         ),
         _unfit_for_noise,
     ),
-    Rule(
-        ("privacy.clipping_norm", "privacy.clients", "data.partition.clients", "data.shards"), _clients_fit_the_sum
-    ),
+    Rule(("privacy.clipping_norm", "privacy.clients", "data.partition.clients", "data.shards"), _clients_fit_the_sum),
     Rule(
         ("privacy.noise_multiplier", "privacy.clients", "data.partition.clients", "data.shards"),
         _clients_are_said_once,

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.engine import pipelines as p
 from tests.engine.runs import LAYOUTS, LONELY, Layout, Run, rotating, train
 from tests.engine.test_divided import Labelled
 

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from orchestrator import pipeline
 from orchestrator.checkpoints.storage import try_out
+from orchestrator.driver.record import private
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.numerics import cuda
+from orchestrator.privacy import accounting
 from orchestrator.provenance.code import git, imported, secrets, worktree
 from orchestrator.provenance.data import dvc_files, versions
 from orchestrator.provenance.data.hashing import Scan, scan_input
@@ -72,6 +74,7 @@ def check(settings: Settings, project: Path) -> Provenance:
         *_variant_problems(settings),
         *_sync_problems(settings),
         *_feedback_problems(settings),
+        *_privacy_problems(settings, project),
         *_input_problems(settings, project),
         *_checkpoint_problems(settings),
         *_device_problems(settings),
@@ -85,8 +88,14 @@ def check(settings: Settings, project: Path) -> Provenance:
         in_code += work.obstacles
     except worktree.Unrecorded as error:
         in_code.append(str(error))
-    if settings.strict and work is not None:
+    if (settings.strict or settings.is_private) and work is not None:
         in_code += _imported_obstacles(work, project)
+    unbound = private.unbound(settings, in_code)
+    if unbound is not None:
+        raise unbound
+    misplaced = [] if work is None else private.misplaced(settings, work.root)
+    if misplaced:
+        raise ConfigurationError(misplaced)
     notes = [] if work is None else [secrets.note(work.untracked), _store_note(settings, work)]
     scans = {path: scan_input(project, path) for path in settings.data.inputs}
     found = Provenance(project, work, scans, in_code, [note for note in notes if note is not None])
@@ -206,6 +215,10 @@ def _sync_problems(settings: Settings) -> list[str]:
             settings.has_local_steps,
             "each shard takes steps of its own already; leave local out",
         ),
+        "privacy.clipping_norm": (
+            settings.privacy.clipping_norm is not None,
+            "there is no sum of a step whose parts could be bounded; leave privacy and secure_aggregation out",
+        ),
         "data.partition.clients": (
             (settings.data.partition.options.get("clients") or 0) > settings.data.shards,
             f"there are no steps in which shards play other clients; set data.partition.clients={settings.data.shards}",
@@ -231,6 +244,13 @@ def _feedback_problems(settings: Settings) -> list[str]:
         "compression.error_feedback: what a shard's compression drops belongs to the client that it plays, and the next round "
         "has another; set compression.error_feedback=false"
     ]
+
+
+def _privacy_problems(settings: Settings, project: Path) -> list[str]:
+    if not settings.is_private:
+        return []
+    missing = [] if accounting.is_installed() else [accounting.MISSING]
+    return [*missing, *private.misplaced(settings, project)]
 
 
 def _numbers_of_workers(workers: Workers) -> list[int]:

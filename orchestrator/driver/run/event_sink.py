@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.control import events
@@ -17,6 +17,7 @@ from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import SavedCheckpoint
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.engine.member.generation import Generation
+from orchestrator.records import trace
 from orchestrator.records.lines import LineFile
 from orchestrator.records.merging import Change
 
@@ -29,9 +30,13 @@ _NO_CHECKPOINTS = (
 
 
 class EventSink:
-    """Receives the events of a run and writes them down. outcome: the result of the run so far."""
+    """Receives the events of a run and writes them down. outcome: the result of the run so far; epsilon: of so many steps of a
+    private run."""
 
-    def __init__(self, record: Record, progress: ProgressDisplay) -> None:
+    def __init__(
+        self, record: Record, progress: ProgressDisplay, epsilon: Callable[[int], float] | None = None
+    ) -> None:
+        self._epsilon = epsilon
         self._record = record
         self._tracker = record.tracker
         self._journal = record.journal
@@ -115,13 +120,16 @@ class EventSink:
         self.outcome.first_step_at = self.outcome.first_step_at or now
         for line in new:
             self.outcome.steps = line["step"] + 1
-            self.outcome.loss = float.fromhex(line["loss"])
-            self._tracker.metrics(line["step"], {"train/loss": self.outcome.loss})
+            self.outcome.loss = trace.loss_of(line)
+            told = {} if self.outcome.loss is None else {"train/loss": self.outcome.loss}
+            if self._epsilon is not None:
+                self.outcome.epsilon = told["privacy/epsilon"] = self._epsilon(self.outcome.steps)
+            self._tracker.metrics(line["step"], told)
         if self._first_report is None:
             self._first_report = (self.outcome.steps, now)
         elif now > self._first_report[1]:
             self.outcome.steps_per_s = (self.outcome.steps - self._first_report[0]) / (now - self._first_report[1])
-        self._progress.step(self.outcome.steps, self.outcome.loss or 0.0)
+        self._progress.step(self.outcome.steps, self.outcome.loss, self.outcome.epsilon)
 
     def rests(self, change: Change) -> None:
         """Record new rests of an asynchronous run, in order."""
@@ -147,7 +155,7 @@ class EventSink:
     def _go_back(self, change: Change) -> None:
         """Steps after these are done again and come out otherwise."""
         self.outcome.steps = change.kept
-        self.outcome.loss = None if change.last is None else float.fromhex(change.last["loss"])
+        self.outcome.loss = None if change.last is None else trace.loss_of(change.last)
         for step in [step for step in self._evaluated if step >= change.kept]:
             del self._evaluated[step]
 

@@ -26,6 +26,7 @@ from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.cluster.sessions.local import LocalRay
 from orchestrator.control.membership import Requirements
 from orchestrator.driver.record.folders import RunFolder
+from orchestrator.driver.record.private import Private
 from orchestrator.driver.record.record import Record
 from orchestrator.driver.report import pictures, summary
 from orchestrator.driver.report.outcome import Outcome
@@ -37,6 +38,7 @@ from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import Interrupted, OrchestratorError, RunFailed
 from orchestrator.plan import Plan
+from orchestrator.privacy.secret import Secret
 from orchestrator.records import lines, rests
 from orchestrator.settings import Settings
 from orchestrator.topologies import Schedule, build_schedule
@@ -50,7 +52,7 @@ class Job:
     """A run with its resources, executed by `complete`.
 
     settings, plan: of the run; project: the folder from which the pipeline is imported; ray: the Ray to run on, entered
-    for the time of the job: a private one, or one that outlives it and other jobs share.
+    for the time of the job: a private one, or one that outlives it and other jobs share; secret: of a private run.
     """
 
     settings: Settings
@@ -59,6 +61,7 @@ class Job:
     display: ProgressDisplay
     pending_signal: PendingSignal
     ray: Sharing | None = None
+    secret: Secret | None = None
 
     def complete(self, opening: Future[Record], run_start: RunStart) -> tuple[str, Outcome]:
         """Run the job and close its record, whatever happens; returns the run's id and its outcome."""
@@ -116,12 +119,13 @@ class Job:
         say_obstacles(self.display, record.obstacles)
         for run_id in record.orphans:
             self.display.say(f"note: run {run_id} was left RUNNING by a driver that is gone; it is marked KILLED now")
-        event_sink = EventSink(record, self.display)
+        private = self._private(record)
+        event_sink = EventSink(record, self.display, None if private is None else private.epsilon)
         storage = storage_of(plan, record.files)
         saving = Saving(Catalog(open_storage(storage), plan.checkpoints.keep))
         everywhere = plan.checkpoints.uri is not None
         directory = MemberDirectory(plan.exchange, this_node(), storage, everywhere=everywhere)
-        session = Session(startup, directory, saving, event_sink)
+        session = Session(startup, directory, saving, event_sink, None if private is None else private.keys)
         session.run(self.pending_signal, ray.trouble)
         outcome = event_sink.outcome
         if outcome.error is None:
@@ -130,11 +134,19 @@ class Job:
             try:
                 holder = session.save_weights(str(unfinished))
                 unfinished.rename(weights)
-                record.described = startup.members.profile(holder) or {}
+                if private is None:  # it tells of the samples
+                    record.described = startup.members.profile(holder) or {}
             except RunFailed as error:  # what was trained up to here stays in the report
                 outcome.error = error
                 unfinished.unlink(missing_ok=True)
         return outcome
+
+    def _private(self, record: Record) -> Private | None:
+        """Of a run with noise."""
+        privacy = self.plan.data.privacy
+        if self.secret is None or privacy is None:
+            return None
+        return Private(self.secret, privacy, record.files, record.facts)
 
     def _actor_slots(self, held: contextlib.ExitStack) -> tuple[ActorSlots, NodeCheck]:
         """Room for every member that the run starts with, on nodes that have this project, and what is asked of a node that

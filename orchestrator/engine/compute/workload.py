@@ -20,8 +20,8 @@ from orchestrator.data.drawn import Drawn, PassSampler, WeightedSampler
 from orchestrator.data.labels import Labels
 from orchestrator.data.loaders import Key, Loaders, upcoming
 from orchestrator.data.loading import fetch
-from orchestrator.data.poisson import PoissonSampler
 from orchestrator.data.order import Order, Sampler, evaluation_batches
+from orchestrator.data.poisson import PoissonSampler
 from orchestrator.engine.compute import construction
 from orchestrator.errors import NonFinite, PipelineRaised
 from orchestrator.numerics import streams

@@ -92,7 +92,8 @@ class Exchange:
     """One member's collective operations in one generation. They raise what the transport raises: PeerLost,
     DeadlineExceeded.
 
-    generation: its number. sent_bytes: of the payloads that were given to the transport so far, whether they travel or are shared.
+    generation: its number. sent_bytes: of the payloads that were given to the transport so far, whether they travel or are
+    shared.
     """
 
     def __init__(

@@ -68,9 +68,7 @@ class StepContents:
         shape = Shape(plan.data.shards, len(tensors), len(counters))
         weighted = plan.data.privacy is None
         exact = plan.exchange.exact and plan.update.compression is None and weighted
-        return cls(
-            shape, (*tensors, *counters), exact, counters_agree=plan.update.local is None, weighted=weighted
-        )
+        return cls(shape, (*tensors, *counters), exact, counters_agree=plan.update.local is None, weighted=weighted)
 
 
 class Lockstep:
