@@ -96,7 +96,8 @@ def check(settings: Settings, project: Path) -> Provenance:
     misplaced = [] if work is None else private.misplaced(settings, work.root)
     if misplaced:
         raise ConfigurationError(misplaced)
-    notes = [] if work is None else [secrets.note(work.untracked), _store_note(settings, work)]
+    notes = [_mask_note(settings)]
+    notes += [] if work is None else [secrets.note(work.untracked), _store_note(settings, work)]
     scans = {path: scan_input(project, path) for path in settings.data.inputs}
     found = Provenance(project, work, scans, in_code, [note for note in notes if note is not None])
     if settings.strict and found.obstacles:
@@ -251,6 +252,15 @@ def _privacy_problems(settings: Settings, project: Path) -> list[str]:
         return []
     missing = [] if accounting.is_installed() else [accounting.MISSING]
     return [*missing, *private.misplaced(settings, project)]
+
+
+def _mask_note(settings: Settings) -> str | None:
+    workers = settings.cluster.workers.most
+    if not settings.secure_aggregation or workers > 2:
+        return None
+    if workers == 1:
+        return "secure_aggregation: with one worker there is nothing to mask: its sum is the sum that all may see"
+    return "secure_aggregation: of two workers each can take its own sum off and has the other's; three hide it from each other"
 
 
 def _numbers_of_workers(workers: Workers) -> list[int]:
