@@ -122,6 +122,7 @@ class Twice(Labelled):
 
     def datasets(self) -> Any:
         train, held_out = super().datasets()
+        assert isinstance(train, TensorDataset)
         inputs, labels = train.tensors
         return TensorDataset(inputs[: len(inputs) - 4], labels[: len(inputs) - 4]), held_out
 
@@ -158,7 +159,8 @@ def _sums(pipeline: type[Pipeline], keys: Keys, **settings: Any) -> torch.Tensor
     trainer.take_on(range(plan.data.shards))
     trainer.contribute(0, 0, Grid.unset(1, 1))
     carrier, lattice = trainer._clipped._carrier, trainer._clipped._lattice
-    return carrier.own.double() * lattice.lsb
+    found: torch.Tensor = carrier.own.double() * lattice.lsb
+    return found
 
 
 def test_losses_are_hidden_where_noise_hides_clients() -> None:
@@ -322,7 +324,7 @@ class Counting(Labelled):
 class Infinite(Labelled):
     def loss(self, model: torch.nn.Module, batch: p.Batch) -> Any:
         loss = super().loss(model, batch)
-        return loss + (model[0].weight * 0).sum().sqrt()  # its gradient is not finite  # type: ignore[operator]
+        return loss + (next(model.parameters()) * 0).sum().sqrt()  # whose gradient is not finite
 
 
 @pytest.mark.parametrize(
