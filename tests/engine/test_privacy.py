@@ -352,3 +352,13 @@ def test_more_clients_than_the_settings_say_are_refused() -> None:
     (end,) = members_end(Labelled, **{**CASES[7], "privacy": {**NOISY, "clients": 4}})
     assert isinstance(end, ConfigurationError)
     assert "privacy.clients: the partition finds 5 clients, and the settings allow 4" in str(end)
+
+
+def test_no_text_or_event_of_a_generation_shows_its_keys() -> None:
+    keys = SECRET.keys("tests")
+    generation = Generation(0, build_schedule("ring", 1), assign_shards(4, 1), keys=keys)
+    root = keys._root
+    for text in (repr(generation), str(generation), str(generation.as_event())):
+        assert root.hex() not in text
+        assert repr(root) not in text
+        assert "keys" not in text
