@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy
 import torch
@@ -19,17 +19,20 @@ Batch = tuple[Tensor, Tensor]  # images (rows, 1, 8, 8) float32 in 0..1, labels 
 
 
 class Digits(Pipeline):
-    def __init__(self, hidden: int = 64, dropout: float = 0.25) -> None:
+    """norm: `group` keeps no statistics of other samples, so that contributions can be clipped."""
+
+    def __init__(self, hidden: int = 64, dropout: float = 0.25, norm: Literal["batch", "group"] = "batch") -> None:
         self.hidden = hidden
         self.dropout = dropout
+        self.norm = norm
 
     def model(self) -> nn.Module:
         return nn.Sequential(
             nn.Conv2d(1, 16, 3, padding=1),
-            nn.BatchNorm2d(16),
+            self._norm(16),
             nn.ReLU(),
             nn.Conv2d(16, 32, 3, padding=1),
-            nn.BatchNorm2d(32),
+            self._norm(32),
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
@@ -38,6 +41,9 @@ class Digits(Pipeline):
             nn.ReLU(),
             nn.Linear(self.hidden, 10),
         )
+
+    def _norm(self, channels: int) -> nn.Module:
+        return nn.BatchNorm2d(channels) if self.norm == "batch" else nn.GroupNorm(4, channels)
 
     def datasets(self) -> tuple[TensorDataset, TensorDataset]:
         return _read("train"), _read("test")

@@ -27,6 +27,7 @@ FLOORS = [
     "checkpoints",
     "transports",
     "data",
+    "privacy",
     "numerics",
     "simulation",
     "control",
@@ -55,7 +56,14 @@ ROOMS = {
     "provenance": ["crates", "data", "environment", "code"],
     "control": ["controller", "rendezvous", "faults", "decision", "membership", "shard_assignment", "events"],
 }
-ONLY_ROOM = {"ray": "cluster", "mlflow": "tracking", "dvc": "provenance", "matplotlib": "driver"}
+ONLY_ROOM = {
+    "ray": "cluster",
+    "mlflow": "tracking",
+    "dvc": "provenance",
+    "matplotlib": "driver",
+    "cryptography": "privacy",
+}
+ONLY_ROOM |= {"dp_accounting": "privacy"}
 MOST_PARAMETERS = 7
 CALLS = ("importlib.import_module", "import_module", "__import__")
 STANDARD_LIBRARY_ONLY = ["records", "errors", "references"]

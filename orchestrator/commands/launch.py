@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.driver.record import preflight
+from orchestrator.driver.record import preflight, private
 from orchestrator.driver.record.folders import project_folder
 from orchestrator.driver.record.record import open_record
 from orchestrator.driver.report.outcome import Outcome
-from orchestrator.driver.run.event_sink import Callback
+from orchestrator.driver.run.event_sink import Audience, Callback
 from orchestrator.driver.run.job import Job, Sharing, requirements
 from orchestrator.driver.run.session import RunStart
 from orchestrator.driver.terminal import signals
@@ -48,6 +48,12 @@ def launch(
         plan = replace(plan, replay=_rests_of(Path(replay), plan))
     with _rehearsing:
         notes = [*provenance.notes, *construction.rehearse(plan).notes]
+    secret = private.of_launch(settings)
+    if secret is not None and secret.new:
+        notes.append(
+            f"the secret {secret.path} was made: noise and sampling come from it; keep it, and keep it from others: without it "
+            "no private run can be repeated or resumed, and with it noise can be taken off"
+        )
     folder = project_folder(project)
     display = for_stream()
     for note in notes:
@@ -55,7 +61,7 @@ def launch(
     with signals.posted() as pending_signal, ThreadPoolExecutor(1) as pool:
         # MLflow and DVC take as long to import as Ray to start, so they do it side by side.
         opening = pool.submit(open_record, settings, folder, provenance, origins)
-        job = Job(settings, plan, project, display, pending_signal, ray, on_event)
+        job = Job(settings, plan, project, Audience(display, on_event), pending_signal, ray, secret)
         return job.complete(opening, RunStart(requirements(plan)))
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from orchestrator.commands import trust
 from orchestrator.commands.compare import between
 from orchestrator.commands.repeater import Repeater, failure
+from orchestrator.driver.record import private
 from orchestrator.driver.record.folders import RunFolder, project_folder
 from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
@@ -148,7 +149,7 @@ def _repeat(repeater: Repeater, wanted: Wanted) -> Rerun:
     """Raises what keeps it from being started."""
     original = repeater.original
     original.require()
-    original.settings(repeater.overrides)
+    private.of_record(original.settings(repeater.overrides), original.files, original.past.run_id)
     more = ["trace.tensors_every=1"] if wanted.explaining else []
     repeater = replace(repeater, overrides=[*repeater.overrides, *more, *_replay(original)])
     report = repeater.repeat({"rerun_of": original.past.run_id})

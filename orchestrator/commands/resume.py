@@ -16,11 +16,12 @@ from orchestrator.checkpoints.catalog import Catalog
 from orchestrator.checkpoints.manifest import Manifest
 from orchestrator.checkpoints.state import TrainingState
 from orchestrator.checkpoints.storage import open_storage
-from orchestrator.driver.record import preflight
+from orchestrator.driver.record import preflight, private
 from orchestrator.driver.record.folders import RunFolder, project_folder
 from orchestrator.driver.record.record import reopen_record
 from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.run.event_sink import Audience
 from orchestrator.driver.run.job import Job, requirements, storage_of
 from orchestrator.driver.run.session import RunStart
 from orchestrator.driver.terminal import signals
@@ -31,7 +32,7 @@ from orchestrator.plan import Plan
 from orchestrator.plan.resolve import resolve
 from orchestrator.provenance.code import changes, checkout, worktree
 from orchestrator.provenance.data import hashing, restoring
-from orchestrator.records import lines
+from orchestrator.records import lines, trace
 from orchestrator.settings import Settings
 from orchestrator.tracking import Store
 
@@ -56,6 +57,7 @@ def resume(name: str, overrides: Sequence[str], uri: str | None) -> tuple[str, O
     recorded.files.lease()
     settings = recorded.settings(overrides)
     _check_filed(recorded.settings(), settings)
+    secret = private.of_record(settings, recorded.files, past.run_id)
     display = for_stream()
     with recorded_project(recorded, project, folder, display) as place:
         provenance = preflight.check(settings, place)  # its notes are on what a launch is about to record
@@ -63,7 +65,9 @@ def resume(name: str, overrides: Sequence[str], uri: str | None) -> tuple[str, O
         run_start = beginning_of(plan, recorded.files, display.say)
         with signals.posted() as pending_signal, ThreadPoolExecutor(1) as pool:
             opening = pool.submit(reopen_record, settings, store, recorded.files, provenance)
-            return Job(settings, plan, place, display, pending_signal).complete(opening, run_start)
+            return Job(settings, plan, place, Audience(display), pending_signal, secret=secret).complete(
+                opening, run_start
+            )
 
 
 def _check_filed(before: Settings, after: Settings) -> None:
@@ -144,7 +148,7 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
             plan, checkpoint=step, generation=max(generations, default=-1) + 1, member=max(members, default=-1) + 1
         ),
         len(written),
-        float.fromhex(written[-1]["loss"]) if written else None,
+        trace.loss_of(written[-1]) if written else None,
         {name: float(value) for name, value in metrics.items()},  # one that is no number is a text in the journal
         cut if plan.lockstep else (),  # otherwise they are done again in another order
         rested,

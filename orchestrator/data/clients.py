@@ -36,10 +36,10 @@ _ROUNDS_KEPT = 4
 
 
 class ClientSampler:
-    """order: how many rows a slot takes in a local step; parts: of the clients; local: of a round. Raises ConfigurationError
-    where more slots than clients with samples are to be filled."""
+    """order: how many rows a slot takes in a local step; parts: of the clients; local: of a round; stretch: where the clients'
+    sizes may not decide it. Raises ConfigurationError where more slots than clients with samples are to be filled."""
 
-    def __init__(self, seed: int, order: Drawn, parts: Sequence[Part], local: Span) -> None:
+    def __init__(self, seed: int, order: Drawn, parts: Sequence[Part], local: Span, stretch: int | None = None) -> None:
         self._seed = seed
         self._parts = parts
         self._local = local
@@ -56,7 +56,7 @@ class ClientSampler:
                 f"set data.shards={len(self._owning)}, or have the partition leave fewer clients empty",
             )
         largest = max(len(part.samples) for part in parts)
-        self.stretch = self._steps_of(largest, min(self._rows))
+        self.stretch = stretch or self._steps_of(largest, min(self._rows))
         self._pass = functools.lru_cache(_PASSES_KEPT)(self._shuffled)
         self._played = functools.lru_cache(_ROUNDS_KEPT)(self._drawn)
 

@@ -28,6 +28,8 @@ from orchestrator.engine.exchange import footprint
 from orchestrator.engine.exchange.carriers import Carriers
 from orchestrator.engine.exchange.collectives import Exchange, Memory
 from orchestrator.engine.exchange.footprint import sums_of
+from orchestrator.engine.exchange.lattice_carrier import LatticeCarrier
+from orchestrator.engine.execution.clipped_trainer import ClippedSum, ClippedTrainer
 from orchestrator.engine.execution.executor import Executor
 from orchestrator.engine.execution.local_trainer import LocalTrainer
 from orchestrator.engine.execution.lockstep import Lockstep, StepContents
@@ -115,10 +117,21 @@ class LockstepExecution:
         self._plan = plan
         codec = construction.make_codec(plan, replica.layout, len(replica.parameters))
         gradients = _contributing(parts, lambda: first_residuals(codec, replica.layout))
-        self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan), contributes=codec is None)
-        self._summation = self._sum(parts, codec, gradients)
+        plain = codec is None and plan.data.privacy is None
+        self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan), contributes=plain)
         host_transfer = parts.staging.host_transfer(replica.layout, self._memory.result)
-        self._trainer = LocalTrainer(gradients, replica, updater, self._summation, host_transfer, parts.services)
+        self._summation: Summation
+        self._trainer: LocalTrainer
+        if plan.data.privacy is not None:
+            masked = plan.exchange.masked
+            carrier = LatticeCarrier(replica.layout.size, parts.regions, masked=masked)
+            self._summation = clipped = ClippedSum(plan.data.privacy, carrier, replica.layout, self._memory.result)
+            self._trainer = ClippedTrainer(
+                parts.workload, gradients, replica, updater, clipped, host_transfer, parts.services
+            )
+        else:
+            self._summation = self._sum(parts, codec, gradients)
+            self._trainer = LocalTrainer(gradients, replica, updater, self._summation, host_transfer, parts.services)
         keeps, summation = gradients.keeps_state, self._summation
         self.held = ReplicaState(replica, updater, gradients.states, keeps_shard_state=keeps, summation=summation)
 
@@ -135,6 +148,8 @@ class LockstepExecution:
         self._summation.suit(schedule, rank)
 
     def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
+        if isinstance(self._trainer, ClippedTrainer):
+            self._trainer.unlock(moment.generation.keys)
         self._trainer.take_on(moment.shards, alone=moment.generation.schedule.members == 1)
         exchange = moment.exchange(self._memory)
         contents = StepContents.of(self._plan, moment.run_manifest)
@@ -146,7 +161,8 @@ def _contributing(parts: Parts, residuals: Callable[[], State]) -> Contributing:
     local, beat = parts.plan.update.local, parts.services.heartbeat.beat
     if local is None:
         return ShardGradients(parts.workload, parts.replica, parts.before, residuals)
-    seed, told = parts.plan.run.seed, lambda step, shard: beat("compute", step, shard)
+    seed, shard_of = parts.plan.run.seed, parts.workload.shard_of
+    told = lambda step, each: beat("compute", step, shard_of(step, each))  # noqa: E731
     return LocalSteps(parts.workload, parts.replica, local, seed, told, residuals)
 
 

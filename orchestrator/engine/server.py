@@ -19,6 +19,7 @@ from orchestrator.engine.exchange import state_transfer
 from orchestrator.engine.exchange.carriers import Carriers
 from orchestrator.engine.exchange.collectives import Exchange, Memory
 from orchestrator.engine.exchange.footprint import sums_of
+from orchestrator.engine.exchange.lattice_carrier import LatticeCarrier
 from orchestrator.engine.execution.adder import Adder
 from orchestrator.engine.execution.executor import Executor
 from orchestrator.engine.execution.lockstep import Lockstep, StepContents
@@ -45,6 +46,7 @@ class Server:
         self._services = services or ProcessServices()
         self._memory: Memory | None = None
         self._carriers: Carriers | None = None
+        self._lattice: LatticeCarrier | None = None
         self._deltas: DeltaMemory | None = None
         self._held: HeldSlice | None = None
         self._loop: Loop | None = None
@@ -68,7 +70,7 @@ class Server:
         self.prepare()
         memory = self._memory or self._allocate(run_manifest)
         carriers, deltas = self._carriers, self._deltas
-        (carriers or memory).suit(generation.schedule, rank)
+        (carriers or self._lattice or memory).suit(generation.schedule, rank)
         routes, number = Routes(generation.schedule), generation.number
         self._held = None
         if deltas is not None:
@@ -81,7 +83,7 @@ class Server:
 
         def executor(transport: CancellableTransport, exchange: Exchange) -> Executor:
             if deltas is None:
-                return Lockstep(Adder(carriers), exchange, StepContents.of(plan, run_manifest))
+                return Lockstep(Adder(carriers, self._lattice), exchange, StepContents.of(plan, run_manifest))
             terms = Terms.of(plan, generation, run_manifest)
             if plan.replay:
                 return ReplayRelay(exchange, terms, plan.replay)
@@ -111,6 +113,9 @@ class Server:
         self._memory = Memory(layout, self._regions, sums=sums_of(plan), contributes=False)
         if not plan.lockstep:
             self._deltas = DeltaMemory(layout, self._regions, sends=False)
+        if plan.data.privacy is not None:
+            masked = plan.exchange.masked
+            self._lattice = LatticeCarrier(layout.size, self._regions, masked=masked, contributes=False)
         parameters = run_manifest["trained"]
         codec = construction.make_codec(plan, layout, parameters)
         if codec is not None:

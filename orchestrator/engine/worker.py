@@ -63,6 +63,7 @@ class Worker:
         kind = find(source.target, source.args)
         self._services.heartbeat.beat("prepare")
         self._workload = Workload(kind, plan.run, plan.data, self._staging)
+        construction.refuse_statistics(self._workload.model, plan)
         self._services.heartbeat.beat("prepare")
         self._replica = Replica(self._workload.model, self._staging)
         before = construction.make_contribution(plan.update.contribution)

@@ -30,6 +30,7 @@ __all__ = [
     "Local",
     "Members",
     "Plan",
+    "Privacy",
     "Run",
     "Scaling",
     "Source",
@@ -84,7 +85,7 @@ class Run:
 class Data:
     """batch_size: rows of a whole step; loaders: processes per worker that fetch batches ahead; partition: which samples a
     shard draws from, None for all; sampling: with which weights, None for each once in a pass; local: how long a shard trains
-    by itself in a step of the run, None for a single micro-batch."""
+    by itself in a step of the run, None for a single micro-batch; privacy: None where contributions are added as they are."""
 
     shards: int
     batch_size: Steps
@@ -92,6 +93,25 @@ class Data:
     partition: Variant | None = None
     sampling: Variant | None = None
     local: Span | None = None
+    privacy: Privacy | None = None
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What is done to contributions so that little is told of single ones. clipping_norm: of each; noise: its standard
+    deviation in clipping norms, 0 for none; delta: of the promise; clients: how many there are, as everybody may know, of
+    which `expected` play in a round on average."""
+
+    clipping_norm: float
+    noise: float
+    delta: float
+    clients: int
+    expected: int
+
+    @property
+    def rate(self) -> float:
+        """The chance of a client to play in a round."""
+        return min(1.0, self.expected / self.clients)
 
 
 @dataclass(frozen=True)
@@ -133,12 +153,13 @@ class Update:
 @dataclass(frozen=True)
 class Exchange:
     """How members add up. exact: on a grid, free of order. by_tcp: also within a node; between_nodes: members of several nodes
-    may have to reach each other."""
+    may have to reach each other. masked: workers mask their sums."""
 
     exact: bool
     topology: Variant
     by_tcp: bool
     between_nodes: bool
+    masked: bool = False
 
 
 @dataclass(frozen=True)

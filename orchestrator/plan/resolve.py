@@ -15,6 +15,7 @@ from orchestrator.plan import (
     Local,
     Members,
     Plan,
+    Privacy,
     Run,
     Scaling,
     Source,
@@ -52,6 +53,7 @@ def resolve(settings: Settings) -> Plan:
             partition=_variant(data.partition, but="shared"),
             sampling=_variant(data.sampling, but="uniform"),
             local=Span(steps=settings.local.steps, epochs=settings.local.epochs) if settings.has_local_steps else None,
+            privacy=_privacy(settings),
         ),
         update=_update(settings),
         exchange=_exchange(settings),
@@ -95,6 +97,15 @@ def _local(settings: Settings) -> Local | None:
     return Local(optimizer, chosen.proximal_mu, chosen.clip, chosen.weight == "uniform")
 
 
+def _privacy(settings: Settings) -> Privacy | None:
+    chosen, shards = settings.privacy, settings.data.shards
+    if chosen.clipping_norm is None:
+        return None
+    among = settings.data.partition.options.get("clients")
+    clients = (chosen.clients or among or shards) if settings.is_private else shards
+    return Privacy(chosen.clipping_norm, chosen.noise_multiplier, chosen.delta or 0.0, clients, shards)
+
+
 def _scaling(settings: Settings) -> Scaling | None:
     scale, base = settings.schedule.scale, settings.schedule.base_batch
     return None if scale == "none" or base is None else Scaling(scale, base, settings.data.batch_size)
@@ -111,6 +122,7 @@ def _exchange(settings: Settings) -> Exchange:
         exact=settings.reduction == "exact",
         topology=Variant(settings.topology.name, settings.topology.options),
         by_tcp=by_tcp,
+        masked=settings.secure_aggregation,
         between_nodes=by_tcp or (settings.cluster.address is not None and settings.transport == "auto"),
     )
 

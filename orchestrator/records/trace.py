@@ -2,9 +2,9 @@
 
     {"step": 7, "loss": "0x1.0d3f6p+1", "gradient": "81f0...", "parameters": "sha256...", "tensors": {"0.weight": "5e1c..."}}
 
-The loss is a hexadecimal float, exact; `gradient` is the fingerprint of the summed gradient; `parameters`, when due, is the
-digest after the step, and `tensors`, when due, are shortened ones of each tensor. No line carries a time, a worker or anything
-else that may differ between exact repetitions.
+The loss is a hexadecimal float, exact, or `hmac:` and a keyed hash of it where it must not be told; `gradient` is the
+fingerprint of the summed gradient; `parameters`, when due, is the digest after the step, and `tensors`, when due, are shortened
+ones of each tensor. No line carries a time, a worker or anything else that may differ between exact repetitions.
 """
 
 from __future__ import annotations
@@ -13,14 +13,31 @@ from collections.abc import Mapping
 from typing import Any
 
 Line = dict[str, Any]
+_HIDDEN = "hmac:"
 
 
 def line(
-    step: int, loss: float, gradient: int, parameters: str | None = None, tensors: Mapping[str, str] | None = None
+    step: int, loss: float | str, gradient: int, parameters: str | None = None, tensors: Mapping[str, str] | None = None
 ) -> Line:
-    """A line of the trace. gradient: signed 64 bits."""
-    entry: Line = {"step": step, "loss": loss.hex(), "gradient": f"{gradient % 2**64:016x}"}
+    """A line of the trace. loss: a number, or what `hidden` gives; gradient: signed 64 bits."""
+    told = loss if isinstance(loss, str) else loss.hex()
+    entry: Line = {"step": step, "loss": told, "gradient": f"{gradient % 2**64:016x}"}
     return with_digests(entry, parameters, tensors)
+
+
+def hidden(keyed_hash: str) -> str:
+    """What stands for a loss of which only a keyed hash may be told."""
+    return f"{_HIDDEN}{keyed_hash}"
+
+
+def is_hidden(loss: str) -> bool:
+    return loss.startswith(_HIDDEN)
+
+
+def loss_of(line: Mapping[str, Any]) -> float | None:
+    """The loss that a line tells; None where it is hidden."""
+    told: str = line["loss"]
+    return None if is_hidden(told) else float.fromhex(told)
 
 
 def with_digests(entry: Line, parameters: str | None, tensors: Mapping[str, str] | None) -> Line:

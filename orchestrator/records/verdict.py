@@ -19,7 +19,7 @@ from typing import Any, Literal, TypedDict
 from orchestrator.records import rests as records_of_rests
 from orchestrator.records.identity import canonical
 from orchestrator.records.rests import Parting, Rest
-from orchestrator.records.trace import Line
+from orchestrator.records.trace import Line, is_hidden
 
 Word = Literal["exact", "diverged", "inputs-differ"]
 TENSOR = "tensor:"
@@ -207,6 +207,6 @@ def _divergence(step: int, what: str, expected: str | None, got: str | None) -> 
 
 
 def _shown(what: str, value: str) -> str:
-    if what != "loss":
+    if what != "loss" or is_hidden(value):
         return value if len(value) <= 16 else f"{value[:12]}..."
     return repr(float.fromhex(value))

@@ -56,6 +56,7 @@ from orchestrator.values import (
     unwrap,
 )
 
+MOST_CLIENTS, MOST_NOISE = 1 << 19, 1000.0  # of `privacy.lattice`, which needs torch
 TABLES: dict[str, Table[Any]] = {
     table.key: table for table in (TOPOLOGIES, SYNCHRONY, SCHEDULES, CONTRIBUTIONS, COMPRESSIONS, PARTITIONS, SAMPLINGS)
 }
@@ -86,6 +87,9 @@ def execution(doc: str, must: Any = None, *, layout: bool = False, watched: bool
 SEED = Must("at least 0 and below 2**63", lambda seed: bool(0 <= seed < 2**63))
 TARGET = matching(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", "package.module:Class")
 ADDRESS = matching(r"([^\s/:\[\]]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", "host:port")
+NOISE = Must("from 0 to 1000", lambda multiplier: bool(0 <= multiplier <= MOST_NOISE))
+CHANCE = Must("greater than 0 and less than 1", lambda delta: bool(0 < delta < 1))
+ABSOLUTE = Must("an absolute path, or one from ~", lambda path: str(path).startswith(("/", "~")))
 NO_NAME = Must("a mapping without the key 'name'", lambda options: "name" not in options)
 
 
@@ -298,6 +302,43 @@ class LocalSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PrivacySettings:
+    """How little is told of single clients; see `orchestrator/privacy`. `secret` says where the secret lies; which one it is
+    belongs to the identity of a run, by a hash of it."""
+
+    clipping_norm: float | None = field(
+        default=None,
+        metadata=result(
+            "The largest L2 norm of what a shard or client contributes, which is then put on a fixed lattice; null: off.",
+            POSITIVE,
+        ),
+    )
+    noise_multiplier: float = field(
+        default=0.0,
+        metadata=result(
+            "Standard deviation of the noise in each sum, in clipping norms; 0: none, and nothing is promised.", NOISE
+        ),
+    )
+    delta: float | None = field(
+        default=None, metadata=result("The chance, below 1, with which the promised epsilon may fail.", CHANCE)
+    )
+    clients: int | None = field(
+        default=None,
+        metadata=result(
+            "How many clients there are, as everybody may know; null: `data.partition.clients`, or `data.shards`.",
+            at_least(1),
+        ),
+    )
+    secret: str | None = field(
+        default=None,
+        metadata=execution(
+            "The file of the secret that noise and sampling come from, outside the project; null: the user's own.",
+            ABSOLUTE,
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class GradientSettings:
     clip: float | None = field(
         default=None, metadata=result("The largest global L2 norm of a gradient; longer ones are scaled.", POSITIVE)
@@ -402,6 +443,11 @@ class Settings:
     contribution: ContributionSettings = field(default_factory=ContributionSettings)
     compression: CompressionSettings = field(default_factory=CompressionSettings)
     local: LocalSettings = field(default_factory=LocalSettings)
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    secure_aggregation: bool = field(
+        default=False,
+        metadata=execution("Whether workers mask what they send, so that servers and observers see only sums."),
+    )
     gradient: GradientSettings = field(default_factory=GradientSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
@@ -432,6 +478,11 @@ class Settings:
     def has_local_steps(self) -> bool:
         """Whether a step of the run is a round of local steps."""
         return self.local.steps is not None or self.local.epochs is not None
+
+    @property
+    def is_private(self) -> bool:
+        """Whether noise hides single clients, so that the run has a secret and an epsilon."""
+        return self.privacy.noise_multiplier > 0
 
     @property
     def watches_a_metric(self) -> bool:
@@ -685,6 +736,97 @@ def _compression_is_exact(compression: str, reduction: str) -> str | None:
     return f"compression: {compression} needs sums that are free of order; set reduction=exact, or leave one of the two out"
 
 
+def _masks_have_a_scale(masked: object, clipping_norm: float | None) -> str | None:
+    if not masked or clipping_norm is not None:
+        return None
+    return (
+        "secure_aggregation: masks need integers on a lattice that never changes; set privacy.clipping_norm, the largest norm "
+        "of a contribution"
+    )
+
+
+def _noise_has_a_scale(multiplier: float, clipping_norm: float | None, delta: float | None) -> str | None:
+    if multiplier == 0:
+        if delta is None:
+            return None
+        return "privacy.delta: without noise nothing is promised; set privacy.noise_multiplier, or leave it out"
+    if clipping_norm is None:
+        return "privacy.noise_multiplier: noise is measured in clipping norms; set privacy.clipping_norm"
+    if delta is None:
+        return "privacy.delta: required by privacy.noise_multiplier; for example 1e-4, less than 1 in so many clients"
+    return None
+
+
+def _unfit_for_clipping(
+    clipping_norm: float | None, reduction: str, compression: str, contribution: str, weight: str, *local: int | None
+) -> str | None:
+    if clipping_norm is None:
+        return None
+    if reduction == "fast":
+        return "reduction: with privacy.clipping_norm contributions are added as integers; set reduction=exact"
+    if compression != "none":
+        return (
+            f"compression: {compression} rounds to what all shards have together, and with privacy.clipping_norm the lattice "
+            "is fixed; leave one of the two out"
+        )
+    if contribution != "gradient":
+        return f"contribution: {contribution} may keep of a shard what was clipped off; with privacy.clipping_norm leave it out"
+    if weight == "rows" and any(local):
+        return (
+            "local.weight: with privacy.clipping_norm all count the same, whatever they own; set local.weight=uniform"
+        )
+    return None
+
+
+def _unfit_for_noise(
+    multiplier: float, partition: str, sampling: str, loaders: int, batch_size: Steps, shards: int
+) -> str | None:
+    if multiplier == 0:
+        return None
+    if partition == "shared":
+        return (
+            "data.partition: with privacy.noise_multiplier clients are hidden, and without a partition none has samples of its "
+            "own; set data.partition"
+        )
+    if sampling != "uniform":
+        return (
+            f"data.sampling: {sampling} may tell of other clients' samples; with privacy.noise_multiplier leave it out"
+        )
+    if loaders:
+        return (
+            "data.loaders: which clients play is known to workers alone, round by round; with privacy.noise_multiplier set "
+            "data.loaders=0"
+        )
+    if not batch_size.is_constant or batch_size.least % shards:
+        return (
+            f"data.batch_size: with privacy.noise_multiplier each client takes as many rows; set a constant multiple of "
+            f"data.shards={shards}"
+        )
+    return None
+
+
+def _clients_fit_the_sum(
+    clipping_norm: float | None, clients: int | None, among: int | None, shards: int
+) -> str | None:
+    number = clients or among or shards
+    if clipping_norm is None or number <= MOST_CLIENTS:
+        return None
+    key = "privacy.clients" if clients else "data.partition.clients" if among else "data.shards"
+    return f"{key}: sums of 64 bits hold {MOST_CLIENTS} clients on the lattice, not {number}; lower it"
+
+
+def _clients_are_said_once(multiplier: float, clients: int | None, among: int | None, shards: int) -> str | None:
+    if clients is None:
+        return None
+    if multiplier == 0:
+        return "privacy.clients: it counts with privacy.noise_multiplier only; leave it out"
+    if among is not None and among != clients:
+        return f"privacy.clients: data.partition.clients says {among}; leave one of the two out"
+    if clients < shards:
+        return f"privacy.clients: in each round data.shards={shards} clients play on average; raise it, or lower data.shards"
+    return None
+
+
 def _levels_are_left(compression: str, bits: int | None, shards: int) -> str | None:
     if compression != "quantize":
         return None
@@ -749,6 +891,24 @@ RULES = (
     Rule(("run.tf32", "run.device"), _tf32_needs_cuda),
     Rule(("compression.name", "reduction"), _compression_is_exact),
     Rule(("compression.name", "compression.bits", "data.shards"), _levels_are_left),
+    Rule(("secure_aggregation", "privacy.clipping_norm"), _masks_have_a_scale),
+    Rule(("privacy.noise_multiplier", "privacy.clipping_norm", "privacy.delta"), _noise_has_a_scale),
+    Rule(
+        ("privacy.clipping_norm", "reduction", "compression.name", "contribution.name", "local.weight", *_LOCAL),
+        _unfit_for_clipping,
+    ),
+    Rule(
+        (
+            *("privacy.noise_multiplier", "data.partition.name", "data.sampling.name", "data.loaders"),
+            *("data.batch_size", "data.shards"),
+        ),
+        _unfit_for_noise,
+    ),
+    Rule(("privacy.clipping_norm", "privacy.clients", "data.partition.clients", "data.shards"), _clients_fit_the_sum),
+    Rule(
+        ("privacy.noise_multiplier", "privacy.clients", "data.partition.clients", "data.shards"),
+        _clients_are_said_once,
+    ),
     Rule(("schedule.end", "schedule.warmup"), _end_is_behind_warmup),
     Rule(("early_stopping.patience", "evaluation.every"), _stopping_needs_steps),
     Rule(("schedule.name", "evaluation.every"), _plateau_needs_steps),

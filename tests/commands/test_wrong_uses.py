@@ -65,6 +65,8 @@ REFUSED = {
         2,
         "reduction=fast adds up in the order of the layout",
     ),
+    "conf=good secure_aggregation=true": (2, "secure_aggregation: masks need integers on a lattice that never changes"),
+    "conf=good privacy.clipping_norm=1 sync=ssp": (2, "privacy.clipping_norm: with sync=ssp there is no sum of a step"),
     "conf=good checkpoint.every=soon": (2, "checkpoint.every: expected a number of steps such as 20"),
     "conf=good checkpoint.uri=nowhere://x": (2, "checkpoint.uri: nowhere://x cannot be used"),
     "conf=": (2, "conf="),

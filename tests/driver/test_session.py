@@ -15,7 +15,7 @@ from orchestrator.cluster.actors.members import ActorPlacement, Heard
 from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import Saving
-from orchestrator.driver.run.event_sink import EventSink
+from orchestrator.driver.run.event_sink import Audience, EventSink
 from orchestrator.driver.run.job import requirements
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.session import RunStart, Session, Startup
@@ -153,7 +153,7 @@ def play(
     plan = resolve(settings)
     run_start = RunStart(requirements(plan, checkpoint=checkpoint), **before)
     startup = Startup.begin(run_start, members, ActorSlots([place, place], place), niceness=niceness)
-    event_sink = EventSink(record, progress)
+    event_sink = EventSink(record, Audience(progress))
     directory = MemberDirectory(plan.exchange, "n", None if catalog is None else "a folder", everywhere=False)
     session = Session(startup, directory, Saving(catalog), event_sink)
     session.run(pending_signal, lambda: trouble)

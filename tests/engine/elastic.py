@@ -38,7 +38,7 @@ from orchestrator.settings import CheckpointSettings, Every, Settings
 from orchestrator.topologies import build_schedule
 from orchestrator.transports.base import Received, Tag, Transport
 from orchestrator.transports.memory import LEFT, Hub, LocalRegions
-from tests.engine.runs import Layout, settings_for
+from tests.engine.runs import SECRET, Layout, settings_for
 
 What = Literal["die", "call off", "regroup", "stop", "save", "join"]
 
@@ -357,6 +357,7 @@ class Elastic:
             moves=moves(state, seen, shards, None if restore is None else restore[0]),
             heirs=heirs,
             inherited=tuple(pair for each, pair in self.inherited if each == base),
+            keys=SECRET.keys("tests"),
         )
         self.generations += 1
         return generation

@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from orchestrator.control.shard_assignment import assign_shards
 from orchestrator.engine.worker import Ended, Generation, ProcessServices, Server, Worker
 from orchestrator.pipeline import Pipeline
 from orchestrator.plan.resolve import resolve
+from orchestrator.privacy.secret import Secret
 from orchestrator.records.trace import Line
 from orchestrator.settings import (
     ClusterSettings,
@@ -36,6 +38,7 @@ from orchestrator.settings import (
     OptimizerSettings,
     PartitionSettings,
     PipelineSettings,
+    PrivacySettings,
     RunSettings,
     SamplingSettings,
     ScheduleSettings,
@@ -56,6 +59,7 @@ Wire = Callable[[Hub, int, LocalRegions], Transport]
 End = Ended | BaseException
 
 SGD = {"name": "sgd", "lr": 0.1}
+SECRET = Secret(bytes(range(32)), Path("nowhere"))
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,8 @@ def settings_for(
     sampling: dict[str, Any] | None = None,
     compression: dict[str, Any] | None = None,
     local: dict[str, Any] | None = None,
+    privacy: dict[str, Any] | None = None,
+    masked: bool = False,
 ) -> Settings:
     options, mode = dict(optimizer or {}), dict(sync or {"name": "bsp"})
     parts, draws = {"name": "shared", **(partition or {})}, {"name": "uniform", **(sampling or {})}
@@ -162,6 +168,8 @@ def settings_for(
         sync=SyncSettings(name=mode.pop("name"), options=mode),
         compression=_compression(compression or {"name": "none"}),
         local=_local(**local) if local else LocalSettings(),
+        privacy=PrivacySettings(**(privacy or {})),
+        secure_aggregation=masked,
     )
 
 
@@ -238,7 +246,10 @@ class _Members:
         assert all(other == run_manifest[0] for other in run_manifest[: self._schedule.workers])
         self._run_manifest = run_manifest[0]
         self._generation = Generation(
-            0, self._schedule, assign_shards(settings.data.shards, settings.cluster.workers.start)
+            0,
+            self._schedule,
+            assign_shards(settings.data.shards, settings.cluster.workers.start),
+            keys=SECRET.keys("tests"),
         )
 
     def run(self) -> list[End]:

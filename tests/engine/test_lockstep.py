@@ -18,6 +18,7 @@ from orchestrator.errors import Inconsistent, PipelineRaised
 from orchestrator.numerics.exact import FAST_MEANS, MEANS
 from orchestrator.numerics.grid import ABSENT, HEADROOM, Grid, magnitude_bits, needed_exponent
 from orchestrator.numerics.layout import Layout
+from orchestrator.records import trace
 from orchestrator.topologies import build_schedule
 from orchestrator.transports.memory import Hub, LocalRegions
 
@@ -49,6 +50,9 @@ class Scripted:
 
     def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
         return exchange.total(step, attempt, consensus.total_weight)
+
+    def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:
+        return trace.line(step, consensus.loss, fingerprint)
 
     def apply(self, state: RunState, consensus: Consensus) -> None:
         self.applied.append((state.steps, consensus))

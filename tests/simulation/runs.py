@@ -32,7 +32,7 @@ from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.commands import resume
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import Saving
-from orchestrator.driver.run.event_sink import EventSink
+from orchestrator.driver.run.event_sink import Audience, EventSink
 from orchestrator.driver.run.job import requirements
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.session import RunStart, Session, Startup
@@ -157,7 +157,7 @@ class Run:
             record.rests, record.history = (None, [trace]) if plan.lockstep else (rests, [trace, rests])
             record.files, record.describe = SimpleNamespace(artifacts=list), lambda *_: []
             progress: Any = SimpleNamespace(start=_nothing, step=_nothing, say=self._say)
-            event_sink = EventSink(record, progress)
+            event_sink = EventSink(record, Audience(progress))
             saving = Saving(Catalog(Store(cluster, None), plan.checkpoints.keep))
             directory = MemberDirectory(plan.exchange, HERE, "storage", everywhere=self._plan.everywhere)
             session = Session(startup, directory, saving, event_sink)

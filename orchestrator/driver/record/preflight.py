@@ -10,8 +10,10 @@ from pathlib import Path
 
 from orchestrator import pipeline
 from orchestrator.checkpoints.storage import try_out
+from orchestrator.driver.record import private
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.numerics import cuda
+from orchestrator.privacy import accounting
 from orchestrator.provenance.code import git, imported, pushed, secrets, worktree
 from orchestrator.provenance.data import dvc_files, remote_state, versions
 from orchestrator.provenance.data.hashing import Scan, scan_input
@@ -79,6 +81,7 @@ def check(settings: Settings, project: Path) -> Provenance:
         *_variant_problems(settings),
         *_sync_problems(settings),
         *_feedback_problems(settings),
+        *_privacy_problems(settings, project),
         *_input_problems(settings, project),
         *_checkpoint_problems(settings),
         *_device_problems(settings),
@@ -92,9 +95,15 @@ def check(settings: Settings, project: Path) -> Provenance:
         in_code += work.obstacles
     except worktree.Unrecorded as error:
         in_code.append(str(error))
-    if settings.strict and work is not None:
+    if (settings.strict or settings.is_private) and work is not None:
         in_code += _imported_obstacles(work, project)
-    notes = [_masked_note(settings)]
+    unbound = private.unbound(settings, in_code)
+    if unbound is not None:
+        raise unbound
+    misplaced = [] if work is None else private.misplaced(settings, work.root)
+    if misplaced:
+        raise ConfigurationError(misplaced)
+    notes = [_unmasked_note(settings), _masked_note(settings)]
     if work is not None:
         looked_at = [*dict.fromkeys([*work.untracked, *work.changed, secrets.DVC_CONFIG])]
         notes += [
@@ -230,6 +239,10 @@ def _sync_problems(settings: Settings) -> list[str]:
             settings.has_local_steps,
             "each shard takes steps of its own already; leave local out",
         ),
+        "privacy.clipping_norm": (
+            settings.privacy.clipping_norm is not None,
+            "there is no sum of a step whose parts could be bounded; leave privacy and secure_aggregation out",
+        ),
         "data.partition.clients": (
             (settings.data.partition.options.get("clients") or 0) > settings.data.shards,
             f"there are no steps in which shards play other clients; set data.partition.clients={settings.data.shards}",
@@ -255,6 +268,22 @@ def _feedback_problems(settings: Settings) -> list[str]:
         "compression.error_feedback: what a shard's compression drops belongs to the client that it plays, and the next round "
         "has another; set compression.error_feedback=false"
     ]
+
+
+def _privacy_problems(settings: Settings, project: Path) -> list[str]:
+    if not settings.is_private:
+        return []
+    missing = [] if accounting.is_installed() else [accounting.MISSING]
+    return [*missing, *private.misplaced(settings, project)]
+
+
+def _unmasked_note(settings: Settings) -> str | None:
+    workers = settings.cluster.workers.most
+    if not settings.secure_aggregation or workers > 2:
+        return None
+    if workers == 1:
+        return "secure_aggregation: with one worker there is nothing to mask: its sum is the sum that all may see"
+    return "secure_aggregation: of two workers each can take its own sum off and has the other's; three hide it from each other"
 
 
 def _numbers_of_workers(workers: Workers) -> list[int]:

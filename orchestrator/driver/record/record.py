@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from orchestrator.driver.record.folders import RunFolder
 from orchestrator.driver.record.preflight import ORCHESTRATOR, Provenance
+from orchestrator.driver.record.private import COMMITMENT, commitment_in
 from orchestrator.driver.report import card
 from orchestrator.driver.report.outcome import Outcome, Status
 from orchestrator.engine import executions
@@ -97,6 +98,15 @@ class Record:
     def origin(self) -> str | None:
         """The commit that the code was made from, where there is one."""
         return None if self._work is None else self._work.origin
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What is known of code, data and settings before anything is computed."""
+        return {
+            "code": None if self._work is None else self._work.tree,
+            "data": {item.path: item.md5 for item in self._inputs},
+            "settings": determining(self._settings),
+        }
 
     @property
     def memory(self) -> str | None:
@@ -209,6 +219,7 @@ class Record:
         rows = {
             "steps": outcome.steps,
             **results,
+            **({} if outcome.epsilon is None else {"epsilon": outcome.epsilon}),
             "identity": identity.get("identity"),
             "memory": self.memory,
             "error": error,
@@ -249,11 +260,15 @@ class Record:
         if "initial_parameters" not in self.run_manifest or not self._nodes:
             return None
         work, modules = self._work, self._code.get("modules", {})
+        commitment = commitment_in(self.files)
         return identity.parts(
             "none" if work is None else work.tree,
             {name: each["sha256"] for name, each in modules.items() if each["kind"] != "snapshot"},
             {item.path: item.md5 for item in self._inputs},
-            {key: masking.setting(key, value) for key, value in determining(self._settings).items()},
+            {
+                **{key: masking.setting(key, value) for key, value in determining(self._settings).items()},
+                **({} if commitment is None else {COMMITMENT: commitment}),
+            },
             [node["bits"] for node in self._nodes.values()],
             self.run_manifest["initial_parameters"],
         )

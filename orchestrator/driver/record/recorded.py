@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.driver.record.folders import RunFolder
+from orchestrator.driver.record.private import COMMITMENT, commitment_in
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.provenance.data.versions import Input, from_dict
 from orchestrator.records import lines, masking, rests
@@ -131,6 +132,10 @@ class Recorded:
         return build_mode(sync.name, sync.options).execution != "lockstep"
 
     @property
+    def _is_private(self) -> bool:
+        return self.files.settings.exists() and load([str(self.files.settings)], []).is_private
+
+    @property
     def _needed(self) -> dict[str, Path]:
         """The files that a rerun needs, by what they are."""
         files = self.files
@@ -140,6 +145,7 @@ class Recorded:
             "the versions of its data": files.data,
             "its environment": files.environment,
             "its trace": files.trace,
+            **({"the commitment to its secret": files.privacy} if self._is_private else {}),
             **({"the order of its updates": files.rests} if self._is_asynchronous else {}),
         }
 
@@ -149,7 +155,9 @@ class Recorded:
         found: Run = {"digest": self.past.digest, "metrics": metrics, "trace": self.trace()}
         if self.files.settings.exists():
             settings = load([str(self.files.settings)], [])
-            found["settings"], found["determining"] = flat(settings), list(determining(settings))
+            commitment = commitment_in(self.files)
+            bound = {} if commitment is None else {COMMITMENT: commitment}
+            found["settings"], found["determining"] = {**flat(settings), **bound}, [*determining(settings), *bound]
         rested = self.rests()
         if rested is not None:
             found["rests"] = rested

@@ -19,7 +19,7 @@ class Outcome:
     driver heard of the first step, on the monotonic clock; steps_per_s: from the first report of a step to the last,
     evaluations included; bytes_per_step: payloads of the member that sends most, of the last step of which that is
     known; checkpoint: the step of the newest one; staleness: of an asynchronous run, by how many updates the shard of an
-    update was ahead of the slowest one at most; not_recorded: why MLflow does not have all of it,
+    update was ahead of the slowest one at most; epsilon: of a private run; not_recorded: why MLflow does not have all of it,
     which does not make the run a failed one.
     """
 
@@ -36,6 +36,7 @@ class Outcome:
     recoveries: list[dict[str, Any]] = field(default_factory=list)
     checkpoint: int | None = None
     staleness: int | None = None
+    epsilon: float | None = None
     not_recorded: str | None = None
 
     @property
@@ -62,6 +63,8 @@ class Outcome:
         }
         if self.staleness is not None:
             report["staleness"] = self.staleness
+        if self.epsilon is not None:
+            report["epsilon"] = self.epsilon
         if self.not_recorded is not None:
             report["not_recorded"] = self.not_recorded
         if self.error is not None:

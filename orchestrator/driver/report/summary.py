@@ -12,7 +12,7 @@ def text(outcome: Outcome, title: str, layout: str, run_id: str, look: str) -> s
     """layout: what it ran on, such as "4 workers in a ring"; look: where it is shown."""
     rate = f", {outcome.steps_per_s:.3g} steps/s" if outcome.steps_per_s else ""
     sent = f", {_size(outcome.bytes_per_step)} sent per step" if outcome.bytes_per_step else ""
-    results = {"loss": outcome.loss, **outcome.metrics}
+    results = {"loss": outcome.loss, "epsilon": outcome.epsilon, **outcome.metrics}
     shown = ", ".join(f"{name} {value:.4g}" for name, value in results.items() if value is not None)
     return (
         f"{title}: finished {outcome.steps} step{'s' * (outcome.steps != 1)}, {layout}{rate}{sent}\n"

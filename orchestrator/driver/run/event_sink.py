@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.control import events
@@ -17,6 +18,7 @@ from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import SavedCheckpoint
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.engine.member.generation import Generation
+from orchestrator.records import trace
 from orchestrator.records.lines import LineFile
 from orchestrator.records.merging import Change
 
@@ -30,11 +32,21 @@ _NO_CHECKPOINTS = (
 )
 
 
-class EventSink:
-    """Receives the events of a run and writes them down. on_event: called with each; outcome: the result of the run so far."""
+@dataclass(frozen=True)
+class Audience:
+    """Who hears of a run while it goes on. on_event: called with each event."""
 
-    def __init__(self, record: Record, progress: ProgressDisplay, on_event: Callback | None = None) -> None:
-        self._on_event = on_event
+    display: ProgressDisplay
+    on_event: Callback | None = None
+
+
+class EventSink:
+    """Receives the events of a run and writes them down. outcome: the result of the run so far; epsilon: of so many steps of a
+    private run."""
+
+    def __init__(self, record: Record, audience: Audience, epsilon: Callable[[int], float] | None = None) -> None:
+        self._on_event, progress = audience.on_event, audience.display
+        self._epsilon = epsilon
         self._record = record
         self._tracker = record.tracker
         self._journal = record.journal
@@ -131,14 +143,17 @@ class EventSink:
         self.outcome.first_step_at = self.outcome.first_step_at or now
         for line in new:
             self.outcome.steps = line["step"] + 1
-            self.outcome.loss = float.fromhex(line["loss"])
-            self._tracker.metrics(line["step"], {"train/loss": self.outcome.loss})
+            self.outcome.loss = trace.loss_of(line)
+            told = {} if self.outcome.loss is None else {"train/loss": self.outcome.loss}
+            if self._epsilon is not None:
+                self.outcome.epsilon = told["privacy/epsilon"] = self._epsilon(self.outcome.steps)
+            self._tracker.metrics(line["step"], told)
             self._call_back({"event": "step", "step": line["step"], "loss": self.outcome.loss})
         if self._first_report is None:
             self._first_report = (self.outcome.steps, now)
         elif now > self._first_report[1]:
             self.outcome.steps_per_s = (self.outcome.steps - self._first_report[0]) / (now - self._first_report[1])
-        self._progress.step(self.outcome.steps, self.outcome.loss or 0.0)
+        self._progress.step(self.outcome.steps, self.outcome.loss, self.outcome.epsilon)
 
     def rests(self, change: Change) -> None:
         """Record new rests of an asynchronous run, in order."""
@@ -164,7 +179,7 @@ class EventSink:
     def _go_back(self, change: Change) -> None:
         """Steps after these are done again and come out otherwise."""
         self.outcome.steps = change.kept
-        self.outcome.loss = None if change.last is None else float.fromhex(change.last["loss"])
+        self.outcome.loss = None if change.last is None else trace.loss_of(change.last)
         for step in [step for step in self._evaluated if step >= change.kept]:
             del self._evaluated[step]
 

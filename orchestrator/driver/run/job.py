@@ -27,11 +27,12 @@ from orchestrator.cluster.sessions.local import LocalRay
 from orchestrator.control.membership import Requirements
 from orchestrator.driver.record.folders import RunFolder
 from orchestrator.driver.record.mailbox import Mailbox
+from orchestrator.driver.record.private import Private
 from orchestrator.driver.record.record import Record
 from orchestrator.driver.report import pictures, summary
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import Saving
-from orchestrator.driver.run.event_sink import Callback, EventSink
+from orchestrator.driver.run.event_sink import Audience, EventSink
 from orchestrator.driver.run.looks import Looks
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.session import NodeCheck, RunStart, Session, Startup
@@ -39,6 +40,7 @@ from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import Interrupted, OrchestratorError, RunFailed
 from orchestrator.plan import Plan
+from orchestrator.privacy.secret import Secret
 from orchestrator.records import lines, rests
 from orchestrator.settings import Settings
 from orchestrator.topologies import Schedule, build_schedule
@@ -52,16 +54,20 @@ class Job:
     """A run with its resources, executed by `complete`.
 
     settings, plan: of the run; project: the folder from which the pipeline is imported; ray: the Ray to run on, entered
-    for the time of the job: a private one, or one that outlives it and other jobs share; on_event: called with what happens.
+    for the time of the job: a private one, or one that outlives it and other jobs share; secret: of a private run.
     """
 
     settings: Settings
     plan: Plan
     project: Path
-    display: ProgressDisplay
+    audience: Audience
     pending_signal: PendingSignal
     ray: Sharing | None = None
-    on_event: Callback | None = None
+    secret: Secret | None = None
+
+    @property
+    def display(self) -> ProgressDisplay:
+        return self.audience.display
 
     def complete(self, opening: Future[Record], run_start: RunStart) -> tuple[str, Outcome]:
         """Run the job and close its record, whatever happens; returns the run's id and its outcome."""
@@ -121,13 +127,15 @@ class Job:
             self.display.say(f"note: for others who rerun this: {sentence}")
         for run_id in record.orphans:
             self.display.say(f"note: run {run_id} was left RUNNING by a driver that is gone; it is marked KILLED now")
-        event_sink = EventSink(record, self.display, self.on_event)
+        private = self._private(record)
+        event_sink = EventSink(record, self.audience, None if private is None else private.epsilon)
         storage = storage_of(plan, record.files)
         saving = Saving(Catalog(open_storage(storage), plan.checkpoints.keep))
         everywhere = plan.checkpoints.uri is not None
         directory = MemberDirectory(plan.exchange, this_node(), storage, everywhere=everywhere)
+        keys = None if private is None else private.keys
         with contextlib.closing(Looks(Mailbox(record.files.looks), plan, startup.members.look)) as looks:
-            session = Session(startup, directory, saving, event_sink, looks)
+            session = Session(startup, directory, saving, event_sink, looks, keys)
             session.run(self.pending_signal, ray.trouble)
         outcome = event_sink.outcome
         if outcome.error is None:
@@ -136,11 +144,19 @@ class Job:
             try:
                 holder = session.save_weights(str(unfinished))
                 unfinished.rename(weights)
-                record.described = startup.members.profile(holder) or {}
+                if private is None:  # it tells of the samples
+                    record.described = startup.members.profile(holder) or {}
             except RunFailed as error:  # what was trained up to here stays in the report
                 outcome.error = error
                 unfinished.unlink(missing_ok=True)
         return outcome
+
+    def _private(self, record: Record) -> Private | None:
+        """Of a run with noise."""
+        privacy = self.plan.data.privacy
+        if self.secret is None or privacy is None:
+            return None
+        return Private(self.secret, privacy, record.files, record.facts)
 
     def _actor_slots(self, held: contextlib.ExitStack) -> tuple[ActorSlots, NodeCheck]:
         """Room for every member that the run starts with, on nodes that have this project, and what is asked of a node that

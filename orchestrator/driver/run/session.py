@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
 from orchestrator.cluster.actors.members import ActorPlacement, Heard, Members
@@ -26,15 +26,18 @@ from orchestrator.errors import (
     ClusterUnavailable,
     ConfigurationError,
     Inconsistent,
+    NotRerunnable,
     OrchestratorError,
     WorkerLost,
     from_dict,
 )
+from orchestrator.privacy.keys import Keys
 from orchestrator.records.merging import Disagreement, History
 from orchestrator.records.progress import parse
 from orchestrator.records.trace import Line
 
 _TICK_S = 0.25
+_OF_SAMPLES = ("reference", "partition")
 _RAY_GONE = "unless somebody killed it, look at its logs and for the kernel's out-of-memory killer (dmesg)"
 _TWO_WAYS = (
     "if the step was computed again, after a resume or a restart, something in the pipeline is left to chance (a clock, "
@@ -112,8 +115,9 @@ class Session:
         saving: Saving,
         event_sink: EventSink,
         looks: Looks | None = None,
+        keys: Callable[[Mapping[str, Any]], Keys] | None = None,
     ) -> None:
-        """looks: of others at the running model, which are passed on."""
+        """looks: of others at the running model, which are passed on; keys: of a private run, by its run manifest."""
         run_start = startup.run_start
         self._members = startup.members
         self._node_check = startup.node_check
@@ -124,6 +128,7 @@ class Session:
         self._event_sink = event_sink
         self._looks = looks
         self._servers: list[int] = []  # of the present generation
+        self._keys = keys
         # What nobody kept is replaced by what somebody else did: then what is done again comes out otherwise.
         supersedes = run_start.requirements.inherits
         self._history = History(run_start.written, run_start.rests, supersedes=supersedes)
@@ -321,6 +326,11 @@ class Session:
         except CheckpointDamaged as error:
             self._decide(events.Failed(None, error))
             return
+        try:
+            keys = None if self._keys is None else self._keys(begin.run_manifest)
+        except NotRerunnable as error:
+            self._decide(events.Failed(None, error))
+            return
         generation = self._member_directory.generation(begin, checkpoint)
         ranks: dict[int, int | None] = {member: rank for rank, member in enumerate(begin.members)}
         for member in self._ready if self._event_sink.outcome.generations == 0 else ():
@@ -330,7 +340,10 @@ class Session:
         self._event_sink.begins(generation, begin.members, begin.run_manifest["steps"], reason)
         for rank, member in enumerate(begin.members):
             peers = self._member_directory.peers(begin.members, generation, rank)
-            self._members.run(member, generation, rank, peers, begin.run_manifest)
+            if rank < begin.workers:
+                self._members.run(member, replace(generation, keys=keys), rank, peers, begin.run_manifest)
+            else:
+                self._members.run(member, generation, rank, peers, _for_servers(begin.run_manifest))
         self._event_sink.agreed(begin.run_manifest)
         self._ask_for_descriptions(begin.members)
         if self._saving.given_up:
@@ -415,6 +428,11 @@ class Session:
         if self._saving.trouble is not None:
             self._event_sink.not_saved(entry["step"], self._saving.trouble)
             self._saving.trouble = None
+
+
+def _for_servers(run_manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without what was computed from samples: a server only adds."""
+    return {key: value for key, value in run_manifest.items() if key not in _OF_SAMPLES}
 
 
 def _rows(answer: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -16,7 +16,7 @@ PLAIN_EVERY_S = 10.0
 
 class ProgressDisplay(Protocol):
     def start(self, steps: int) -> None: ...
-    def step(self, done: int, loss: float) -> None: ...
+    def step(self, done: int, loss: float | None, epsilon: float | None = None) -> None: ...
     def say(self, text: str) -> None: ...
     def close(self) -> None: ...
 
@@ -51,6 +51,12 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def _numbers(loss: float | None, epsilon: float | None) -> str:
+    """In words; a private run tells no loss."""
+    told = {"loss": loss, "epsilon": epsilon}
+    return ", ".join(f"{name} {value:.4g}" for name, value in told.items() if value is not None)
+
+
 class Plain:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -63,13 +69,13 @@ class Plain:
         self._said_at = time.monotonic()
         self._first = None
 
-    def step(self, done: int, loss: float) -> None:
+    def step(self, done: int, loss: float | None, epsilon: float | None = None) -> None:
         now = time.monotonic()
         self._first = self._first or (done, now)
         if now - self._said_at >= PLAIN_EVERY_S or done == self._steps:
             self._said_at = now
             pace = rate_and_left(done - self._first[0], now - self._first[1], self._steps - done)
-            self.say(f"step {done}/{self._steps}, loss {loss:.4g}{pace}")
+            self.say(f"step {done}/{self._steps}, {_numbers(loss, epsilon)}{pace}")
 
     def say(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
@@ -86,9 +92,9 @@ class Bar:
     def start(self, steps: int) -> None:
         self._bar = tqdm(total=steps, file=self._stream, unit="step", dynamic_ncols=True, leave=False, mininterval=0.2)
 
-    def step(self, done: int, loss: float) -> None:
+    def step(self, done: int, loss: float | None, epsilon: float | None = None) -> None:
         if self._bar is not None:
-            self._bar.set_postfix_str(f"loss {loss:.4g}", refresh=False)
+            self._bar.set_postfix_str(_numbers(loss, epsilon), refresh=False)
             self._bar.update(done - self._bar.n)
 
     def say(self, text: str) -> None:

@@ -18,7 +18,7 @@ from os import devnull
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from orchestrator.errors import ConfigurationError, PipelineRaised
 from orchestrator.numerics.determinism import left_as_it_was
@@ -124,6 +124,7 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
     pipeline = make_pipeline(kind, plan.run.pipeline.args, plan.run.seed)
     model = make_model(pipeline, plan.run.seed)
     refuse_unsupported(model)
+    refuse_statistics(model, plan)
     make_contribution(plan.update.contribution)
     if defines(kind, "optimizer"):  # of others the options are checked
         make_optimizer(pipeline, model, plan)
@@ -168,6 +169,18 @@ def _parameters(method: Any) -> str:
     return (
         f"({', '.join(inspect.signature(method).parameters)})" if callable(method) else f", a {type(method).__name__},"
     )
+
+
+def refuse_statistics(model: torch.nn.Module, plan: Plan) -> None:
+    """Raises PipelineRaised where contributions are clipped and the model would have more of its shards added up."""
+    if plan.data.privacy is None:
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, _NormBase) and module.running_mean is not None:
+            raise PipelineRaised(
+                f"the layer {name or 'model'!r} keeps running statistics of the samples, which no clipping bounds",
+                "with privacy.clipping_norm normalise within a sample (GroupNorm, LayerNorm), or set track_running_stats=False",
+            )
 
 
 def refuse_unsupported(model: torch.nn.Module) -> None:

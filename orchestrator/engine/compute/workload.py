@@ -21,12 +21,14 @@ from orchestrator.data.labels import Labels
 from orchestrator.data.loaders import Key, Loaders, upcoming
 from orchestrator.data.loading import fetch
 from orchestrator.data.order import Order, Sampler, evaluation_batches
+from orchestrator.data.poisson import PoissonSampler
 from orchestrator.engine.compute import construction
 from orchestrator.errors import NonFinite, PipelineRaised
 from orchestrator.numerics import streams
 from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.pipeline import Pipeline, has_rate, naming, takes_step
 from orchestrator.plan import Data, Run, Variant
+from orchestrator.privacy.keys import Keys
 from orchestrator.updates import optimizers
 from orchestrator.updates.optimizers import kept_aside
 from orchestrator.values import Span
@@ -65,6 +67,7 @@ class Workload:
         self.division = divide(self._labels, data)
         self.order, self._sampler = _order(seed, samples, data, self.division)
         self._stretch = _stretch(data, self._sampler)
+        self._weighs = data.privacy is None
         held_out = 0 if self._validation is None else _length(self._validation, "validation")
         self.evaluation_batches = evaluation_batches(held_out, max(1, data.batch_size.at(0) // data.shards))
 
@@ -119,6 +122,20 @@ class Workload:
         local = self._sampler.local_steps(step, shard) if isinstance(self._sampler, ClientSampler) else self._stretch
         return range(step * self._stretch, step * self._stretch + local)
 
+    def unlock(self, keys: Keys) -> None:
+        """From now on it is known which clients play."""
+        if isinstance(self._sampler, PoissonSampler):
+            self._sampler.unlock(keys)
+
+    def players(self, step: int, shard: int) -> tuple[int, ...]:
+        """What a shard computes in a step of the run: itself, or the clients that it plays. Each is asked for in the place of a
+        shard."""
+        return self._sampler.players(step, shard) if isinstance(self._sampler, PoissonSampler) else (shard,)
+
+    def shard_of(self, step: int, player: int) -> int:
+        """Which shard computes one of its `players`."""
+        return self._sampler.slot_of(step, player) if isinstance(self._sampler, PoissonSampler) else player
+
     def plan(self, steps: Iterable[int], shards: Sequence[int]) -> None:
         """Prepare the samples and seeds of these micro-batches together: between two backward passes the same code
         takes ten times as long, because it has been evicted from the processor's cache."""
@@ -138,6 +155,11 @@ class Workload:
             batch = self._staging.batch(batch)
             with self._autocast():
                 returned = self._loss(batch, step)
+            if not self._weighs and isinstance(returned, Sequence):
+                raise PipelineRaised(
+                    f"loss() ({where}) returned a weight, and with privacy.clipping_norm all count the same",
+                    "return the mean alone",
+                )
             loss, weight = _mean_and_weight(returned, rows, where)
             if weight == 0:
                 return None
@@ -251,10 +273,13 @@ class Workload:
 def _order(
     seed: int, samples: int, data: Data, division: Division | None
 ) -> tuple[Order | Drawn, Sampler | PassSampler | WeightedSampler | ClientSampler]:
+    """The sampler may be a PoissonSampler, which is asked by client."""
     if division is None:
         order = Order(seed, samples, data.batch_size, data.shards)
         return order, Sampler(order)
     drawn = Drawn(samples, data.batch_size, data.shards)
+    if data.privacy is not None and data.privacy.noise:
+        return drawn, PoissonSampler(seed, data, division.parts)
     if len(division.parts) > data.shards or (data.local is not None and data.local.epochs is not None):
         return drawn, ClientSampler(seed, drawn, division.parts, data.local or Span(steps=1))
     by_weight = any(part.weights is not None for part in division.parts)

@@ -30,6 +30,7 @@ from orchestrator.transports.base import Regions, Tag, Transport
 
 # Phases, part of every message's tag.
 VOTE, SUM, EVALUATION_VOTE, EVALUATION, END, STATE_TRANSFER, SPRINT, REST, HEIRS = range(9)
+LATTICE, LATTICE_KEYS = 12, 13  # of clipped contributions
 COMPRESSED = 16  # the first phase of a compression
 
 
@@ -92,7 +93,8 @@ class Exchange:
     """One member's collective operations in one generation. They raise what the transport raises: PeerLost,
     DeadlineExceeded.
 
-    sent_bytes: of the payloads that were given to the transport so far, whether they travel or are shared.
+    generation: its number. sent_bytes: of the payloads that were given to the transport so far, whether they travel or are
+    shared.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class Exchange:
     ) -> None:
         self._schedule = schedule
         self._rank = rank
-        self._generation = generation
+        self.generation = generation
         self._transport = transport
         self._memory = memory
         self._timeout_s = timeout_s
@@ -114,7 +116,7 @@ class Exchange:
 
     def maximum(self, step: int, attempt: int, phase: int, vector: torch.Tensor) -> torch.Tensor:
         """The elementwise maximum of all members' int64 vectors, which have the same length; every member gets it."""
-        moment = Moment(self._generation, step, attempt, phase)
+        moment = Moment(self.generation, step, attempt, phase)
         current = vector.clone()
         for action in self._vote_program:
             if isinstance(action, Send):
@@ -134,7 +136,7 @@ class Exchange:
         memories of one size and one kind of sums, which suit this generation."""
         if memory.finished is not None:
             return exact.wrap(memory.finished)
-        moment = Moment(self._generation, step, attempt, phase)
+        moment = Moment(self.generation, step, attempt, phase)
         way = self._way(memory.layout)
         prints: dict[int, int] = {}
         last: tuple[Add, torch.Tensor] | None = None  # what is still to be added to the chunk that is finished next
@@ -167,7 +169,7 @@ class Exchange:
         payload: uint8, 1-D, contiguous, as long as each worker likes; not in a region, for nothing tells when peers have read
         it there. Who may write: nobody, into the own payload and what comes back, until all of it was used.
         """
-        moment = Moment(self._generation, step, attempt, phase)
+        moment = Moment(self.generation, step, attempt, phase)
         held: dict[int, torch.Tensor] = {}
         for action in self._gather_program:
             if isinstance(action, Send):
@@ -190,7 +192,7 @@ class Exchange:
     ) -> dict[int, torch.Tensor]:
         """The payloads that this member needs or hands on, with its own. actions: its `ways`; own: by number, each as `gather`
         wants them."""
-        moment = Moment(self._generation, step, attempt, phase)
+        moment = Moment(self.generation, step, attempt, phase)
         held = dict(own)
         for action in actions:
             if isinstance(action, Send):

@@ -62,6 +62,11 @@ def worker_bytes(
     if plan.update.compression is not None:  # held until the vote, with what they kept and what they keep
         gradients = hosted * (3 if feedback else 1)
         regions = layout.size * sums.result.itemsize
+    if plan.data.privacy is not None:  # integers: the own sum beside the regions; float64 of a single contribution
+        regions = layout.size * sums.result.itemsize + max(
+            region_bytes(layout, schedule, rank, exact.INTEGERS) for rank in range(schedule.workers)
+        )
+        gradients = 1 + 2 * 2
     gradients += plan.update.clip is not None
     local = plan.update.local
     if local is not None:  # where the round began, and what the local optimizer remembers

@@ -20,6 +20,7 @@ from orchestrator.engine.member.generation import ProcessServices
 from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
 from orchestrator.numerics.staging import HostTransfer
+from orchestrator.records import trace
 from orchestrator.updates import optimizers
 from orchestrator.updates.transforms import Gradients
 
@@ -93,6 +94,9 @@ class LocalTrainer:
 
     def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
         return self._summation.total(exchange, step, attempt, consensus)
+
+    def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:
+        return trace.line(step, consensus.loss, fingerprint)
 
     def apply(self, state: RunState, consensus: Consensus) -> None:
         """May raise CalledOff before it changes anything, and not after."""

@@ -41,6 +41,9 @@ class Member(Protocol):
     def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
         """Take part in the sum; returns its fingerprint."""
 
+    def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:
+        """What the trace says of a step that was added up."""
+
     def apply(self, state: RunState, consensus: Consensus) -> None:
         """Apply the summed gradient. state: before this step."""
 
@@ -49,20 +52,23 @@ class Member(Protocol):
 class StepContents:
     """What is added up in a step. shape: the lengths of a step report; names: of the layout's tensors, then of the
     counters; exact: on the grid of the run state, which a compression does without: it rounds after the vote. counters_agree:
-    whether every shard has to leave the same, or else the largest are taken."""
+    whether every shard has to leave the same, or else the largest are taken. weighted: shards tell their weights and losses
+    before the sum; not so where contributions are clipped."""
 
     shape: Shape
     names: tuple[str, ...]
     exact: bool
     counters_agree: bool = True
+    weighted: bool = True
 
     @classmethod
     def of(cls, plan: Plan, run_manifest: Mapping[str, Any]) -> Self:
         tensors = [slot["name"] for slot in run_manifest["layout"]["slots"]]
         counters = run_manifest["counters"]
         shape = Shape(plan.data.shards, len(tensors), len(counters))
-        exact = plan.exchange.exact and plan.update.compression is None
-        return cls(shape, (*tensors, *counters), exact, counters_agree=plan.update.local is None)
+        weighted = plan.data.privacy is None
+        exact = plan.exchange.exact and plan.update.compression is None and weighted
+        return cls(shape, (*tensors, *counters), exact, counters_agree=plan.update.local is None, weighted=weighted)
 
 
 class Lockstep:
@@ -84,10 +90,11 @@ class Lockstep:
         attempt, consensus, grid = self._agree(step, state.grid)
         fingerprint = self._member.total(self._exchange, step, attempt, consensus)
         self._sent_bytes = self._exchange.sent_bytes - sent_bytes
+        line = self._member.line(step, consensus, fingerprint)
         self._member.apply(state, consensus)
         if self._contents.exact:
             grid = grid.committed(consensus.magnitudes)
-        return Outcome(step + 1, (trace.line(step, consensus.loss, fingerprint),), grid, consensus.requests)
+        return Outcome(step + 1, (line,), grid, consensus.requests)
 
     def _agree(self, step: int, grid: Grid) -> tuple[int, Consensus, Grid]:
         """Vote until the grid fits. Returns the number, the consensus and the grid of the last attempt."""
@@ -110,7 +117,7 @@ class Lockstep:
         consensus = Consensus.decode(vector, self._contents.shape)
         if consensus.failing_shard is not None:
             raise self._member.fault(consensus.failing_shard) or Withdrawn(f"shard {consensus.failing_shard} failed")
-        if consensus.total_weight == 0:
+        if self._contents.weighted and consensus.total_weight == 0:
             raise PipelineRaised(
                 f"step {step}: the weights of all shards are zero", "a step needs something to learn from"
             )

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, Protocol
 from orchestrator.checkpoints.state import TrainingState
 from orchestrator.control.events import Inheritance, Move
 from orchestrator.engine.member.heartbeat import Heartbeat
+from orchestrator.privacy.keys import Keys
 from orchestrator.records.progress import Progress, plain
 from orchestrator.topologies.schedule import Schedule
 from orchestrator.transports.base import Transport
@@ -33,7 +34,8 @@ class Generation:
     recipient, shards): who hands over what these shards keep, after that and in this order. heirs: (lost, heir): the lost shard
     goes on with what the heir keeps; before the moves. inherited: all such pairs since the last rest, in order. restore: (rank,
     where): that rank loads a checkpoint before anything else; INITIAL: it goes back to the state in which the run began.
-    writers: the ranks that write the parts of checkpoints, in order, and storage: where these lie.
+    writers: the ranks that write the parts of checkpoints, in order, and storage: where these lie. keys: of a private run, told
+    to workers only, and to no record.
     """
 
     number: int
@@ -46,6 +48,7 @@ class Generation:
     moves: tuple[Move, ...] = ()
     heirs: tuple[Inheritance, ...] = ()
     inherited: tuple[Inheritance, ...] = ()
+    keys: Keys | None = field(default=None, repr=False)
 
     @property
     def workers(self) -> int:

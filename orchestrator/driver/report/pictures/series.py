@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from orchestrator.records.lines import read
 from orchestrator.records.rests import Staleness
+from orchestrator.records.trace import loss_of
 
 Series = list[tuple[int, float]]  # (step, value), steps ascending
 
@@ -30,9 +31,9 @@ class Column(NamedTuple):
 
 
 def losses(trace: Path) -> Series:
-    """The training loss of each step."""
-    found = [(int(line["step"]), float.fromhex(line["loss"])) for line in read(trace)] if trace.exists() else []
-    return [point for point in found if math.isfinite(point[1])]
+    """The training loss of each step that tells it."""
+    found = [(int(line["step"]), loss_of(line)) for line in read(trace)] if trace.exists() else []
+    return [(step, loss) for step, loss in found if loss is not None and math.isfinite(loss)]
 
 
 def metrics(journal: Path) -> dict[str, Series]:

@@ -1,0 +1,75 @@
+"""Which clients a slot plays in a private round, and which of a client's samples each of its steps takes.
+
+Clients are drawn by Poisson sampling (`privacy.sampling`) and dealt to the slots in turns, so a slot plays none, one or more.
+A micro-batch is known by (step, client), not by (step, slot): what a client contributes depends on its own samples, the seed
+and public settings alone, never on who else there is or plays. That is what bounds the influence of a client on a round by the
+clipping norm. For the same reason local steps are numbered in strides that no client's size decides.
+
+    local steps   t = round * stride + h, stride = local.steps; or 2**20 with local.epochs, whose number differs by client
+    rows          data.batch_size / data.shards for each client
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from orchestrator.data.clients import ClientSampler
+from orchestrator.data.division import Part
+from orchestrator.data.drawn import Drawn
+from orchestrator.errors import ConfigurationError, Inconsistent
+from orchestrator.plan import Data
+from orchestrator.privacy import sampling
+from orchestrator.privacy.keys import Keys
+from orchestrator.values import Span, Steps
+
+_STRIDE = 1 << 20
+_ROUNDS_KEPT = 4
+
+
+class PoissonSampler(ClientSampler):
+    """Its `indices` and `local_steps` are asked by client. Raises ConfigurationError where there are more clients than the
+    settings say."""
+
+    def __init__(self, seed: int, data: Data, parts: Sequence[Part]) -> None:
+        assert data.privacy is not None
+        self._clients, self._expected, self._slots = data.privacy.clients, data.privacy.expected, data.shards
+        if len(parts) > self._clients:
+            raise ConfigurationError(
+                [
+                    f"privacy.clients: the partition finds {len(parts)} clients, and the settings allow {self._clients}; the "
+                    "number is part of what is promised, so it has to be known without the data"
+                ],
+                "set privacy.clients to at least as many",
+            )
+        rows = data.batch_size.least // data.shards
+        drawn = Drawn(sum(len(part.samples) for part in parts), Steps.constant(rows * len(parts)), len(parts))
+        local = data.local or Span(steps=1)
+        super().__init__(seed, drawn, parts, local, stretch=local.steps or _STRIDE)
+        longest = max(self.local_steps(0, client) for client in range(len(parts)))
+        if longest > self.stretch:
+            raise ConfigurationError(
+                [f"local.epochs: a client has {longest} local steps in a round, at most {self.stretch} are possible"],
+                "lower local.epochs, or raise data.batch_size",
+            )
+        self._dealt = functools.lru_cache(_ROUNDS_KEPT)(self._deal)
+        self._keys: Keys | None = None
+
+    def unlock(self, keys: Keys) -> None:
+        """From now on it is known who plays."""
+        self._keys = keys
+        self._dealt.cache_clear()
+
+    def players(self, round_: int, slot: int) -> tuple[int, ...]:
+        """The clients that this slot plays in this round."""
+        return self._dealt(round_)[slot]
+
+    def slot_of(self, round_: int, client: int) -> int:
+        """The slot that plays this client in this round."""
+        return next(slot for slot, played in enumerate(self._dealt(round_)) if client in played)
+
+    def _deal(self, round_: int) -> list[tuple[int, ...]]:
+        if self._keys is None:
+            raise Inconsistent("who plays in a round is asked without a key", "this is a fault of orchestrator")
+        drawn = sampling.players(self._keys, round_, self._expected, self._clients)
+        return sampling.dealt([client for client in drawn if client < len(self._parts)], self._slots)
