@@ -1,6 +1,6 @@
 """What each method of learning with fewer bytes sends per step, and what it learns, beside dense: one table, from real runs.
 
-    python -m benchmarks.methods [--seeds 1] [--only characters] [--results FILE] [--page docs/learning.md]
+    python -m benchmarks.methods [--seeds 1] [--only characters] [--method int8] [--results FILE] [--page docs/learning.md]
 
 Three kinds of runs: the demo on digits and the one on characters, 400 steps each (a local step counts as one), and three steps
 of a matrix of 25 million parameters, for the bytes. The bytes are those that the run itself measures: what a worker of a ring
@@ -27,7 +27,7 @@ STEPS, INNER = 400, 10
 BEGIN, END = "<!-- methods: made by python -m benchmarks.methods --page -->", "<!-- end of methods -->"
 RUNS: dict[str, tuple[str, ...]] = {
     "digits": ("conf=digits", "topology=ring", "cluster.workers=4"),
-    "characters": ("conf=characters", "topology=ring", "cluster.workers=4"),
+    "characters": ("conf=characters", "topology=ring", "cluster.workers=4", "data.shards=4", "data.batch_size=16"),
     "matrix": (
         "conf=MATRIX",
         "run.seed=1",
@@ -83,13 +83,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.methods")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--only", choices=list(RUNS))
+    parser.add_argument("--method", choices=list(METHODS), action="append")
     parser.add_argument("--results", type=Path)
     parser.add_argument("--page", type=Path)
     chosen = parser.parse_args(arguments)
     found = {} if chosen.results is None else _known(chosen.results)
     for seed in range(1, chosen.seeds + 1):
         for pipeline in [chosen.only] if chosen.only else RUNS:
-            for method in METHODS:
+            for method in chosen.method or METHODS:
                 key = f"{pipeline}/{method}/{seed}"
                 if key in found or (pipeline == "matrix" and seed > 1):
                     continue

@@ -60,6 +60,51 @@ def test_every_layout_gives_the_same_run(number: int) -> None:
             _assert_same(train(LabelledBatchnorm, layout, **case), reference)
 
 
+COMPRESSED: list[dict[str, Any]] = [
+    {**CASES[2], "compression": {"name": "quantize"}},
+    {**CASES[0], "compression": {"name": "powersgd", "rank": 1}},
+    {**CASES[4], "compression": {"name": "quantize", "error_feedback": False}},
+    {**CASES[5], "compression": {"name": "topk", "ratio": 0.1}},
+]
+
+
+@pytest.mark.parametrize("number", range(len(COMPRESSED)), ids=lambda number: str(COMPRESSED[number]["compression"]))
+def test_compressed_rounds_too(number: int) -> None:
+    case = COMPRESSED[number]
+    reference = train(LabelledBatchnorm, **case)
+    assert reference.digest != train(LabelledBatchnorm, **{**case, "compression": {"name": "none"}}).digest
+    for layout in rotating(3, 2 * number + 1):
+        if layout.workers <= case.get("shards", 5):
+            _assert_same(train(LabelledBatchnorm, layout, **case), reference)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("outlives", [False, True], ids=["far", "here"])
+@pytest.mark.parametrize("at", [30, 60, 75])
+def test_and_members_of_them_may_die(at: int, outlives: bool) -> None:
+    """What rounds have dropped lies with the host, or where it outlives it."""
+    case = {**COMPRESSED[0], "steps": 6}
+    settings = elastic_settings(LabelledBatchnorm, Layout(3, "tree"), checkpoint_every=2, **case)
+    run = Elastic(settings, Layout(3, "tree"), [Fault(1, at, "die"), Fault(0, at + 60, "join")], outlives=outlives)
+    told = run.run()
+    reference = train(LabelledBatchnorm, **case)
+    assert told.generations > 1
+    assert told.digest == reference.digest
+    assert run.went_back == (not outlives)
+
+
+def test_and_stop_and_go_on_with_other_workers() -> None:
+    case = {**COMPRESSED[0], "steps": 6}
+    saved = Saved()
+    settings = elastic_settings(LabelledBatchnorm, Layout(3), **case)
+    before = Elastic(settings, Layout(3), [Fault(1, 60, "stop")], saved=saved).run()
+    assert before.stopped
+    after = Elastic(elastic_settings(LabelledBatchnorm, Layout(2), **case), Layout(2, "tree"), saved=saved).run()
+    reference = train(LabelledBatchnorm, **case)
+    assert before.trace + after.trace == reference.trace
+    assert after.digest == reference.digest
+
+
 def test_all_of_these_are_different_runs() -> None:
     assert len({train(Labelled, **case).digest for case in [{}, *CASES]}) == len(CASES) + 1
 

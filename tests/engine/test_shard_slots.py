@@ -131,9 +131,9 @@ def test_what_is_staged_is_there_before_the_step_commits_and_counts_only_then(me
     dying = after_steps(states_in(memory), (0,), 2)
     mine = after_steps(states_in(memory), (1,), 2)
     dying.stage(0, row(3))
-    assert mine.staged == ()
+    assert not mine.staged
     dying.secure()
-    assert mine.staged == (0,)
+    assert list(mine.staged) == [0]
     assert mine.of(0)["counts"] == 2
     mine.follow(2, 3)
     assert mine.of(0)["counts"] == 3
