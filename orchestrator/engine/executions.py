@@ -121,7 +121,8 @@ class LockstepExecution:
 
     def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
         self._states.settle(moment.shards)
-        self._trainer.take_on(moment.shards, alone=moment.generation.schedule.members == 1)
+        schedule = moment.generation.schedule
+        self._trainer.take_on(moment.shards, moment.rank, schedule.workers, alone=schedule.members == 1)
         exchange = moment.exchange(self._memory)
         contents = StepContents.of(self._plan, moment.run_manifest)
         return Lockstep(self._trainer, exchange, contents, moment.timing.requests), exchange

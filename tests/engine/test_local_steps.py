@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from orchestrator.engine.compute.local_steps import LocalSteps
 from orchestrator.engine.worker import Worker
 from orchestrator.errors import ConfigurationError, NonFinite, PipelineRaised
 from orchestrator.plan.resolve import resolve
@@ -129,6 +130,43 @@ def test_computing_beside_host_memory_changes_no_bit(monkeypatch: pytest.MonkeyP
     expected = train(LabelledBatchnorm, **CASES[4])
     apart.compute_apart(monkeypatch)
     _assert_same(train(LabelledBatchnorm, Layout(2), **CASES[4]), expected)
+
+
+# --- by size
+
+
+@pytest.mark.parametrize("number", [4, 5])
+def test_shards_of_a_round_are_dealt_by_their_local_steps(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each computes other shards in other rounds, all of them together each once; the bits are those of one worker."""
+    case = {**CASES[number], "steps": 6}
+    computed: list[tuple[int, int]] = []
+    trained = LocalSteps._trained
+
+    def told(self: LocalSteps, step: int, shard: int) -> Any:
+        computed.append((step, shard))
+        return trained(self, step, shard)
+
+    dealt: list[tuple[int, int, tuple[int, ...]]] = []
+    deal_of = LocalSteps.dealt
+
+    def noted(self: LocalSteps, step: int, hosted: Any, rank: int, workers: int) -> Any:
+        shards = deal_of(self, step, hosted, rank, workers)
+        dealt.append((step, rank, tuple(shards)))
+        return shards
+
+    reference = train(LabelledBatchnorm, **case)
+    monkeypatch.setattr(LocalSteps, "_trained", told)
+    monkeypatch.setattr(LocalSteps, "dealt", noted)
+    _assert_same(train(LabelledBatchnorm, Layout(3), **case), reference)
+    shards = case.get("shards", 5)
+    assert {each for each in computed if each[0] > 0} == {(step, s) for step in range(1, 6) for s in range(shards)}
+    assert len({own for _, rank, own in dealt if rank == 0}) > 1 or number == 4  # there each round has the same clients
+
+
+@pytest.mark.slow
+def test_loaders_read_for_whoever_computes() -> None:
+    case = {**CASES[5], "steps": 5}
+    _assert_same(train(LabelledBatchnorm, Layout(2), loaders=1, **case), train(LabelledBatchnorm, **case))
 
 
 # --- what a round is
