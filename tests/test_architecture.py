@@ -61,9 +61,9 @@ ONLY_ROOM = {
     "mlflow": "tracking",
     "dvc": "provenance",
     "matplotlib": "driver",
-    "cryptography": "privacy",
+    "dp_accounting": "privacy",
 }
-ONLY_ROOM |= {"dp_accounting": "privacy"}
+
 MOST_PARAMETERS = 7
 CALLS = ("importlib.import_module", "import_module", "__import__")
 STANDARD_LIBRARY_ONLY = ["records", "errors", "references"]

@@ -115,10 +115,12 @@ class LockstepExecution:
     def __init__(self, parts: Parts) -> None:
         replica, updater, plan = parts.replica, parts.updater, parts.plan
         self._plan = plan
+        self._services = parts.services
         codec = construction.make_codec(plan, replica.layout, len(replica.parameters))
         gradients = _contributing(parts, lambda: first_residuals(codec, replica.layout))
         plain = codec is None and plan.data.privacy is None
         self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan), contributes=plain)
+        self._states = gradients.states
         host_transfer = parts.staging.host_transfer(replica.layout, self._memory.result)
         self._summation: Summation
         self._trainer: LocalTrainer
@@ -137,20 +139,24 @@ class LockstepExecution:
 
     def _sum(self, parts: Parts, codec: Codec | None, gradients: Contributing) -> Summation:
         layout = parts.replica.layout
+        states = gradients.states if gradients.keeps_state else None
         if codec is None:
-            return DirectSum(layout, self._memory)
+            return DirectSum(layout, self._memory, states)
         statistics = [statistic.numel() for statistic in parts.replica.statistics]
         carriers = Carriers(codec, statistics, parts.plan.data.shards, parts.regions)
-        states = gradients.states if gradients.keeps_state else None
         return CompressedSum(codec, carriers, layout, self._memory.result, states)
 
     def suit(self, schedule: Schedule, rank: int) -> None:
         self._summation.suit(schedule, rank)
+        if self.held.keeps_shard_state:
+            self._states.outlive(lambda row: self._services.slots(self._plan.data.shards, row))
 
     def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
+        self._states.settle(moment.shards)
         if isinstance(self._trainer, ClippedTrainer):
             self._trainer.unlock(moment.generation.keys)
-        self._trainer.take_on(moment.shards, alone=moment.generation.schedule.members == 1)
+        schedule = moment.generation.schedule
+        self._trainer.take_on(moment.shards, moment.rank, schedule.workers, alone=schedule.members == 1)
         exchange = moment.exchange(self._memory)
         contents = StepContents.of(self._plan, moment.run_manifest)
         return Lockstep(self._trainer, exchange, contents, moment.timing.requests), exchange

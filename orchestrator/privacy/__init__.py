@@ -8,5 +8,5 @@
     masks       what hides a worker's sum from those who add it up
     accounting  the epsilon of so many rounds
 
-The modules know no engine and no settings. cryptography and dp-accounting are imported on this floor only.
+The modules know no engine and no settings. dp-accounting is imported on this floor only.
 """

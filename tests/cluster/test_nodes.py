@@ -7,6 +7,7 @@ import socket
 import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -121,6 +122,24 @@ def test_an_address_without_a_ray_is_refused_at_once(digits: Project) -> None:
     assert (done.code, done.report["error"]["kind"]) == (1, "ClusterUnavailable")
     assert "is no Ray" in done.report["error"]["message"]
     assert "ray start --head" in done.report["error"]["remedy"]
+
+
+@pytest.mark.long
+def test_what_a_far_worker_keeps_is_had_again_from_the_checkpoint(
+    digits: Project, two_nodes: Joined, tmp_path: Path
+) -> None:
+    """No worker is on the driver's machine, as these nodes say: what shards keep goes with its process, which is said."""
+    project = replace(digits, variables=two_nodes.access)
+    run_of = ("conf=digits", "run.steps=120", "compression={name: powersgd, rank: 2}")
+    given = (*run_of, f"cluster.address={two_nodes.address}", "cluster.workers=3", "output=json")
+    run = CancellableTransport(project, *given, f"checkpoint.uri=file://{tmp_path}", "checkpoint.every=20")
+    run.wait_for("checkpoint_saved")
+    run.kill(next(iter(run.living().values())))
+    done = run.end()
+    assert_as_alone(project, done, alone(digits, "digits", *run_of[1:]))
+    assert "note: what the shards of workers 0, 1, 2 keep is lost with their processes" in done.err
+    assert len(run.journal("shard_state_unprotected")) >= 3
+    assert any("all members go back to step" in event["reason"] for event in run.journal("decided"))
 
 
 def test_a_run_that_loses_a_node_goes_on_without_it(digits: Project, two_nodes: Joined) -> None:

@@ -39,6 +39,7 @@ TOPOLOGIES = ("ring", "tree", "parameter_server", "peer_to_peer")
 COMMON = ("evaluation.every=50", "trace.digest_every=50", "output=json")
 RUNS = {
     "digits": ("conf=digits", "run.steps=300", *COMMON),
+    "compressed": ("conf=digits", "run.steps=300", "compression={name: powersgd, rank: 2}", *COMMON),
     "characters": (
         "conf=characters",
         "run.steps=200",
@@ -47,6 +48,7 @@ RUNS = {
         *COMMON,
     ),
 }
+PLANNED = ("digits", "characters")  # the others by name: `dataclasses.replace(plan(seed), pipeline=...)`
 STEPS = {"digits": 300, "characters": 200}
 SHARDS = 8
 STEP_TIMEOUT_S = (
@@ -87,7 +89,7 @@ class Plan:
 def plan(seed: int) -> Plan:
     """Pipelines and topologies take turns, so that eight seeds in a row have them all."""
     random = Random(seed)
-    pipeline = ("digits", "characters")[seed % 2]
+    pipeline = PLANNED[seed % 2]
     layout = _layout(random, TOPOLOGIES[seed // 2 % len(TOPOLOGIES)])
     options = (f"checkpoint.every={random.choice(['10', '25', '60', '0.5s'])}", *_extras(random))
     blows = []

@@ -36,7 +36,7 @@ def test_plans_leave_steps_between_blows_so_that_no_micro_batch_looks_like_poiso
 
 def test_eight_plans_have_every_topology_with_every_pipeline() -> None:
     found = {(plan.pipeline, plan.layout[0]) for plan in map(chaos.plan, range(8))}
-    assert found == {(pipeline, f"topology={name}") for pipeline in chaos.RUNS for name in chaos.TOPOLOGIES}
+    assert found == {(pipeline, f"topology={name}") for pipeline in chaos.PLANNED for name in chaos.TOPOLOGIES}
 
 
 def test_plans_do_everything_to_everybody_and_resume_on_other_layouts() -> None:
@@ -50,7 +50,7 @@ def test_plans_do_everything_to_everybody_and_resume_on_other_layouts() -> None:
 @pytest.fixture(scope="module")
 def short(digits: Project) -> dict[str, Done]:
     """What comes out of the runs when nobody disturbs them."""
-    return {pipeline: chaos.undisturbed(digits, pipeline) for pipeline in chaos.RUNS}
+    return {pipeline: chaos.undisturbed(digits, pipeline) for pipeline in chaos.PLANNED}
 
 
 @pytest.mark.ray

@@ -20,6 +20,7 @@ OWN = (REPOSITORY / "docs" / "own-project.md").read_text()
 
 WRONG = '''
 import itertools
+import math
 from orchestrator.synchrony import Mode
 from orchestrator.topologies import Move, listed
 
@@ -76,6 +77,28 @@ class Forgets:
     def update(self, gradients, state):
         return gradients, {}
 
+class Understates:
+    kept = ()
+
+    def __init__(self, model):
+        from orchestrator.updates.compressions.codec import Means
+        self.phases = (Means(tuple(math.prod(shape) for shape in model.shapes)),)
+
+    def replicated(self):
+        return {}
+
+    def encode(self, phase, agreement, held, earlier):
+        from orchestrator.updates.compressions.codec import Rows
+        return Rows([each.tensors for each in held], [0.5] * 4)
+
+    def decode(self, agreement, results, mean):
+        return {}
+
+class Beside(Understates):
+    def encode(self, phase, agreement, held, earlier):
+        rows = super().encode(phase, agreement, held, earlier)
+        return type(rows)([[each if len(held) > 1 else None for each in row] for row in rows.rows], agreement.largest)
+
 class Overwrites(Forgets):
     def update(self, gradients, state):
         return [None if each is None else each.mul_(2) for each in gradients], state
@@ -105,6 +128,10 @@ REFUSED = {
     "optimizer.name=wrong:stingy": r"^optimizer: wrong:stingy changes gradients, which other workers still read",
     "contribution=wrong:Forgets": r"^contribution: wrong:Forgets returns a state with other names, shapes or types",
     "contribution=wrong:Overwrites": r"^contribution: wrong:Overwrites changes gradients or state in place",
+    "compression=wrong:Understates": r"^compression: wrong:Understates puts \d[\d.]* into phase 0, where it says that 0\.5 is",
+    "compression=wrong:Beside": r"^compression: wrong:Beside makes of a shard what depends on the shards beside it",
+    "compression.evry=2": r"^compression\.evry: variants\.by_turns:ByTurns has no evry; did you mean every\?",
+    "compression.every=1": r"^compression\.every: must be at least 2, got 1",
     "contribution.spacin=2": r"^contribution\.spacin: variants\.feedback:Feedback has no spacin; did you mean spacing\?",
     "optimizer.name=wrong:none": r"^optimizer: wrong:none is not fit: returned a NoneType",
 }
@@ -171,7 +198,7 @@ def test_the_page_is_launched_and_had_again_from_what_was_recorded(tmp_path: Pat
     wrong = project.shell(f"{command} topology.centre=2")
     assert (wrong.code, "Traceback" in wrong.err) == (2, False)
     assert "topology.centre: variants.star:star has no centre; did you mean center?" in wrong.err
-    for name in ("star", "knee", "signs"):
+    for name in ("star", "knee", "signs", "by_turns"):
         (project.path / "variants" / f"{name}.py").unlink()
     again = project.run(f"rerun={run}", "output=json")
     assert (again.code, again.report["verdict"]) == (0, "exact"), again.err

@@ -23,6 +23,27 @@ REFUSED = {
     "conf=good sync=sps": (2, "did you mean ssp?"),
     "conf=good sync=ssp reduction=fast": (2, "reduction: with sync=ssp updates that come in any order"),
     "conf=good sync=gossip topology=parameter_server": (2, "topology: with sync=gossip models are mixed by workers"),
+    "conf=good compression=quantise": (2, "did you mean quantize?"),
+    "conf=good compression.bits=8": (2, "compression.bits: none has no bits; quantize has"),
+    "conf=good compression=quantize compression.bits=4": (2, "compression.bits: must be 8 or 16, got 4"),
+    "conf=good compression=powersgd compression.rank=0": (2, "compression.rank: must be at least 1, got 0"),
+    "conf=good compression=topk compression.ratio=2": (
+        2,
+        "compression.ratio: must be greater than 0 and at most 1, got 2",
+    ),
+    "conf=good compression=quantize reduction=fast": (
+        2,
+        "quantize needs sums that are free of order; set reduction=exact",
+    ),
+    "conf=good compression=quantize data.shards=17 data.batch_size=34": (
+        2,
+        "(at most 16 shards): set compression.bits=16",
+    ),
+    "conf=good compression=quantize sync=ssp": (2, "updates travel as integers of their own"),
+    "conf=good compression=quantize data.partition=iid data.partition.clients=9": (
+        2,
+        "set compression.error_feedback=false",
+    ),
     "conf=good pipeline.target=faults:Goood": (2, "did you mean faults:Good?"),
     "conf=good pipeline.target=nowhere:Good": (2, "there is no module 'nowhere'"),
     "conf=good pipeline.target=faults:Incomplete": (2, "does not define datasets and loss"),

@@ -1,4 +1,4 @@
-"""Every shard at one worker, none without, as evenly as it goes."""
+"""Every shard at one worker, none without, as evenly as it goes; by size within the bound of the literature."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.control.shard_assignment import assign_shards
+from orchestrator.control.shard_assignment import assign_shards, deal
 
 
 @given(st.integers(1, 300), st.data())
@@ -31,3 +31,21 @@ def test_some_placements() -> None:
 def test_a_worker_without_a_shard_is_refused(shards: int, workers: int) -> None:
     with pytest.raises(ValueError, match=f"{workers} workers cannot share {shards} shards"):
         assign_shards(shards, workers)
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=40), st.data())
+def test_shards_are_dealt_by_size(sizes: list[int], data: st.DataObject) -> None:
+    workers = data.draw(st.integers(1, len(sizes)))
+    dealt = deal(sizes, workers)
+    assert sorted(shard for own in dealt for shard in own) == list(range(len(sizes)))
+    assert all(own == tuple(sorted(own)) and own for own in dealt)
+    loads = sorted(sum(sizes[shard] for shard in own) for own in dealt)
+    # Whoever has most got its last shard when nobody had less, so that the others have no shard less on average.
+    assert loads[-1] <= sum(sizes) / workers + (1 - 1 / workers) * max(sizes)
+    assert loads[-1] - loads[0] <= max(sizes)
+
+
+def test_some_deals() -> None:
+    assert deal([1, 1, 5, 2, 3], 2) == ((0, 2), (1, 3, 4))
+    assert deal([0, 0, 0], 3) == ((0,), (1,), (2,))
+    assert deal([7, 7, 7, 7], 2) == ((0, 2), (1, 3))

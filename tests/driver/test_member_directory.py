@@ -45,6 +45,10 @@ def test_members_of_one_node_meet_by_unix_socket_and_others_by_tcp() -> None:
     assert by_tcp.peers(begin().members, generation, 0) == {1: ["tcp", "host", 5], 2: ["tcp", "host", 8]}
 
 
+def test_who_is_on_another_machine_than_the_driver_is_far() -> None:
+    assert directory().far((3, 5, 8, 9)) == [5, 9]
+
+
 def test_a_handover_connects_who_would_not_meet_otherwise() -> None:
     found = directory("topology=tree")
     chain = begin(members=(3, 5, 8, 9), workers=4, shards=((0,), (1,), (2,), (3,)), state_transfers=((2, 3),))

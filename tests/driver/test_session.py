@@ -373,6 +373,23 @@ def test_where_shards_keep_state_every_worker_has_to_reach_the_checkpoints(tmp_p
     assert not [each for each in played.done if each[0] == "run"]
 
 
+def test_a_worker_whose_shards_lose_what_they_keep_is_told_once(tmp_path: Path) -> None:
+    """Memory of the driver that it cannot reach is as far away as another machine."""
+    unreached = {"event": "slots_out_of_reach", "why": "No such process"}
+    said = [
+        *(prepared(member, shard_state=True) for member in (0, 1)),
+        entries(1, unreached),
+        entries(1, unreached),
+        DESCRIBED,
+        finished(0),
+        finished(1),
+    ]
+    played = play(tmp_path, said, catalog=Mock())
+    told = [event for event in played.journal if event["event"] == "shard_state_unprotected"]
+    assert [(event["worker"], event["why"]) for event in told] == [(1, "No such process")]
+    assert [line for line in played.shown if "what the shards of worker 1 keep is lost with its process" in line]
+
+
 def resting(generation: int, steps: int, loss: str) -> list[dict[str, Any]]:
     """What a worker reports of a sprint and its rest."""
     lines = [

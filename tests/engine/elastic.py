@@ -14,6 +14,7 @@ the run has told is what its last members can tell.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -26,8 +27,10 @@ from orchestrator.control.events import Inheritance
 from orchestrator.control.membership import ControllerState, Requirements, inherited, lost_shards, moves
 from orchestrator.control.membership import Member as MemberStatus
 from orchestrator.control.shard_assignment import assign_shards
+from orchestrator.engine.member import lasting_memory
 from orchestrator.engine.member.generation import INITIAL
 from orchestrator.engine.member.heartbeat import Heartbeat
+from orchestrator.engine.member.shard_slots import Row, ShardSlots
 from orchestrator.engine.worker import Ended, Generation, ProcessServices, Server, Worker
 from orchestrator.pipeline import Pipeline
 from orchestrator.plan import Variant
@@ -184,6 +187,32 @@ class Scripted:
         self._inner.flush(timeout_s)
 
 
+class MetSlots(ShardSlots):
+    """Slots whose writer meets the script before, within and after each write."""
+
+    def __init__(self, fd: int, shards: int, row: Row, meet: Callable[[], None]) -> None:
+        super().__init__(fd, shards, row)
+        self._meet = meet
+
+    def write(self, shard: int, stamp: int, row: Row) -> None:
+        self._meet()
+        super().write(shard, stamp, _Met(row, self._meet))
+        self._meet()
+
+
+class _Met(dict[str, torch.Tensor]):
+    """A row that meets the script when its last tensor is read."""
+
+    def __init__(self, row: Row, meet: Callable[[], None]) -> None:
+        super().__init__(row)
+        self._meet, self._last = meet, list(row)[-1]
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name == self._last:
+            self._meet()
+        return super().__getitem__(name)
+
+
 class Member:
     """One member's life: the object, what it has said, and how it stands."""
 
@@ -200,14 +229,18 @@ class Member:
         self.ends: list[str] = []
         self._run = run
         self.regions = LocalRegions()
+        writes = Writes(run.saved, run.busy_for)
         host = ProcessServices(
-            self.heartbeat, self.said.append, lambda: list(self.said), run.load, Writes(run.saved, run.busy_for)
+            self.heartbeat, self.said.append, lambda: list(self.said), run.load, writes, slots=self._slots
         )
         self.member = role(run.plan, self.regions, host)
         self.ended: Ended | None = None
         self._counting = False
         self.run_manifest = self.member.prepare()
         self._counting = True
+
+    def _slots(self, shards: int, row: Row) -> ShardSlots | None:
+        return None if self._run.lasting is None else MetSlots(self._run.lasting, shards, row, self.meet)
 
     def state(self) -> dict[str, torch.Tensor]:
         assert isinstance(self.member, Worker)
@@ -267,14 +300,16 @@ class Elastic:
         keeps_width: bool = False,
         contribution: Variant | None = None,
         replay: Sequence[Mapping[str, Any]] = (),
+        outlives: bool = False,
     ) -> None:
         """busy_for: at how many looks a writer is busy with a part. keeps_width: the lost are replaced before it goes on.
         contribution: what shards make of their gradients; with one, they keep state. replay: records of rests that are
-        repeated."""
+        repeated. outlives: what shards keep lies in memory that outlives its member, as on the driver's machine."""
         self.settings = settings
         plan = resolve(settings)
         self.plan = replace(plan, update=replace(plan.update, contribution=contribution), replay=tuple(replay))
         self.went_back = 0
+        self.lasting = lasting_memory.created() if outlives else None
         self.script: dict[tuple[int, int], list[What]] = {}
         for fault in faults:
             self.script.setdefault((fault.member, fault.at), []).append(fault.what)
@@ -430,6 +465,8 @@ class Elastic:
         for member in self.everybody:
             member.member.close()
             member.regions.close()
+        if self.lasting is not None:
+            os.close(self.lasting)
         return Told(
             [lines[step] for step in sorted(lines)],
             workers[0].digest,

@@ -15,6 +15,7 @@ from tests.engine import pipelines as p
 from tests.engine.elastic import EVERYTHING, Elastic, Fault, Saved, Told, What, elastic_settings
 from tests.engine.runs import LAYOUTS, LONELY, Layout, Run, rotating, train
 from tests.engine.test_one_result import ADAM
+from tests.products import thinned
 
 QUANTIZE = {"name": "quantize"}
 POWERSGD = {"name": "powersgd", "rank": 1}
@@ -167,3 +168,47 @@ def test_a_stopped_run_goes_on_with_other_workers(method: int) -> None:
     after, _ = told_of(method, Layout(4, "tree"), [], saved=saved)
     assert before.trace + after.trace == undisturbed(method).trace
     assert after.digest == undisturbed(method).digest
+
+
+# ---- on the driver's machine it is lost with nobody
+
+
+def told_lastingly(method: int, layout: Layout, faults: list[Fault], **how: Any) -> tuple[Told, Elastic]:
+    return told_of(method, layout, faults, outlives=True, **how)
+
+
+@pytest.mark.parametrize("method", range(len(KEEPING)))
+def test_what_outlives_its_host_is_not_computed_again(method: int) -> None:
+    told, run = told_lastingly(method, Layout(4), [Fault(1, 60, "die"), Fault(2, 95, "die")])
+    assert [ends[-1] for ends in told.ends].count("dead") == 2
+    assert run.went_back == 0
+    assert_same(method, told)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", thinned(range(50), 12))
+@pytest.mark.parametrize("method", range(len(KEEPING)))
+def test_any_moment_may_be_the_last_of_a_host(method: int, first: int) -> None:
+    """Its writes of what shards keep among them; one worker stays, since with the last one all is lost."""
+    layout = [Layout(4, "ring"), Layout(4, "tree"), Layout(4, "parameter_server"), Layout(4, "peer_to_peer")][first % 4]
+    told, run = told_lastingly(method, layout, [Fault(i, first + 31 * i, "die") for i in range(3)])
+    assert sum(ends[-1] == "dead" for ends in told.ends) == 3
+    assert run.went_back == 0
+    assert_same(method, told)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", thinned(range(60), 12))
+def test_chaos_where_it_outlives_its_host(seed: int) -> None:
+    """Whatever happens, all that is lost is what the last living worker takes along."""
+    draw = random.Random(1000 + seed)
+    method = seed % len(KEEPING)
+    topology = draw.choice(["ring", "tree", "parameter_server", "peer_to_peer"])
+    layout = Layout(
+        draw.randint(2, 4), topology, servers=draw.choice([1, 2]) if topology == "parameter_server" else None
+    )
+    kinds: list[What] = ["die", "die", "join", "join", "call off", "regroup", "save"]
+    faults = [Fault(draw.randrange(7), draw.randrange(150), draw.choice(kinds)) for _ in range(14)]
+    told, run = told_lastingly(method, layout, faults, busy_for=draw.choice([0, 0, 3]))
+    assert run.went_back == 0
+    assert_same(method, told)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from orchestrator.engine.compute.local_steps import LocalSteps
 from orchestrator.engine.worker import Worker
 from orchestrator.errors import ConfigurationError, NonFinite, PipelineRaised
 from orchestrator.plan.resolve import resolve
@@ -60,6 +61,51 @@ def test_every_layout_gives_the_same_run(number: int) -> None:
             _assert_same(train(LabelledBatchnorm, layout, **case), reference)
 
 
+COMPRESSED: list[dict[str, Any]] = [
+    {**CASES[2], "compression": {"name": "quantize"}},
+    {**CASES[0], "compression": {"name": "powersgd", "rank": 1}},
+    {**CASES[4], "compression": {"name": "quantize", "error_feedback": False}},
+    {**CASES[5], "compression": {"name": "topk", "ratio": 0.1}},
+]
+
+
+@pytest.mark.parametrize("number", range(len(COMPRESSED)), ids=lambda number: str(COMPRESSED[number]["compression"]))
+def test_compressed_rounds_too(number: int) -> None:
+    case = COMPRESSED[number]
+    reference = train(LabelledBatchnorm, **case)
+    assert reference.digest != train(LabelledBatchnorm, **{**case, "compression": {"name": "none"}}).digest
+    for layout in rotating(3, 2 * number + 1):
+        if layout.workers <= case.get("shards", 5):
+            _assert_same(train(LabelledBatchnorm, layout, **case), reference)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("outlives", [False, True], ids=["far", "here"])
+@pytest.mark.parametrize("at", [30, 60, 75])
+def test_and_members_of_them_may_die(at: int, outlives: bool) -> None:
+    """What rounds have dropped lies with the host, or where it outlives it."""
+    case = {**COMPRESSED[0], "steps": 6}
+    settings = elastic_settings(LabelledBatchnorm, Layout(3, "tree"), checkpoint_every=2, **case)
+    run = Elastic(settings, Layout(3, "tree"), [Fault(1, at, "die"), Fault(0, at + 60, "join")], outlives=outlives)
+    told = run.run()
+    reference = train(LabelledBatchnorm, **case)
+    assert told.generations > 1
+    assert told.digest == reference.digest
+    assert run.went_back == (not outlives)
+
+
+def test_and_stop_and_go_on_with_other_workers() -> None:
+    case = {**COMPRESSED[0], "steps": 6}
+    saved = Saved()
+    settings = elastic_settings(LabelledBatchnorm, Layout(3), **case)
+    before = Elastic(settings, Layout(3), [Fault(1, 60, "stop")], saved=saved).run()
+    assert before.stopped
+    after = Elastic(elastic_settings(LabelledBatchnorm, Layout(2), **case), Layout(2, "tree"), saved=saved).run()
+    reference = train(LabelledBatchnorm, **case)
+    assert before.trace + after.trace == reference.trace
+    assert after.digest == reference.digest
+
+
 def test_all_of_these_are_different_runs() -> None:
     assert len({train(Labelled, **case).digest for case in [{}, *CASES]}) == len(CASES) + 1
 
@@ -84,6 +130,43 @@ def test_computing_beside_host_memory_changes_no_bit(monkeypatch: pytest.MonkeyP
     expected = train(LabelledBatchnorm, **CASES[4])
     apart.compute_apart(monkeypatch)
     _assert_same(train(LabelledBatchnorm, Layout(2), **CASES[4]), expected)
+
+
+# --- by size
+
+
+@pytest.mark.parametrize("number", [4, 5])
+def test_shards_of_a_round_are_dealt_by_their_local_steps(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each computes other shards in other rounds, all of them together each once; the bits are those of one worker."""
+    case = {**CASES[number], "steps": 6}
+    computed: list[tuple[int, int]] = []
+    trained = LocalSteps._trained
+
+    def told(self: LocalSteps, step: int, shard: int) -> Any:
+        computed.append((step, shard))
+        return trained(self, step, shard)
+
+    dealt: list[tuple[int, int, tuple[int, ...]]] = []
+    deal_of = LocalSteps.dealt
+
+    def noted(self: LocalSteps, step: int, hosted: Any, rank: int, workers: int) -> Any:
+        shards = deal_of(self, step, hosted, rank, workers)
+        dealt.append((step, rank, tuple(shards)))
+        return shards
+
+    reference = train(LabelledBatchnorm, **case)
+    monkeypatch.setattr(LocalSteps, "_trained", told)
+    monkeypatch.setattr(LocalSteps, "dealt", noted)
+    _assert_same(train(LabelledBatchnorm, Layout(3), **case), reference)
+    shards = case.get("shards", 5)
+    assert {each for each in computed if each[0] > 0} == {(step, s) for step in range(1, 6) for s in range(shards)}
+    assert len({own for _, rank, own in dealt if rank == 0}) > 1 or number == 4  # there each round has the same clients
+
+
+@pytest.mark.slow
+def test_loaders_read_for_whoever_computes() -> None:
+    case = {**CASES[5], "steps": 5}
+    _assert_same(train(LabelledBatchnorm, Layout(2), loaders=1, **case), train(LabelledBatchnorm, **case))
 
 
 # --- what a round is

@@ -145,6 +145,16 @@ def test_members_may_die_at_any_moment(first: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("first", thinned(range(40), 10))
+def test_on_the_machine_of_the_driver_it_is_not_lost_with_a_host(first: int) -> None:
+    layout = [Layout(4, "ring"), Layout(4, "tree"), Layout(4, "parameter_server")][first % 3]
+    told, run = told_of(layout, [Fault(i, first + 31 * i, "die") for i in range(3)], outlives=True)
+    assert sum(ends[-1] == "dead" for ends in told.ends) == 3
+    assert run.went_back == 0
+    assert_same(told)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("at", thinned(range(8, 60, 4), 3))
 def test_rows_move_to_those_who_join_at_any_moment(at: int) -> None:
     told, run = told_of(Layout(1), [Fault(0, at, "join"), Fault(0, at, "join"), Fault(0, at + 30, "join")])

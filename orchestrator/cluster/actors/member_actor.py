@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +21,10 @@ from orchestrator.cluster.actors.event_queue import Entry, EventQueue, capture_p
 from orchestrator.cluster.actors.lease import Lease
 
 if TYPE_CHECKING:
+    import torch
+
     from orchestrator.engine.member.generation import Generation
+    from orchestrator.engine.member.shard_slots import ShardSlots
     from orchestrator.plan import Plan
     from orchestrator.transports.base import Transport
 
@@ -73,6 +76,7 @@ class MemberActor:
         self._role = role
         self._plan = plan
         self._secret = secret
+        self._slots: tuple[int, int] | None = None
         self._crash_record = CrashRecord()
         self._heartbeat = Heartbeat(self._crash_record.note)
 
@@ -80,8 +84,17 @@ class MemberActor:
         """`{"run_manifest", "addresses", "pid", "node", "niceness", "crash_record"}`: ready to join a generation."""
         return self._answer(self._prepare)
 
-    def run(self, generation: Generation, rank: int, peers: dict[int, Any], run_manifest: dict[str, Any]) -> Answer:
-        """Take part in a generation; returns how it ended (`engine.member.generation.Ended`)."""
+    def run(
+        self,
+        generation: Generation,
+        rank: int,
+        peers: dict[int, Any],
+        run_manifest: dict[str, Any],
+        slots: tuple[int, int] | None,
+    ) -> Answer:
+        """Take part in a generation; returns how it ended (`engine.member.generation.Ended`). slots: the driver's process and
+        its descriptor of the memory in which what shards keep outlives this process; None on another node than the driver's."""
+        self._slots = slots
         answer = self._answer(lambda: self._run(generation, rank, peers, run_manifest))
         return {**answer, "generation": generation.number}
 
@@ -153,7 +166,12 @@ class MemberActor:
         self._regions = SharedRegions()
         self._checkpoint_client = CheckpointClient(self._emit)
         services = ProcessServices(
-            self._heartbeat, self._emit, self._event_queue.kept, self._checkpoint_client.load, self._checkpoint_client
+            self._heartbeat,
+            self._emit,
+            self._event_queue.kept,
+            self._checkpoint_client.load,
+            self._checkpoint_client,
+            self._open_slots,
         )
         self._member: Any = (Worker if self._role == "worker" else Server)(self._plan, self._regions, services)
         run_manifest = self._member.prepare()
@@ -166,6 +184,20 @@ class MemberActor:
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),
             "crash_record": self._crash_record.fd,
         }
+
+    def _open_slots(self, shards: int, row: Mapping[str, torch.Tensor]) -> ShardSlots | None:
+        """Where what shards keep outlives this process; None where that is out of reach."""
+        from orchestrator.engine.member import lasting_memory
+        from orchestrator.engine.member.shard_slots import ShardSlots
+
+        if self._slots is None:
+            return None
+        try:
+            fd = lasting_memory.opened(*self._slots)
+        except OSError as error:
+            self._emit({"event": "slots_out_of_reach", "why": str(error)})
+            return None
+        return ShardSlots(fd, shards, row)
 
     def _profile(self) -> Answer:
         from orchestrator.data.profile import profile

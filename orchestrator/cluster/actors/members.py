@@ -15,6 +15,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from orchestrator.cluster.actors.member_actor import Answer, MemberActor, Role
+from orchestrator.engine.member import lasting_memory
 from orchestrator.engine.member.crash_record import CrashRecordReader
 from orchestrator.engine.member.generation import Generation
 from orchestrator.errors import RunFailed, WorkerLost
@@ -75,6 +76,7 @@ class Members:
         self._members: dict[int, _Member] = {}
         self._waiting: dict[Any, tuple[int, Kind]] = {}
         self._eager: int | None = None
+        self._lasting_memory = lasting_memory.created()  # held open here: it outlives the workers of this node
 
     def __enter__(self) -> Self:
         return self
@@ -86,6 +88,7 @@ class Members:
         for member in self._members.values():
             with contextlib.suppress(Exception):  # of a Ray that is gone
                 ray.kill(member.actor, no_restart=True)
+        os.close(self._lasting_memory)
 
     def start(self, member: int, role: Role, place: ActorPlacement) -> None:
         """Start its process and have it prepare; "prepared" is heard when it is ready."""
@@ -99,7 +102,9 @@ class Members:
         rank 0 are wanted at once; the others' may wait."""
         if rank == 0:
             self._eager = member
-        self._ask(member, "ran", self._members[member].actor.run.remote(generation, rank, peers, run_manifest))
+        known = self._members[member]
+        slots = (os.getpid(), self._lasting_memory) if known.node == this_node() else None
+        self._ask(member, "ran", known.actor.run.remote(generation, rank, peers, run_manifest, slots))
 
     def pid(self, member: int) -> int | None:
         """The id of its process; None before the member has reported it."""

@@ -52,6 +52,7 @@ class EventSink:
         self._journal = record.journal
         self._progress = progress
         self._said: dict[str, str] = {}
+        self._unprotected: set[int] = set()
         self._evaluated: dict[int, tuple[int, dict[str, float]]] = {}  # generation, metrics
         self._sent_step = -1  # of the last report of what is sent
         self._told_of_trouble = False
@@ -251,6 +252,19 @@ class EventSink:
     def loader_lost(self, worker: int, why: str) -> None:
         self.event("loader_lost", worker=worker, why=why)
         self._progress.say(f"worker {worker}: {why}")
+
+    def unprotected(self, workers: Sequence[int], why: str = "on another machine than the driver") -> None:
+        """What the shards of these workers keep is lost with their processes. Told once of each."""
+        new = [worker for worker in workers if worker not in self._unprotected]
+        self._unprotected.update(new)
+        for worker in new:
+            self.event("shard_state_unprotected", worker=worker, why=why)
+        if new:
+            named = f"worker{'s' * (len(new) > 1)} {', '.join(map(str, new))}"
+            self._progress.say(
+                f"note: what the shards of {named} keep is lost with {'their processes' if len(new) > 1 else 'its process'} "
+                f"({why}); all workers go back to the last checkpoint then"
+            )
 
     def printed(self, who: str, line: str) -> None:
         """Show what the pipeline prints, with its worker; the same line from other workers is shown once."""

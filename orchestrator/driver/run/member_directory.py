@@ -3,6 +3,7 @@ writes checkpoints."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.control.events import Begin
@@ -29,6 +30,10 @@ class MemberDirectory:
 
     def reaches_checkpoints(self, member: int) -> bool:
         return self._storage is not None and (self._everywhere or self._nodes[member] == self._here)
+
+    def far(self, members: Sequence[int]) -> list[int]:
+        """Those of them that are not on the driver's machine."""
+        return [member for member in members if self._nodes[member] != self._here]
 
     def generation(self, begin: Begin, checkpoint: int | None) -> Generation:
         """The generation as its members get it. checkpoint: the step of the one to restore, if any."""

@@ -345,6 +345,8 @@ class Session:
             else:
                 self._members.run(member, generation, rank, peers, _for_servers(begin.run_manifest))
         self._event_sink.agreed(begin.run_manifest)
+        if begin.run_manifest["shard_state"] and not self._state.requirements.inherits:
+            self._event_sink.unprotected(self._member_directory.far(begin.members[: begin.workers]))
         self._ask_for_descriptions(begin.members)
         if self._saving.given_up:
             self._saving.given_up = False
@@ -389,6 +391,8 @@ class Session:
                     self._part(entry)
                 case "sent":
                     self._event_sink.sent(entry["step"], entry["bytes"])
+                case "slots_out_of_reach":
+                    self._event_sink.unprotected([member], entry["why"])
                 case "loader_lost":
                     self._event_sink.loader_lost(member, entry["why"])
 

@@ -11,6 +11,8 @@ the place of a gradient, the run's optimizer is the server's: `sgd` with lr 1 se
 (federated averaging), with momentum it is DiLoCo's outer step, `adam` is FedAdam.
 A shard keeps nothing from round to round, but what a compression dropped.
 
+Where shards differ in their local steps, those of a round are dealt to the workers accordingly, so that these end together.
+
 A shard may have fewer local steps than others, so counters of batches may differ between shards; the largest is taken.
 
 Source: McMahan et al. (2017); Li et al., "Federated Optimization in Heterogeneous Networks" (FedProx, 2020); Reddi et al.,
@@ -24,6 +26,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from orchestrator.control.shard_assignment import deal
 from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.shard_gradients import Contribution
 from orchestrator.engine.compute.shard_states import ShardStates
@@ -59,8 +62,16 @@ class LocalSteps:
         self._start = torch.empty_like(replica.flat)
         self._starts = [slot.view(self._start) for slot in replica.layout.slots[: len(replica.parameters)]]
 
+    def dealt(self, step: int, hosted: Sequence[int], rank: int, workers: int) -> Sequence[int]:
+        """By the local steps of each shard in this round, which every worker knows. What a shard keeps stays with its host."""
+        if self.keeps_state:
+            return hosted
+        sizes = [len(self._workload.local_steps(step, shard)) for shard in range(self._workload.order.shards)]
+        return hosted if len(set(sizes)) == 1 else deal(sizes, workers)[rank]
+
     def plan(self, step: int, shards: Sequence[int]) -> None:  # noqa: ARG002
         """Micro-batches are planned with their shard: those of a whole round may be many."""
+        self._workload.host(shards)
         self.states.discard()
 
     def compute(self, step: int, shard: int) -> Contribution | None:

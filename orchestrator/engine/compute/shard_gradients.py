@@ -35,6 +35,9 @@ class Contributing(Protocol):
     counters_agree: bool
     states: ShardStates
 
+    def dealt(self, step: int, hosted: Sequence[int], rank: int, workers: int) -> Sequence[int]:
+        """The shards that this worker computes in a step: those that it hosts, or a deal that all workers make alike."""
+
     def plan(self, step: int, shards: Sequence[int]) -> None:
         """These are computed next."""
 
@@ -57,6 +60,10 @@ class ShardGradients:
         with naming("init() of the contribution"):
             self.keeps_state = bool(before.init(replica.parameters) or more())
         self.states = ShardStates(lambda: {**before.init(replica.parameters), **more()})
+
+    def dealt(self, step: int, hosted: Sequence[int], rank: int, workers: int) -> Sequence[int]:  # noqa: ARG002
+        """Micro-batches of a step are equal in length."""
+        return hosted
 
     def plan(self, step: int, shards: Sequence[int]) -> None:
         """Prepare for these micro-batches, which are computed next."""

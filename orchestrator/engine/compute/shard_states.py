@@ -7,14 +7,18 @@ shards after that step, and takes effect when it takes their state over.
 
 The state of a shard that is no longer hosted is kept until the next step commits: until then it may be that nobody else has
 it, since a handover can be interrupted anywhere. With the step it is too old for anything.
+
+Where there is memory that outlives the process (`member/shard_slots.py`), the states lie there too: what the shards of a dead
+worker keep is found by every other worker that sees that memory, as if it had hosted them itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from orchestrator.engine.member.shard_slots import ShardSlots
 from orchestrator.errors import Inconsistent
 from orchestrator.updates.transforms import State
 
@@ -28,34 +32,52 @@ class ShardStates:
         self._alike = alike
         self._rows: dict[int, State] = {}
         self._staged: dict[int, State] = {}
-        self._begun = False  # before the first step every shard has the initial state, wherever it is hosted
+        self._steps = 0  # committed; before the first one every shard has the initial state, wherever it is hosted
+        self._slots: ShardSlots | None = None
+
+    def outlive(self, make: Callable[[State], ShardSlots | None]) -> None:
+        """Keep the states where they outlive this process, if there is such a place. make: called once, with a row."""
+        if self._slots is None:
+            self._slots = make(self._initial())
 
     @property
     def held(self) -> tuple[int, ...]:
         """The shards whose state as of the last committed step is here."""
-        return tuple(sorted(self._rows))
+        return tuple(sorted({*self._rows, *self._kept(self._steps)}))
 
     @property
     def staged(self) -> tuple[int, ...]:
         """The shards whose state as of the present step is here."""
-        return tuple(sorted(self._staged))
+        return tuple(sorted({*self._staged, *self._kept(self._steps + 1)}))
 
     def of(self, shard: int) -> State:
         """As of the last committed step. Raises Inconsistent where it is not here."""
         if shard not in self._rows:
-            if self._begun:
-                raise Inconsistent(f"the state of shard {shard} is not here", "this is a fault of orchestrator")
-            self._rows[shard] = self._initial()
+            self._rows[shard] = self._found(shard)
         return self._rows[shard]
+
+    def settle(self, shards: Sequence[int]) -> None:
+        """These shards are hosted from now on. Raises MemoryError."""
+        if self._slots is not None:
+            self._slots.reserve(shards)
+            for shard in shards if self._steps else ():
+                self._slots.write(shard, self._steps, self.of(shard))
 
     def stage(self, shard: int, state: State) -> None:
         """Set these tensors of the shard's state if the present step commits; the others stay as they are."""
         self._staged[shard] = {**(self._staged.get(shard) or self.of(shard)), **state}
 
+    def secure(self) -> None:
+        """Have what is staged outlive this process: after the vote of the present step, and before anything is sent without
+        which nobody can commit it. Every hosted shard has been staged."""
+        if self._slots is not None:
+            for shard, row in self._staged.items():
+                self._slots.write(shard, self._steps + 1, row)
+
     def commit(self) -> None:
         """Every hosted shard has been staged."""
         self._rows, self._staged = self._staged, {}
-        self._begun = True
+        self._steps += 1
 
     def discard(self) -> None:
         """Drop what is staged: the step is repeated, or given up."""
@@ -68,7 +90,7 @@ class ShardStates:
         elif steps != before:
             self._rows = {}
         self._staged = {}
-        self._begun = steps > 0
+        self._steps = steps
 
     def fitted(self, rows: Mapping[int, Mapping[str, torch.Tensor]]) -> dict[int, State]:
         """States from elsewhere. Raises Inconsistent when they are none of these shards'."""
@@ -85,6 +107,17 @@ class ShardStates:
     def adopt(self, rows: Mapping[int, State]) -> None:
         """These are the states of these shards as of the last committed step."""
         self._rows.update(rows)
+
+    def _kept(self, steps: int) -> set[int]:
+        return set() if self._slots is None else self._slots.stamped(steps)
+
+    def _found(self, shard: int) -> State:
+        if not self._steps:
+            return self._initial()
+        kept = None if self._slots is None else self._slots.read(shard, self._steps)
+        if kept is None:
+            raise Inconsistent(f"the state of shard {shard} is not here", "this is a fault of orchestrator")
+        return self.fitted({shard: kept})[shard]
 
 
 def fitted(whose: str, state: Mapping[str, torch.Tensor], expected: State) -> State:

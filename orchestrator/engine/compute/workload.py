@@ -110,6 +110,11 @@ class Workload:
         """Take training batches from `loaders` from now on, for a worker that hosts `shards` in a run of `steps`."""
         self._loaders, self._hosted, self._steps = loaders, tuple(shards), steps * self._stretch
 
+    def host(self, shards: Sequence[int]) -> None:
+        """These are computed from now on; what was fetched ahead for others is fetched in vain."""
+        if self._loaders is not None:
+            self._hosted = tuple(shards)
+
     def prove(self, loaders: Loaders) -> None:
         """Raises Inconsistent where the loaders read other samples than this process does."""
         shards = range(self.order.shards)

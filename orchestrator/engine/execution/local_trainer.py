@@ -27,7 +27,7 @@ from orchestrator.updates.transforms import Gradients
 
 class LocalTrainer:
     """Computes and applies the steps of one worker; implements `engine.execution.lockstep.Member`. The shards are set
-    by `take_on`, in each generation anew."""
+    by `take_on`, in each generation anew, and where they differ in size dealt in each step."""
 
     def __init__(
         self,
@@ -48,10 +48,11 @@ class LocalTrainer:
         self._told_bytes = UNKNOWN
         self.take_on(())
 
-    def take_on(self, shards: Sequence[int], *, alone: bool = False) -> None:
-        """Host these shards from now on, starting with a new step. alone: they are all shards, and there is no other
-        member."""
-        self._shards = tuple(shards)
+    def take_on(self, shards: Sequence[int], rank: int = 0, workers: int = 1, *, alone: bool = False) -> None:
+        """Host these shards from now on, starting with a new step, as one of so many workers. alone: they are all shards, and
+        there is no other member."""
+        self._hosted = self._shards = tuple(shards)
+        self._seat = rank, workers
         self._alone = alone
         self._fault: tuple[int, OrchestratorError] | None = None
         self._single: tuple[Gradients, float, StepReport] | None = None
@@ -62,6 +63,7 @@ class LocalTrainer:
         # The first repetition is computed in full by everybody, for that exposes a pipeline that keeps state (rule B4).
         self._repeated = self._repeated or attempt > 0
         self._single = None
+        self._shards = tuple(self._gradients.dealt(step, self._hosted, *self._seat))
         self._summation.clear()
         self._gradients.plan(step, self._shards)
         self._options = self._updater.options()

@@ -57,13 +57,14 @@ class Summation(Protocol):
 
 
 class DirectSum:
-    """Implements `Summation`."""
+    """Implements `Summation`. states: what shards keep, staged with their contributions; None where they keep nothing."""
 
-    def __init__(self, layout: Layout, memory: Memory) -> None:
+    def __init__(self, layout: Layout, memory: Memory, states: ShardStates | None) -> None:
         self._accumulator = exact.Accumulator(
             layout, memory.contribution, exact=memory.contribution.dtype == torch.float64
         )
         self._memory = memory
+        self._states = states
         self.result = memory.result
         self.most_waiting = self._accumulator.most_waiting
         self.replicated: State = {}
@@ -83,6 +84,8 @@ class DirectSum:
         return magnitudes
 
     def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
+        if self._states is not None:
+            self._states.secure()
         return exchange.total(step, attempt, consensus.total_weight)
 
     def commit(self) -> None:
@@ -168,6 +171,7 @@ class CompressedSum:
             found = {f"{_RESIDUAL}{i}": held.tensors[i] for i in self._codec.kept}
             kept = {name: tensor for name, tensor in found.items() if tensor is not None}
             self._states.stage(held.shard, kept)
+        self._states.secure()
 
 
 def first_residuals(codec: Codec | None, layout: Layout) -> State:

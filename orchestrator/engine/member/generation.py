@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, Protocol
 from orchestrator.checkpoints.state import TrainingState
 from orchestrator.control.events import Inheritance, Move
 from orchestrator.engine.member.heartbeat import Heartbeat
+from orchestrator.engine.member.shard_slots import Row, ShardSlots
 from orchestrator.privacy.keys import Keys
 from orchestrator.records.progress import Progress, plain
 from orchestrator.topologies.schedule import Schedule
@@ -130,12 +131,17 @@ def _ignore(entry: Entry) -> None:
     pass
 
 
+def _nowhere(shards: int, row: Row) -> ShardSlots | None:  # noqa: ARG001
+    return None
+
+
 @dataclass(frozen=True)
 class ProcessServices:
     """What the process of a member provides to the engine.
 
     emit: takes `{"trace": line}` and events for the driver. unacknowledged: the entries that the driver may not have
-    received yet; they are sent with the state when this member gives it to others. load: the state in a checkpoint.
+    received yet; they are sent with the state when this member gives it to others. load: the state in a checkpoint. slots:
+    where what so many shards keep outlives this process, given one row; None where that is nowhere.
     """
 
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
@@ -143,6 +149,7 @@ class ProcessServices:
     unacknowledged: Callable[[], list[Entry]] = list
     load: Callable[[str], TrainingState] = _nothing_to_load
     writer: Writer = field(default_factory=NoWriter)
+    slots: Callable[[int, Row], ShardSlots | None] = _nowhere
 
     def await_copied(self) -> None:
         """Wait until no checkpoint is being copied: before that the state may not change. Raises CalledOff."""

@@ -1,0 +1,170 @@
+"""What each method of learning with fewer bytes sends per step, and what it learns, beside dense: one table, from real runs.
+
+    python -m benchmarks.methods [--seeds 1] [--only characters] [--method int8] [--results FILE] [--page docs/learning.md]
+
+Three kinds of runs: the demo on digits and the one on characters, 400 steps each (a local step counts as one), and three steps
+of a matrix of 25 million parameters, for the bytes. The bytes are those that the run itself measures: what a worker of a ring
+of four sends in a step, or in one tenth of a round of ten local steps.
+
+--results: each run is written there, and not run again by a later call. --page: the table replaces the one that stands there.
+What it does not do: measure time. On one machine compression costs time (`benchmarks/network.py` measures a slow link).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+STEPS, INNER = 400, 10
+BEGIN, END = "<!-- methods: made by python -m benchmarks.methods --page -->", "<!-- end of methods -->"
+RUNS: dict[str, tuple[str, ...]] = {
+    "digits": ("conf=digits", "topology=ring", "cluster.workers=4"),
+    "characters": ("conf=characters", "topology=ring", "cluster.workers=4", "data.shards=4", "data.batch_size=16"),
+    "matrix": (
+        "conf=MATRIX",
+        "run.seed=1",
+        "pipeline.target=benchmarks.matrix:Matrix",
+        "data.shards=4",
+        "data.batch_size=4",
+        "cluster.workers=4",
+        "topology=ring",
+        "optimizer={name: sgd, lr: 0.01}",
+        "checkpoint.every=null",
+    ),
+}
+LOCAL = {
+    "digits": ("local={steps: 10, optimizer: {name: adamw, lr: 0.002}}", "optimizer={name: sgd, lr: 1.0}"),
+    "characters": (
+        "local={steps: 10, clip: 1.0, optimizer: {name: adamw, lr: 0.002}}",
+        "optimizer={name: sgd, lr: 1.0}",
+        "gradient.clip=null",
+    ),
+    "matrix": ("local={steps: 10, optimizer: {name: sgd, lr: 0.01}}",),
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """compression: its settings; inner: local steps of a round, 1 without rounds."""
+
+    compression: tuple[str, ...] = ()
+    inner: int = 1
+
+
+METHODS: dict[str, Method] = {
+    "dense": Method(),
+    "int8": Method(("compression=quantize",)),
+    "PowerSGD, rank 2": Method(("compression={name: powersgd, rank: 2}",)),
+    "PowerSGD, rank 4": Method(("compression={name: powersgd, rank: 4}",)),
+    "top-k, 1 %": Method(("compression={name: topk, ratio: 0.01}",)),
+    "10 local steps": Method(inner=INNER),
+    "10 local steps, int8": Method(("compression=quantize",), INNER),
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a run came to. bytes_per_step: of a local step, where there are such; loss, accuracy: on the validation set."""
+
+    bytes_per_step: float
+    loss: float | None
+    accuracy: float | None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.methods")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--only", choices=list(RUNS))
+    parser.add_argument("--method", choices=list(METHODS), action="append")
+    parser.add_argument("--results", type=Path)
+    parser.add_argument("--page", type=Path)
+    chosen = parser.parse_args(arguments)
+    found = {} if chosen.results is None else _known(chosen.results)
+    for seed in range(1, chosen.seeds + 1):
+        for pipeline in [chosen.only] if chosen.only else RUNS:
+            for method in chosen.method or METHODS:
+                key = f"{pipeline}/{method}/{seed}"
+                if key in found or (pipeline == "matrix" and seed > 1):
+                    continue
+                found[key] = run(pipeline, METHODS[method], seed)
+                print(f"{key}: {found[key]}", file=sys.stderr, flush=True)
+                if chosen.results is not None:
+                    with chosen.results.open("a") as file:
+                        file.write(json.dumps({"key": key, **vars(found[key])}) + "\n")
+    text = table(found)
+    print(text)
+    if chosen.page is not None:
+        page = chosen.page.read_text()
+        before, after = page.split(BEGIN)[0], page.split(END)[1]
+        chosen.page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    return 0
+
+
+def _known(path: Path) -> dict[str, Found]:
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return {line.pop("key"): Found(**line) for line in lines}
+
+
+def run(pipeline: str, method: Method, seed: int) -> Found:
+    with tempfile.TemporaryDirectory(prefix="mtd-", dir="/tmp") as name:  # short, because Ray puts Unix sockets into it
+        empty = Path(name) / "matrix.yaml"
+        empty.write_text("run: {name: methods}\n")
+        steps = STEPS // method.inner if pipeline != "matrix" else 3
+        given = [each.replace("MATRIX", str(empty)) for each in RUNS[pipeline]]
+        given += [f"run.steps={steps}", f"run.seed={seed}", *method.compression]
+        given += LOCAL[pipeline] if method.inner > 1 else ()
+        given += ["evaluation.every=null"] if pipeline != "matrix" else []
+        command = [sys.executable, "-m", "orchestrator", *given, "output=json"]
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
+        outcome = json.loads(done.stdout.splitlines()[-1])
+    metrics = outcome["metrics"]
+    sent = outcome["bytes_per_step"] / method.inner
+    return Found(sent, metrics.get("validation/loss"), metrics.get("validation/accuracy"))
+
+
+def table(found: Mapping[str, Found]) -> str:
+    """In Markdown; means over the seeds."""
+    lines = [
+        "| method | bytes, 25 M | | bytes, digits | accuracy, digits | bytes, characters | loss, characters | above dense |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    dense_bytes = _mean(found, "matrix", "dense", "bytes_per_step")
+    dense_loss = _mean(found, "characters", "dense", "loss")
+    for method in METHODS:
+        large = _mean(found, "matrix", method, "bytes_per_step")
+        small, middle = (_mean(found, each, method, "bytes_per_step") for each in ("digits", "characters"))
+        accuracy, loss = _mean(found, "digits", method, "accuracy"), _mean(found, "characters", method, "loss")
+        ratio = f"1/{dense_bytes / large:.1f}" if dense_bytes and large else ""
+        above = f"{loss - dense_loss:+.3f}" if loss is not None and dense_loss is not None else ""
+        cells = [
+            *(_in_bytes(large), ratio if method != "dense" else ""),
+            *(_in_bytes(small), "" if accuracy is None else f"{100 * accuracy:.2f}"),
+            *(_in_bytes(middle), "" if loss is None else f"{loss:.3f}", above if method != "dense" else ""),
+        ]
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _mean(found: Mapping[str, Found], pipeline: str, method: str, what: str) -> float | None:
+    values = [getattr(each, what) for key, each in found.items() if key.startswith(f"{pipeline}/{method}/")]
+    return statistics.fmean(values) if values and None not in values else None
+
+
+def _in_bytes(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value / 1e6:.2f} MB" if value >= 1e6 else f"{value / 1e3:.1f} kB"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
