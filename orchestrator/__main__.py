@@ -6,6 +6,7 @@ python -m orchestrator rerun=RUN_ID [key=value ...]        repeat a run exactly,
 python -m orchestrator compare=RUN_A,RUN_B                 what differs
 python -m orchestrator runs                                list them
 python -m orchestrator ui                                  show them in a browser
+python -m orchestrator doctor                              what this processor computes otherwise
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ usage: python -m orchestrator conf=NAME|PATH [key=value ...]
        python -m orchestrator compare=RUN_A,RUN_B
        python -m orchestrator runs [output=json] [tracking.uri=URI]
        python -m orchestrator ui [port=N] [tracking.uri=URI]
+       python -m orchestrator doctor [output=json]
 
   conf=NAME          launch the run that conf/NAME.yaml describes; a path works too, and several,
                      comma-separated, are merged left to right
@@ -50,6 +52,8 @@ usage: python -m orchestrator conf=NAME|PATH [key=value ...]
                      short for topology.name=ring
   runs               list the runs of this project, newest first; tracking.uri: those of that MLflow store
   ui                 show them in a browser, with MLflow's pages, until Ctrl-C; on a free port unless port=N
+  doctor             compute the page of operators here, and name each one that this processor computes otherwise than
+                     others (see run.arithmetic=portable); exit code 3 when there is one
   output=json        the last line of stdout is one JSON object
   --help             this page
 
@@ -59,12 +63,12 @@ examples
   python -m orchestrator resume=last cluster.workers=2
 
 All settings: docs/settings.md. Runs are recorded in .orchestrator/ of the working directory.
-Exit codes: 0 fine, 1 the run failed, 2 bad usage or configuration, 3 a rerun diverged, 4 it cannot be rerun exactly,
-130 interrupted.
+Exit codes: 0 fine, 1 the run failed, 2 bad usage or configuration, 3 a rerun diverged or doctor found a difference,
+4 it cannot be rerun exactly, 130 interrupted.
 """
 # New objects until the next search for garbage: among the million of them that imports make, there is none to be found.
 _COLLECTED_AFTER = 100_000
-VERBS = ("conf", "resume", "rerun", "compare", "runs", "ui")
+VERBS = ("conf", "resume", "rerun", "compare", "runs", "ui", "doctor")
 
 
 def main() -> int:
@@ -86,6 +90,9 @@ def main() -> int:
         if verb == "runs":
             with _interruptible():
                 return _runs(arguments, as_json)
+        if verb == "doctor":
+            with _interruptible():
+                return _doctor([argument for argument in arguments if argument != "doctor"], as_json)
         if verb == "ui":
             with _interruptible():
                 return _ui([argument for argument in arguments if argument != "ui"])
@@ -105,7 +112,7 @@ def _verb(arguments: list[str]) -> str:
     verbs = [argument for argument in arguments if argument.partition("=")[0] in VERBS]
     if len(verbs) != 1:
         found = f"found {' and '.join(verbs)}" if verbs else "there is none"
-        known = "conf=NAME, resume=RUN_ID, rerun=RUN_ID, compare=RUN_A,RUN_B, runs and ui"
+        known = "conf=NAME, resume=RUN_ID, rerun=RUN_ID, compare=RUN_A,RUN_B, runs, ui and doctor"
         raise UsageError(f"exactly one of {known} is needed; {found}", USAGE.rstrip())
     return verbs[0]
 
@@ -226,6 +233,16 @@ def _runs(arguments: list[str], as_json: bool) -> int:
     _only("runs", [argument for argument in arguments if argument != "runs"])
     found = runs(Path.cwd(), _value("tracking.uri", arguments))
     return console.answer(json.dumps({"runs": [asdict(past) for past in found]}) if as_json else table(found), 0)
+
+
+def _doctor(arguments: list[str], as_json: bool) -> int:
+    if set(arguments) - {"output=json", "output=text"}:
+        raise UsageError(f"doctor takes only output=json, not {' '.join(arguments)}")
+    with determinism.environment_of("portable"), _stdout_for_programs():
+        from orchestrator.commands.doctor import doctor  # loads torch, which reads the environment
+
+        found = doctor()
+    return console.answer(json.dumps(found.as_dict()) if as_json else found.as_text(), found.exit_code)
 
 
 def _ui(arguments: list[str]) -> int:
