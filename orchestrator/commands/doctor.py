@@ -52,9 +52,13 @@ class Findings:
     def as_text(self) -> str:
         lines = [f"{determinism.cpu_model()}, torch {torch.__version__}: {len(self.hashes)} operators"]
         if torch.__version__ != checking.known_torch():
-            lines.append(f"note: what is known is of torch {checking.known_torch()}, and another one may compute otherwise")
+            lines.append(
+                f"note: what is known is of torch {checking.known_torch()}, and another one may compute otherwise"
+            )
         if self.unportable:
-            lines.append(f"  {len(self.unportable)} have other bits on other processors, and are refused under portable")
+            lines.append(
+                f"  {len(self.unportable)} have other bits on other processors, and are refused under portable"
+            )
         if not self.differing:
             lines.append("  nothing differs: run.arithmetic=portable gives the bits here that it gives elsewhere")
         for name in self.differing:

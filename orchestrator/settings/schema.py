@@ -684,7 +684,9 @@ def _tf32_needs_cuda(tf32: object, device: str) -> str | None:
 def _portable_needs_cpu(arithmetic: str, device: str) -> str | None:
     if arithmetic == "native" or device == "cpu":
         return None
-    return "run.arithmetic: portable is for CPUs, whose operators are known; set run.device=cpu, or run.arithmetic=native"
+    return (
+        "run.arithmetic: portable is for CPUs, whose operators are known; set run.device=cpu, or run.arithmetic=native"
+    )
 
 
 def _portable_needs_one_thread(arithmetic: str, threads: int) -> str | None:

@@ -12,7 +12,7 @@ from tests.projects import Done, Project
 
 # Arguments -> exit code and what the message must say. None of these starts Ray.
 REFUSED = {
-    "": (2, "exactly one of conf=NAME, resume=RUN_ID, rerun=RUN_ID, compare=RUN_A,RUN_B, runs and ui is needed"),
+    "": (2, "exactly one of conf=NAME, resume=RUN_ID, rerun=RUN_ID, compare=RUN_A,RUN_B, runs, ui and doctor is needed"),
     "conf=goood": (2, "did you mean good?"),
     "conf=good run.sed=3": (2, "run.sed: no such key; did you mean run.seed?"),
     "conf=good lr=0.1": (2, "did you mean optimizer.lr?"),
@@ -31,6 +31,9 @@ REFUSED = {
     "conf=good optimizer.momentun=0.9": (2, "sgd has no momentun; did you mean momentum?"),
     "conf=good optimizer.lr=-1": (2, "Invalid learning rate"),
     "conf=good data.inputs=[data/x]": (2, "there is no data/x"),
+    "conf=good run.arithmetic=portable run.threads=2": (2, "run.threads: portable is known for one thread"),
+    "conf=good run.arithmetic=portable run.device=cuda cluster.gpus_per_worker=1": (2, "portable is for CPUs"),
+    "doctor cluster.workers=2": (2, "doctor takes only output=json, not cluster.workers=2"),
     "conf=good runs": (2, "exactly one of conf=NAME, "),
     "resume=nothing": (2, "there is no run nothing"),
     "rerun=nope": (2, "there is no run nope"),

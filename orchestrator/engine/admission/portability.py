@@ -31,7 +31,9 @@ def judge(operators: Set[str]) -> list[str]:
     if not apart and not here:
         return checking.unknown(operators)
     problems = [f"run.arithmetic: {_named(name)} has other bits on other processors" for name in apart]
-    problems += [f"run.arithmetic: {_named(name)} comes out otherwise on this {determinism.cpu_model()}" for name in here]
+    problems += [
+        f"run.arithmetic: {_named(name)} comes out otherwise on this {determinism.cpu_model()}" for name in here
+    ]
     raise ConfigurationError(problems, _REMEDY)
 
 

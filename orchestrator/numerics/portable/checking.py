@@ -46,9 +46,7 @@ class Checked:
 
 @functools.cache
 def known() -> dict[str, Known]:
-    return {
-        name: Known(entry["hash"], frozenset(entry["operators"])) for name, entry in _read()["cases"].items()
-    }
+    return {name: Known(entry["hash"], frozenset(entry["operators"])) for name, entry in _read()["cases"].items()}
 
 
 def known_torch() -> str:

@@ -16,9 +16,13 @@ def _last(image: Tensor) -> Tensor:
 CASES: dict[str, Case] = {
     "conv1d": lambda d: d.both(lambda x, w, b: F.conv1d(x, w, b, padding=2), d(4, 8, 50), d(16, 8, 5), d(16)),
     "conv1d dilated": lambda d: d.both(lambda x, w: F.conv1d(x, w, dilation=3), d(4, 8, 50), d(16, 8, 3)),
-    "conv1d causal depthwise": lambda d: d.both(lambda x, w: F.conv1d(x, w, padding=3, groups=8), d(2, 8, 40), d(8, 1, 4)),
+    "conv1d causal depthwise": lambda d: d.both(
+        lambda x, w: F.conv1d(x, w, padding=3, groups=8), d(2, 8, 40), d(8, 1, 4)
+    ),
     "conv2d": lambda d: d.both(lambda x, w, b: F.conv2d(x, w, b, padding=1), d(8, 16, 12, 12), d(32, 16, 3, 3), d(32)),
-    "conv2d one channel": lambda d: d.both(lambda x, w, b: F.conv2d(x, w, b, padding=1), d(8, 1, 8, 8), d(16, 1, 3, 3), d(16)),
+    "conv2d one channel": lambda d: d.both(
+        lambda x, w, b: F.conv2d(x, w, b, padding=1), d(8, 1, 8, 8), d(16, 1, 3, 3), d(16)
+    ),
     "conv2d three channels": lambda d: d.both(
         lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=3), d(2, 3, 32, 32), d(16, 3, 7, 7), d(16)
     ),

@@ -72,7 +72,9 @@ CASES: dict[str, Case] = {
     "exp bfloat16": lambda d: d.both(torch.exp, d(_LENGTH).bfloat16()),
     "sqrt strided": lambda d: d.both(lambda x: x.t()[::2].sqrt(), d.positive(61, 83)),
     "sigmoid strided": lambda d: d.both(lambda x: x.t()[::2].sigmoid(), d(61, 83)),
-    "complex product": lambda d: d.both(lambda a, b: torch.view_as_real(torch.complex(a, b) * torch.complex(b, a)), d(999), d(999)),
+    "complex product": lambda d: d.both(
+        lambda a, b: torch.view_as_real(torch.complex(a, b) * torch.complex(b, a)), d(999), d(999)
+    ),
     "polar": lambda d: d.both(lambda a, b: torch.view_as_real(torch.polar(a, b)), d.positive(999), d(999)),
     "complex magnitude": lambda d: d.both(lambda a, b: torch.complex(a, b).abs(), d(999), d.positive(999)),
     "autocast bfloat16": lambda d: d.both(_autocast, d(33, 40), d(20, 40)),

@@ -12,13 +12,19 @@ CASES: dict[str, Case] = {
     "embedding padded": lambda d: d.both(
         lambda w, i: F.embedding(i, w, padding_idx=0), d(65, 33), d.integers(65, 8, 32)
     ),
-    "embedding bag sum": lambda d: d.both(lambda w, i: F.embedding_bag(i, w, mode="sum"), d(65, 33), d.integers(65, 8, 12)),
+    "embedding bag sum": lambda d: d.both(
+        lambda w, i: F.embedding_bag(i, w, mode="sum"), d(65, 33), d.integers(65, 8, 12)
+    ),
     "embedding bag mean": lambda d: d.both(
         lambda w, i: F.embedding_bag(i, w, mode="mean"), d(65, 33), d.integers(65, 8, 12)
     ),
-    "embedding bag max": lambda d: d.both(lambda w, i: F.embedding_bag(i, w, mode="max"), d(65, 33), d.integers(65, 8, 12)),
+    "embedding bag max": lambda d: d.both(
+        lambda w, i: F.embedding_bag(i, w, mode="max"), d(65, 33), d.integers(65, 8, 12)
+    ),
     "gather": lambda d: d.both(lambda x, i: x.gather(1, i), d(20, 33), d.integers(33, 20, 50)),
-    "scatter add": lambda d: d.both(lambda x, i: torch.zeros(20, 33).scatter_add(1, i, x), d(20, 50), d.integers(33, 20, 50)),
+    "scatter add": lambda d: d.both(
+        lambda x, i: torch.zeros(20, 33).scatter_add(1, i, x), d(20, 50), d.integers(33, 20, 50)
+    ),
     "index select": lambda d: d.both(lambda x, i: x.index_select(0, i), d(20, 33), d.integers(20, 50)),
     "index": lambda d: d.both(lambda x, i: x[i], d(20, 33), d.integers(20, 50)),
     "index of pairs": lambda d: d.both(lambda x, i, j: x[i, j], d(20, 33), d.integers(20, 50), d.integers(33, 50)),

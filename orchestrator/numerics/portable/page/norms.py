@@ -22,8 +22,6 @@ CASES: dict[str, Case] = {
     "rms norm": lambda d: d.both(lambda x, w: F.rms_norm(x, (64,), w), d(40, 64), d(64)),
     "local response norm": lambda d: d.both(lambda x: F.local_response_norm(x, 3), d(2, 8, 5, 5)),
     "normalize": lambda d: d.both(lambda x: F.normalize(x), d(20, 33)),
-    "weight norm": lambda d: d.both(
-        d.module(nn.utils.parametrizations.weight_norm(nn.Linear(20, 15))), d(7, 20)
-    ),
+    "weight norm": lambda d: d.both(d.module(nn.utils.parametrizations.weight_norm(nn.Linear(20, 15))), d(7, 20)),
     "renorm": lambda d: d.both(lambda x: x.renorm(2, 0, 1.5), d(12, 20)),
 }
