@@ -2,8 +2,8 @@
 
     python -m benchmarks.portable
 
-Both are one worker with all shards; while one computes the other waits. torch chooses its code when it is loaded, so it takes two
-processes.
+Both are one worker with all shards; while one computes the other waits. torch chooses its code when it is loaded, so it takes
+two processes.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class RunSettings:
     arithmetic: Literal["native", "portable"] = field(
         default="native",
         metadata=result(
-            "portable: the same bits on every x86-64 processor with AVX2, Intel's and AMD's; native: what is fastest on this one."
+            "portable: the same bits on every x86-64 processor with AVX2, Intel's and AMD's; native: the fastest of this one."
         ),
     )
     device: Literal["cpu", "cuda"] = field(

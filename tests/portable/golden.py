@@ -2,8 +2,8 @@
 
     python -m tests.portable.golden digits=60 lstm=3      # one JSON object: {"digits=60": digest, ...}
 
-To be started with the variables of `determinism.PORTABLE`, since they are read when torch is loaded; as a process of its own, also
-by an emulator. A run is one worker in a thread: what it comes to does not depend on the layout.
+To be started with the variables of `determinism.PORTABLE`, since they are read when torch is loaded; as a process of its own,
+also by an emulator. A run is one worker in a thread: what it comes to does not depend on the layout.
 """
 
 from __future__ import annotations

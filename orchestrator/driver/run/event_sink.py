@@ -64,8 +64,8 @@ class EventSink:
         unknown = run_manifest.get("unknown_operators")
         if unknown and self.outcome.generations == 1:
             self._progress.say(
-                f"note: run.arithmetic=portable: no page of operators has {', '.join(unknown)}, so nobody knows whether their bits "
-                "are the same on another processor"
+                f"note: run.arithmetic=portable: {', '.join(unknown)} is on no page of operators, so nobody knows whether its "
+                "bits are the same on another processor"
             )
 
     def described(self, node: str, environment: Mapping[str, Any], modules: list[dict[str, Any]]) -> None:

@@ -18,14 +18,14 @@ from orchestrator.pipeline import naming
 
 _ROWS = 8  # of a parameter, at most, in the step that is tried
 _REMEDY = (
-    "use another operator (docs/portable.md has the table), or set run.arithmetic=native; `python -m orchestrator doctor` tells "
-    "what this processor computes otherwise"
+    "use another operator (docs/portable.md has the table), or set run.arithmetic=native; `python -m orchestrator doctor` "
+    "tells what this processor computes otherwise"
 )
 
 
 def judge(operators: Set[str]) -> list[str]:
-    """The operators of which nothing is known, as no case of the page has them. Raises ConfigurationError that names those whose
-    bits depend on the processor, or come out otherwise on this one."""
+    """The operators of which nothing is known, as no case of the page has them. Raises ConfigurationError that names those
+    whose bits depend on the processor, or come out otherwise on this one."""
     apart = checking.concerned(operators)
     here = checking.check(checking.relevant(operators)).differing
     if not apart and not here:

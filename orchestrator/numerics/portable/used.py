@@ -19,9 +19,9 @@ _EXACT = frozenset(
     """
     abs add alias all any arange as_strided bitwise_and bitwise_not bitwise_or cat ceil clamp clamp_max clamp_min clone
     constant_pad_nd copy copysign detach div empty empty_like empty_strided eq expand eye fill flip floor full full_like
-    fused_dropout ge gt index_select is_same_size isnan isinf isfinite le lift lift_fresh linspace logical_and logical_not logical_or lt
-    masked_fill max maximum min minimum mul narrow ne neg new_empty new_empty_strided new_full new_ones new_zeros ones
-    ones_like permute relu repeat resize round rsub scalar_tensor select select_backward set slice slice_backward split
+    fused_dropout ge gt index_select is_same_size isnan isinf isfinite le lift lift_fresh linspace logical_and logical_not
+    logical_or lt masked_fill max maximum min minimum mul narrow ne neg new_empty new_empty_strided new_full new_ones new_zeros
+    ones ones_like permute relu repeat resize round rsub scalar_tensor select select_backward set slice slice_backward split
     split_with_sizes squeeze stack sub t threshold_backward to transpose tril triu unbind unsqueeze view view_as_complex
     view_as_real where zero zeros zeros_like
     _foreach_add _foreach_div _foreach_mul _foreach_neg _foreach_sub _foreach_copy _foreach_zero _foreach_maximum _foreach_abs
@@ -44,7 +44,7 @@ class _Recording(TorchDispatchMode):
         super().__init__()
         self.names: set[str] = set()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         space, _, name = func._schema.name.partition("::")
         name = name.rstrip("_") if space == "aten" else f"{space}::{name}"
         if name not in _EXACT:

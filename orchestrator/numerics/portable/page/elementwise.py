@@ -34,7 +34,8 @@ ACTIVATIONS: dict[str, Callable[..., Any]] = {
     "gelu": F.gelu, "gelu tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu, "mish": F.mish,
     "sigmoid": torch.sigmoid, "tanh": torch.tanh, "softplus": F.softplus, "softsign": F.softsign,
     "hardtanh": F.hardtanh, "hardsigmoid": F.hardsigmoid, "hardswish": F.hardswish, "hardshrink": F.hardshrink,
-    "softshrink": F.softshrink, "tanhshrink": F.tanhshrink, "logsigmoid": F.logsigmoid, "threshold": lambda x: F.threshold(x, 0.1, 0),
+    "softshrink": F.softshrink, "tanhshrink": F.tanhshrink, "logsigmoid": F.logsigmoid,
+    "threshold": lambda x: F.threshold(x, 0.1, 0),
 }  # fmt: skip
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exp": torch.exp, "exp2": torch.exp2, "expm1": torch.expm1, "sin": torch.sin, "cos": torch.cos, "tan": torch.tan,
@@ -44,8 +45,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "square with sgn": lambda x: x.sgn() * x * x, "fraction": torch.frac,
 }  # fmt: skip
 OF_POSITIVE: dict[str, Callable[..., Any]] = {
-    "log": torch.log, "log2": torch.log2, "log10": torch.log10, "log1p": torch.log1p, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt,
-    "reciprocal": torch.reciprocal, "power 0.5": lambda x: x**0.5, "power -0.5": lambda x: x**-0.5, "power 0.7": lambda x: x**0.7,
+    "log": torch.log, "log2": torch.log2, "log10": torch.log10, "log1p": torch.log1p, "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "reciprocal": torch.reciprocal, "power 0.5": lambda x: x**0.5, "power -0.5": lambda x: x**-0.5,
+    "power 0.7": lambda x: x**0.7,
     "power of a number": lambda x: 1.7**x, "lgamma": torch.lgamma, "digamma": lambda x: torch.special.gammaln(x + 1),
     "xlogy": lambda x: torch.xlogy(x, x), "acosh": lambda x: torch.acosh(x + 1), "sqrt float64": lambda x: x.double().sqrt(),
     "sqrt bfloat16": lambda x: x.bfloat16().sqrt(),
@@ -55,7 +58,8 @@ OF_TWO: dict[str, Callable[..., Any]] = {
     "remainder": torch.remainder, "fmod": torch.fmod, "logaddexp": torch.logaddexp, "lerp": lambda x, y: torch.lerp(x, y, 0.3),
     "multiply": torch.mul, "add scaled": lambda x, y: torch.add(x, y, alpha=0.3), "power": lambda x, y: (x.abs() + 0.1) ** y,
     "addcmul": lambda x, y: torch.addcmul(x, x, y, value=0.3), "addcdiv": lambda x, y: torch.addcdiv(x, x, y, value=0.3),
-    "where": lambda x, y: torch.where(x > 0, x, y.expand_as(x)), "copysign": torch.copysign, "prelu": lambda x, y: F.prelu(x, y),
+    "where": lambda x, y: torch.where(x > 0, x, y.expand_as(x)), "copysign": torch.copysign,
+    "prelu": lambda x, y: F.prelu(x, y),
     "glu": lambda x, y: F.glu(torch.cat([x, x * y], -1)), "swiglu": lambda x, y: F.silu(x) * (x * y),
 }  # fmt: skip
 
