@@ -145,7 +145,13 @@ def profile(settings: Settings) -> None:
 
 
 def settings_of(name: str, reduction: str, steps: int) -> Settings:
-    overrides = (f"reduction={reduction}", f"run.steps={steps}", "cluster.workers=1", "topology=ring")
+    overrides = (
+        f"reduction={reduction}",
+        f"run.steps={steps}",
+        "cluster.workers=1",
+        "topology=ring",
+        "run.arithmetic=native",
+    )
     return load([name], [*overrides, "trace.digest_every=0", "evaluation.every=null"])
 
 

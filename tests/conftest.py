@@ -1,11 +1,12 @@
 """The environment has to stand before anything imports torch (rule B3), no test depends on the wall clock, and what needs
-root is left to root (rule F11).
+root or an emulator is left to who has it (rule F11).
 
 How many examples hypothesis draws is chosen by `pytest --hypothesis-profile=NAME`: `few` where nothing is said, `many` by
 `make test-long`. A test that states a number of its own (slow examples, or a law that few examples do not reach) keeps it.
 """
 
 import os
+import shutil
 import signal
 
 import hypothesis
@@ -26,8 +27,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("ray") or item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(BUSY_S))
-    if os.geteuid() == 0:
-        return
-    for_root = [item for item in items if item.get_closest_marker("root")]
-    config.hook.pytest_deselected(items=for_root)
-    items[:] = [item for item in items if item not in for_root]
+    lacking = [*(["root"] if os.geteuid() else []), *([] if shutil.which("qemu-x86_64") else ["emulator"])]
+    unfit = [item for item in items if any(item.get_closest_marker(marker) for marker in lacking)]
+    if unfit:
+        config.hook.pytest_deselected(items=unfit)
+        items[:] = [item for item in items if item not in unfit]

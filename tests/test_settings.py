@@ -88,7 +88,7 @@ def given_on_command_line(*overrides: str) -> Settings:
 def test_the_example_is_what_it_says() -> None:
     settings = load(["digits"], [], folder=ROOT / "conf")
     assert settings == Settings(
-        run=RunSettings(name="digits", steps=400, seed=1),
+        run=RunSettings(name="digits", steps=400, seed=1, arithmetic="portable"),
         pipeline=PipelineSettings(target="pipelines.digits:Digits"),
         data=DataSettings(shards=8, batch_size=Steps.constant(64), inputs=("data/digits",)),
         cluster=ClusterSettings(workers=Workers.parse(4)),

@@ -55,6 +55,7 @@ class Recipe:
     args: dict[str, Any]
     seed: int
     threads: int
+    arithmetic: determinism.Arithmetic = "native"
 
 
 Lost = Callable[[str], None]  # hears of each loader that died
@@ -209,7 +210,7 @@ def _fingerprint(batch: Any) -> bytes:
 def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """A loader's life."""
     recipe = Recipe(**_read(requests))
-    determinism.prepare_thread(recipe.threads)
+    determinism.prepare_thread(recipe.threads, arithmetic=recipe.arithmetic)
     failure: OrchestratorError | None = None
     try:
         with naming("the pipeline's __init__"), streams.seeded(recipe.seed, "pipeline"):

@@ -52,7 +52,8 @@ class Server:
         self._loop: Loop | None = None
 
     def prepare(self) -> dict[str, Any]:
-        determinism.prepare_thread(self._plan.run.compute.threads)
+        compute = self._plan.run.compute
+        determinism.prepare_thread(compute.threads, arithmetic=compute.arithmetic)
         return {}
 
     @property

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from orchestrator.data.loaders import Loaders, Recipe
-from orchestrator.engine.admission import proof
+from orchestrator.engine.admission import portability, proof
 from orchestrator.engine.compute import construction
 from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.updater import Updater
@@ -93,6 +93,7 @@ class Worker:
             "initial_parameters": model_digest(self._workload.model),
             "compute": compute,
             "reference": proof.reference(self._workload, self._replica),
+            **self._portability(),
             "machine": determinism.machine(device),
         }
 
@@ -141,9 +142,20 @@ class Worker:
         state = distinct_state(self._workload.model)
         return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in state.items()}
 
+    def _portability(self) -> dict[str, Any]:
+        """Under portable arithmetic the operators that are not on the page; raises ConfigurationError where one that is comes
+        out otherwise on this processor."""
+        if self._plan.run.compute.arithmetic == "native":
+            return {}
+        operators = proof.operators(self._workload, self._replica)
+        operators |= portability.operators_of_step(self._updater.optimizer)
+        return {"unknown_operators": portability.judge(operators)}
+
     def _prepare_thread(self) -> dict[str, Any]:
         compute = self._plan.run.compute
-        return determinism.prepare_thread(compute.threads, compute.device, tf32=compute.tf32)
+        return determinism.prepare_thread(
+            compute.threads, compute.device, tf32=compute.tf32, arithmetic=compute.arithmetic
+        )
 
     def _first_state(self, run_manifest: Mapping[str, Any]) -> WorkerState:
         """The state of a worker that has not taken part in a generation yet."""
@@ -185,7 +197,8 @@ class Worker:
         if loaders == 0:
             return
         if self._loaders is None:
-            recipe = Recipe(run.pipeline.target, dict(run.pipeline.args), run.seed, run.compute.threads)
+            compute, source = run.compute, run.pipeline
+            recipe = Recipe(source.target, dict(source.args), run.seed, compute.threads, compute.arithmetic)
             lost = lambda why: self._services.emit({"event": "loader_lost", "why": why})  # noqa: E731
             self._loaders = Loaders(recipe, loaders, lost)
             self._workload.prove(self._loaders)

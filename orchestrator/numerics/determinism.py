@@ -2,7 +2,8 @@
 
 `ENVIRONMENT` has to stand before the first call into MKL, so the driver sets it before torch is imported and the workers
 inherit it. Without MKL_CBWR the address of an operand changes the bits of a matrix product (48 of 100 shapes measured).
-A value that the user has set is kept: it is part of the environment, which is recorded and compared.
+A value that the user has set is kept: it is part of the environment, which is recorded and compared. `PORTABLE` comes on top
+where `run.arithmetic` asks for the same bits on every processor; there the setting is what counts.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import cuda
 
 ENVIRONMENT = {
@@ -26,6 +28,34 @@ ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
 }
+
+# The code paths of torch's kernels and its generators, of MKL, of oneDNN, and of numpy with its OpenBLAS: those that every
+# processor with AVX2 has. Tried on Intel's and AMD's (docs/portable.md).
+PORTABLE = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_CBWR": "COMPATIBLE",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "NPY_ENABLE_CPU_FEATURES": "X86_V3",
+    "OPENBLAS_CORETYPE": "HASWELL",
+}
+_CAPABILITY = "AVX2"  # as torch calls what ATEN_CPU_CAPABILITY=avx2 has it use
+Arithmetic = Literal["native", "portable"]
+
+
+@contextmanager
+def environment_of(arithmetic: Arithmetic) -> Iterator[None]:
+    """Within the block, processes that are started compute so. This one does where it has not loaded torch yet."""
+    before = {name: os.environ.get(name) for name in PORTABLE}
+    if arithmetic == "portable":
+        os.environ.update(PORTABLE)
+    try:
+        yield
+    finally:
+        _put_back({**{name: value for name, value in os.environ.items() if name not in PORTABLE}, **_given(before)})
+
+
+def _given(values: dict[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def prepare_environment() -> dict[str, str]:
@@ -104,11 +134,15 @@ def _put_back(variables: dict[str, str]) -> None:
     os.environ.update({name: value for name, value in variables.items() if os.environ.get(name) != value})
 
 
-def prepare_thread(threads: int, device: str = "cpu", *, tf32: bool = False) -> dict[str, Any]:
+def prepare_thread(
+    threads: int, device: str = "cpu", *, tf32: bool = False, arithmetic: Arithmetic = "native"
+) -> dict[str, Any]:
     """Set the calling thread up for computing and return what is in force, for the record. Flush-to-zero is per thread.
-    device: what computes; tf32: whether products on a GPU may be computed in it."""
+    device: what computes; tf32: whether products on a GPU may be computed in it. Raises ConfigurationError for portable
+    arithmetic in a process that cannot have it."""
     import torch
 
+    _choose(arithmetic)
     torch.set_num_threads(threads)
     torch.set_flush_denormal(False)
     _use_deterministic_algorithms()
@@ -117,6 +151,7 @@ def prepare_thread(threads: int, device: str = "cpu", *, tf32: bool = False) -> 
         "flush_denormal": False,
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "environment": {name: os.environ.get(name) for name in ENVIRONMENT},
+        **({"portable": PORTABLE} if arithmetic == "portable" else {}),
         **(cuda.prepare(tf32=tf32) if device == "cuda" else {}),
     }
 
@@ -131,3 +166,37 @@ def _use_deterministic_algorithms() -> None:
     else:
         os.environ["TORCHINDUCTOR_DETERMINISTIC"] = "1"
         torch._C._set_deterministic_algorithms(True, warn_only=False)
+
+
+def _choose(arithmetic: Arithmetic) -> None:
+    """Have the whole process compute so; native arithmetic is what torch does by itself. Raises ConfigurationError."""
+    if arithmetic == "portable":
+        problem = portable_problem()
+        if problem is not None:
+            raise ConfigurationError([f"run.arithmetic: {problem[0]}"], problem[1])
+        from orchestrator.numerics.portable import mended
+
+        mended.install()
+    elif "orchestrator.numerics.portable.mended" in sys.modules:
+        sys.modules["orchestrator.numerics.portable.mended"].remove()
+
+
+def portable_problem() -> tuple[str, str] | None:
+    """Why this process cannot compute portably, and what to do; None where it can. torch reads the variables when it is loaded
+    or first computes, and tells of one of them what it has made of it."""
+    import torch
+
+    wrong = [f"{name}={os.environ.get(name, '')}" for name, value in PORTABLE.items() if os.environ.get(name) != value]
+    if wrong:
+        return (
+            f"portable needs other variables than this process has: {', '.join(wrong)}",
+            "set " + " ".join(f"{name}={value}" for name, value in PORTABLE.items()) + " before Python starts",
+        )
+    found = torch.backends.cpu.get_cpu_capability()
+    if found != _CAPABILITY:
+        return (
+            f"portable needs a processor with AVX2, and variables that are set before torch computes; torch uses {found} on "
+            f"this {cpu_model()}",
+            "set run.arithmetic=native, or run it elsewhere",
+        )
+    return None

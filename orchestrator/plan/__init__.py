@@ -58,12 +58,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Compute:
-    """How a member's compute thread is set up. threads: of torch; precision: of products."""
+    """How a member's compute thread is set up. threads: of torch; precision: of products; arithmetic: of this processor, or
+    with the same bits on all."""
 
     device: Literal["cpu", "cuda"]
     threads: int
     precision: Literal["float32", "bfloat16"]
     tf32: bool
+    arithmetic: Literal["native", "portable"] = "native"
 
 
 @dataclass(frozen=True)

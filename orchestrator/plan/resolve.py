@@ -41,7 +41,7 @@ def resolve(settings: Settings) -> Plan:
     return Plan(
         run=Run(
             pipeline=Source(settings.pipeline.target, dict(settings.pipeline.args)),
-            compute=Compute(run.device, run.threads, run.precision, run.tf32),
+            compute=Compute(run.device, run.threads, run.precision, run.tf32, run.arithmetic),
             seed=run.seed,
             steps=run.steps,
             epochs=run.epochs,

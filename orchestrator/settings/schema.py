@@ -117,6 +117,12 @@ class RunSettings:
     precision: Literal["float32", "bfloat16"] = field(
         default="float32", metadata=result("The type in which products are computed; parameters are float32.")
     )
+    arithmetic: Literal["native", "portable"] = field(
+        default="native",
+        metadata=result(
+            "portable: the same bits on every x86-64 processor with AVX2, Intel's and AMD's; native: the fastest of this one."
+        ),
+    )
     device: Literal["cpu", "cuda"] = field(
         default="cpu",
         metadata=result("Where each worker computes; cuda: on one GPU, which cluster.gpus_per_worker reserves."),
@@ -730,6 +736,23 @@ def _tf32_needs_cuda(tf32: object, device: str) -> str | None:
     return "run.tf32: only GPUs have TF32; set run.device=cuda, or leave run.tf32 out"
 
 
+def _portable_needs_cpu(arithmetic: str, device: str) -> str | None:
+    if arithmetic == "native" or device == "cpu":
+        return None
+    return (
+        "run.arithmetic: portable is for CPUs, whose operators are known; set run.device=cpu, or run.arithmetic=native"
+    )
+
+
+def _portable_needs_one_thread(arithmetic: str, threads: int) -> str | None:
+    if arithmetic == "native" or threads == 1:
+        return None
+    return (
+        "run.threads: portable is known for one thread, as torch divides sums among more of them (docs/portable.md); set "
+        "run.threads=1 and cluster.workers higher, which changes no bit"
+    )
+
+
 def _compression_is_exact(compression: str, reduction: str) -> str | None:
     if compression == "none" or reduction == "exact":
         return None
@@ -889,6 +912,8 @@ RULES = (
     Rule(("schedule.scale", "schedule.base_batch"), _scale_has_a_base),
     Rule(("run.device", "cluster.gpus_per_worker"), _cuda_needs_gpus),
     Rule(("run.tf32", "run.device"), _tf32_needs_cuda),
+    Rule(("run.arithmetic", "run.device"), _portable_needs_cpu),
+    Rule(("run.arithmetic", "run.threads"), _portable_needs_one_thread),
     Rule(("compression.name", "reduction"), _compression_is_exact),
     Rule(("compression.name", "compression.bits", "data.shards"), _levels_are_left),
     Rule(("secure_aggregation", "privacy.clipping_norm"), _masks_have_a_scale),

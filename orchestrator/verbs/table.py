@@ -7,6 +7,7 @@ from orchestrator.verbs import (
     compare,
     completion,
     conf,
+    doctor,
     explain_key,
     export,
     jobs,
@@ -35,6 +36,7 @@ VERBS: dict[str, Verb] = {
     "logs": jobs.LOGS,
     "stop": jobs.STOP,
     "once": jobs.ONCE,
+    "doctor": doctor.VERB,
     "ui": ui.VERB,
     "help": explain_key.VERB,
 }
@@ -54,8 +56,8 @@ examples
   python -m orchestrator resume=last cluster.workers=2
 
 All settings: docs/settings.md. Runs are recorded in .orchestrator/ of the working directory.
-Exit codes: 0 fine, 1 the run failed, 2 bad usage or configuration, 3 a rerun diverged, 4 it cannot be rerun exactly,
-130 interrupted."""
+Exit codes: 0 fine, 1 the run failed, 2 bad usage or configuration, 3 a rerun diverged or doctor found a difference,
+4 it cannot be rerun exactly, 130 interrupted."""
 _WIDTH = 19
 
 

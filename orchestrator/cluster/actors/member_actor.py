@@ -211,8 +211,9 @@ class MemberActor:
         from orchestrator.provenance.environment import node
 
         modules = imported.gather(imported.files_of(sys.modules), Path.cwd(), origin)
+        compute = self._plan.run.compute
         return {
-            "environment": node.capture(self._plan.run.compute.device).as_dict(),
+            "environment": node.capture(compute.device, portable=compute.arithmetic == "portable").as_dict(),
             "modules": [module.as_dict() for module in modules],
         }
 

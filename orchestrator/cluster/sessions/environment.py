@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from orchestrator.numerics.determinism import ENVIRONMENT
+from orchestrator.numerics.determinism import ENVIRONMENT, PORTABLE
 
 # Ray's own patience with its head, its agent and the process of a worker, and in what part of a second it is counted.
 _PATIENCE = {
@@ -83,4 +83,5 @@ def _handlers_left_alone() -> contextlib.AbstractContextManager[None]:
 
 def of_workers() -> dict[str, str]:
     """The variables that must be set in a worker before it imports torch: on other nodes nothing is inherited."""
-    return {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+    portable = PORTABLE if all(os.environ.get(name) == value for name, value in PORTABLE.items()) else {}
+    return {name: os.environ[name] for name in {**ENVIRONMENT, **portable} if name in os.environ}

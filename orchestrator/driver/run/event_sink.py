@@ -77,6 +77,12 @@ class EventSink:
         needed = self._record.memory
         if needed is not None and self.outcome.generations == 1:
             self._progress.say(needed)
+        unknown = run_manifest.get("unknown_operators")
+        if unknown and self.outcome.generations == 1:
+            self._progress.say(
+                f"note: run.arithmetic=portable: {', '.join(unknown)} is on no page of operators, so nobody knows whether its "
+                "bits are the same on another processor"
+            )
 
     def described(self, node: str, environment: Mapping[str, Any], modules: list[dict[str, Any]]) -> None:
         """Record what the process of a worker on this node is made of."""

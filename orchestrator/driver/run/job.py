@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from orchestrator.checkpoints.catalog import Catalog
 from orchestrator.checkpoints.storage import open_storage
@@ -39,6 +40,7 @@ from orchestrator.driver.run.session import NodeCheck, RunStart, Session, Startu
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import Interrupted, OrchestratorError, RunFailed
+from orchestrator.numerics import determinism
 from orchestrator.plan import Plan
 from orchestrator.privacy.secret import Secret
 from orchestrator.records import lines, rests
@@ -110,7 +112,9 @@ class Job:
         before the first member is started; later troubles are in the outcome."""
         plan = self.plan
         self.display.say(f"starting {layout(plan)}")
-        with (self.ray or self._own_ray)(plan) as ray:
+        # What is started from here on inherits it; a Ray that is shared has been started, and is told by the slots.
+        own = determinism.environment_of(plan.run.compute.arithmetic if self.ray is None else "native")
+        with own, (self.ray or self._own_ray)(plan) as ray:
             self.pending_signal.watch()
             with contextlib.ExitStack() as held:
                 actor_slots, node_check = self._actor_slots(held)
@@ -167,9 +171,9 @@ class Job:
         slots = held.enter_context(reserved(need, timeout_s, self._check))
         anywhere = {"num_cpus": need.cpus, "num_gpus": need.gpus}
         if cluster.address is None:
-            here = str(self.project)
-            slots_here = [ActorPlacement(here, slot.options) for slot in slots]
-            return ActorSlots(slots_here, ActorPlacement(here, anywhere)), lambda _node: None
+            here, also = str(self.project), self._variables()
+            slots_here = [ActorPlacement(here, {**slot.options, **also}) for slot in slots]
+            return ActorSlots(slots_here, ActorPlacement(here, {**anywhere, **also})), lambda _node: None
         project = Project(self.project, self.settings.data.inputs, timeout_s, self._check)
         workspaces = prepare_workspaces(project, {slot.node.id: slot.node for slot in slots}.values(), self.display.say)
         places = [
@@ -192,6 +196,12 @@ class Job:
             return problem
 
         return ActorSlots(places, elsewhere), check_node
+
+    def _variables(self) -> dict[str, Any]:
+        """What members have to be told of arithmetic by a Ray that was started without."""
+        if self.ray is None or self.plan.run.compute.arithmetic == "native":
+            return {}
+        return {"runtime_env": {"env_vars": determinism.PORTABLE}}
 
     def _check(self) -> None:
         if self.pending_signal.signal is not None:

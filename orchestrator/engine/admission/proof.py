@@ -7,6 +7,7 @@ metrics; so an error in metrics() is reported before the training and not after 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import struct
 import sys
@@ -20,6 +21,7 @@ from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.workload import Workload
 from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised
 from orchestrator.numerics.digests import update
+from orchestrator.numerics.portable import used
 from orchestrator.pipeline import naming
 
 
@@ -42,6 +44,17 @@ def reference(workload: Workload, replica: Replica) -> str:
             "leave torch.compile out: its kernels are not checked for exactness",
         )
     return first or ""
+
+
+def operators(workload: Workload, replica: Replica) -> set[str]:
+    """The operators of torch that the first micro-batch and the first validation batch use; none of a batch that fails, as its
+    step will."""
+    with used.recorded() as found:
+        _fingerprint(workload, replica, 0)
+        if workload.evaluation_batches:
+            with contextlib.suppress(OrchestratorError):
+                _evaluated(workload, replica, 0)
+    return found
 
 
 def _prove(workload: Workload, what: str, batches: range, compute: Callable[[int], str | None]) -> str | None:

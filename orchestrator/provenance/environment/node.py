@@ -56,12 +56,13 @@ class Environment:
         }
 
 
-def capture(device: str = "cpu") -> Environment:
-    """This process's environment. device: what computes; only when it is `cuda` do GPUs belong to the bits."""
+def capture(device: str = "cpu", *, portable: bool = False) -> Environment:
+    """This process's environment. device: what computes; only when it is `cuda` do GPUs belong to the bits. portable: whether
+    the processor does not, as under `run.arithmetic: portable`."""
     found = dict(sorted(packages.installed()))
     bits = {
         **_interpreter(),
-        **_processor(),
+        **({} if portable else _processor()),
         **_torch(),
         "orchestrator": packages.own_sha256(),
         "variables": variables(),
@@ -72,7 +73,7 @@ def capture(device: str = "cpu") -> Environment:
         packages={name: version for name, (version, _) in found.items()},
         builds={name: build for name, (_, build) in found.items()},
         bits=bits,
-        host=_host(),
+        host={**_host(), **(_processor() if portable else {})},
     )
 
 

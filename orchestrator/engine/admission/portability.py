@@ -1,0 +1,60 @@
+"""Under portable arithmetic: do the operators that a run uses have the same bits on this processor as on all others?
+
+Looked at where it is computed, in each worker, so also on nodes of other kinds and in workers that join. Only the cases of the
+page are computed whose operators the run uses; that takes a few tenths of a second.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Set
+
+import torch
+
+from orchestrator.errors import ConfigurationError
+from orchestrator.numerics import determinism
+from orchestrator.numerics.portable import checking, used
+from orchestrator.pipeline import naming
+
+_ROWS = 8  # of a parameter, at most, in the step that is tried
+_REMEDY = (
+    "use another operator (docs/portable.md has the table), or set run.arithmetic=native; `python -m orchestrator doctor` "
+    "tells what this processor computes otherwise"
+)
+
+
+def judge(operators: Set[str]) -> list[str]:
+    """The operators of which nothing is known, as no case of the page has them. Raises ConfigurationError that names those
+    whose bits depend on the processor, or come out otherwise on this one."""
+    apart = checking.concerned(operators)
+    here = checking.check(checking.relevant(operators)).differing
+    if not apart and not here:
+        return checking.unknown(operators)
+    problems = [f"run.arithmetic: {_named(name)} has other bits on other processors" for name in apart]
+    problems += [
+        f"run.arithmetic: {_named(name)} comes out otherwise on this {determinism.cpu_model()}" for name in here
+    ]
+    raise ConfigurationError(problems, _REMEDY)
+
+
+def _named(case: str) -> str:
+    operators = ", ".join(sorted(checking.known()[case].operators))
+    return f"{case} ({operators})"
+
+
+def operators_of_step(optimizer: torch.optim.Optimizer) -> set[str]:
+    """The operators of a step of this optimizer, which stays as it is: one like it steps with small parameters. Raises
+    PipelineRaised for one of the user's that does not."""
+    small: dict[int, object] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            shape = [min(length, _ROWS) for length in parameter.shape]
+            small[id(parameter)] = torch.nn.Parameter(torch.zeros(shape, dtype=parameter.dtype))
+    with naming("a step of the optimizer"):
+        tried = copy.deepcopy(optimizer, small)
+        for group in tried.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+        with used.recorded() as found:
+            tried.step()
+    return found

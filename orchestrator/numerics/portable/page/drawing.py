@@ -1,0 +1,76 @@
+"""What a case of the page draws its inputs from, and how it takes gradients."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+class Draw:
+    """Inputs of one case, by its name. Numbers are exact functions of random integers."""
+
+    def __init__(self, name: str) -> None:
+        self._generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+
+    def __call__(self, *shape: int) -> Tensor:
+        """Most near 0, from -3 to 3: the cube of what is uniform."""
+        with _disable_current_modes():
+            uniform = self._uniform(shape)
+            return uniform * uniform * uniform * 3
+
+    def uniform(self, *shape: int, low: float = -1.0, high: float = 1.0) -> Tensor:
+        with _disable_current_modes():
+            return (self._uniform(shape) + 1) * ((high - low) / 2) + low
+
+    def positive(self, *shape: int) -> Tensor:
+        """From about 0.01 to 4."""
+        return self.uniform(*shape, low=0.01, high=4.0)
+
+    def integers(self, below: int, *shape: int) -> Tensor:
+        with _disable_current_modes():
+            return torch.randint(below, shape, generator=self._generator)
+
+    def mask(self, *shape: int) -> Tensor:
+        """About half of it true."""
+        with _disable_current_modes():
+            return self._uniform(shape) > 0
+
+    def _uniform(self, shape: Sequence[int]) -> Tensor:
+        return torch.rand(tuple(shape), generator=self._generator) * 2 - 1
+
+    def both(self, function: Callable[..., Any], *inputs: Tensor) -> list[Tensor]:
+        """What a differentiable function returns, and the gradients with respect to its inputs and, where it is a module, to
+        its parameters."""
+        leaves = [tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in inputs]
+        outputs = [out for out in _flat(function(*leaves)) if out.requires_grad]
+        trained = [leaf for leaf in leaves if leaf.requires_grad]
+        if isinstance(function, torch.nn.Module):
+            trained += function.parameters()
+        gradients = torch.autograd.grad(outputs, trained, [self(*out.shape) for out in outputs], allow_unused=True)
+        return [*outputs, *(gradient for gradient in gradients if gradient is not None)]
+
+    def module(self, module: torch.nn.Module) -> torch.nn.Module:
+        """With parameters that are drawn here."""
+        with torch.no_grad(), _disable_current_modes():
+            for parameter in module.parameters():
+                parameter.copy_(self._uniform(parameter.shape) / 2)
+        return module
+
+
+Case = Callable[[Draw], Any]
+
+
+def results(case: Case, name: str) -> list[Tensor]:
+    """The tensors that a case computes, in order."""
+    return list(_flat(case(Draw(name))))
+
+
+def _flat(found: Any) -> list[Tensor]:
+    if isinstance(found, Tensor):
+        return [found]
+    return [tensor for each in found for tensor in _flat(each)] if isinstance(found, (tuple, list)) else []
