@@ -3,6 +3,7 @@
 python -m orchestrator conf=NAME|PATH [key=value ...]      launch
 python -m orchestrator resume=RUN_ID [key=value ...]       go on with a run
 python -m orchestrator rerun=RUN_ID [key=value ...]        repeat a run exactly, and compare
+python -m orchestrator sweep=NAME|PATH [key=value ...]     search for settings
 python -m orchestrator compare=RUN_A,RUN_B                 what differs
 python -m orchestrator runs                                list them
 python -m orchestrator ui                                  show them in a browser
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from orchestrator.cluster.sessions.environment import prepare_environment
 from orchestrator.driver.report.outcome import Outcome
@@ -28,10 +29,15 @@ from orchestrator.numerics import determinism
 from orchestrator.settings import load, origins
 from orchestrator.tracking import lean
 
+if TYPE_CHECKING:
+    from orchestrator.commands.sweep import SweepReport
+    from orchestrator.commands.sweep_rerun import SweepRerun
+
 USAGE = """\
 usage: python -m orchestrator conf=NAME|PATH [key=value ...]
        python -m orchestrator resume=RUN_ID [key=value ...]
        python -m orchestrator rerun=RUN_ID [environment=ignore] [explain=true] [key=value ...]
+       python -m orchestrator sweep=NAME|PATH [parallel=K] [search=NAME] [key=value ...]
        python -m orchestrator compare=RUN_A,RUN_B
        python -m orchestrator runs [output=json] [tracking.uri=URI]
        python -m orchestrator ui [port=N] [tracking.uri=URI]
@@ -43,6 +49,8 @@ usage: python -m orchestrator conf=NAME|PATH [key=value ...]
   rerun=RUN_ID       repeat that run exactly, in a clean checkout of its code with its data, and compare: exact, diverged
                      (with the first step that differs), or inputs-differ (with what differs); explain=true: where it has
                      diverged, run that step once more, to tell chance within it from other causes
+  sweep=NAME         search for settings, as conf/NAME.yaml describes; each trial is a run, parallel=K of them side by
+                     side; resume= and rerun= take the id of a sweep, too
   compare=A,B        what differs between two runs: code, data, settings, environment, the first step
   replay=FILE        with conf=: an asynchronous run takes the order of its updates from there, the rests.jsonl of another
                      run; rerun= does so by itself
@@ -56,6 +64,7 @@ usage: python -m orchestrator conf=NAME|PATH [key=value ...]
 examples
   python -m orchestrator conf=digits
   python -m orchestrator conf=digits topology=tree cluster.workers=3 run.seed=7 output=json
+  python -m orchestrator sweep=sweep parallel=3
   python -m orchestrator resume=last cluster.workers=2
 
 All settings: docs/settings.md. Runs are recorded in .orchestrator/ of the working directory.
@@ -64,7 +73,7 @@ Exit codes: 0 fine, 1 the run failed, 2 bad usage or configuration, 3 a rerun di
 """
 # New objects until the next search for garbage: among the million of them that imports make, there is none to be found.
 _COLLECTED_AFTER = 100_000
-VERBS = ("conf", "resume", "rerun", "compare", "runs", "ui")
+VERBS = ("conf", "sweep", "resume", "rerun", "compare", "runs", "ui")
 
 
 def main() -> int:
@@ -97,7 +106,7 @@ def main() -> int:
         return _compare(value, rest, as_json=as_json)
     if name == "rerun":
         return _rerun(value, rest)
-    return {"conf": _launch, "resume": _resume}[name](value, rest, started)
+    return {"conf": _launch, "sweep": _sweep, "resume": _resume}[name](value, rest, started)
 
 
 def _verb(arguments: list[str]) -> str:
@@ -105,7 +114,7 @@ def _verb(arguments: list[str]) -> str:
     verbs = [argument for argument in arguments if argument.partition("=")[0] in VERBS]
     if len(verbs) != 1:
         found = f"found {' and '.join(verbs)}" if verbs else "there is none"
-        known = "conf=NAME, resume=RUN_ID, rerun=RUN_ID, compare=RUN_A,RUN_B, runs and ui"
+        known = "conf=NAME, sweep=NAME, resume=RUN_ID, rerun=RUN_ID, compare=RUN_A,RUN_B, runs and ui"
         raise UsageError(f"exactly one of {known} is needed; {found}", USAGE.rstrip())
     return verbs[0]
 
@@ -127,13 +136,39 @@ def _launch(conf: str, overrides: list[str], started: float) -> int:
     return _report(run_id, outcome, as_json, started)
 
 
+def _sweep(entry: str, overrides: list[str], started: float) -> int:  # noqa: ARG001
+    as_json = "output=json" in overrides
+    try:
+        with _stdout_for_programs(), _interruptible():
+            prepare_environment(_value("cluster.address", overrides))
+            from orchestrator.commands.sweep import sweep
+
+            report = sweep(entry, overrides)
+    except OrchestratorError as error:
+        return _refused(error, as_json, {"sweep_id": None, "status": "failed", "trials": [], "best": None})
+    return _report_sweep(report, as_json)
+
+
+def _report_sweep(report: SweepReport, as_json: bool) -> int:
+    """Say how the sweep ended."""
+    if report.error is not None:
+        print(f"error: {report.error}\n  sweep {report.sweep_id}", file=sys.stderr)
+        print(f"  go on: python -m orchestrator resume={report.sweep_id}", file=sys.stderr)
+    code = 0 if report.error is None else report.error.exit_code
+    return console.answer(json.dumps(report.as_dict()), code) if as_json else code
+
+
 def _resume(name: str, overrides: list[str], started: float) -> int:
     as_json = "output=json" in overrides
     try:
         with _stdout_for_programs(), _interruptible():
             prepare_environment(_value("cluster.address", overrides))
             from orchestrator.commands.resume import resume
+            from orchestrator.commands.sweep import find_sweep, resume_sweep
 
+            past = find_sweep(name, _value("tracking.uri", overrides))
+            if past is not None:
+                return _report_sweep(resume_sweep(past, overrides, _value("tracking.uri", overrides)), as_json)
             run_id, outcome = resume(name, overrides, _value("tracking.uri", overrides))
     except OrchestratorError as error:
         return _refused(error, as_json, Outcome(error=error).as_dict(None, started))
@@ -147,7 +182,13 @@ def _rerun(name: str, overrides: list[str]) -> int:
             check = _choice("environment", overrides, "check", "ignore") == "check"
             explaining = _choice("explain", overrides, "false", "true") == "true"
             from orchestrator.commands.rerun import rerun
+            from orchestrator.commands.sweep import find_sweep
+            from orchestrator.commands.sweep_rerun import rerun_sweep
 
+            past = find_sweep(name, _value("tracking.uri", overrides))
+            if past is not None:
+                again = rerun_sweep(past, overrides, _value("tracking.uri", overrides), check_environment=check)
+                return _report_sweep_rerun(again, as_json)
             uri = _value("tracking.uri", overrides)
             done = rerun(name, overrides, uri, check_environment=check, explaining=explaining)
     except OrchestratorError as error:
@@ -159,6 +200,14 @@ def _rerun(name: str, overrides: list[str]) -> int:
     if done.error is not None:
         whose = "" if done.verdict is not None else f"the repetition of run {done.rerun_of} failed: "
         print(f"error: {whose}{done.error}", file=sys.stderr)
+    return console.answer(json.dumps(done.as_dict()), done.exit_code) if as_json else done.exit_code
+
+
+def _report_sweep_rerun(done: SweepRerun, as_json: bool) -> int:
+    if done.verdict is not None:
+        print(f"sweep {done.sweep_id} repeats sweep {done.rerun_of}\n{done.text}", file=sys.stderr)
+    if done.error is not None:
+        print(f"error: the repetition of sweep {done.rerun_of} failed: {done.error}", file=sys.stderr)
     return console.answer(json.dumps(done.as_dict()), done.exit_code) if as_json else done.exit_code
 
 

@@ -29,6 +29,7 @@ FLOORS = [
     "numerics",
     "control",
     "plan",
+    "search",
     "settings",
     "updates",
     "samples",
@@ -43,7 +44,7 @@ FLOORS = [
 ]
 # Rooms of a floor, in the same order: packages, and modules that stand beside them.
 ROOMS = {
-    "driver": ["run", "record", "report", "terminal"],
+    "driver": ["sweep", "run", "record", "report", "terminal"],
     "cluster": ["placement", "sessions", "actors"],
     "engine": [
         *("worker", "server", "worker_hooks", "executions"),
@@ -52,7 +53,7 @@ ROOMS = {
     "provenance": ["data", "environment", "code"],
     "control": ["controller", "rendezvous", "faults", "decision", "membership", "shard_assignment", "events"],
 }
-ONLY_ROOM = {"ray": "cluster", "mlflow": "tracking", "dvc": "provenance", "matplotlib": "driver"}
+ONLY_ROOM = {"ray": "cluster", "mlflow": "tracking", "dvc": "provenance", "matplotlib": "driver", "optuna": "search"}
 MOST_PARAMETERS = 7
 CALLS = ("importlib.import_module", "import_module", "__import__")
 STANDARD_LIBRARY_ONLY = ["records", "errors", "references"]

@@ -107,7 +107,7 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, *, check_environ
     if report["status"] != "finished":
         return Rerun(run_id, original.past.run_id, None, error=why_not(original, report))
     repeated = Recorded(store.find(run_id), RunFolder(folder, run_id))
-    done = _judge(original, repeated, check_environment=check_environment)
+    done = judged(original, repeated, check_environment=check_environment)
     if explaining and done.word == "diverged":
         done = _explain(repeater, repeated, done)
     _publish(repeater, repeated, done)
@@ -136,7 +136,8 @@ def why_not(original: Recorded, report: dict[str, Any]) -> OrchestratorError:
     )
 
 
-def _judge(original: Recorded, repeated: Recorded, *, check_environment: bool) -> Rerun:
+def judged(original: Recorded, repeated: Recorded, *, check_environment: bool) -> Rerun:
+    """The verdict of two recorded runs."""
     found, _ = between(original, repeated)
     # The order of updates was given to the repetition, so where it differs the repetition has diverged.
     ignored = {"order", *(() if check_environment else _SURROUNDINGS)}

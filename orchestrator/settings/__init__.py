@@ -20,7 +20,7 @@ interpolations. Types are pydantic's (`orchestrator/values.py`): OmegaConf damag
 
 from __future__ import annotations
 
-from orchestrator.settings.loading import from_yaml, load, origins
+from orchestrator.settings.loading import from_sources, from_yaml, load, origins
 from orchestrator.settings.schema import (
     CheckpointSettings,
     ClusterSettings,
@@ -44,7 +44,7 @@ from orchestrator.settings.schema import (
     TraceSettings,
     TrackingSettings,
 )
-from orchestrator.settings.views import determining, document, flat, to_dict, to_yaml
+from orchestrator.settings.views import as_yaml, determining, document, flat, to_dict, to_yaml
 from orchestrator.values import Every, Span, Steps, Workers
 
 __all__ = [
@@ -73,9 +73,11 @@ __all__ = [
     "TraceSettings",
     "TrackingSettings",
     "Workers",
+    "as_yaml",
     "determining",
     "document",
     "flat",
+    "from_sources",
     "from_yaml",
     "load",
     "origins",

@@ -60,8 +60,13 @@ def to_dict(settings: Settings) -> dict[str, Any]:
 
 def to_yaml(settings: Settings) -> str:
     """The settings as a file that `load` and `from_yaml` read as equal settings."""
+    return as_yaml(to_dict(settings))
+
+
+def as_yaml(content: Mapping[str, Any]) -> str:
+    """Plain data as a file in the dialect of settings."""
     return yaml.dump(
-        _escaped(to_dict(settings)),
+        _escaped(dict(content)),
         Dumper=_Dumper,
         sort_keys=False,
         allow_unicode=True,

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _REQUEST_S = 10  # how long one request to a server may take; MLflow's own default, with its retries, is minutes
 _SQLITE = "sqlite:///"
 _KIND = ("mlflow.experimentKind", "custom_model_development")  # else MLflow's pages open it among GenAI evaluations
+PARENT = "mlflow.parentRunId"  # MLflow's own pages show a run below this one
+KIND = "orchestrator.kind"
 PID, STARTED, HOST, BOOT = (f"orchestrator.{name}" for name in ("pid", "pid_started", "host", "boot_id"))
 
 
@@ -48,7 +50,8 @@ def default_uri(folder: Path) -> str:
 @dataclass(frozen=True)
 class Past:
     """A run that the store knows. steps: completed ones; None when it ended before its first; rerun_of: the run that it
-    repeats; verdict: of itself as a rerun, or else of the last rerun of it."""
+    repeats; verdict: of itself as a rerun, or else of the last rerun of it; kind: "run", or what it is the record of; parent:
+    of which it is a part."""
 
     run_id: str
     name: str
@@ -60,6 +63,8 @@ class Past:
     digest: str | None
     rerun_of: str | None = None
     verdict: str | None = None
+    kind: str = "run"
+    parent: str | None = None
 
 
 def identity_of_process() -> dict[str, str]:
@@ -145,9 +150,14 @@ class Store:
                 return found
 
     def find(self, name: str) -> Past:
-        """The run of this id, of the only id that begins so, or the newest one for `last`. Raises UsageError."""
+        """The run of this id, of the only id that begins so, or for `last` the newest one that is no part of another. Raises
+        UsageError."""
         runs = self.past()
-        found = runs[:1] if name == "last" else [past for past in runs if past.run_id.startswith(name)]
+        found = (
+            [past for past in runs if past.parent is None][:1]
+            if name == "last"
+            else [past for past in runs if past.run_id.startswith(name)]
+        )
         exact = [past for past in found if past.run_id == name]
         if len(exact or found) == 1:
             return (exact or found)[0]
@@ -203,6 +213,8 @@ class Store:
             digest=tags.get("digest"),
             rerun_of=tags.get("rerun_of"),
             verdict=tags.get("verdict"),
+            kind=tags.get(KIND, "run"),
+            parent=tags.get(PARENT),
         )
 
     def mark_orphans(self, experiment_id: str) -> list[str]:
