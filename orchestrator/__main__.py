@@ -30,8 +30,8 @@ from orchestrator.settings import load, origins
 from orchestrator.tracking import lean
 
 if TYPE_CHECKING:
-    from orchestrator.commands.sweep import SweepReport
     from orchestrator.commands.sweep_rerun import SweepRerun
+    from orchestrator.driver.sweep.report import SweepReport
 
 USAGE = """\
 usage: python -m orchestrator conf=NAME|PATH [key=value ...]
@@ -164,15 +164,16 @@ def _resume(name: str, overrides: list[str], started: float) -> int:
         with _stdout_for_programs(), _interruptible():
             prepare_environment(_value("cluster.address", overrides))
             from orchestrator.commands.resume import resume
-            from orchestrator.commands.sweep import find_sweep, resume_sweep
+            from orchestrator.commands.sweep import resume_sweep
+            from orchestrator.driver.sweep.record import find_sweep
 
-            past = find_sweep(name, _value("tracking.uri", overrides))
-            if past is not None:
-                return _report_sweep(resume_sweep(past, overrides, _value("tracking.uri", overrides)), as_json)
-            run_id, outcome = resume(name, overrides, _value("tracking.uri", overrides))
+            uri = _value("tracking.uri", overrides)
+            past = find_sweep(name, uri)
+            swept = None if past is None else resume_sweep(past, overrides, uri)
+            run_id, outcome = resume(name, overrides, uri) if swept is None else ("", Outcome())
     except OrchestratorError as error:
         return _refused(error, as_json, Outcome(error=error).as_dict(None, started))
-    return _report(run_id, outcome, as_json, started)
+    return _report(run_id, outcome, as_json, started) if swept is None else _report_sweep(swept, as_json)
 
 
 def _rerun(name: str, overrides: list[str]) -> int:
@@ -182,19 +183,24 @@ def _rerun(name: str, overrides: list[str]) -> int:
             check = _choice("environment", overrides, "check", "ignore") == "check"
             explaining = _choice("explain", overrides, "false", "true") == "true"
             from orchestrator.commands.rerun import rerun
-            from orchestrator.commands.sweep import find_sweep
             from orchestrator.commands.sweep_rerun import rerun_sweep
+            from orchestrator.driver.sweep.record import find_sweep
 
-            past = find_sweep(name, _value("tracking.uri", overrides))
-            if past is not None:
-                again = rerun_sweep(past, overrides, _value("tracking.uri", overrides), check_environment=check)
-                return _report_sweep_rerun(again, as_json)
             uri = _value("tracking.uri", overrides)
-            done = rerun(name, overrides, uri, check_environment=check, explaining=explaining)
+            past = find_sweep(name, uri)
+            if past is not None and explaining:
+                raise UsageError("explain=true: a sweep has many runs", "name the one of its trials that has diverged")
+            if past is not None:
+                swept = rerun_sweep(past, overrides, uri, check_environment=check)
+            else:
+                swept = None
+                done = rerun(name, overrides, uri, check_environment=check, explaining=explaining)
     except OrchestratorError as error:
         from orchestrator.commands.rerun import Rerun
 
         return _refused(error, as_json, Rerun(None, name, None, error=error).as_dict())
+    if swept is not None:
+        return _report_sweep_rerun(swept, as_json)
     if done.verdict is not None:
         print(f"run {done.run_id} repeats run {done.rerun_of}\n{done.text}", file=sys.stderr)
     if done.error is not None:

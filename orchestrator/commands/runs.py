@@ -41,7 +41,8 @@ def _row(past: Past) -> tuple[str, ...]:
     results = ", ".join(f"{name} {value:.4g}" for name, value in metrics[:_SHOWN_METRICS])
     steps = "" if past.steps is None else str(past.steps)
     digest = (past.digest or "")[:12]
-    return (past.run_id[:8], started, past.status.lower(), past.name, steps, results, digest, _rerun(past))
+    name = past.name if past.kind == "run" else f"{past.name} ({past.kind})"
+    return (past.run_id[:8], started, past.status.lower(), name, steps, results, digest, _rerun(past))
 
 
 def _rerun(past: Past) -> str:

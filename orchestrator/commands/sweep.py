@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from orchestrator.cluster.sessions import RaySession
 from orchestrator.cluster.sessions.joined import JoinedRay
@@ -19,59 +17,27 @@ from orchestrator.driver.record import preflight
 from orchestrator.driver.record.folders import project_folder
 from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.report import pictures
-from orchestrator.driver.report.outcome import Status
 from orchestrator.driver.sweep.board import Board, Seen, ranked, show_point
-from orchestrator.driver.sweep.record import SWEEP, Known, SweepFolder, SweepRecord
+from orchestrator.driver.sweep.record import SWEEP, Known, SweepRecord, folder_of
+from orchestrator.driver.sweep.report import SweepReport, report_of
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.engine.compute import construction
 from orchestrator.errors import (
     ConfigurationError,
     Interrupted,
-    NotRerunnable,
     OrchestratorError,
     RunFailed,
     UsageError,
 )
 from orchestrator.plan.resolve import resolve
 from orchestrator.search import laws
-from orchestrator.search.asking import best
-from orchestrator.search.outlook import Outlook, Place, look, verify
+from orchestrator.search.outlook import look, verify
 from orchestrator.search.sweeps import Sweep, load_sweep
 from orchestrator.table import is_reference
 from orchestrator.tracking import Past, Store
 
 _LEAST_OVERRIDES = ("tracking.uri", "output")
-
-
-@dataclass(frozen=True)
-class SweepReport:
-    """What a sweep came to. sweep_id: None where it was refused; trials, best: as the JSON object has them."""
-
-    sweep_id: str | None
-    trials: list[dict[str, Any]] = field(default_factory=list)
-    best: dict[str, Any] | None = None
-    objective: Mapping[str, str] = field(default_factory=dict)
-    error: OrchestratorError | None = None
-
-    @property
-    def status(self) -> Status:
-        if self.error is None:
-            return "finished"
-        return "killed" if isinstance(self.error, Interrupted) else "failed"
-
-    def as_dict(self) -> dict[str, Any]:
-        report: dict[str, Any] = {
-            "sweep_id": self.sweep_id,
-            "status": self.status,
-            "objective": dict(self.objective),
-            "trials": self.trials,
-            "best": self.best,
-        }
-        if self.error is not None:
-            error = self.error.as_dict()
-            report["error"] = {key: error[key] for key in ("kind", "message", "remedy")}
-        return report
 
 
 def sweep(entry: str, overrides: Sequence[str]) -> SweepReport:
@@ -82,12 +48,6 @@ def sweep(entry: str, overrides: Sequence[str]) -> SweepReport:
     folder = project_folder(project)
     record = SweepRecord.create(described, folder, " ".join(sys.argv))
     return _drive(described, record, folder, [])
-
-
-def find_sweep(name: str, uri: str | None) -> Past | None:
-    """The sweep of this name; None where it names a run. Raises UsageError for a name that names nothing."""
-    past = Store(uri, project_folder(Path.cwd())).find(name)
-    return past if past.kind == SWEEP else None
 
 
 def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None) -> SweepReport:
@@ -120,16 +80,6 @@ def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None) -> Sweep
         record = SweepRecord.reopen(changed, store, files)
         passed = [each for each in given if not each.startswith("parallel=")]
         return _drive(changed, record, folder, passed, None if first is None else first.code.get("tree"))
-
-
-def folder_of(store: Store, folder: Path, past: Past) -> SweepFolder:
-    """The files of a recorded sweep, fetched where they are not here. Raises NotRerunnable where there are none."""
-    files = SweepFolder(folder, past.run_id)
-    if not (files.settings.exists() and files.journal.exists()):
-        store.fetch(past.run_id, SWEEP, files.path)
-    if not (files.settings.exists() and files.journal.exists()):
-        raise NotRerunnable(f"the record of sweep {past.run_id} is not here", "launch it again")
-    return files
 
 
 def _first_recorded(store: Store, folder: Path, known: Known) -> Recorded | None:
@@ -168,11 +118,11 @@ def _drive(
         except OrchestratorError as found:
             error = found
         except BaseException as found:
-            record.close("failed", _report(described, record, RunFailed(repr(found))).as_dict())
+            record.close("failed", report_of(described, record, RunFailed(repr(found))).as_dict())
             raise
         finally:
             board.close()
-        report = _report(described, record, error)
+        report = report_of(described, record, error)
         trouble = pictures.draw_sweep(record.files.pictures, _shown(described, report))
         if trouble is not None:
             board.say(f"note: {trouble}")
@@ -204,52 +154,6 @@ def _ray(described: Sweep, pending_signal: signals.PendingSignal, board: Board) 
         board.say(f"note: {members} processes that want {cpus:g} CPUs share {cores} cores")
     with LocalRay(cpus, cluster.timeouts.start_s, check) as ray:
         yield ray
-
-
-def _report(described: Sweep, record: SweepRecord, error: OrchestratorError | None) -> SweepReport:
-    known, course = record.known, described.course
-    outlook = look(course, known.ended, known.asked)
-    trials = [
-        _trial(described, record, outlook, trial.number) for trial in outlook.trials if _was_asked(record, trial.number)
-    ]
-    found = best(outlook.results, described.direction)
-    kept = ("number", "run_id", "settings", "value", "digest")
-    chosen = None if found is None else {key: trials[found.trial.number][key] for key in kept}
-    objective = {"metric": described.metric, "direction": described.direction}
-    return SweepReport(record.sweep_id, trials, chosen, objective, error)
-
-
-def _was_asked(record: SweepRecord, number: int) -> bool:
-    return any(trial.number == number for batch in record.known.asked for trial in batch)
-
-
-def _trial(described: Sweep, record: SweepRecord, outlook: Outlook, number: int) -> dict[str, Any]:
-    known, course = record.known, described.course
-    places: list[Place] = [(number, rung) for rung in range(course.last + 1) if (number, rung) in known.ended]
-    result = next((each for each in outlook.results if each.trial.number == number), None)
-    last = known.ended[places[-1]] if places else None
-    status = "waiting"
-    if last is not None and last.why is not None:
-        status = "failed"
-    elif result is not None:
-        status = "pruned" if result.pruned else "finished"
-    found: dict[str, Any] = {
-        "number": number,
-        "run_id": known.begun.get((number, max(len(places) - 1, 0))),
-        "settings": dict(outlook.trials[number].point),
-        "value": None if last is None else last.value,
-        "status": status,
-        "digest": None if last is None else last.digest,
-    }
-    if last is not None and last.why is not None:
-        found["error"] = last.why
-    if course.last:
-        ended = [(place[1], known.ended[place]) for place in places]
-        found["rungs"] = [
-            {"steps": course.steps_of(rung), "run_id": each.run_id, "value": each.value, "digest": each.digest}
-            for rung, each in ended
-        ]
-    return found
 
 
 def _shown(described: Sweep, report: SweepReport) -> pictures.SweepSeen:

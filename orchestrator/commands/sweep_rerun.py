@@ -15,10 +15,9 @@ from typing import Any
 
 from orchestrator.commands.repeater import Repeater
 from orchestrator.commands.rerun import EXIT, judged, why_not
-from orchestrator.commands.sweep import folder_of
 from orchestrator.driver.record.folders import RunFolder, project_folder
 from orchestrator.driver.record.recorded import Recorded
-from orchestrator.driver.sweep.record import Known, SweepFolder
+from orchestrator.driver.sweep.record import Known, SweepFolder, folder_of
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import ConfigurationError, Interrupted, NotRerunnable, OrchestratorError
 from orchestrator.search.outlook import Place
@@ -86,7 +85,10 @@ def rerun_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, check_
     recorded = {place: _recorded(store, folder, run_id) for place, run_id in sorted(known.begun.items())}
     if not recorded:
         raise NotRerunnable(f"sweep {past.run_id} has no trial that began", "launch it again")
-    original = next(iter(recorded.values()))
+    # One that failed may have ended before its record was whole.
+    original = next(
+        (each for each in recorded.values() if each.past.status == "FINISHED"), next(iter(recorded.values()))
+    )
     original.require()
     repeater = Repeater(project, folder, store, original, passed, for_stream())
     report = repeater.repeat_sweep(files.settings, {"rerun_of": past.run_id})

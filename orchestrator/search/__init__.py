@@ -7,6 +7,7 @@ is held to the laws before a sweep starts (`laws.py`). `optuna_study` is the one
     asking.py      batches: what follows from what is known
     halving.py     who goes on to the next rung
     outlook.py     what of a sweep is due, from what has ended
+    declared.py    the space as a file declares it
     sweeps.py      the sweep's file and command line
 """
 

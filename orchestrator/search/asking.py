@@ -38,7 +38,7 @@ class Result:
 @dataclass(frozen=True)
 class Ask:
     """What a search gets. results: of all trials before, in their order; count: of the points that are wanted; first: the
-    number of the first one; batches: the seed of each batch up to this one."""
+    number of the first one; seed: of the sweep; size: of a whole batch."""
 
     space: Space
     results: Sequence[Result]
@@ -67,8 +67,8 @@ Searcher = Callable[..., Sequence[Point]]
 
 @dataclass(frozen=True)
 class Search:
-    """Which search a sweep uses, with what: name: for messages; ask: its entry; limit: of a finite space, how many points it
-    has."""
+    """Which search a sweep uses. name, ask: its entry in the table; trials: how many in all; batch: how many are asked for at
+    once; options: what the entry takes."""
 
     name: str
     ask: Searcher

@@ -26,12 +26,13 @@ from pydantic import Field
 from orchestrator.errors import ConfigurationError
 from orchestrator.search import SEARCHES
 from orchestrator.search.asking import Search
+from orchestrator.search.declared import read_space
 from orchestrator.search.grid import endless, size
 from orchestrator.search.halving import Rung
 from orchestrator.search.outlook import Course
-from orchestrator.search.space import Choice, Dimension, Point, Range, Space, corners
+from orchestrator.search.space import Point, Space, corners
 from orchestrator.settings import Settings, as_yaml, determining, from_sources, sources, to_dict, to_yaml
-from orchestrator.settings.schema import KEYS, SEED, locate, shorthand
+from orchestrator.settings.schema import KEYS, SEED, shorthand
 from orchestrator.settings.sources import Leaf, Source
 from orchestrator.table import is_reference
 from orchestrator.values import A_LINE, Given, MismatchError, read, show
@@ -55,7 +56,6 @@ OWN: dict[str, tuple[Any, Any, str, Literal["result", "execution"]]] = {
 }  # fmt: skip
 RUNGS = "halving.rungs"  # whole numbers of steps, rising
 SECTIONS = ("conf", "space", "search", "objective", "halving", "parallel")
-_PARTS = ("low", "high", "step", "log", "choices")
 _MOST = 100_000  # points of a grid
 
 
@@ -130,7 +130,7 @@ def load_sweep(entry: str, overrides: Sequence[str], *, folder: Path = Path("con
     base = [sources.from_name(name, folder) for name in _names(own.pop(("conf",), None))]
     values, found = _values(own)
     problems += found
-    space, places, found = _space({path[1:]: given for path, given in own.items() if path[0] == "space"})
+    space, places, found = read_space({path[1:]: given for path, given in own.items() if path[0] == "space"})
     problems += found
     settings, found = _checked([*base, *rest], space, places)
     problems += found
@@ -197,76 +197,6 @@ def _values(own: Mapping[tuple[str, ...], Given]) -> tuple[dict[str, Any], list[
             hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
             problems.append(f"{given.where}: {key}: no such key{hint}")
     return values, problems
-
-
-def _space(leaves: Mapping[tuple[str, ...], Given]) -> tuple[Space, dict[str, str], list[str]]:
-    """The space, where each of its keys was given, and what is wrong with it."""
-    parts: dict[str, dict[str, Given]] = {}
-    places: dict[str, str] = {}
-    problems: list[str] = []
-    for path, given in leaves.items():
-        key, part = ".".join(path[:-1]), path[-1] if path else ""
-        if isinstance(given.value, list) and part != "choices":  # a list is short for choices
-            key, part = ".".join(path), "choices"
-        if not key or part not in _PARTS:
-            near = difflib.get_close_matches(part, _PARTS, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            problems.append(
-                f"{given.where}: space.{'.'.join(path)}: expected a range such as {{low: 0.001, high: 0.1, log: true}}, or "
-                f"{{choices: [...]}}{hint}"
-            )
-            continue
-        if part == "choices":
-            parts[key] = {}  # a later source has the last word
-        parts.setdefault(key, {})[part] = given
-        places[key] = given.where
-    space: dict[str, Dimension] = {}
-    for key, given_parts in parts.items():
-        try:
-            space[key] = _dimension(given_parts)
-        except ValueError as error:
-            problems.append(f"{places[key]}: space.{key}: {error}")
-        problems += _unsearchable(key, places[key])
-    if not parts and not problems:
-        problems.append("space: required; it names the settings to search, each with a range or with choices")
-    return space, places, problems
-
-
-def _dimension(parts: Mapping[str, Given]) -> Dimension:
-    """Raises ValueError."""
-    if "choices" in parts:
-        if len(parts) > 1:
-            raise ValueError(f"choices stand alone, without {', '.join(part for part in parts if part != 'choices')}")
-        given = parts["choices"].value
-        if not isinstance(given, list):
-            raise ValueError(f"choices: expected a list, got {show(given)}")
-        return Choice(tuple(given))
-    for end in ("low", "high"):
-        if end not in parts:
-            raise ValueError(f"{end} is missing")
-    numbers: dict[str, Any] = {name: parts[name].value for name in ("low", "high", "step") if name in parts}
-    for name, value in numbers.items():
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or value != value
-            or abs(value) == float("inf")
-        ):
-            raise ValueError(f"{name}: expected a number, got {show(value)}")
-    log = parts["log"].value if "log" in parts else False
-    if not isinstance(log, bool):
-        raise ValueError(f"log: expected true or false, got {show(log)}")
-    if not all(isinstance(value, int) for value in numbers.values()):
-        numbers = {name: float(value) for name, value in numbers.items()}
-    return Range(**numbers, log=log)
-
-
-def _unsearchable(key: str, where: str) -> list[str]:
-    """What does not determine the result is nothing to search for."""
-    located = locate(shorthand(tuple(key.split("."))))
-    if located is None or located[0].about.determines == "result":
-        return []
-    return [f"{where}: space.{key}: it changes how a run is executed and not what comes out; leave it out"]
 
 
 def _checked(base: Sequence[Source], space: Space, places: Mapping[str, str]) -> tuple[Settings | None, list[str]]:

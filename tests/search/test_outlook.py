@@ -122,7 +122,9 @@ def test_a_grid_has_every_point_once() -> None:
     assert len(set(points)) == len(points) == 24
 
 
-@given(st.lists(st.none() | st.floats(allow_nan=False), min_size=1, max_size=12), st.integers(2, 4))
+@given(
+    st.lists(st.none() | st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=12), st.integers(2, 4)
+)
 def test_who_is_kept_is_better_than_who_is_not(values: list[float | None], factor: int) -> None:
     named = dict(enumerate(values))
     kept = prune(Rung(10, factor), named)

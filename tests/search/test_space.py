@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.search.space import Choice, Dimension, Range, corners, problem_of
+from orchestrator.search.space import Choice, Dimension, Range, Space, corners, problem_of
 
 
 @st.composite
@@ -81,7 +81,7 @@ def test_what_is_no_dimension_says_why(make: object, problem: str) -> None:
 
 
 def test_corners_show_every_end_and_every_choice() -> None:
-    space = {"a": Range(1, 3), "b": Choice(("x", "y", "z"))}
+    space: Space = {"a": Range(1, 3), "b": Choice(("x", "y", "z"))}
     found = list(corners(space))
     assert [point["a"] for point in found] == [1, 3, 1, 1]
     assert {point["b"] for point in found} == {"x", "y", "z"}

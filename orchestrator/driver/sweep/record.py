@@ -9,6 +9,7 @@ The journal holds what the next batch depends on, so a sweep whose driver was ki
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Mapping, Sequence
@@ -16,15 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.driver.record.folders import RunFolder
+from orchestrator.driver.record.folders import RunFolder, project_folder
 from orchestrator.driver.report.outcome import Status
-from orchestrator.errors import UsageError
+from orchestrator.errors import ConfigurationError, NotRerunnable, RunFailed, UsageError
 from orchestrator.records import lines
 from orchestrator.records.lines import LineFile
 from orchestrator.search.asking import Trial
 from orchestrator.search.outlook import Cut, Ended, Place
 from orchestrator.search.sweeps import Sweep
-from orchestrator.tracking import KIND, Store, Tracker
+from orchestrator.tracking import KIND, Past, Store, Tracker
 
 SWEEP = "sweep"  # as the kind of an MLflow run, and as the folder of its artifacts
 _MLFLOW: Mapping[Status, Any] = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
@@ -114,7 +115,13 @@ class SweepRecord:
             )
         files = SweepFolder(folder, tracker.run_id)
         files.lease()
-        files.settings.write_text(sweep.as_yaml(), encoding="utf-8")
+        try:
+            files.settings.write_text(sweep.as_yaml(), encoding="utf-8")
+        except OSError as error:
+            tracker.end("FAILED")
+            raise ConfigurationError(
+                [f"{files.settings} cannot be written: {error.strerror}"], "make room on its disk"
+            ) from error
         return cls(store, tracker, files)
 
     @classmethod
@@ -140,13 +147,22 @@ class SweepRecord:
         self._note({"event": "kept", "batch": cut.batch, "rung": cut.rung, "kept": list(cut.kept)})
 
     def _note(self, event: Mapping[str, Any]) -> None:
+        """Raises RunFailed when it is not on its way to the disk: what follows from it must not begin."""
         with self._lock:
             self._journal.append([event])
             self.known._take(event)
+            if self._journal.trouble is not None:
+                raise RunFailed(
+                    f"{self.files.journal} cannot be written: {self._journal.trouble}",
+                    "make room on its disk; the sweep goes on where its journal ends",
+                )
 
     def close(self, status: Status, report: Mapping[str, Any]) -> str | None:
         """Write down how the sweep ended, here and in MLflow; why MLflow could not take all of it, or None."""
-        self._note({"event": "sweep_ended", "status": status})
+        report_file = self.files.path / "sweep.json"
+        with contextlib.suppress(RunFailed, OSError):  # the error of the sweep says so
+            self._note({"event": "sweep_ended", "status": status})
+            report_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         self._journal.close()
         best = report["best"]
         metric = report["objective"]["metric"]
@@ -159,14 +175,28 @@ class SweepRecord:
                 self.tracker.tag(
                     {"number": "best.trial", "run_id": "best.run", "digest": "digest"}[key], str(best[key])
                 )
-        report_file = self.files.path / "sweep.json"
-        report_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        for path in [*self.files.artifacts(), report_file]:
+        for path in [*self.files.artifacts(), *([report_file] if report_file.exists() else [])]:
             self.tracker.artifact(path, SWEEP)
         for picture in sorted(self.files.pictures.glob("*")):
             self.tracker.artifact(picture, "pictures")
         self.tracker.end(_MLFLOW[status])
         return self.tracker.trouble
+
+
+def find_sweep(name: str, uri: str | None) -> Past | None:
+    """The sweep of this name; None where it names a run. Raises UsageError for a name that names nothing."""
+    past = Store(uri, project_folder(Path.cwd())).find(name)
+    return past if past.kind == SWEEP else None
+
+
+def folder_of(store: Store, folder: Path, past: Past) -> SweepFolder:
+    """The files of a recorded sweep, fetched where they are not here. Raises NotRerunnable where there are none."""
+    files = SweepFolder(folder, past.run_id)
+    if not (files.settings.exists() and files.journal.exists()):
+        store.fetch(past.run_id, SWEEP, files.path)
+    if not (files.settings.exists() and files.journal.exists()):
+        raise NotRerunnable(f"the record of sweep {past.run_id} is not here", "launch it again")
+    return files
 
 
 def _parameters(sweep: Sweep) -> dict[str, Any]:
