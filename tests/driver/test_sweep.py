@@ -16,7 +16,7 @@ from orchestrator.driver.sweep.record import Known
 from orchestrator.errors import UsageError
 from orchestrator.search.asking import Trial
 from orchestrator.search.outlook import Cut, Ended
-from orchestrator.search.space import Choice, Range
+from orchestrator.search.space import Choice, Range, Space
 
 EVENTS = [
     {
@@ -153,7 +153,7 @@ def test_the_best_comes_first() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("trials", [1, 6])
 def test_pictures_of_few_and_of_more_trials(tmp_path: Path, trials: int) -> None:
-    space = {"optimizer.lr": Range(0.1, 1.0, log=True), "run.seed": Range(1, 9), "topology": Choice(("ring", "tree"))}
+    space: Space = {"optimizer.lr": Range(0.1, 1.0, log=True), "run.seed": Range(1, 9), "topology": Choice(("ring", "tree"))}
     rows = [
         {
             "number": n,
