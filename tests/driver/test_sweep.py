@@ -153,7 +153,11 @@ def test_the_best_comes_first() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("trials", [1, 6])
 def test_pictures_of_few_and_of_more_trials(tmp_path: Path, trials: int) -> None:
-    space: Space = {"optimizer.lr": Range(0.1, 1.0, log=True), "run.seed": Range(1, 9), "topology": Choice(("ring", "tree"))}
+    space: Space = {
+        "optimizer.lr": Range(0.1, 1.0, log=True),
+        "run.seed": Range(1, 9),
+        "topology": Choice(("ring", "tree")),
+    }
     rows = [
         {
             "number": n,
