@@ -33,6 +33,7 @@ FLOORS = [
     "control",
     "submission",
     "plan",
+    "search",
     "settings",
     "updates",
     "samples",
@@ -47,7 +48,7 @@ FLOORS = [
 ]
 # Rooms of a floor, in the same order: packages, and modules that stand beside them.
 ROOMS = {
-    "driver": ["run", "record", "report", "terminal"],
+    "driver": ["sweep", "run", "record", "report", "terminal"],
     "cluster": ["placement", "sessions", "actors", "jobs"],
     "engine": [
         *("worker", "server", "worker_hooks", "executions"),
@@ -61,9 +62,9 @@ ONLY_ROOM = {
     "mlflow": "tracking",
     "dvc": "provenance",
     "matplotlib": "driver",
+    "optuna": "search",
     "dp_accounting": "privacy",
 }
-
 MOST_PARAMETERS = 7
 CALLS = ("importlib.import_module", "import_module", "__import__")
 STANDARD_LIBRARY_ONLY = ["records", "errors", "references"]

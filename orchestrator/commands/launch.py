@@ -5,21 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from orchestrator.driver.record import preflight, private
 from orchestrator.driver.record.folders import project_folder
-from orchestrator.driver.record.record import open_record
+from orchestrator.driver.record.preflight import Provenance
+from orchestrator.driver.record.record import Record, open_record
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.event_sink import Audience, Callback
-from orchestrator.driver.run.job import Job, Sharing, requirements
+from orchestrator.driver.run.job import Beside, Job, Sharing, requirements
 from orchestrator.driver.run.session import RunStart
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.engine.compute import construction
-from orchestrator.errors import UsageError
+from orchestrator.errors import ConfigurationError, RunFailed, UsageError
 from orchestrator.plan import Plan
 from orchestrator.plan.resolve import resolve
 from orchestrator.records import lines, rests
@@ -33,11 +35,13 @@ def launch(
     origins: Mapping[str, str],
     ray: Sharing | None = None,
     replay: str | None = None,
+    beside: Beside | None = None,
     on_event: Callback | None = None,
 ) -> tuple[str, Outcome]:
     """The whole story; returns the run's id and what it came to. origins: where the settings were given, by key; ray: the one
     to run on, which outlives the run and may serve others beside it, each in a thread of its own; replay: the file of the rests
-    that an asynchronous run repeats; on_event: called with what happens, see `api.launch`.
+    that an asynchronous run repeats; beside: what it has in common with other runs of this process; on_event: called with what
+    happens, see `api.launch`.
 
     Raises UsageError and NotRerunnable before anything is started; an error of the run itself is in the outcome.
     """
@@ -54,15 +58,31 @@ def launch(
             f"the secret {secret.path} was made: noise and sampling come from it; keep it, and keep it from others: without it "
             "no private run can be repeated or resumed, and with it noise can be taken off"
         )
-    folder = project_folder(project)
-    display = for_stream()
+    if beside is not None:
+        beside.check(provenance)
+    folder = project_folder(project) if beside is None else beside.folder
+    display = for_stream() if beside is None else beside.display
     for note in notes:
         display.say(f"note: {note}")
-    with signals.posted() as pending_signal, ThreadPoolExecutor(1) as pool:
+    posted = signals.posted() if beside is None else nullcontext(beside.pending_signal)
+    with posted as pending_signal, ThreadPoolExecutor(1) as pool:
         # MLflow and DVC take as long to import as Ray to start, so they do it side by side.
-        opening = pool.submit(open_record, settings, folder, provenance, origins)
+        opening = pool.submit(_open, settings, folder, provenance, origins, beside)
         job = Job(settings, plan, project, Audience(display, on_event), pending_signal, ray, secret)
         return job.complete(opening, RunStart(requirements(plan)))
+
+
+def _open(
+    settings: Settings, folder: Path, provenance: Provenance, origins: Mapping[str, str], beside: Beside | None
+) -> Record:
+    if beside is None:
+        return open_record(settings, folder, provenance, origins)
+    try:
+        record = open_record(settings, folder, provenance, origins, beside.tags)
+    except ConfigurationError as error:  # what is wrong with the store is no fault of this run's settings
+        raise RunFailed(error.message, error.remedy) from error
+    beside.opened(record.tracker.run_id)
+    return record
 
 
 def _rests_of(file: Path, plan: Plan) -> tuple[Mapping[str, Any], ...]:

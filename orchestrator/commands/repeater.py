@@ -11,7 +11,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,31 @@ class Repeater:
 
     def repeat(self, tags: Mapping[str, str], last: int | None = None) -> dict[str, Any]:
         """A run in a clean checkout of its own, ended after step `last`; the object that it reports."""
+        with self._restored() as restored:
+            runs = restored.project / self.folder.name
+            enough = child_process.never if last is None else Reached(runs, last)
+            what = f"conf={self.original.files.settings.resolve()}"
+            report = self._launch(what, restored, enough)
+            run_id = report["run_id"]
+            if run_id is not None:
+                _bring_home(runs / run_id, self.folder)
+                self.tag({run_id: tags})
+        return report
+
+    def repeat_sweep(self, settings: Path, tags: Mapping[str, str]) -> dict[str, Any]:
+        """A sweep with all its trials, in a clean checkout of its own; the object that it reports. settings: its file."""
+        with self._restored() as restored:
+            report = self._launch(f"sweep={settings.resolve()}", restored, child_process.never)
+            for files in (restored.project / self.folder.name).glob("*/"):
+                if (files / "lock").exists():
+                    _bring_home(files, self.folder)
+            if report["sweep_id"] is not None:
+                self.tag({report["sweep_id"]: tags})
+        return report
+
+    @contextmanager
+    def _restored(self) -> Iterator[checkout.Restored]:
+        """The code and the data of the original, as long as the block lasts."""
         original, display = self.original, self.display
         with checkout.disposable(original.files.bundle, self.folder / "worktrees") as restored:
             display.say(f"the code of run {original.past.run_id} is restored: tree {restored.tree[:12]}")
@@ -49,14 +75,24 @@ class Repeater:
                 for note in item.notes:
                     display.say(f"  note: {note}")
             restoring.lend_storage(restored.project, self.project, restored.root)
-            runs = restored.project / self.folder.name
-            enough = child_process.never if last is None else Reached(runs, last)
-            report = _launch(original, restored, self.overrides, self.store.uri, enough)
-            run_id = report["run_id"]
-            if run_id is not None:
-                _bring_home(runs / run_id, self.folder)
-                self.tag({run_id: tags})
-        return report
+            yield restored
+
+    def _launch(self, what: str, restored: checkout.Restored, enough: Callable[[], bool]) -> dict[str, Any]:
+        """Run it again as a command in the restored tree until it ends or there is enough of it; the object that it reports."""
+        command = [
+            *(sys.executable, "-m", "orchestrator", what),
+            *self.overrides,
+            *("strict=false", f"tracking.uri={self.store.uri}", "output=json"),
+        ]
+        variables = _variables(self.original, restored.root)
+        with signals.posted() as pending_signal:
+            done = child_process.run(command, restored.project, variables, pending_signal, enough)
+        try:
+            return dict(json.loads(done.out.splitlines()[-1]))
+        except (IndexError, ValueError):
+            raise RunFailed(
+                f"the repetition ended with code {done.code} and no report", "what it said stands above"
+            ) from None
 
     def _restore_data(self, restored: checkout.Restored) -> list[restoring.Restored]:
         """Where the record has travelled, the folder of the command need not know of the data: then the remotes that the
@@ -102,25 +138,6 @@ class Reached:
             self._read += len(new)
             self._missing -= new.count(b"\n")
         return self._missing <= 0
-
-
-def _launch(
-    original: Recorded, restored: checkout.Restored, overrides: Sequence[str], uri: str, enough: Callable[[], bool]
-) -> dict[str, Any]:
-    """Run it again, as a command in the restored tree, until it ends or there is enough of it; the object that it reports."""
-    command = [
-        *(sys.executable, "-m", "orchestrator", f"conf={original.files.settings.resolve()}"),
-        *overrides,
-        *("strict=false", f"tracking.uri={uri}", "output=json"),
-    ]
-    with signals.posted() as pending_signal:
-        done = child_process.run(command, restored.project, _variables(original, restored.root), pending_signal, enough)
-    try:
-        return dict(json.loads(done.out.splitlines()[-1]))
-    except (IndexError, ValueError):
-        raise RunFailed(
-            f"the repetition ended with code {done.code} and no report", "what it said stands above"
-        ) from None
 
 
 def _variables(original: Recorded, root: Path) -> dict[str, str]:

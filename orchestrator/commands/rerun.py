@@ -157,7 +157,7 @@ def _repeat(repeater: Repeater, wanted: Wanted) -> Rerun:
     if report["status"] != "finished":
         return Rerun(run_id, original.past.run_id, None, error=why_not(original, report))
     repeated = Recorded(repeater.store.find(run_id), RunFolder(repeater.folder, run_id))
-    done = _judge(original, repeated, check_environment=wanted.check_environment)
+    done = judged(original, repeated, check_environment=wanted.check_environment)
     if wanted.explaining and done.word == "diverged":
         done = _explain(repeater, repeated, done)
     _publish(repeater, repeated, done)
@@ -204,7 +204,8 @@ def why_not(original: Recorded, report: dict[str, Any]) -> OrchestratorError:
     )
 
 
-def _judge(original: Recorded, repeated: Recorded, *, check_environment: bool) -> Rerun:
+def judged(original: Recorded, repeated: Recorded, *, check_environment: bool) -> Rerun:
+    """The verdict of two recorded runs."""
     found, _ = between(original, repeated)
     # The order of updates was given to the repetition, so where it differs the repetition has diverged.
     ignored = {"order", *(() if check_environment else _SURROUNDINGS)}

@@ -22,7 +22,7 @@ from orchestrator.driver.record.record import reopen_record
 from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.event_sink import Audience
-from orchestrator.driver.run.job import Job, requirements, storage_of
+from orchestrator.driver.run.job import Beside, Job, Sharing, requirements, storage_of
 from orchestrator.driver.run.session import RunStart
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
@@ -39,14 +39,21 @@ from orchestrator.tracking import Store
 _NAMED = 5  # changed files in a message
 
 
-def resume(name: str, overrides: Sequence[str], uri: str | None) -> tuple[str, Outcome]:
-    """The whole story; returns the run's id and what it came to. name: of the run, see `Store.find`; uri: of the MLflow store.
+def resume(
+    name: str,
+    overrides: Sequence[str],
+    uri: str | None,
+    ray: Sharing | None = None,
+    beside: Beside | None = None,
+) -> tuple[str, Outcome]:
+    """The whole story; returns the run's id and what it came to. name: of the run, see `Store.find`; uri: of the MLflow store;
+    ray, beside: as `launch` takes them.
 
     Raises UsageError, ConfigurationError and NotRerunnable before anything is started; an error of the run itself is in the
     outcome.
     """
     project = Path.cwd()
-    folder = project_folder(project)
+    folder = project_folder(project) if beside is None else beside.folder
     store = Store(uri, folder)
     past = store.find(name)
     if past.status == "FINISHED":
@@ -58,16 +65,16 @@ def resume(name: str, overrides: Sequence[str], uri: str | None) -> tuple[str, O
     settings = recorded.settings(overrides)
     _check_filed(recorded.settings(), settings)
     secret = private.of_record(settings, recorded.files, past.run_id)
-    display = for_stream()
+    display = for_stream() if beside is None else beside.display
     with recorded_project(recorded, project, folder, display) as place:
         provenance = preflight.check(settings, place)  # its notes are on what a launch is about to record
         plan = resolve(settings)
         run_start = beginning_of(plan, recorded.files, display.say)
-        with signals.posted() as pending_signal, ThreadPoolExecutor(1) as pool:
+        posted = signals.posted() if beside is None else contextlib.nullcontext(beside.pending_signal)
+        with posted as pending_signal, ThreadPoolExecutor(1) as pool:
             opening = pool.submit(reopen_record, settings, store, recorded.files, provenance)
-            return Job(settings, plan, place, Audience(display), pending_signal, secret=secret).complete(
-                opening, run_start
-            )
+            job = Job(settings, plan, place, Audience(display), pending_signal, ray, secret)
+            return job.complete(opening, run_start)
 
 
 def _check_filed(before: Settings, after: Settings) -> None:

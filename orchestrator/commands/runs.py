@@ -129,7 +129,7 @@ _CELLS: dict[str, Callable[[Past], str]] = {
     "run": lambda past: past.run_id[:8],
     "started": _started,
     "status": lambda past: past.status.lower(),
-    "name": lambda past: past.name,
+    "name": lambda past: past.name if past.kind == "run" else f"{past.name} ({past.kind})",
     "experiment": lambda past: past.experiment,
     "steps": lambda past: "" if past.steps is None else str(past.steps),
     "results": _results,

@@ -20,7 +20,7 @@ interpolations. Types are pydantic's (`orchestrator/values.py`): OmegaConf damag
 
 from __future__ import annotations
 
-from orchestrator.settings.loading import from_yaml, load, origins
+from orchestrator.settings.loading import from_sources, from_yaml, load, origins
 from orchestrator.settings.schema import (
     CheckpointSettings,
     ClusterSettings,
@@ -45,7 +45,17 @@ from orchestrator.settings.schema import (
     TraceSettings,
     TrackingSettings,
 )
-from orchestrator.settings.views import choices, described, determining, document, flat, names, to_dict, to_yaml
+from orchestrator.settings.views import (
+    as_yaml,
+    choices,
+    described,
+    determining,
+    document,
+    flat,
+    names,
+    to_dict,
+    to_yaml,
+)
 from orchestrator.values import Every, Span, Steps, Workers
 
 __all__ = [
@@ -75,11 +85,13 @@ __all__ = [
     "TraceSettings",
     "TrackingSettings",
     "Workers",
+    "as_yaml",
     "choices",
     "described",
     "determining",
     "document",
     "flat",
+    "from_sources",
     "from_yaml",
     "load",
     "names",

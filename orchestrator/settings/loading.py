@@ -53,7 +53,7 @@ def load(conf: Sequence[Conf], overrides: Sequence[str], *, folder: Path = Path(
     for a file with its content.
     Raises ConfigurationError with every problem: where, which key, what is wrong, what was perhaps meant.
     """
-    return _settings(_sources(conf, overrides, folder))
+    return from_sources(_sources(conf, overrides, folder))
 
 
 def origins(conf: Sequence[Conf], overrides: Sequence[str], *, folder: Path = Path("conf")) -> dict[str, str]:
@@ -73,10 +73,11 @@ def _sources(conf: Sequence[Conf], overrides: Sequence[str], folder: Path) -> li
 
 def from_yaml(text: str, name: str = "settings") -> Settings:
     """The settings that a YAML text alone describes, such as that of `to_yaml`. Raises ConfigurationError."""
-    return _settings([sources.from_text(text, name)])
+    return from_sources([sources.from_text(text, name)])
 
 
-def _settings(found: Sequence[Source]) -> Settings:
+def from_sources(found: Sequence[Source]) -> Settings:
+    """Merged left to right. Raises ConfigurationError with every problem."""
     merged: Merged = {}
     problems = [problem for source in found for problem in (*source.problems, *_merge(merged, source))]
     unresolved = _interpolate(merged)

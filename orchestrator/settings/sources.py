@@ -101,7 +101,7 @@ class _MalformedError(ValueError):
     """A source, or an override, that is not YAML as it must be; the message is the whole problem."""
 
 
-def from_name(entry: str, folder: Path) -> Source:
+def from_name(entry: str, folder: Path, key: str = "conf") -> Source:
     """The file that `conf=entry` means: a path if it looks like one, else a name in `folder`, also in a folder there."""
     named = folder / f"{entry}.yaml"
     is_path = entry.endswith((".yaml", ".yml")) or ("/" in entry and (entry[0] in "./" or not named.is_file()))
@@ -109,7 +109,7 @@ def from_name(entry: str, folder: Path) -> Source:
     try:
         return from_text(file.read_text(encoding="utf-8"), str(file))
     except FileNotFoundError:
-        problem = f"conf={entry}: there is no such file" if is_path else _no_such_name(entry, folder)
+        problem = f"{key}={entry}: there is no such file" if is_path else _no_such_name(key, entry, folder)
     except UnicodeDecodeError as error:
         problem = f"{file}: is not text in UTF-8 (byte {error.start})"
     except (OSError, ValueError) as error:
@@ -219,10 +219,10 @@ def _collect(found: Iterator[Leaf | str]) -> Source:
     return Source([item for item in items if isinstance(item, Leaf)], [item for item in items if isinstance(item, str)])
 
 
-def _no_such_name(name: str, folder: Path) -> str:
+def _no_such_name(key: str, name: str, folder: Path) -> str:
     there = sorted(file.stem for file in folder.glob("*.yaml")) if folder.is_dir() else []
     if not there:
-        return f"conf={name}: there is no file {folder / name}.yaml, nor any other in {folder}"
+        return f"{key}={name}: there is no file {folder / name}.yaml, nor any other in {folder}"
     close = difflib.get_close_matches(name, there, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
-    return f"conf={name}: there is no file {folder / name}.yaml; {folder} has {', '.join(there)}{hint}"
+    return f"{key}={name}: there is no file {folder / name}.yaml; {folder} has {', '.join(there)}{hint}"

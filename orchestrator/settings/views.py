@@ -65,8 +65,13 @@ def to_yaml(settings: Settings, *, public: bool = False) -> str:
     """The settings as a file that `load` and `from_yaml` read as equal settings. public: as a record holds them, without
     credentials."""
     nested = to_dict(settings)
+    return as_yaml({key: masking.setting(key, value) for key, value in nested.items()} if public else nested)
+
+
+def as_yaml(content: Mapping[str, Any]) -> str:
+    """Plain data as a file in the dialect of settings."""
     return yaml.dump(
-        _escaped({key: masking.setting(key, value) for key, value in nested.items()} if public else nested),
+        _escaped(dict(content)),
         Dumper=_Dumper,
         sort_keys=False,
         allow_unicode=True,

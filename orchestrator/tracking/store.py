@@ -33,6 +33,8 @@ _REQUEST_S = 10  # how long one request to a server may take; MLflow's own defau
 _SQLITE = "sqlite:///"
 _KIND = ("mlflow.experimentKind", "custom_model_development")  # else MLflow's pages open it among GenAI evaluations
 USER = "mlflow.user"
+PARENT = "mlflow.parentRunId"  # MLflow's own pages show a run below this one
+KIND = "orchestrator.kind"
 PID, STARTED, HOST, BOOT = (f"orchestrator.{name}" for name in ("pid", "pid_started", "host", "boot_id"))
 
 
@@ -50,7 +52,7 @@ def default_uri(folder: Path) -> str:
 class Past:
     """A run that the store knows. steps: completed ones; None when it ended before its first; rerun_of: the run that it
     repeats; verdict: of itself as a rerun, or else of the last rerun of it; user: who launched it, by their own account;
-    settings: as text, by dotted key."""
+    settings: as text, by dotted key; kind: "run", or what it is the record of; parent: of which it is a part."""
 
     run_id: str
     name: str
@@ -65,6 +67,8 @@ class Past:
     user: str | None = None
     ended_ms: int | None = None
     settings: dict[str, str] = field(default_factory=dict)
+    kind: str = "run"
+    parent: str | None = None
 
 
 def user() -> str:
@@ -155,9 +159,14 @@ class Store:
                 return found
 
     def find(self, name: str) -> Past:
-        """The run of this id, of the only id that begins so, or the newest one for `last`. Raises UsageError."""
+        """The run of this id, of the only id that begins so, or for `last` the newest one that is no part of another. Raises
+        UsageError."""
         runs = self.past()
-        found = runs[:1] if name == "last" else [past for past in runs if past.run_id.startswith(name)]
+        found = (
+            [past for past in runs if past.parent is None][:1]
+            if name == "last"
+            else [past for past in runs if past.run_id.startswith(name)]
+        )
         exact = [past for past in found if past.run_id == name]
         if len(exact or found) == 1:
             return (exact or found)[0]
@@ -221,6 +230,8 @@ class Store:
             user=tags.get(USER),
             ended_ms=run.info.end_time,
             settings=dict(run.data.params),
+            kind=tags.get(KIND, "run"),
+            parent=tags.get(PARENT),
         )
 
     def mark_orphans(self, experiment_id: str) -> list[str]:

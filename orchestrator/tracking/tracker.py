@@ -51,9 +51,9 @@ class Tracker:
     @classmethod
     def reopen(cls, store: Store, run_id: str, *, every_s: float) -> Tracker:
         """A run that has ended, which goes on in this process."""
-        store.client.update_run(run_id, status="RUNNING")
-        for key, value in identity_of_process().items():
+        for key, value in identity_of_process().items():  # first: whoever looks for orphans takes it for one otherwise
             store.client.set_tag(run_id, key, value)
+        store.client.update_run(run_id, status="RUNNING")
         return cls(store, store.client.get_run(run_id), every_s=every_s)
 
     def describe(self, parameters: Mapping[str, Any], tags: Mapping[str, str]) -> None:

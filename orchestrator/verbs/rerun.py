@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from orchestrator.errors import UsageError
+from orchestrator.verbs import sweep
 from orchestrator.verbs.verb import Answer, Arguments, Verb
 
 
@@ -15,9 +17,18 @@ def _run(given: Arguments) -> Answer:
     explaining, trusted = (given.choice(key, "false", "true") == "true" for key in ("explain", "trust"))
     key = given.get("key")
     from orchestrator.commands.rerun import Wanted, rerun
+    from orchestrator.commands.sweep_rerun import rerun_sweep
+    from orchestrator.driver.sweep.record import find_sweep
+    from orchestrator.provenance.crates import crate
 
+    uri = given.get("tracking.uri")
+    past = None if crate.is_crate(given.value) else find_sweep(given.value, uri)
+    if past is not None:
+        if explaining:
+            raise UsageError("explain=true: a sweep has many runs", "name the one of its trials that has diverged")
+        return sweep.report_rerun(rerun_sweep(past, list(given.rest), uri, check_environment=check), given.as_json)
     wanted = Wanted(check, explaining, trusted, None if key is None else Path(key))
-    done = rerun(given.value, list(given.rest), given.get("tracking.uri"), wanted)
+    done = rerun(given.value, list(given.rest), uri, wanted)
     if done.verdict is not None:
         print(f"run {done.run_id} repeats run {done.rerun_of}\n{done.text}", file=sys.stderr)
     if done.error is not None:

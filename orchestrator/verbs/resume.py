@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from orchestrator.cluster.sessions.environment import prepare_environment
-from orchestrator.verbs import ended
+from orchestrator.verbs import ended, sweep
 from orchestrator.verbs.verb import Answer, Arguments, Verb
 
 
 def _run(given: Arguments) -> Answer:
     prepare_environment(given.get("cluster.address"))
     from orchestrator.commands.resume import resume  # imports ray, which reads that environment
+    from orchestrator.commands.sweep import resume_sweep
+    from orchestrator.driver.sweep.record import find_sweep
 
-    run_id, outcome = resume(given.value, list(given.rest), given.get("tracking.uri"))
+    uri = given.get("tracking.uri")
+    past = find_sweep(given.value, uri)
+    if past is not None:
+        return sweep.report(resume_sweep(past, list(given.rest), uri), given.as_json)
+    run_id, outcome = resume(given.value, list(given.rest), uri)
     return ended.report(run_id, outcome, given.as_json, given.started)
 
 

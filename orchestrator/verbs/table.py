@@ -16,6 +16,7 @@ from orchestrator.verbs import (
     resume,
     runs,
     simulate,
+    sweep,
     ui,
     watch,
 )
@@ -23,6 +24,7 @@ from orchestrator.verbs.verb import Verb
 
 VERBS: dict[str, Verb] = {
     "conf": conf.VERB,
+    "sweep": sweep.VERB,
     "resume": resume.VERB,
     "rerun": rerun.VERB,
     "compare": compare.VERB,
@@ -54,6 +56,7 @@ examples
   python -m orchestrator conf=digits
   python -m orchestrator conf=digits topology=tree cluster.workers=3 run.seed=7 output=json
   python -m orchestrator resume=last cluster.workers=2
+  python -m orchestrator sweep=sweep parallel=3
 
 All settings: docs/settings.md. Runs are recorded in .orchestrator/ of the working directory.
 Exit codes: 0 fine, 1 the run failed, 2 bad usage or configuration, 3 a rerun diverged or doctor found a difference,

@@ -12,7 +12,10 @@ from tests.projects import Done, Project
 
 # Arguments -> exit code and what the message must say. None of these starts Ray.
 REFUSED = {
-    "": (2, "exactly one of conf=NAME|PATH, resume=RUN_ID, rerun=RUN_ID|CRATE, compare=RUN_A,RUN_B, export=RUN_ID, "),
+    "": (
+        2,
+        "exactly one of conf=NAME|PATH, sweep=NAME|PATH, resume=RUN_ID, rerun=RUN_ID|CRATE, compare=RUN_A,RUN_B, ",
+    ),
     "conf=goood": (2, "did you mean good?"),
     "conf=good run.sed=3": (2, "run.sed: no such key; did you mean run.seed?"),
     "conf=good lr=0.1": (2, "did you mean optimizer.lr?"),
@@ -144,6 +147,14 @@ REFUSED = {
     "submit conf=good to=slurm cluster.address=a:1": (2, "cluster.address: a job joins the Ray that runs it"),
     "submit conf=good to=http://127.0.0.1:1": (1, "the Ray at http://127.0.0.1:1 does not take jobs"),
     "status=unknown": (2, "no job unknown was submitted to a Ray from here"),
+    "sweep=goood": (2, "sweep=goood: there is no file conf/goood.yaml"),
+    "sweep=good": (2, "space: required; it names the settings to search"),
+    "sweep=good conf=good": (2, "exactly one of conf=NAME|PATH, "),
+    "sweep=good space.optimizer.lr=[0.1,0.2]": (2, "search.trials: required by search=tpe"),
+    "sweep=good space.optimizr.lr=[0.1] search=grid": (2, "optimizr.lr: no such key; did you mean optimizer.lr?"),
+    "sweep=good space.cluster.workers=[1,2] search=grid": (2, "it changes how a run is executed"),
+    "sweep=good space.run.seed=[1,2] search=grid pipeline.target=faults:Goood": (2, "did you mean faults:Good?"),
+    "sweep=good space.run.seed=[1,2] search=faults:few search.trials=4": (2, "gives 1 points where 4 are asked for"),
     "ui port=http": (2, "port=http: expected a number from 1 to 65535"),
     "ui tracking.uri=http://127.0.0.1:1": (2, "http://127.0.0.1:1 is an MLflow server, which shows its runs itself"),
     "conf=good data.inputs=[ignored.bin] strict=true": (4, "ignored.bin is not under DVC"),

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from orchestrator.driver.record.folders import RunFolder
@@ -274,9 +275,17 @@ class Record:
         )
 
 
-def open_record(settings: Settings, folder: Path, provenance: Provenance, origins: Mapping[str, str]) -> Record:
+def open_record(
+    settings: Settings,
+    folder: Path,
+    provenance: Provenance,
+    origins: Mapping[str, str],
+    tags: Mapping[str, str] = MappingProxyType({}),
+) -> Record:
     """Create the MLflow run and its folder, and keep the code; remove what a rerun that was killed has left. origins: where
-    the settings were given, by key. Raises ConfigurationError when the store cannot be opened."""
+    the settings were given, by key; tags: further ones of the MLflow run.
+
+    Raises ConfigurationError when the store cannot be opened."""
     checkout.sweep(folder / "worktrees")
     inputs, obstacles = provenance.inputs, provenance.obstacles  # DVC is asked before there is a run in the store
     store = Store(settings.tracking.uri, folder)
@@ -285,7 +294,7 @@ def open_record(settings: Settings, folder: Path, provenance: Provenance, origin
         orphans = store.mark_orphans(experiment_id)
         tracker = Tracker.create(store, experiment_id, settings.run.name, every_s=settings.tracking.every_s)
         shown = {key: masking.setting(key, value) for key, value in flat(settings).items()}
-        tracker.describe(shown, _tags(provenance))
+        tracker.describe(shown, {**_tags(provenance), **tags})
     tracker.inputs([(item.path, item.md5, item.place) for item in inputs])
     files = RunFolder(folder, tracker.run_id)
     files.lease()

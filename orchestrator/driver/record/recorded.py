@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.driver.record.folders import RunFolder
 from orchestrator.driver.record.private import COMMITMENT, commitment_in
-from orchestrator.errors import ConfigurationError, NotRerunnable
+from orchestrator.errors import ConfigurationError, NotRerunnable, UsageError
 from orchestrator.provenance.data.versions import Input, from_dict
 from orchestrator.records import lines, masking, rests
 from orchestrator.records.comparison import Run
@@ -34,6 +34,8 @@ class Recorded:
         """The run of this name in the project whose `.orchestrator` is `folder`. Raises UsageError for a name that
         names no run, ConfigurationError."""
         past = store.find(name)
+        if past.kind != "run":
+            raise UsageError(f"{past.run_id} is no run but a {past.kind}", "name one of its runs; list them with: runs")
         return cls.of(store, folder, past)
 
     @classmethod

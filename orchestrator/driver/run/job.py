@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from orchestrator.cluster.sessions.local import LocalRay
 from orchestrator.control.membership import Requirements
 from orchestrator.driver.record.folders import RunFolder
 from orchestrator.driver.record.mailbox import Mailbox
+from orchestrator.driver.record.preflight import Provenance
 from orchestrator.driver.record.private import Private
 from orchestrator.driver.record.record import Record
 from orchestrator.driver.report import pictures, summary
@@ -48,7 +50,25 @@ from orchestrator.settings import Settings
 from orchestrator.topologies import Schedule, build_schedule
 from orchestrator.tracking import default_uri, is_server
 
+_drawing = threading.Lock()  # matplotlib's settings are those of the whole process
 Sharing = Callable[[Plan], AbstractContextManager[RaySession]]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a run has in common with others that the same process drives, each in a thread of its own, such as the trials of a
+    sweep.
+
+    folder: the `.orchestrator` that they are recorded in; pending_signal: the one of all; tags: of its MLflow run; check: told
+    what was found of code and data, before anything is started, and may raise; opened: told the id of the run.
+    """
+
+    folder: Path
+    display: ProgressDisplay
+    pending_signal: PendingSignal
+    tags: Mapping[str, str] = field(default_factory=dict)
+    check: Callable[[Provenance], None] = lambda _provenance: None
+    opened: Callable[[str], None] = lambda _run_id: None
 
 
 @dataclass(frozen=True)
@@ -90,7 +110,8 @@ class Job:
         rested = [] if plan.lockstep else rests.staleness(list(lines.read(files.rests)))
         outcome.staleness = max((each.largest for each in rested), default=None)
         seen = pictures.Seen(files.trace, files.journal, record.described.get("partition"), rested)
-        trouble = pictures.draw(files.pictures, seen, tracker.name, _schedule(plan))
+        with _drawing:
+            trouble = pictures.draw(files.pictures, seen, tracker.name, _schedule(plan))
         if trouble is not None:
             display.say(f"note: {trouble}")
         for sentence in record.compare_with_like(outcome.digest):

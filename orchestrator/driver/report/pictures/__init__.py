@@ -2,7 +2,8 @@
 
     places.py     where members stand: pure, no drawing
     series.py     what of a long trace can be seen: pure, no drawing
-    drawing.py    both, with matplotlib, which only this module imports, and only when it draws
+    drawing.py    both, with matplotlib, which only this module and the next import, and only when they draw
+    sweeps.py     a sweep: its history, how much each key matters, its trials across the space
 
 A run is complete without its pictures: `draw` never raises, and returns a sentence that says what it could not do.
 """
@@ -13,9 +14,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from orchestrator.records.rests import Staleness
+from orchestrator.search.asking import Result, Trial
+from orchestrator.search.space import Space
 from orchestrator.topologies import Schedule
 
 
@@ -47,5 +50,39 @@ def draw(folder: Path, seen: Seen, title: str, schedule: Schedule) -> str | None
         if seen.rests:
             drawing.clocks(series.clocks(seen.rests), series.staleness(seen.rests), title, folder / "clocks.png")
     except Exception as error:  # whatever a drawing library can raise: the run is whole without its pictures
+        return f"the pictures could not be drawn: {type(error).__name__}: {error}"
+    return None
+
+
+@dataclass(frozen=True)
+class SweepSeen:
+    """What there is to show of a sweep. trials: as its report has them."""
+
+    title: str
+    metric: str
+    direction: Literal["minimize", "maximize"]
+    space: Space
+    trials: Sequence[Mapping[str, Any]]
+
+
+def draw_sweep(folder: Path, seen: SweepSeen) -> str | None:
+    """Write `history.png`, `parallel.png` and, where there are enough trials, `importance.png` into `folder`; None, or what
+    went wrong. Nothing is drawn where no trial has a value."""
+    whole = [each for each in seen.trials if each["status"] == "finished"]
+    if not whole:
+        return None
+    try:
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)
+        from orchestrator.driver.report.pictures import sweeps
+        from orchestrator.search.optuna_study import importances
+
+        folder.mkdir(exist_ok=True)
+        sweeps.history(seen.trials, seen.metric, seen.direction, seen.title, folder / "history.png")
+        sweeps.parallel(seen.space, whole, seen.metric, seen.direction, seen.title, folder / "parallel.png")
+        results = [Result(Trial(each["number"], dict(each["settings"])), each["value"]) for each in whole]
+        shares = importances(seen.space, results, seen.direction)
+        if shares:
+            sweeps.importance(shares, seen.title, folder / "importance.png")
+    except Exception as error:  # as above
         return f"the pictures could not be drawn: {type(error).__name__}: {error}"
     return None

@@ -48,12 +48,12 @@ def curves(losses: Series, metrics: dict[str, Series], title: str, path: Path) -
             _points(upper, name, series, _VALIDATION)
     if wants_logarithm(losses, *validation):
         upper.set_yscale("log")
-    _finish(upper, "loss")
+    finish(upper, "loss")
     if others:
         lower = figure.add_subplot(2, 1, 2, sharex=upper)
         for number, (name, series) in enumerate(others.items()):
             _points(lower, name, series, _OTHERS[number % len(_OTHERS)])
-        _finish(lower, "metrics")
+        finish(lower, "metrics")
     if len(losses) == 1:
         upper.set_xlim(losses[0][0] - 0.5, losses[0][0] + 0.5)
     figure.axes[-1].set_xlabel("step", color=_INK)
@@ -73,7 +73,7 @@ def clocks(shards: list[Series], staleness: Series, title: str, path: Path) -> N
         label = f"shard {number}" if len(shards) <= _LABELLED else None
         colour = _OTHERS[number % len(_OTHERS)]
         upper.plot([each.step for each in seen], [each.mean for each in seen], color=colour, linewidth=1.2, label=label)
-    _finish(upper, "clock")
+    finish(upper, "clock")
     lower = figure.add_subplot(2, 1, 2, sharex=upper)
     seen = columns(staleness)
     steps, highs = [each.step for each in seen], [each.high for each in seen]
@@ -81,7 +81,7 @@ def clocks(shards: list[Series], staleness: Series, title: str, path: Path) -> N
     lower.plot(
         steps, [each.mean for each in seen], color=_TRAINING, linewidth=1.4, label="updates ahead of the slowest shard"
     )
-    _finish(lower, "staleness")
+    finish(lower, "staleness")
     lower.set_xlabel("updates of all shards", color=_INK)
     figure.savefig(path)
 
@@ -121,7 +121,7 @@ def partition(labels: Sequence[str], counts: Sequence[Sequence[int]], title: str
         heights = [row[number] for row in counts]
         axes.bar(clients, heights, bottom=below, width=0.85, color=colours(number), label=label, linewidth=0)
         below = [low + height for low, height in zip(below, heights, strict=True)]
-    _finish(axes, "samples")
+    finish(axes, "samples")
     axes.grid(False, axis="x")
     axes.set_xlabel("client", color=_INK)
     axes.legend(frameon=False, fontsize=9, labelcolor=_INK, loc="center left", bbox_to_anchor=(1, 0.5))
@@ -157,7 +157,7 @@ def _points(axes: Axes, name: str, series: Series, colour: str) -> None:
     )
 
 
-def _finish(axes: Axes, label: str) -> None:
+def finish(axes: Axes, label: str) -> None:
     axes.set_ylabel(label, color=_INK)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
     axes.grid(True, color=_GRID, linewidth=0.8)

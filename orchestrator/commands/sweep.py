@@ -1,0 +1,179 @@
+"""`sweep=NAME|PATH [key=value ...]`: a search over settings, each trial an ordinary run; and `resume=SWEEP_ID`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from orchestrator.cluster.sessions import RaySession
+from orchestrator.cluster.sessions.joined import JoinedRay
+from orchestrator.cluster.sessions.local import LocalRay
+from orchestrator.commands.resume import recorded_project
+from orchestrator.commands.trials import Trials, failed_all
+from orchestrator.driver.record import preflight
+from orchestrator.driver.record.folders import project_folder
+from orchestrator.driver.record.recorded import Recorded
+from orchestrator.driver.report import pictures
+from orchestrator.driver.sweep.board import Board, Seen, ranked, show_point
+from orchestrator.driver.sweep.record import SWEEP, Known, SweepRecord, folder_of
+from orchestrator.driver.sweep.report import SweepReport, report_of
+from orchestrator.driver.terminal import signals
+from orchestrator.driver.terminal.progress import for_stream
+from orchestrator.engine.compute import construction
+from orchestrator.errors import (
+    ConfigurationError,
+    Interrupted,
+    OrchestratorError,
+    RunFailed,
+    UsageError,
+)
+from orchestrator.plan.resolve import resolve
+from orchestrator.search import laws
+from orchestrator.search.outlook import look, verify
+from orchestrator.search.sweeps import Sweep, load_sweep
+from orchestrator.table import is_reference
+from orchestrator.tracking import Past, Store
+
+_LEAST_OVERRIDES = ("tracking.uri", "output")
+
+
+def sweep(entry: str, overrides: Sequence[str]) -> SweepReport:
+    """The whole story. Raises ConfigurationError before anything is started; an error of the sweep itself is in the report."""
+    described = load_sweep(entry, [each for each in overrides if not each.startswith("output=")])
+    project = Path.cwd()
+    _check(described, project)
+    folder = project_folder(project)
+    record = SweepRecord.create(described, folder, " ".join(sys.argv))
+    return _drive(described, record, folder, [])
+
+
+def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None) -> SweepReport:
+    """Go on with a sweep: what had ended stands, what was interrupted goes on from its checkpoint. Raises UsageError,
+    ConfigurationError and NotRerunnable before anything is started."""
+    project = Path.cwd()
+    folder = project_folder(project)
+    store = Store(uri, folder)
+    if past.status == "FINISHED":
+        raise UsageError(f"sweep {past.run_id} has finished", "there is nothing to go on with; launch another one")
+    files = folder_of(store, folder, past)
+    described = load_sweep(str(files.settings), [])
+    given = [each for each in overrides if each.partition("=")[0] not in _LEAST_OVERRIDES]
+    changed = load_sweep(str(files.settings), given)
+    different = sorted(key for key, value in described.determining().items() if changed.determining()[key] != value)
+    if different:
+        raise ConfigurationError(
+            [f"{key}: it determines the trials, and here it has to stay as it was" for key in different],
+            "leave it out, or launch a new sweep; parallel and what changes only the execution may differ",
+        )
+    files.lease()
+    known = Known.read(files.journal)
+    verify(changed.course, look(changed.course, known.ended, known.asked))
+    display = for_stream()
+    display.say(f"going on with sweep {past.run_id}: {len(known.ended)} runs have ended")
+    first = _first_recorded(store, folder, known)
+    with contextlib.ExitStack() as held:
+        if first is not None:
+            held.enter_context(recorded_project(first, project, folder, display))
+        record = SweepRecord.reopen(changed, store, files)
+        passed = [each for each in given if not each.startswith("parallel=")]
+        return _drive(changed, record, folder, passed, None if first is None else first.code.get("tree"))
+
+
+def _first_recorded(store: Store, folder: Path, known: Known) -> Recorded | None:
+    """The first run of the sweep that has a record, whose code is that of all."""
+    for place in sorted(known.begun):
+        recorded = Recorded.of(store, folder, store.find(known.begun[place]))
+        if recorded.files.settings.exists():
+            return recorded
+    return None
+
+
+def _check(described: Sweep, project: Path) -> None:
+    """What can be known to be wrong before anything is started. Raises ConfigurationError, NotRerunnable."""
+    course = described.course
+    if is_reference(course.search.name) and (problems := laws.problems(course.space, course.search, course.seed)):
+        raise ConfigurationError(problems)
+    preflight.check(described.settings, project)
+    construction.rehearse(resolve(described.settings))
+
+
+def _drive(
+    described: Sweep, record: SweepRecord, folder: Path, overrides: list[str], tree: str | None = None
+) -> SweepReport:
+    """Run the trials, write down what came of them, say it. overrides, tree: as `Trials` takes them."""
+    course, known = described.course, record.known
+    board = Board(Seen(described.metric, course.search.trials, described.parallel, described.direction))
+    side = f", {described.parallel} side by side" if described.parallel > 1 else ""
+    board.say(f"sweep {record.sweep_id}: {course.search.trials} trials by {course.search.name}{side}")
+    error: OrchestratorError | None = None
+    with signals.posted() as pending_signal:
+        try:
+            with _ray(described, pending_signal, board) as ray:
+                pending_signal.watch()
+                trials = Trials(described, record, ray, board, pending_signal, folder, overrides, tree)
+                error = failed_all(trials.complete(), known.ended)
+        except OrchestratorError as found:
+            error = found
+        except BaseException as found:
+            record.close("failed", report_of(described, record, RunFailed(repr(found))).as_dict())
+            raise
+        finally:
+            board.close()
+        report = report_of(described, record, error)
+        trouble = pictures.draw_sweep(record.files.pictures, _shown(described, report))
+        if trouble is not None:
+            board.say(f"note: {trouble}")
+        lacking = record.close(report.status, report.as_dict())
+        if lacking is not None:
+            board.say(f"warning: MLflow has not got all of this sweep: {lacking}")
+    if error is None and report.best is not None:
+        board.say(_summary(described, report))
+    return report
+
+
+@contextlib.contextmanager
+def _ray(described: Sweep, pending_signal: signals.PendingSignal, board: Board) -> Iterator[RaySession]:
+    """One for all trials: joined, or started here with room for as many as run side by side (rule D4)."""
+    plan = resolve(described.settings)
+    cluster = plan.cluster
+    if cluster.address is not None:
+        with JoinedRay(cluster.address) as joined:
+            yield joined
+        return
+
+    def check() -> None:
+        if pending_signal.signal is not None:
+            raise Interrupted(f"interrupted by {pending_signal.signal}")
+
+    members = cluster.members.total(cluster.members.most) * described.parallel
+    cpus, cores = cluster.cpus * members, len(os.sched_getaffinity(0))
+    if cpus > cores:
+        board.say(f"note: {members} processes that want {cpus:g} CPUs share {cores} cores")
+    with LocalRay(cpus, cluster.timeouts.start_s, check) as ray:
+        yield ray
+
+
+def _shown(described: Sweep, report: SweepReport) -> pictures.SweepSeen:
+    return pictures.SweepSeen(
+        described.settings.run.name or SWEEP,
+        described.metric,
+        described.direction,
+        described.course.space,
+        report.trials,
+    )
+
+
+def _summary(described: Sweep, report: SweepReport) -> str:
+    best_one = report.best
+    assert best_one is not None
+    table = "\n".join(f"  {line}" for line in ranked(report.trials, described.direction))
+    return (
+        f"{described.settings.run.name or SWEEP}: {len(report.trials)} trials; the best is trial {best_one['number']}, "
+        f"{described.metric} {best_one['value']:.6g} ({show_point(best_one['settings'])})\n{table}\n"
+        f"  digest   {best_one['digest']}\n"
+        f"  sweep    {report.sweep_id}, its files in .orchestrator/{report.sweep_id}/\n"
+        f"  again    python -m orchestrator rerun={report.sweep_id}"
+    )

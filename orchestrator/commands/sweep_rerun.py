@@ -1,0 +1,171 @@
+"""`rerun=SWEEP_ID`: repeat a whole sweep in a clean checkout, and prove that every trial came out as before.
+
+The repetition is the public command line, `sweep=` with the recorded file, so the search itself runs again too: it asks for
+the same trials and keeps the same ones, or the verdict says where it did not. Each run of it is then compared with that of
+the original, step by step, as `rerun=RUN_ID` does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.commands.repeater import Repeater
+from orchestrator.commands.rerun import EXIT, judged, why_not
+from orchestrator.driver.record.folders import RunFolder, project_folder
+from orchestrator.driver.record.recorded import Recorded
+from orchestrator.driver.sweep.record import Known, SweepFolder, folder_of
+from orchestrator.driver.terminal.progress import for_stream
+from orchestrator.errors import ConfigurationError, Interrupted, NotRerunnable, OrchestratorError
+from orchestrator.search.outlook import Place
+from orchestrator.search.sweeps import load_sweep
+from orchestrator.tracking import Past, Store
+
+_OWN = ("environment", "explain", "output", "tracking.uri")
+_WORST = ("diverged", "inputs-differ", "exact")
+
+
+@dataclass(frozen=True)
+class SweepRerun:
+    """sweep_id: of the repetition; verdict: the worst of all trials; trials: of each run, its two ids and its verdict; parted:
+    what differs first, in a sentence."""
+
+    sweep_id: str | None
+    rerun_of: str
+    verdict: str | None
+    trials: list[dict[str, Any]] = field(default_factory=list)
+    parted: str | None = None
+    error: OrchestratorError | None = None
+
+    @property
+    def exit_code(self) -> int:
+        if self.error is not None or self.verdict is None:
+            return self.error.exit_code if self.error is not None else 1
+        return EXIT[self.verdict]
+
+    @property
+    def text(self) -> str:
+        if self.verdict == "exact":
+            runs = len(self.trials)
+            return f"exact: all {runs} runs agree to the last bit, and so do the trials that were asked for and kept"
+        return f"{self.verdict}: {self.parted}"
+
+    def as_dict(self) -> dict[str, Any]:
+        status = "finished" if self.error is None else "killed" if isinstance(self.error, Interrupted) else "failed"
+        report: dict[str, Any] = {
+            "sweep_id": self.sweep_id,
+            "rerun_of": self.rerun_of,
+            "status": status,
+            "verdict": self.verdict,
+            "first_divergence": self.parted,
+            "trials": self.trials,
+        }
+        if self.error is not None:
+            error = self.error.as_dict()
+            report["error"] = {key: error[key] for key in ("kind", "message", "remedy")}
+        return report
+
+
+def rerun_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, check_environment: bool) -> SweepRerun:
+    """The whole story. Raises UsageError, ConfigurationError and NotRerunnable before anything is started."""
+    project = Path.cwd()
+    folder = project_folder(project)
+    store = Store(uri, folder)
+    files = folder_of(store, folder, past)
+    known = Known.read(files.journal)
+    if past.status != "FINISHED":
+        raise NotRerunnable(
+            f"sweep {past.run_id} ({past.status}) has not finished", f"go on with it first: resume={past.run_id}"
+        )
+    passed = [each for each in overrides if each.partition("=")[0] not in _OWN]
+    _refuse_changes(files, passed)
+    recorded = {place: _recorded(store, folder, run_id) for place, run_id in sorted(known.begun.items())}
+    if not recorded:
+        raise NotRerunnable(f"sweep {past.run_id} has no trial that began", "launch it again")
+    # One that failed may have ended before its record was whole.
+    original = next(
+        (each for each in recorded.values() if each.past.status == "FINISHED"), next(iter(recorded.values()))
+    )
+    original.require()
+    repeater = Repeater(project, folder, store, original, passed, for_stream())
+    report = repeater.repeat_sweep(files.settings, {"rerun_of": past.run_id})
+    sweep_id = report["sweep_id"]
+    if report["status"] != "finished":
+        return SweepRerun(sweep_id, past.run_id, None, error=why_not(original, {**report, "run_id": sweep_id}))
+    again = SweepFolder(folder, sweep_id)
+    done = _compared(store, folder, past.run_id, (known, recorded), again, check_environment=check_environment)
+    again.verdict.write_text(json.dumps({**done.as_dict(), "text": done.text}, indent=1) + "\n")
+    word = str(done.verdict)
+    repeater.tag({sweep_id: {"verdict": word}, past.run_id: {"verdict": word, "verdict_by": sweep_id}})
+    repeater.keep({sweep_id: "sweep", past.run_id: f"reruns/{sweep_id}"}, again.verdict)
+    return done
+
+
+def _refuse_changes(files: SweepFolder, overrides: Sequence[str]) -> None:
+    """Raises ConfigurationError."""
+    before, after = (load_sweep(str(files.settings), each).determining() for each in ([], overrides))
+    changed = sorted(key for key in before if before[key] != after[key])
+    if changed:
+        raise ConfigurationError(
+            [f"{key}: it determines the trials, and here it has to stay as it was" for key in changed],
+            "leave it out, or launch a new sweep with sweep=",
+        )
+
+
+def _recorded(store: Store, folder: Path, run_id: str) -> Recorded:
+    return Recorded.of(store, folder, store.find(run_id))
+
+
+def _compared(
+    store: Store,
+    folder: Path,
+    rerun_of: str,
+    original: tuple[Known, Mapping[Place, Recorded]],
+    again: SweepFolder,
+    *,
+    check_environment: bool,
+) -> SweepRerun:
+    known, recorded = original
+    repeated = Known.read(again.journal)
+    parted = parting(known, repeated)
+    trials: list[dict[str, Any]] = []
+    words = ["exact" if parted is None else "diverged"]
+    for place, before in recorded.items():
+        run_id = repeated.begun.get(place)
+        told: dict[str, Any] = {"number": place[0], "rung": place[1], "run_id": run_id, "rerun_of": before.past.run_id}
+        if run_id is None:
+            trials.append({**told, "verdict": None})
+            continue
+        after = Recorded(store.find(run_id), RunFolder(folder, run_id))
+        done = judged(before, after, check_environment=check_environment)
+        assert done.verdict is not None
+        word = done.verdict.word
+        if word != "exact" and parted is None:
+            parted = f"trial {place[0]}: {done.verdict.text}"
+        words.append(word)
+        trials.append({**told, "verdict": word, "digest": after.past.digest})
+    return SweepRerun(again.path.name, rerun_of, min(words, key=_WORST.index), trials, parted)
+
+
+def parting(before: Known, after: Known) -> str | None:
+    """Where two sweeps first asked for, saw or kept something else; None where they never did."""
+    if before.asked != after.asked:
+        pairs = zip(before.asked, after.asked, strict=False)
+        batch = next(
+            (number for number, (a, b) in enumerate(pairs) if a != b), min(len(before.asked), len(after.asked))
+        )
+        return f"batch {batch} has other trials"
+    for place in sorted({*before.ended, *after.ended}):
+        a, b = before.ended.get(place), after.ended.get(place)
+        if a is None or b is None:
+            return f"trial {place[0]} {'was' if b is None else 'was not'} trained at rung {place[1]}"
+        if (a.value, a.digest) != (b.value, b.digest):
+            return (
+                f"trial {place[0]} came to {b.value} ({str(b.digest)[:12]}) instead of {a.value} ({str(a.digest)[:12]})"
+            )
+    if before.cuts != after.cuts:
+        return "other trials were kept"
+    return None

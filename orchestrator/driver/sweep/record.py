@@ -1,0 +1,209 @@
+"""The record of a sweep: its folder with the journal, and the MLflow run of which its trials are children.
+
+    sweep.yaml     the sweep whole: what every run is, the space, the search
+    sweep.jsonl    the journal: what was asked, which runs began, what they came to, who went on; appended live
+    verdict.json   of a rerun
+
+The journal holds what the next batch depends on, so a sweep whose driver was killed goes on from it (`Journal.read`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator.driver.record.folders import RunFolder, project_folder
+from orchestrator.driver.report.outcome import Status
+from orchestrator.errors import ConfigurationError, NotRerunnable, RunFailed, UsageError
+from orchestrator.records import lines
+from orchestrator.records.lines import LineFile
+from orchestrator.search.asking import Trial
+from orchestrator.search.outlook import Cut, Ended, Place
+from orchestrator.search.sweeps import Sweep
+from orchestrator.tracking import KIND, Past, Store, Tracker
+
+SWEEP = "sweep"  # as the kind of an MLflow run, and as the folder of its artifacts
+_MLFLOW: Mapping[Status, Any] = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
+
+
+class SweepFolder:
+    """The files of one sweep, in `.orchestrator/<sweep id>/`."""
+
+    def __init__(self, folder: Path, sweep_id: str) -> None:
+        self._run = RunFolder(folder, sweep_id)
+        self.path = self._run.path
+        self.settings = self.path / "sweep.yaml"
+        self.journal = self.path / "sweep.jsonl"
+        self.verdict = self.path / "verdict.json"
+        self.pictures = self.path / "pictures"
+
+    def lease(self) -> None:
+        """Keep every other driver away. Raises UsageError."""
+        self._run.lease()
+
+    def artifacts(self) -> list[Path]:
+        return [file for file in (self.settings, self.journal, self.verdict) if file.exists()]
+
+
+@dataclass
+class Known:
+    """What the journal tells. asked: batches of trials; begun: the newest run of each place; ended: what it came to; cuts:
+    decisions."""
+
+    asked: list[list[Trial]] = field(default_factory=list)
+    begun: dict[Place, str] = field(default_factory=dict)
+    ended: dict[Place, Ended] = field(default_factory=dict)
+    cuts: list[Cut] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, journal: Path) -> Known:
+        """A fold over the journal; a torn last line is left out. Raises UsageError for a damaged one."""
+        known = cls()
+        try:
+            for event in lines.read(journal) if journal.exists() else ():
+                known._take(event)
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{journal} is damaged: {type(error).__name__}: {error}", "restore it from the artifacts of the sweep"
+            ) from None
+        return known
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        match event["event"]:
+            case "asked":
+                self.asked.append([Trial(int(each["number"]), dict(each["point"])) for each in event["trials"]])
+            case "begun":
+                self.begun[event["trial"], event["rung"]] = event["run_id"]
+            case "ended":
+                told = {key: event[key] for key in ("run_id", "value", "digest", "why")}
+                self.ended[event["trial"], event["rung"]] = Ended(**told)
+            case "kept":
+                self.cuts.append(Cut(event["batch"], event["rung"], tuple(event["kept"])))
+
+
+class SweepRecord:
+    """The record while the sweep runs; made by `create` or `reopen`. Trials may tell it things from threads of their own."""
+
+    def __init__(self, store: Store, tracker: Tracker, files: SweepFolder) -> None:
+        self.store = store
+        self.tracker = tracker
+        self.files = files
+        self.known = Known.read(files.journal)
+        self._journal = LineFile(files.journal)
+        self._lock = threading.Lock()
+
+    @property
+    def sweep_id(self) -> str:
+        return self.tracker.run_id
+
+    @classmethod
+    def create(cls, sweep: Sweep, folder: Path, given: str) -> SweepRecord:
+        """given: the command, for MLflow's page. Raises ConfigurationError when the store cannot be opened."""
+        run, tracking = sweep.settings.run, sweep.settings.tracking
+        store = Store(tracking.uri, folder)
+        with store.usable():
+            experiment_id = store.experiment(run.experiment)
+            store.mark_orphans(experiment_id)
+            tracker = Tracker.create(store, experiment_id, run.name or SWEEP, every_s=tracking.every_s)
+            tracker.describe(
+                _parameters(sweep), {KIND: SWEEP, "mlflow.source.name": given, "mlflow.source.type": "LOCAL"}
+            )
+        files = SweepFolder(folder, tracker.run_id)
+        files.lease()
+        try:
+            files.settings.write_text(sweep.as_yaml(), encoding="utf-8")
+        except OSError as error:
+            tracker.end("FAILED")
+            raise ConfigurationError(
+                [f"{files.settings} cannot be written: {error.strerror}"], "make room on its disk"
+            ) from error
+        return cls(store, tracker, files)
+
+    @classmethod
+    def reopen(cls, sweep: Sweep, store: Store, files: SweepFolder) -> SweepRecord:
+        """Go on with a sweep that was left; its folder is leased already."""
+        with store.usable():
+            tracker = Tracker.reopen(store, files.path.name, every_s=sweep.settings.tracking.every_s)
+            store.mark_orphans(tracker.experiment_id)
+        return cls(store, tracker, files)
+
+    def asked(self, batch: int, trials: Sequence[Trial]) -> None:
+        told = [{"number": trial.number, "point": trial.point} for trial in trials]
+        self._note({"event": "asked", "batch": batch, "trials": told})
+
+    def begun(self, place: Place, run_id: str) -> None:
+        self._note({"event": "begun", "trial": place[0], "rung": place[1], "run_id": run_id})
+
+    def ended(self, place: Place, ended: Ended) -> None:
+        told = {"run_id": ended.run_id, "value": ended.value, "digest": ended.digest, "why": ended.why}
+        self._note({"event": "ended", "trial": place[0], "rung": place[1], **told})
+
+    def cut(self, cut: Cut) -> None:
+        self._note({"event": "kept", "batch": cut.batch, "rung": cut.rung, "kept": list(cut.kept)})
+
+    def _note(self, event: Mapping[str, Any]) -> None:
+        """Raises RunFailed when it is not on its way to the disk: what follows from it must not begin."""
+        with self._lock:
+            self._journal.append([event])
+            self.known._take(event)
+            if self._journal.trouble is not None:
+                raise RunFailed(
+                    f"{self.files.journal} cannot be written: {self._journal.trouble}",
+                    "make room on its disk; the sweep goes on where its journal ends",
+                )
+
+    def close(self, status: Status, report: Mapping[str, Any]) -> str | None:
+        """Write down how the sweep ended, here and in MLflow; why MLflow could not take all of it, or None."""
+        report_file = self.files.path / "sweep.json"
+        with contextlib.suppress(RunFailed, OSError):  # the error of the sweep says so
+            self._note({"event": "sweep_ended", "status": status})
+            report_file.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        self._journal.close()
+        best = report["best"]
+        metric = report["objective"]["metric"]
+        for each in report["trials"]:
+            if each["value"] is not None:
+                self.tracker.metrics(each["number"], {f"trials/{metric}": each["value"]})
+        if best is not None:
+            self.tracker.metrics(0, {metric: best["value"]})
+            for key in ("number", "run_id", "digest"):
+                self.tracker.tag(
+                    {"number": "best.trial", "run_id": "best.run", "digest": "digest"}[key], str(best[key])
+                )
+        for path in [*self.files.artifacts(), *([report_file] if report_file.exists() else [])]:
+            self.tracker.artifact(path, SWEEP)
+        for picture in sorted(self.files.pictures.glob("*")):
+            self.tracker.artifact(picture, "pictures")
+        self.tracker.end(_MLFLOW[status])
+        return self.tracker.trouble
+
+
+def find_sweep(name: str, uri: str | None) -> Past | None:
+    """The sweep of this name; None where it names a run. Raises UsageError for a name that names nothing."""
+    past = Store(uri, project_folder(Path.cwd())).find(name)
+    return past if past.kind == SWEEP else None
+
+
+def folder_of(store: Store, folder: Path, past: Past) -> SweepFolder:
+    """The files of a recorded sweep, fetched where they are not here. Raises NotRerunnable where there are none."""
+    files = SweepFolder(folder, past.run_id)
+    if not (files.settings.exists() and files.journal.exists()):
+        store.fetch(past.run_id, SWEEP, files.path)
+    if not (files.settings.exists() and files.journal.exists()):
+        raise NotRerunnable(f"the record of sweep {past.run_id} is not here", "launch it again")
+    return files
+
+
+def _parameters(sweep: Sweep) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for section, content in sweep.as_dict().items():
+        if isinstance(content, dict):
+            found |= {f"{section}.{key}": json.dumps(value) for key, value in content.items()}
+        else:
+            found[section] = content
+    return found

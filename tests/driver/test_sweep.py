@@ -1,0 +1,176 @@
+"""The journal of a sweep survives a torn line, and its progress is a table or calm lines."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.driver.report import pictures
+from orchestrator.driver.sweep.board import Board, Row, Seen, TrialDisplay, ranked, show_point, summary, table
+from orchestrator.driver.sweep.record import Known
+from orchestrator.errors import UsageError
+from orchestrator.search.asking import Trial
+from orchestrator.search.outlook import Cut, Ended
+from orchestrator.search.space import Choice, Range, Space
+
+EVENTS = [
+    {
+        "event": "asked",
+        "batch": 0,
+        "trials": [{"number": 0, "point": {"run.seed": 1}}, {"number": 1, "point": {"run.seed": 2}}],
+    },
+    {"event": "begun", "trial": 0, "rung": 0, "run_id": "a"},
+    {"event": "begun", "trial": 1, "rung": 0, "run_id": "b"},
+    {"event": "ended", "trial": 1, "rung": 0, "run_id": "b", "value": 0.1, "digest": "d", "why": None},
+    {"event": "ended", "trial": 0, "rung": 0, "run_id": "a", "value": None, "digest": None, "why": "NonFinite: nan"},
+    {"event": "kept", "batch": 0, "rung": 0, "kept": [1]},
+    {"event": "begun", "trial": 1, "rung": 1, "run_id": "c"},
+    {"event": "sweep_ended", "status": "killed"},
+]
+
+
+def test_the_journal_is_a_fold(tmp_path: Path) -> None:
+    journal = tmp_path / "sweep.jsonl"
+    assert Known.read(journal) == Known()
+    journal.write_text("".join(json.dumps(event) + "\n" for event in EVENTS))
+    known = Known.read(journal)
+    assert known.asked == [[Trial(0, {"run.seed": 1}), Trial(1, {"run.seed": 2})]]
+    assert known.begun == {(0, 0): "a", (1, 0): "b", (1, 1): "c"}
+    assert known.ended == {(1, 0): Ended("b", 0.1, "d"), (0, 0): Ended("a", None, None, "NonFinite: nan")}
+    assert known.cuts == [Cut(0, 0, (1,))]
+
+
+@given(st.data())
+def test_a_torn_journal_tells_what_its_whole_lines_tell(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    journal = tmp_path_factory.getbasetemp() / "torn.jsonl"
+    whole = "".join(json.dumps(event) + "\n" for event in EVENTS)
+    end = data.draw(st.integers(0, len(whole)))
+    journal.write_text(whole[:end])
+    torn = Known.read(journal)
+    journal.write_text("".join(json.dumps(event) + "\n" for event in EVENTS[: whole[:end].count("\n")]))
+    assert Known.read(journal) == torn
+
+
+def test_a_damaged_journal_is_told(tmp_path: Path) -> None:
+    journal = tmp_path / "sweep.jsonl"
+    for text in ("{\n", '{"event": "ended", "trial": 0}\n', "[]\n"):
+        journal.write_text(text)
+        with pytest.raises(UsageError, match="is damaged"):
+            Known.read(journal)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+POINT = {"optimizer.lr": 0.00123456, "pipeline.args.hidden": 64}
+
+
+def drive(stream: io.StringIO) -> None:
+    board = Board(Seen("validation/loss", 3, 2), stream)
+    for number in range(2):
+        board.begins((number, 0), POINT, 60)
+    TrialDisplay(board, (0, 0)).step(60, 0.5)
+    TrialDisplay(board, (1, 0)).say("note: nothing for people")
+    for number in range(2):
+        TrialDisplay(board, (number, 0)).say("warning: the disk is nearly full")
+    board.ends((0, 0), 0.25, None, last=True)
+    board.ends((1, 0), None, "NonFinite: the loss is nan\nand more", last=True)
+    board.close()
+
+
+def test_elsewhere_than_on_a_terminal_there_is_one_line_for_what_happened() -> None:
+    stream = io.StringIO()
+    drive(stream)
+    assert stream.getvalue().splitlines() == [
+        "trial 0: warning: the disk is nearly full",
+        "trial 0, 60 steps: validation/loss 0.25, the best so far (lr=0.001235, hidden=64)",
+        "trial 1: failed: NonFinite: the loss is nan (lr=0.001235, hidden=64)",
+    ]
+
+
+def shown(text: str) -> list[str]:
+    """The lines that stand on a terminal after the text."""
+    lines = [""]
+    for part in text.replace("\x1b[J", "").split("\x1b["):
+        up, separator, rest = part.partition("A")
+        if separator and up.isdigit():
+            lines = lines[: len(lines) - 1 - int(up)] + [""]
+            part = rest
+        for piece in part.splitlines(keepends=True):
+            lines[-1] += piece.rstrip("\n")
+            lines += [""] if piece.endswith("\n") else []
+    return lines[:-1]
+
+
+def test_on_a_terminal_the_table_stays_below_what_is_said() -> None:
+    stream = Terminal()
+    board = Board(Seen("validation/loss", 3, 2), stream)
+    board.say("sweep x")
+    board.begins((0, 0), POINT, 60)
+    board.begins((1, 0), POINT, 60)
+    lines = shown(stream.getvalue())
+    assert lines[0] == "sweep x"
+    assert [line.split()[0] for line in lines[1:]] == ["trial", "0", "1", "0"]
+    board.ends((1, 0), 0.25, None, last=True)
+    lines = shown(stream.getvalue())
+    assert [line.split()[0] for line in lines] == ["sweep", "trial", "trial", "0", "1"]
+    assert lines[-1].startswith("1 of 3 trials; best: trial 1, validation/loss 0.25")
+    board.close()
+    assert len(shown(stream.getvalue())) == 2
+
+
+def test_the_table_fits_its_width_and_names_what_runs() -> None:
+    seen = Seen("loss", 9, 2, running={(7, 0): Row(7, 0, POINT, 3, 60, 0.5), (2, 0): Row(2, 0, POINT)})
+    lines = table(seen, 60)
+    assert [line.split()[:2] for line in lines[1:3]] == [["2", "starting"], ["7", "3/60"]]
+    assert all(len(line) <= 30 for line in table(seen, 30))
+    assert summary(seen) == "0 of 9 trials"
+
+
+def test_keys_are_shown_by_their_last_part_where_that_is_clear() -> None:
+    assert show_point({"a.lr": 0.1, "b.lr": "x"}) == "a.lr=0.1, b.lr=x"
+    assert show_point({"a.lr": 0.1, "b.size": None}) == "lr=0.1, size=None"
+
+
+def test_the_best_comes_first() -> None:
+    trials = [
+        {"number": n, "value": value, "status": status, "run_id": "r", "digest": "d", "settings": {"a": n}}
+        for n, (value, status) in enumerate([(2.0, "finished"), (1.0, "pruned"), (None, "failed"), (3.0, "finished")])
+    ]
+    assert [line.split()[0] for line in ranked(trials, "minimize")] == ["trial", "0", "3"]
+    assert [line.split()[0] for line in ranked(trials, "maximize")] == ["trial", "3", "0"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trials", [1, 6])
+def test_pictures_of_few_and_of_more_trials(tmp_path: Path, trials: int) -> None:
+    space: Space = {
+        "optimizer.lr": Range(0.1, 1.0, log=True),
+        "run.seed": Range(1, 9),
+        "topology": Choice(("ring", "tree")),
+    }
+    rows = [
+        {
+            "number": n,
+            "value": float(n + 1),
+            "status": "pruned" if n == 4 else "finished",
+            "settings": {"optimizer.lr": 0.1 + n / 10, "run.seed": n + 1, "topology": "ring" if n % 2 else "tree"},
+        }
+        for n in range(trials)
+    ]
+    seen = pictures.SweepSeen("s", "validation/loss", "minimize", space, rows)
+    assert pictures.draw_sweep(tmp_path / "p", seen) is None
+    drawn = {path.name for path in (tmp_path / "p").iterdir()}
+    assert drawn == {"history.png", "parallel.png"} | ({"importance.png"} if trials > 4 else set())
+    empty = pictures.SweepSeen("s", "validation/loss", "minimize", space, [])
+    assert pictures.draw_sweep(tmp_path / "none", empty) is None
+    assert not (tmp_path / "none").exists()
