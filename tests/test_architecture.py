@@ -47,7 +47,7 @@ ROOMS = {
     "cluster": ["placement", "sessions", "actors"],
     "engine": [
         *("worker", "server", "worker_hooks", "executions"),
-        *("asynchronous", "execution", "admission", "compute", "exchange", "member"),
+        *("asynchronous", "stages", "execution", "admission", "compute", "exchange", "member"),
     ],
     "provenance": ["data", "environment", "code"],
     "control": ["controller", "rendezvous", "faults", "decision", "membership", "shard_assignment", "events"],
