@@ -34,6 +34,7 @@ FLOORS = [
     "samples",
     "pipeline",
     "synchrony",
+    "pipelining",
     "topologies",
     "table",
     "values",
@@ -56,7 +57,7 @@ ONLY_ROOM = {"ray": "cluster", "mlflow": "tracking", "dvc": "provenance", "matpl
 MOST_PARAMETERS = 7
 CALLS = ("importlib.import_module", "import_module", "__import__")
 STANDARD_LIBRARY_ONLY = ["records", "errors", "references"]
-PYDANTIC_TOO = ["values", "table", "topologies", "synchrony"]
+PYDANTIC_TOO = ["values", "table", "topologies", "pipelining", "synchrony"]
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "orchestrator"
