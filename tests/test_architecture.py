@@ -51,7 +51,16 @@ ROOMS = {
         *("asynchronous", "execution", "admission", "compute", "exchange", "member"),
     ],
     "provenance": ["data", "environment", "code"],
-    "control": ["controller", "rendezvous", "faults", "decision", "membership", "shard_assignment", "events"],
+    "control": [
+        "controller",
+        "rendezvous",
+        "faults",
+        "decision",
+        "membership",
+        "hand_over",
+        "shard_assignment",
+        "events",
+    ],
 }
 ONLY_ROOM = {"ray": "cluster", "mlflow": "tracking", "dvc": "provenance", "matplotlib": "driver"}
 MOST_PARAMETERS = 7
