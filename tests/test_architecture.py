@@ -34,6 +34,7 @@ FLOORS = [
     "samples",
     "pipeline",
     "synchrony",
+    "pipelining",
     "topologies",
     "table",
     "values",
@@ -50,13 +51,22 @@ ROOMS = {
         *("asynchronous", "stages", "execution", "admission", "compute", "exchange", "member"),
     ],
     "provenance": ["data", "environment", "code"],
-    "control": ["controller", "rendezvous", "faults", "decision", "membership", "shard_assignment", "events"],
+    "control": [
+        "controller",
+        "rendezvous",
+        "faults",
+        "decision",
+        "membership",
+        "hand_over",
+        "shard_assignment",
+        "events",
+    ],
 }
 ONLY_ROOM = {"ray": "cluster", "mlflow": "tracking", "dvc": "provenance", "matplotlib": "driver"}
 MOST_PARAMETERS = 7
 CALLS = ("importlib.import_module", "import_module", "__import__")
 STANDARD_LIBRARY_ONLY = ["records", "errors", "references"]
-PYDANTIC_TOO = ["values", "table", "topologies", "synchrony"]
+PYDANTIC_TOO = ["values", "table", "topologies", "pipelining", "synchrony"]
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "orchestrator"

@@ -22,6 +22,7 @@ from orchestrator.control.membership import (
     lost_shards,
     top,
     waiting,
+    why_back,
 )
 from orchestrator.control.rendezvous.scaling import FAILURES, start_missing
 from orchestrator.errors import Interrupted, WorkerLost
@@ -77,6 +78,8 @@ def begin(decision: Decision, plan: Begin) -> None:
         back = f"all members go back to step {steps}"
         follows = f"it goes on with what shard {plan.heirs[0][1]} keeps" if plan.heirs else back
         decision.say(f"what {shards} had kept is lost with its only holder, so {follows}")
+    if back := why_back(state, plan):
+        decision.say(f"{back}, so all members go back to step {steps}")
     if state.generation is not None:
         _account(decision, plan, workers, steps)
         if decision.state.phase == "ended":
@@ -92,8 +95,11 @@ def begin(decision: Decision, plan: Begin) -> None:
             begin=plan, steps=steps, before={id_: state.members[id_].progress for id_ in plan.members}
         ),
     )
-    for member in plan.members:
-        decision.update(member, report=None, joins=False, heartbeat=None, heard=now, moved=now)
+    for rank, member in enumerate(plan.members):
+        stage = plan.stages[rank] if plan.stages else None
+        decision.update(
+            member, report=None, joins=False, stage=stage, holds_sum=False, heartbeat=None, heard=now, moved=now
+        )
     decision.enter("running")
     decision.do(plan)
     decision.say(_summary(plan, steps))
@@ -122,8 +128,14 @@ def _account(decision: Decision, plan: Begin, workers: list[Member], steps: int)
     redone = plan.heirs or state.requirements.inherits  # what is done since the last rest is done again, differently
     lost = max(0, state.seen - steps, _given_up(state, steps) if redone else 0)
     restarted = plan.restore is not None or top(workers) is None or (lost > 1 and not redone)
+    why = why_back(state, plan)
     open_ones = [
-        replace(recovery, kind="restarted" if restarted else recovery.kind, steps_lost=max(lost, recovery.steps_lost))
+        replace(
+            recovery,
+            kind="restarted" if restarted else recovery.kind,
+            steps_lost=max(lost, recovery.steps_lost),
+            why=why or recovery.why,
+        )
         if recovery.kind != "joined"
         else recovery
         for recovery in state.recoveries

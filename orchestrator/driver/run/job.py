@@ -197,6 +197,7 @@ def requirements(plan: Plan, *, checkpoint: int | None = None, generation: int =
         most=members.most,
         spares=members.spares,
         servers=members.servers,
+        stages=members.stages,
         start_timeout_s=timeouts.start_s,
         step_timeout_s=timeouts.step_s,
         whole=not plan.exchange.exact,
@@ -219,7 +220,8 @@ def layout(plan: Plan) -> str:
     number = str(of.most) if of.start == of.most else f"{of.start} to {of.most}"
     counts = [(number, "worker"), (str(of.spares), "spare"), (str(of.servers), "server")]
     members = [f"{count} {role}{'s' * (count != '1')}" for count, role in counts if count != "0"]
-    return f"{' and '.join(members)}, topology {plan.exchange.topology.name}"
+    stages = f"{of.stages} stages, pipeline {plan.pipelining.name}, " if of.stages > 1 else ""
+    return f"{' and '.join(members)}, {stages}topology {plan.exchange.topology.name}"
 
 
 def _schedule(plan: Plan) -> Schedule:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.control.events import Begin
-from orchestrator.control.rendezvous.schedules import schedule_of
+from orchestrator.control.rendezvous.schedules import groups_of, schedule_of
 from orchestrator.engine.member.generation import INITIAL, Generation
 from orchestrator.plan import Exchange
 
@@ -46,6 +46,10 @@ class MemberDirectory:
             begin.moves,
             begin.heirs,
             begin.inherited,
+            begin.stages,
+            groups_of(begin, self._exchange),
+            begin.restorers,
+            begin.applies,
         )
 
     def peers(self, members: tuple[int, ...], generation: Generation, rank: int) -> dict[int, Any]:

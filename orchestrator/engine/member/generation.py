@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final, Literal, Protocol
 
 from orchestrator.checkpoints.state import TrainingState
 from orchestrator.control.events import Inheritance, Move
+from orchestrator.control.rendezvous.schedules import Group
+from orchestrator.control.shard_assignment import hosts_of
 from orchestrator.engine.member.heartbeat import Heartbeat
+from orchestrator.pipelining import Hosts
 from orchestrator.records.progress import Progress, plain
 from orchestrator.topologies.schedule import Schedule
 from orchestrator.transports.base import Transport
@@ -34,6 +38,11 @@ class Generation:
     goes on with what the heir keeps; before the moves. inherited: all such pairs since the last rest, in order. restore: (rank,
     where): that rank loads a checkpoint before anything else; INITIAL: it goes back to the state in which the run began.
     writers: the ranks that write the parts of checkpoints, in order, and storage: where these lie.
+
+    Where the model is cut into stages: stages: by worker's rank, the one that it hosts; groups: by stage, who add up its
+    gradient and how (`schedule` is that of the vote, in which all take part); restorers: of each stage the rank that loads
+    the checkpoint of `restore`. A rank of `applies` first applies the sum that it holds (Ended.holds_sum). A transfer of state
+    within a stage is of all that it keeps, and one between stages of the run's state without parameters.
     """
 
     number: int
@@ -46,10 +55,19 @@ class Generation:
     moves: tuple[Move, ...] = ()
     heirs: tuple[Inheritance, ...] = ()
     inherited: tuple[Inheritance, ...] = ()
+    stages: tuple[int, ...] = ()
+    groups: tuple[Group, ...] = ()
+    restorers: tuple[int, ...] = ()
+    applies: tuple[int, ...] = ()
 
     @property
     def workers(self) -> int:
         return self.schedule.workers
+
+    @property
+    def hosts(self) -> Hosts:
+        """hosts[stage][shard] = rank, for the programs of `orchestrator.pipelining`."""
+        return hosts_of(self.stages or (0,) * len(self.shards), self.shards)
 
     def as_event(self) -> dict[str, Any]:
         """The generation for the journal, as values for JSON."""
@@ -65,6 +83,7 @@ class Generation:
             "storage": self.storage,
             **({"moves": self.moves} if self.moves else {}),
             **({"heirs": self.heirs} if self.heirs else {}),
+            **({"stages": self.stages} if self.stages else {}),
         }
 
     def donors_of(self, rank: int) -> list[int]:
@@ -74,11 +93,21 @@ class Generation:
         return [recipient for donor, recipient in self.state_transfers if donor == rank]
 
     def peers_of(self, rank: int) -> frozenset[int]:
-        """The ranks that `rank` talks with and has to be connected with."""
+        """The ranks that `rank` talks with and has to be connected with: in votes, sums and transfers of state, and as the
+        neighbour of its stage."""
         moving = {
             peer for donor, recipient, _ in self.moves for peer in (donor, recipient) if rank in (donor, recipient)
         }
-        return self.schedule.peers_of(rank).union(self.donors_of(rank), self.recipients_of(rank), moving - {rank})
+        among = self.groups[self.stages[rank]].peers_of(rank) if self.groups else frozenset()
+        return self.schedule.peers_of(rank).union(
+            self.donors_of(rank), self.recipients_of(rank), moving - {rank}, among, self._next_to(rank)
+        )
+
+    def _next_to(self, rank: int) -> frozenset[int]:
+        """Those to whom `rank` hands activations and gradients, and from whom it gets them."""
+        columns = zip(*self.hosts, strict=True) if self.stages else ()
+        pairs = {pair for column in columns for pair in pairwise(column) if rank in pair}
+        return frozenset(peer for pair in pairs for peer in pair) - {rank}
 
 
 class Withdrawn(Exception):
@@ -158,7 +187,8 @@ class Ended:
 
     progress: None for one that has no state of the run yet. digest: of a worker that finished. accuses: the rank of a peer
     that this member itself found dead or silent. held, staged: the shards whose state this worker has, as of its last committed
-    step and as of the one after it; of a run whose shards keep any.
+    step and as of the one after it; of a run whose shards keep any. holds_sum: with stages, this worker has the sum of its
+    stage for the step after its last committed one, and has not applied it.
     """
 
     kind: Literal["finished", "peer", "called off", "regroup", "stop", "withdrew"]
@@ -168,10 +198,12 @@ class Ended:
     why: str = ""
     held: tuple[int, ...] = ()
     staged: tuple[int, ...] = ()
+    holds_sum: bool = False
 
     def as_answer(self) -> dict[str, Any]:
         """The answer to the driver, as values for JSON."""
         rows = {"held": list(self.held), "staged": list(self.staged)} if self.held or self.staged else {}
         if self.kind == "finished":
             return {"finished": self.digest, "progress": plain(self.progress), **rows}
-        return {"left": self.kind, "progress": plain(self.progress), "accuses": self.accuses, "why": self.why, **rows}
+        more = {**rows, "holds_sum": True} if self.holds_sum else rows
+        return {"left": self.kind, "progress": plain(self.progress), "accuses": self.accuses, "why": self.why, **more}
