@@ -14,14 +14,15 @@ from orchestrator.checkpoints.state import TrainingState
 from orchestrator.engine.compute import evaluation, snapshot
 from orchestrator.engine.compute.workload import Workload
 from orchestrator.engine.exchange import state_transfer
+from orchestrator.engine.execution.boundary import Boundary
 from orchestrator.engine.execution.loop import Loop
 from orchestrator.engine.execution.replica_state import ReplicaState
 from orchestrator.engine.execution.run_state import RunState
 from orchestrator.engine.execution.timing import Timing
 from orchestrator.engine.member.cancellation import CancellableTransport
 from orchestrator.engine.member.generation import INITIAL, Entry, Generation, ProcessServices
+from orchestrator.engine.stages.stage_state import StageState
 from orchestrator.errors import Inconsistent
-from orchestrator.numerics.digests import model_digest, tensor_digests
 from orchestrator.plan import Plan
 from orchestrator.records import trace
 from orchestrator.records.progress import Progress
@@ -34,7 +35,8 @@ class WorkerState:
 
     plan: Plan
     services: ProcessServices
-    held: ReplicaState
+    held: ReplicaState | StageState
+    boundary: Boundary
     loop: Loop
     timing: Timing
     has_state: bool = False
@@ -78,7 +80,7 @@ class WorkerHooks:
     def arrive(self, transport: CancellableTransport) -> None:
         """Load, take and give state, as this generation says."""
         generation, restore = self._generation, self._generation.restore
-        if restore is not None and restore[0] == self._rank:
+        if restore is not None and self._rank in (generation.restorers or restore[:1]):
             self._services.heartbeat.beat("prepare")
             if restore[1] == INITIAL:
                 self._state.go_back()
@@ -100,9 +102,7 @@ class WorkerHooks:
         self._services.emit({"event": "generation_running", "generation": number, "step": step})
 
     def evaluate(self, step: int) -> evaluation.Results:
-        shards, total = self._generation.shards[self._rank], self._state.plan.data.shards
-        replica = self._state.held.replica
-        return evaluation.compute(self._workload, replica, shards, total, step, self._evaluating(step))
+        return self._state.boundary.evaluate(self._generation.shards[self._rank], step, self._evaluating(step))
 
     def publish(
         self,
@@ -117,9 +117,9 @@ class WorkerHooks:
         for line in lines[:-1]:
             self._services.emit({"trace": line, **again})
         if lines:
-            line, due, model = lines[-1], self._state.plan.cadence, self._workload.model
-            whole = model_digest(model) if last or _is_due(line["step"], due.digest_every) else None
-            single = tensor_digests(model) if _is_due(line["step"], due.tensors_every) else None
+            line, due, boundary = lines[-1], self._state.plan.cadence, self._state.boundary
+            whole = boundary.digest() if last or _is_due(line["step"], due.digest_every) else None
+            single = boundary.tensor_digests() if _is_due(line["step"], due.tensors_every) else None
             self._services.emit({"trace": trace.with_digests(line, whole, single), **again})
         if rest is not None:
             self._services.emit({"rest": dict(rest), **again})
@@ -130,6 +130,7 @@ class WorkerHooks:
     def save(self, run_state: RunState) -> None:
         writers = self._generation.writers
         self._services.heartbeat.beat("checkpoint", run_state.steps)
+        self._state.boundary.begin_save(writers)
         if self._rank not in writers:
             return
         self.saved()
@@ -148,11 +149,14 @@ class WorkerHooks:
 
     def _give(self, transport: CancellableTransport) -> None:
         recipients = self._generation.recipients_of(self._rank)
-        workers = [recipient for recipient in recipients if recipient < self._generation.schedule.workers]
-        servers = [recipient for recipient in recipients if recipient not in workers]
+        stages = self._generation.stages
+        alike = [each for each in recipients if each < self._generation.schedule.workers]
+        workers = [each for each in alike if not stages or stages[each] == stages[self._rank]]
+        servers = [recipient for recipient in recipients if recipient not in workers]  # and members of other stages
         run_state, number = self._state.loop.run_state, self._generation.number
         if servers:
-            state_transfer.give(transport, number, servers, TrainingState(run_state.as_dict(), {}), [], self.deadline_s)
+            alone = snapshot.of_the_run(run_state.as_dict()) if stages else TrainingState(run_state.as_dict(), {})
+            state_transfer.give(transport, number, servers, alone, [], self.deadline_s)
         if workers:
             entries = [entry for entry in self._services.unacknowledged() if _is_of_the_run(entry)]
             state = self._state.held.capture(run_state.as_dict())

@@ -98,6 +98,8 @@ class Generation:
         moving = {
             peer for donor, recipient, _ in self.moves for peer in (donor, recipient) if rank in (donor, recipient)
         }
+        if self.stages:  # digests and tied parameters go straight to whoever needs them
+            return frozenset(range(self.workers)) - {rank}
         among = self.groups[self.stages[rank]].peers_of(rank) if self.groups else frozenset()
         return self.schedule.peers_of(rank).union(
             self.donors_of(rank), self.recipients_of(rank), moving - {rank}, among, self._next_to(rank)

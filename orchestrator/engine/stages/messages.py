@@ -4,12 +4,11 @@
     tensors   the bytes of each, each at a multiple of 64
 
 Both are one payload; the note beside it is the length of the header, 0 where nothing comes: the micro-batch has failed, or
-counts nothing. Then all stages behind, or before, are told the same, so that each member's program comes to its end. """
+counts nothing. Then all stages behind, or before, are told the same, so that each member's program comes to its end."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy
@@ -23,6 +22,7 @@ ACTIVATIONS, GRADIENTS, DONE, NORMS, TIED, DIGESTED, DIGEST, SAVING, EVALUATED =
 
 _ALIGNMENT: Final = 64  # bytes
 _NOTHING: Final = torch.empty(0, dtype=torch.uint8)
+BorderTag = tuple[int, int, int, int]  # step, attempt, phase, shard
 Seeded = Generators  # the states with which a micro-batch began
 
 
@@ -35,15 +35,15 @@ class Border:
         self._timeout_s = timeout_s
         self.sent_bytes = 0
 
-    def send(self, peer: int, tag: tuple[int, int, int, int], message: Activations | Gradients | None, seeded: Seeded) -> None:
-        """tag: step, attempt, phase, shard. seeded: the generators' states at the start of this micro-batch, which the peer
+    def send(self, peer: int, tag: BorderTag, message: Activations | Gradients | None, seeded: Seeded) -> None:
+        """seeded: the generators' states at the start of this micro-batch, which the peer
         knows."""
         payload, note = (_NOTHING, 0) if message is None else encode(message, seeded)
         self.sent_bytes += payload.numel()
         self._transport.send(peer, Tag(self._generation, *tag), payload, note)
         self._transport.flush(self._timeout_s)
 
-    def receive(self, peer: int, tag: tuple[int, int, int, int]) -> tuple[torch.Tensor, int]:
+    def receive(self, peer: int, tag: BorderTag) -> tuple[torch.Tensor, int]:
         """What `decode` reads."""
         received = self._transport.receive(peer, Tag(self._generation, *tag), self._timeout_s)
         return received.payload, received.note
@@ -154,13 +154,11 @@ def _restored(changed: dict[str, Any], states: torch.Tensor, seeded: Seeded) -> 
     return Generators(torch_state, python, numpy_state)
 
 
+def alike(now: Generators, seeded: Seeded) -> bool:
+    return not _changed(now, seeded)[0]
+
+
 def _same(left: Any, right: Any) -> bool:
     others = ("has_gauss", "gauss")
     alike = left["state"]["pos"] == right["state"]["pos"] and all(left[key] == right[key] for key in others)
     return alike and bool(numpy.array_equal(left["state"]["key"], right["state"]["key"]))
-
-
-def send_whole(transport: Transport, peers: Sequence[int], tag: Tag, payload: torch.Tensor, timeout_s: float) -> None:
-    for peer in peers:
-        transport.send(peer, tag, payload)
-    transport.flush(timeout_s)

@@ -3,7 +3,7 @@ they lie in its layout.
 
 The whole model's layout is part of a run's identity, whatever holds it. A stage keeps whole blocks of it, one behind the
 other, with the other stages' places in them empty. So the fingerprint of a stage's result, taken with the blocks' own
-numbers, is a part of the sum that is the fingerprint of the whole. """
+numbers, is a part of the sum that is the fingerprint of the whole."""
 
 from __future__ import annotations
 
@@ -58,10 +58,16 @@ class PartLayout:
         slots = [whole.slots[i] for i in places]
         numbers = sorted({number for slot in slots for number in _blocks(slot.offset, slot.elements)})
         at = {number: i for i, number in enumerate(numbers)}
-        moved = [replace(slot, offset=at[slot.offset // BLOCK] * BLOCK + slot.offset % BLOCK) for slot in slots if slot.elements]
+        moved = [
+            replace(slot, offset=at[slot.offset // BLOCK] * BLOCK + slot.offset % BLOCK)
+            for slot in slots
+            if slot.elements
+        ]
         empty = {slot.name: replace(slot, offset=0) for slot in slots if not slot.elements}
         by_name = {slot.name: slot for slot in moved} | empty
-        return cls(Layout(tuple(by_name[slot.name] for slot in slots), len(numbers) * BLOCK), tuple(places), tuple(numbers))
+        return cls(
+            Layout(tuple(by_name[slot.name] for slot in slots), len(numbers) * BLOCK), tuple(places), tuple(numbers)
+        )
 
     def fingerprint(self, result: torch.Tensor) -> int:
         """The stage's part of the whole result's fingerprint, modulo 2**64."""

@@ -87,8 +87,8 @@ Places = list[tuple[Any, str | int]]  # where the model's modules hold a tensor:
 
 
 class Stage:
-    """One stage of a model in this process. `hosting` puts ghosts in the place of what other stages hold; `close` takes the
-    hooks off the model's modules."""
+    """One stage of a model in this process. held: the parameters and buffers that it uses, by name. `hosting` puts ghosts in
+    the place of what other stages hold; `close` takes the hooks off the model's modules."""
 
     def __init__(self, model: torch.nn.Module, cuts: Cuts, index: int) -> None:
         self.index = index
@@ -101,9 +101,9 @@ class Stage:
         tensors = dict([*model.named_parameters(), *model.named_buffers()])
         self._places = places_of(model, tensors)
         earlier = frozenset().union(*cuts.hosted[:index]) if index else frozenset()
-        self._held = {name: tensors[name] for name in tensors if name in cuts.hosted[index]}
+        self.held = {name: tensors[name] for name in tensors if name in cuts.hosted[index]}
         self._foreign = [name for name in tensors if name not in cuts.hosted[index]]
-        self._twice = [name for name in self._held if name in earlier]  # ghosts in the prefix, values behind it
+        self._twice = [name for name in self.held if name in earlier]  # ghosts in the prefix, values behind it
         self._ghosts = {name: Ghost.like(tensors[name], self, name) for name in [*self._foreign, *self._twice]}
         self._switch = torch.zeros((), requires_grad=True)
         self._handles = [
@@ -147,7 +147,7 @@ class Stage:
             raise PipelineRaised(f"stage {self.index}: {needed}", _REMEDY) from None
         finally:
             self._walk = None
-            self._put({name: self._held[name] for name in self._twice})
+            self._put({name: self.held[name] for name in self._twice})
         missed = self._next if walk.own else self._border
         if missed is not None:
             raise PipelineRaised(
@@ -170,7 +170,7 @@ class Stage:
                     roots.append(root)
                     gradients.append(unpack(parcel))
         for name, gradient in tied.items():
-            roots.append(self._held[name])
+            roots.append(self.held[name])
             gradients.append(gradient)
         if roots:
             torch.autograd.backward(roots, gradients)
@@ -182,11 +182,11 @@ class Stage:
         if ghost.value is not None or walk is None or not walk.own:
             return ghost.value
         if isinstance(ghost.key, str):  # the code took the parameter before the border
-            if ghost.key not in self._held:
+            if ghost.key not in self.held:
                 raise ValueNeeded(
                     f"behind its border the code uses {ghost.key!r}, which it did not when borders were chosen"
                 )
-            return self._held[ghost.key]
+            return self.held[ghost.key]
         if ghost.key is None or ghost.key not in walk.values:
             raise ValueNeeded(f"behind its border the code uses {ghost}, which does not come over it")
         ghost.value = walk.values[ghost.key]
@@ -243,7 +243,7 @@ class Stage:
         came = walk.came
         assert came is not None
         walk.own = True
-        self._put({name: self._held[name] for name in self._twice})
+        self._put({name: self.held[name] for name in self._twice})
         values = []
         for parcel, flows in zip(came.parcels, came.flows, strict=True):
             value = unpack(parcel)

@@ -6,15 +6,14 @@
                  sum, with its part of the fingerprint and the norms of its gradients
     apply        the same gradient as unsplit, of the stage's own tensors
 
-A micro-batch that fails, or counts nothing, is told on in both directions, so every program comes to its end, and the vote tells
-whose error it is. What a stage uses and another one owns is sent to it before each step and each evaluation; so nothing has to be
-sent between a step's sum and its end, and an interrupted step has changed nothing.
-"""
+A micro-batch that fails, or counts nothing, is told on in both directions, so every program comes to its end, and the vote
+tells whose error it is. What a stage uses and another one owns is sent to it before each step and each evaluation; so
+nothing has to be sent between a step's sum and its end, and an interrupted step has changed nothing."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy
@@ -29,13 +28,13 @@ from orchestrator.engine.execution.run_state import RunState
 from orchestrator.engine.execution.summation import DirectSum
 from orchestrator.engine.member.generation import ProcessServices
 from orchestrator.engine.stages import messages
-from orchestrator.engine.stages.links import Links
-from orchestrator.engine.stages.part import PartLayout, spread
+from orchestrator.engine.stages.links import Held, Links
 from orchestrator.engine.stages.parcels import Generators, Gradients, pack, unpack
+from orchestrator.engine.stages.part import PartLayout, spread
 from orchestrator.engine.stages.replay import Record, Stage
 from orchestrator.engine.stages.whole import take_gradients
 from orchestrator.errors import Inconsistent, NonFinite, OrchestratorError, PipelineRaised
-from orchestrator.numerics import exact, streams
+from orchestrator.numerics import exact
 from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
 from orchestrator.pipelining import Task
 from orchestrator.updates import optimizers
@@ -46,8 +45,8 @@ _HIGH = 2**32
 
 @dataclass(frozen=True)
 class StageParts:
-    """What a member has built of its stage. guests: the parameters and buffers that it uses and another stage owns, by name; places:
-    where its tensors and its counters stand among those of the whole model; norm: of the whole gradient, for clipping."""
+    """What a member has built of its stage. held: its tensors, and those of others that it uses; counters: where its
+    counters stand among those of the whole model; norm: of the whole gradient, for clipping."""
 
     stage: Stage
     stages: int
@@ -55,7 +54,7 @@ class StageParts:
     replica: Replica
     layout: PartLayout
     counters: tuple[int, ...]
-    guests: Mapping[str, torch.Tensor]
+    held: Held
     norm: Norm | None
 
 
@@ -95,7 +94,8 @@ class StageTrainer:
         self._faults: dict[int, OrchestratorError] = {}
 
     def take_on(self, links: Links, group: Exchange, whole: tuple[int, int]) -> None:
-        """links: to the other members; group: those that host this stage; whole: how many tensors and counters the model has."""
+        """links: to the other members; group: those that host this stage; whole: how many tensors and counters the model
+        has."""
         self._links = links
         self._group = group
         self._tensors, self._counters = whole
@@ -104,7 +104,7 @@ class StageTrainer:
     def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:
         links = self._links
         if attempt == 0:
-            links.refresh(step, self._parts.guests)
+            links.refresh(self._parts.held)
         self._summation.clear()
         self._parts.workload.plan([step], links.shards)
         options = self._updater.options()
@@ -138,7 +138,9 @@ class StageTrainer:
         for stage in range(self._parts.stages):
             high, not_high, low, not_low = prints[4 * stage : 4 * stage + 4]
             if (high, low) != (~not_high, ~not_low):
-                raise Inconsistent(f"step {step}: the members that host stage {stage} have different sums of its gradients")
+                raise Inconsistent(
+                    f"step {step}: the members that host stage {stage} have different sums of its gradients"
+                )
         if self._parts.norm is not None:
             self._parts.norm.of_tensors(_values(agreed[4 * self._parts.stages :], torch.float32))
             if not self._parts.norm.is_finite:  # squares overflow: once more, in float64, as unsplit
@@ -224,8 +226,10 @@ class StageTrainer:
             weight = came.weight
             came.generators.restore()
         tied = {} if came is None else dict(came.tied)
-        parcels = parts.stage.backward(record, came, {name: unpack(tied.pop(name)) for name in list(tied) if name in parameters})
-        guests = take_gradients(parameters, frozenset(parts.guests))
+        parcels = parts.stage.backward(
+            record, came, {name: unpack(tied.pop(name)) for name in list(tied) if name in parameters}
+        )
+        guests = take_gradients(parameters, frozenset(parts.held.guests))
         tied |= {name: pack(gradient) for name, gradient in guests.items()}
         contribution = replica.contribution()
         self._summation.add(shard, contribution, weight, grid)
@@ -299,5 +303,3 @@ def _agreeing(stages: int, stage: int, fingerprint: int) -> list[int]:
 
 def _values(slots: Sequence[int], dtype: torch.dtype) -> list[torch.Tensor]:
     return [torch.tensor(value, dtype=dtype) for _, value in sorted(from_slots(slots).items())]
-
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ class WholeModel:
         self._parameters = dict(model.named_parameters())
         self._stages = [Stage(model, cuts, index) for index in range(cuts.stages)]
         self._records: list[Record] = []
+        self.seconds = [0.0] * cuts.stages  # that each stage has taken, forward and backward
 
     def close(self) -> None:
         for stage in self._stages:
@@ -31,9 +33,11 @@ class WholeModel:
         value = None
         self._records = []
         for stage in self._stages:
+            since = time.perf_counter()
             with stage.hosting():
                 record, came, value = stage.forward(call, way, came)
             self._records.append(record)
+            self.seconds[stage.index] += time.perf_counter() - since
         return value
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -46,7 +50,9 @@ class WholeModel:
             tied = {name: found.pop(name) for name in list(found) if name in held}
             if came is not None:
                 came.generators.restore()
+            since = time.perf_counter()
             parcels = stage.backward(record, came, tied)
+            self.seconds[stage.index] += time.perf_counter() - since
             came = Gradients(parcels, Generators.now())
             found.update({name: delivered(each) for name, each in take_gradients(self._parameters, held).items()})
         for name, gradient in found.items():

@@ -72,7 +72,7 @@ def _added_afterwards(backward: Callable[..., Any]) -> Callable[..., Any]:
     def naive(stage: replay.Stage, record: Any, came: Any, tied: Any) -> Any:
         parcels_back = backward(stage, record, came, {})
         for name, gradient in tied.items():
-            parameter = stage._held[name]
+            parameter = stage.held[name]
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
         return parcels_back
 
