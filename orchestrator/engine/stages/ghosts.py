@@ -10,10 +10,10 @@ What it does not do: know which values come over a border (`replay.py`), or whic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 # What reads the value of a tensor into Python.
 VALUE_READS: Final = frozenset(
@@ -195,22 +195,71 @@ def _on_shapes(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any
     """The operation on shapes alone."""
     if writes(name) and isinstance(leaves[0], torch.Tensor) and type(leaves[0]) is not Ghost:
         raise ValueNeeded(f"{name} writes {first} into a tensor that does not depend on parameters")
+    key = _signature(func, name, leaves, spec)
+    recipe = _KNOWN.get(key) if key is not None else None
+    if recipe is None:
+        recipe = _computed(func, name, leaves, spec, first)
+        if key is not None and len(_KNOWN) < _MOST_KNOWN:
+            _KNOWN[key] = recipe
+    made = [
+        leaves[place] if place is not None else _fresh(leaf, first.watcher, str(first.home)) if is_tensor else leaf
+        for place, is_tensor, leaf in recipe.leaves
+    ]
+    return tree_unflatten(made, recipe.spec)
+
+
+class _Recipe(NamedTuple):
+    """What an operation gives on shapes. leaves: of its result: which leaf of the arguments it is, or None; whether it is a new
+    tensor; that on the meta device, or a value."""
+
+    leaves: tuple[tuple[int | None, bool, Any], ...]
+    spec: Any
+
+
+def _computed(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any, first: Ghost) -> _Recipe:
     moved = [_moved(leaf) for leaf in leaves]
     args, kwargs = tree_unflatten(moved, spec)
     if isinstance(kwargs.get("out"), torch.Tensor):
         raise ValueNeeded(f"{name}(out=...) writes {first} into a tensor that is there already")
     with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
         out = func(*args, **kwargs)
-    given = {id(meta): leaf for meta, leaf in zip(moved, leaves, strict=True) if type(leaf) is Ghost}
-    watcher, home = first.watcher, str(first.home)
+    given = {id(meta): i for i, (meta, leaf) in enumerate(zip(moved, leaves, strict=True)) if type(leaf) is Ghost}
+    found, result_spec = tree_flatten(out)
+    made = [(given.get(id(leaf)), isinstance(leaf, torch.Tensor), leaf) for leaf in found]
+    return _Recipe(tuple(made), result_spec)
 
-    def wrapped(result: Any) -> Any:
-        if not isinstance(result, torch.Tensor):
-            return result
-        known = given.get(id(result))  # in place: the ghost itself
-        return _fresh(result, watcher, home) if known is None else known
 
-    return tree_map(wrapped, out)
+_KNOWN: dict[Any, _Recipe] = {}  # by operation and signature: torch computes shapes in Python, which takes a thousand times as long
+_MOST_KNOWN: Final = 50_000
+_RESHAPING: Final = frozenset(
+    f"{each}_" for each in ("resize", "resize_as", "t", "squeeze", "unsqueeze", "transpose", "swapaxes", "swapdims", "set")
+) | {"as_strided_", "__set__"}
+_PLAIN: Final = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size, torch.layout)
+
+
+def _signature(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any) -> Any:
+    """None where the operation may depend on more than what is compared here, or changes the shape of a tensor itself."""
+    if name in _RESHAPING:
+        return None
+    found: list[Any] = []
+    with torch._C.DisableTorchFunctionSubclass():
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                found.append((type(leaf) is Ghost, tuple(leaf.size()), tuple(leaf.stride()), leaf.dtype, leaf.storage_offset()))
+            elif isinstance(leaf, _PLAIN):
+                found.append((type(leaf), leaf))
+            elif isinstance(leaf, slice) and all(isinstance(each, int | None) for each in (leaf.start, leaf.stop, leaf.step)):
+                found.append((slice, leaf.start, leaf.stop, leaf.step))
+            elif leaf is Ellipsis:
+                found.append(Ellipsis)
+            else:
+                return None
+    try:
+        key = (func, str(spec), torch.get_default_dtype(), *found)
+        hash(key)
+    except TypeError:
+        return None
+    return key
 
 
 def _fresh(result: torch.Tensor, watcher: Watcher, home: str) -> Ghost:
