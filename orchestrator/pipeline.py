@@ -99,8 +99,8 @@ class Pipeline:
         return None
 
     def stages(self, model: torch.nn.Module) -> Sequence[str] | None:  # noqa: ARG002
-        """With `cluster.stages`: the names of the modules at whose calls the second stage and the later ones begin, in the order
-        of the calls; None: they are chosen, by their computation and their parameters."""
+        """With `cluster.stages`: the names of the modules at whose calls the second stage and the later ones begin, in the
+        order of the calls; None: they are chosen, by their computation and their parameters."""
         return None
 
     def rate(self, step: int) -> float:  # noqa: ARG002

@@ -37,6 +37,7 @@ from orchestrator.engine.member.generation import Generation, ProcessServices
 from orchestrator.engine.stages.planning import plan_stages, prove, summary
 from orchestrator.engine.stages.stage_state import StageState
 from orchestrator.engine.stages.staged import HostedStage, WholeNames
+from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import allocator
 from orchestrator.numerics.staging import Staging
 from orchestrator.plan import Plan
@@ -232,11 +233,17 @@ class GossipExecution:
 
 
 class StagedExecution:
-    """The model is cut into stages, of which this worker hosts one from its first generation on. Until then it has the whole."""
+    """The model is cut into stages, of which this worker hosts one from its first generation on. Until then it has all."""
 
     keeps_shard_state = False
 
     def __init__(self, parts: Parts) -> None:
+        if parts.plan.update.optimizer is None:
+            raise ConfigurationError(
+                [
+                    "cluster.stages: an optimizer of the pipeline's own may look at all parameters; set optimizer, or stages=1"
+                ]
+            )
         self._plan, self._workload = parts.plan, parts.workload
         self._regions, self._services = parts.regions, parts.services
         self._replica: Replica | None = parts.replica

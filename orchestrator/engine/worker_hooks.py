@@ -148,19 +148,24 @@ class WorkerHooks:
         self._services.await_written()
 
     def _give(self, transport: CancellableTransport) -> None:
-        recipients = self._generation.recipients_of(self._rank)
-        stages = self._generation.stages
-        alike = [each for each in recipients if each < self._generation.schedule.workers]
-        workers = [each for each in alike if not stages or stages[each] == stages[self._rank]]
-        servers = [recipient for recipient in recipients if recipient not in workers]  # and members of other stages
-        run_state, number = self._state.loop.run_state, self._generation.number
+        generation, run_state = self._generation, self._state.loop.run_state
+        recipients = generation.recipients_of(self._rank)
+        workers = [recipient for recipient in recipients if recipient < generation.schedule.workers]
+        servers = [recipient for recipient in recipients if recipient not in workers]
         if servers:
-            alone = snapshot.of_the_run(run_state.as_dict()) if stages else TrainingState(run_state.as_dict(), {})
-            state_transfer.give(transport, number, servers, alone, [], self.deadline_s)
+            run_alone = TrainingState(run_state.as_dict(), {})
+            state_transfer.give(transport, generation.number, servers, run_alone, [], self.deadline_s)
         if workers:
             entries = [entry for entry in self._services.unacknowledged() if _is_of_the_run(entry)]
-            state = self._state.held.capture(run_state.as_dict())
-            state_transfer.give(transport, number, workers, state, entries, self.deadline_s)
+            stages = generation.stages
+            elsewhere = [each for each in workers if stages and stages[each] != stages[self._rank]]
+            alike = [each for each in workers if each not in elsewhere]
+            if elsewhere:
+                run_alone = snapshot.of_the_run(run_state.as_dict())
+                state_transfer.give(transport, generation.number, elsewhere, run_alone, entries, self.deadline_s)
+            if alike:
+                state = self._state.held.capture(run_state.as_dict())
+                state_transfer.give(transport, generation.number, alike, state, entries, self.deadline_s)
 
     def _move_rows(self, transport: CancellableTransport) -> None:
         """What shards keep goes to their new hosts: one pair after the other, in an order that all know, so that no two wait

@@ -60,8 +60,8 @@ class PartialClipping:
 def clip(
     gradients: Sequence[torch.Tensor | None], limit: float, norm: torch.Tensor | None = None
 ) -> list[torch.Tensor | None]:
-    """The gradients, scaled down together so that their norm is at most `limit`; None stays None. norm: where they are a part of
-    what has it."""
+    """The gradients, scaled down together so that their norm is at most `limit`; None stays None. norm: where they are a
+    part of what has it."""
     present = [gradient for gradient in gradients if gradient is not None]
     if not present:
         return list(gradients)

@@ -155,9 +155,7 @@ def settings_for(
             partition=PartitionSettings(name=parts.pop("name"), options=parts),
             sampling=SamplingSettings(name=draws.pop("name"), options=draws),
         ),
-        cluster=ClusterSettings(
-            workers=Workers.parse(layout.workers), stages=layout.stages, step_timeout_s=PATIENCE_S
-        ),
+        cluster=ClusterSettings(workers=Workers.parse(layout.workers), stages=layout.stages, step_timeout_s=PATIENCE_S),
         topology=TopologySettings(name=layout.topology, options=layout.options()),
         reduction=reduction,
         optimizer=OptimizerSettings(name=options.pop("name", None), options=options),
@@ -227,8 +225,12 @@ def _generation(schedule: Schedule, plan: Plan) -> Generation:
     stages, shards = plan.cluster.members.stages, plan.data.shards
     if stages == 1:
         return Generation(0, schedule, assign_shards(shards, schedule.workers))
-    stage_of = assign_stages([None] * schedule.workers, stages)
-    dealt, members = deal(shards, stage_of), tuple(range(schedule.workers))
+    return in_stages(schedule, plan, assign_stages([None] * schedule.workers, stages))
+
+
+def in_stages(schedule: Schedule, plan: Plan, stage_of: tuple[int, ...]) -> Generation:
+    """The first generation of a model in stages. stage_of: by rank."""
+    dealt, members = deal(plan.data.shards, stage_of), tuple(range(schedule.workers))
     begin = Begin(
         generation=0,
         members=members,

@@ -164,8 +164,8 @@ class Workload:
 
     @contextmanager
     def call(self, step: int, shard: int) -> Iterator[Call]:
-        """The loss of micro-batch (step, shard), which is not empty, to be called within the block, by parts of a model: there the
-        generators are seeded for it. Raises PipelineRaised for what is raised within the block."""
+        """The loss of micro-batch (step, shard), which is not empty, to be called within the block, by parts of a model:
+        there the generators are seeded for it. Raises PipelineRaised for what is raised within the block."""
         micro_batch = self._known(step, shard)
         batch = self._fetch(micro_batch)
         with naming(f"loss() ({micro_batch.where})"), streams.seeded_with(micro_batch.seed):
@@ -294,8 +294,9 @@ class Workload:
             return fetch(self._train, micro_batch.key.indices, self.pipeline.collate)
 
     def _autocast(self) -> AbstractContextManager[None]:
-        """Under `precision: bfloat16` products are computed in it; parameters and gradients stay float32 (rule A9). Each use of a
-        parameter casts it anew: uses that share a cast add up their gradients in bfloat16, which stages cannot do together."""
+        """Under `precision: bfloat16` products are computed in it; parameters and gradients stay float32 (rule A9). Each use
+        of a parameter casts it anew: uses that share a cast add up their gradients in bfloat16, which stages cannot do
+        together."""
         if not self._mixed:
             return nullcontext()
         return torch.autocast(self._staging.device.type, dtype=torch.bfloat16, cache_enabled=False)

@@ -30,7 +30,7 @@ class Cuts:
     borders: tuple[str, ...]
     hosted: tuple[frozenset[str], ...]
     owners: Mapping[str, int]
-    skips: Mapping[str, tuple[tuple[Key, ...], ...]]
+    skips: Mapping[Way, tuple[tuple[Key, ...], ...]]
     shares: tuple[float, ...]
 
     @property
@@ -69,31 +69,39 @@ def cut(surveys: Mapping[Way, Survey], borders: Sequence[str], names: Sequence[s
 
 def choose(surveys: Mapping[Way, Survey], stages: int, sizes: Mapping[str, int]) -> list[str]:
     """Borders for so many stages, so that the largest sum of a stage's parts of the cost and of the parameters is least; of
-    nearly equal ones those that lie least deep. sizes: the elements of each parameter. Raises PipelineRaised where there are
-    too few candidates."""
+    nearly equal ones those that lie least deep. sizes: the elements of each trained parameter. Raises PipelineRaised where
+    there are too few candidates."""
     training = surveys["training"]
     candidates = _candidates(surveys)
     if len(candidates) < stages - 1:
         found = ", ".join(candidates) or "none"
         raise PipelineRaised(
             f"the model cannot be cut into {stages} stages: of its module calls only these can begin one: {found}",
-            "a stage begins at a module that is called in every loss() and metrics(), outside of checkpoints, with all that later "
-            "modules need from before among its arguments or returned by a module; write it in blocks, or lower cluster.stages",
+            "a stage begins at a module that is called in every loss() and metrics(), outside of checkpoints, with all that "
+            "later modules need from before among its arguments or returned by a module: write blocks, or lower cluster.stages",
         )
     loads = _loads(training, sizes)
     positions = [training.position(name) or 0 for name in candidates]
     depths = [name.count(".") for name in candidates]
-    return [candidates[i] for i in _balance([0, *positions, len(loads)], depths, loads, stages)]
+    held = [0] * len(loads)
+    for name in sizes.keys() & training.uses.keys():
+        held[training.uses[name][0]] += sizes[name]
+    chosen = _balance([0, *positions, len(loads)], depths, loads, held, stages)
+    if chosen is None:
+        raise PipelineRaised(f"no {stages} stages of the model would each hold a parameter that is trained", _REMEDY)
+    return [candidates[i] for i in chosen]
 
 
-def _balance(points: Sequence[int], depths: Sequence[int], loads: Sequence[float], stages: int) -> list[int]:
+def _balance(
+    points: Sequence[int], depths: Sequence[int], loads: Sequence[float], held: Sequence[int], stages: int
+) -> list[int] | None:
     """Indices (from 0) of the inner points at which to cut: the largest load of a stage is least, or nearly so; of equals the
     least deep, then the first."""
 
     def goodness(option: tuple[float, list[int]]) -> tuple[float, int]:
         return round(option[0], _DIGITS), sum(depths[i] for i in option[1])
 
-    total = [0.0, *itertools.accumulate(loads)]
+    total, sizes = [0.0, *itertools.accumulate(loads)], [0, *itertools.accumulate(held)]
     inner = len(points) - 2
     best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}  # by the point where the next stage begins
     for _ in range(stages - 1):
@@ -102,14 +110,18 @@ def _balance(points: Sequence[int], depths: Sequence[int], loads: Sequence[float
             options = [
                 (max(worst, total[points[point]] - total[points[before]]), cuts)
                 for before, (worst, cuts) in best.items()
-                if before < point
+                if before < point and sizes[points[before]] < sizes[points[point]]
             ]
             if options:
                 worst, cuts = min(options, key=goodness)
                 following[point] = worst, [*cuts, point - 1]
         best = following
-    ends = [(max(worst, total[-1] - total[points[point]]), cuts) for point, (worst, cuts) in best.items()]
-    return min(ends, key=goodness)[1]
+    ends = [
+        (max(worst, total[-1] - total[points[point]]), cuts)
+        for point, (worst, cuts) in best.items()
+        if sizes[points[point]] < sizes[-1]
+    ]
+    return min(ends, key=goodness)[1] if ends else None
 
 
 def _candidates(surveys: Mapping[Way, Survey]) -> list[str]:

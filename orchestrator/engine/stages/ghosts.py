@@ -100,9 +100,9 @@ class Ghost(torch.Tensor):
 
     @staticmethod
     def of(meta: torch.Tensor, watcher: Watcher, key: Key | str | None = None, home: str = "cpu") -> Ghost:
-        ghost = torch.Tensor._make_subclass(Ghost, meta, False)  # type: ignore[attr-defined]
+        ghost = torch.Tensor._make_subclass(Ghost, meta, False)
         ghost.key, ghost.value, ghost.watcher, ghost.home = key, None, watcher, torch.device(home)
-        return ghost  # type: ignore[no-any-return]
+        return ghost
 
     @staticmethod
     def like(tensor: torch.Tensor, watcher: Watcher, name: str) -> Ghost:
@@ -124,7 +124,7 @@ class Ghost(torch.Tensor):
     def __format__(self, spec: str) -> str:
         return repr(self)
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         with torch._C.DisableTorchFunctionSubclass():
             shape = tuple(self.size())
         return f"a tensor of shape {shape} that another stage has"
@@ -221,18 +221,24 @@ def _computed(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any,
     args, kwargs = tree_unflatten(moved, spec)
     if isinstance(kwargs.get("out"), torch.Tensor):
         raise ValueNeeded(f"{name}(out=...) writes {first} into a tensor that is there already")
-    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-        out = func(*args, **kwargs)
+    try:
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            out = func(*args, **kwargs)
+    except (RuntimeError, NotImplementedError) as error:
+        why = str(error).partition(". ")[0]
+        raise ValueNeeded(f"{name} of {first} cannot be followed by its shape alone: {why}") from None
     given = {id(meta): i for i, (meta, leaf) in enumerate(zip(moved, leaves, strict=True)) if type(leaf) is Ghost}
     found, result_spec = tree_flatten(out)
     made = [(given.get(id(leaf)), isinstance(leaf, torch.Tensor), leaf) for leaf in found]
     return _Recipe(tuple(made), result_spec)
 
 
-_KNOWN: dict[Any, _Recipe] = {}  # by operation and signature: torch computes shapes in Python, which takes a thousand times as long
+# By operation and signature: torch computes shapes in Python, which takes a hundred times as long.
+_KNOWN: dict[Any, _Recipe] = {}
 _MOST_KNOWN: Final = 50_000
 _RESHAPING: Final = frozenset(
-    f"{each}_" for each in ("resize", "resize_as", "t", "squeeze", "unsqueeze", "transpose", "swapaxes", "swapdims", "set")
+    f"{each}_"
+    for each in ("resize", "resize_as", "t", "squeeze", "unsqueeze", "transpose", "swapaxes", "swapdims", "set")
 ) | {"as_strided_", "__set__"}
 _PLAIN: Final = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size, torch.layout)
 
@@ -245,10 +251,14 @@ def _signature(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any
     with torch._C.DisableTorchFunctionSubclass():
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
-                found.append((type(leaf) is Ghost, tuple(leaf.size()), tuple(leaf.stride()), leaf.dtype, leaf.storage_offset()))
+                found.append(
+                    (type(leaf) is Ghost, tuple(leaf.size()), tuple(leaf.stride()), leaf.dtype, leaf.storage_offset())
+                )
             elif isinstance(leaf, _PLAIN):
                 found.append((type(leaf), leaf))
-            elif isinstance(leaf, slice) and all(isinstance(each, int | None) for each in (leaf.start, leaf.stop, leaf.step)):
+            elif isinstance(leaf, slice) and all(
+                isinstance(each, int | None) for each in (leaf.start, leaf.stop, leaf.step)
+            ):
                 found.append((slice, leaf.start, leaf.stop, leaf.step))
             elif leaf is Ellipsis:
                 found.append(Ellipsis)

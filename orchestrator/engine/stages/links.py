@@ -23,8 +23,11 @@ _NOBODY: Final = Generators(torch.empty(0, dtype=torch.uint8), None, None)
 class Held(Protocol):
     """owned, guests: by name, the tensors of this stage, and those of others that it uses too."""
 
-    owned: Mapping[str, torch.Tensor]
-    guests: Mapping[str, torch.Tensor]
+    @property
+    def owned(self) -> Mapping[str, torch.Tensor]: ...
+
+    @property
+    def guests(self) -> Mapping[str, torch.Tensor]: ...
 
 
 @dataclass(frozen=True)

@@ -85,4 +85,4 @@ def unpack(parcel: Parcel) -> torch.Tensor:
     memory = torch.empty(data.numel() + 2 * spare, dtype=data.dtype)
     start = (at - memory.data_ptr()) % _ALIGNMENT // data.element_size()
     memory[start : start + data.numel()] = data
-    return torch.empty(0, dtype=data.dtype).set_(memory.untyped_storage(), start, size, stride)  # type: ignore[call-overload, no-any-return]
+    return torch.empty(0, dtype=data.dtype).set_(memory.untyped_storage(), start, size, stride)

@@ -1,5 +1,5 @@
-"""Before a run: where this model is cut, and the proof that it computes the same bits then. Every member does both by itself, with
-the whole model, and all have to find the same."""
+"""Before a run: where this model is cut, and the proof that it computes the same bits then. Every member does both by itself,
+with the whole model, and all have to find the same."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def plan_stages(workload: Workload, replica: Replica, stages: int) -> Cuts:
     """Raises PipelineRaised where the model cannot be cut so, by name."""
     surveys = _surveys(workload, replica)
     model = workload.model
-    sizes = {name: each.numel() for name, each in model.named_parameters()}
-    names = [*sizes, *(name for name, _ in model.named_buffers())]
+    names = [name for name, _ in [*model.named_parameters(), *model.named_buffers()]]
+    sizes = {name: each.numel() for name, each in model.named_parameters() if each.requires_grad}
     with naming("stages()"):
         named = workload.pipeline.stages(model)
     borders = choose(surveys, stages, sizes) if named is None else _of(list(named), stages)
@@ -86,7 +86,7 @@ def _of(named: Sequence[str], stages: int) -> list[str]:
     if len(named) != stages - 1 or not all(isinstance(name, str) for name in named):
         raise PipelineRaised(
             f"stages() returned {named}, for {stages} stages",
-            f"return the names of the {stages - 1} modules at which stages 1 to {stages - 1} begin, or None to have them chosen",
+            f"return the names of the {stages - 1} modules at which stages 1 to {stages - 1} begin, or None",
         )
     return list(named)
 
@@ -134,7 +134,7 @@ def _differing(workload: Workload, replica: Replica, whole: WholeModel) -> str:
         replica.forget()
     for slot, one, other in zip(replica.layout.slots, *found, strict=True):
         if (one is None) != (other is None) or (one is not None and other is not None and not torch.equal(one, other)):
-            return slot.name
+            return str(slot.name)
     return "some parameter in some bit"
 
 

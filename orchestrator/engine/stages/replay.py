@@ -59,13 +59,13 @@ class _Arrive(torch.autograd.Function):
     """A value from another stage that is neither leaf nor view, so that it may be changed in place; keeps its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, _switch: torch.Tensor, arrival: dict[str, torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
+    def forward(ctx: Any, _switch: torch.Tensor, arrival: dict[str, torch.Tensor]) -> torch.Tensor:
         ctx.arrival = arrival
         ctx.set_materialize_grads(False)
         return arrival.pop("value")
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[None, None]:
         if gradient is not None:
             ctx.arrival["gradient"] = gradient
         return None, None
@@ -248,7 +248,7 @@ class Stage:
         for parcel, flows in zip(came.parcels, came.flows, strict=True):
             value = unpack(parcel)
             arrival = {"value": value} if flows else None
-            values.append(value if arrival is None else _Arrive.apply(self._switch, arrival))
+            values.append(value if arrival is None else _Arrive.apply(self._switch, arrival))  # type: ignore[no-untyped-call]
             walk.arrivals.append(arrival)
         leaves, spec = tree_flatten((args, kwargs))
         for place, n in came.places:

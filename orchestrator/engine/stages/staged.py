@@ -1,9 +1,8 @@
-"""A worker's part of a run whose model is cut into stages: what it builds before its first generation, what it keeps of that once
-it knows its stage, and its executor in each generation.
+"""A worker's part of a run whose model is cut into stages: what it builds before its first generation, what it keeps of that
+once it knows its stage, and its executor in each generation.
 
-While it prepares, a worker has the whole model: it cuts it, and proves that the cut model computes the same bits. With its first
-generation it hosts a stage, and keeps that stage's parameters, gradients and optimizer state only.
-"""
+While it prepares, a worker has the whole model: it cuts it, and proves that the cut model computes the same bits. With its
+first generation it hosts a stage, and keeps that stage's parameters, gradients and optimizer state only."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Where a model may be cut: one run of the user's code on real values, in which every operation and every module call is seen.
 
-    position     how many modules have been called for the first time; the call that raises it to p is a border that may be chosen
+    position     how many modules have been called for the first time; the call that raises it to p may be a border
     bound        a tensor that depends on a parameter or a buffer, and so has no value before a border (`ghosts.py`)
     a skip       a bound output of a module, finished before a border and used behind it
     glue         a bound result that no module has returned: it crosses a border as an argument of the call there, or not at all
@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, Final
 
 import torch
@@ -209,9 +210,9 @@ class _Operations(TorchFunctionMode):
         return result
 
 
-class _Costs(TorchDispatchMode):
+class _Costs(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, watch: _Watch) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
 
     def __torch_dispatch__(
@@ -253,9 +254,9 @@ def _ends(watch: _Watch, name: str) -> Callable[..., None]:
 
 
 def _in_a_checkpoint() -> bool:
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.endswith(_CHECKPOINT):
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False

@@ -2,8 +2,8 @@
 
     contribute   each task of the program: forward or backward of one shard through this member's stage, between border messages
     vote         as in every lockstep step; what a stage does not know (losses, other stages' tensors) stays empty
-    total        the exact sum among the members that host this stage; then a second vote, in which every stage says that it has its
-                 sum, with its part of the fingerprint and the norms of its gradients
+    total        the exact sum among the members that host this stage; then a second vote, in which every stage says that it
+                 has its sum, with its part of the fingerprint and the norms of its gradients
     apply        the same gradient as unsplit, of the stage's own tensors
 
 A micro-batch that fails, or counts nothing, is told on in both directions, so every program comes to its end, and the vote
@@ -165,7 +165,7 @@ class StageTrainer:
     def _forward(
         self, task: Task, when: tuple[int, int], tally: _Tally, flights: dict[int, _Flight], _grid: Grid
     ) -> None:
-        step, attempt = when
+        step = when[0]
         parts, links, shard = self._parts, self._links, task.shard
         arrived = links.from_before(task, when)
         flight, leaves = None, None
