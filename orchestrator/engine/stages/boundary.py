@@ -24,7 +24,7 @@ from orchestrator.engine.stages.links import Links
 from orchestrator.engine.stages.parcels import Activations, Generators
 from orchestrator.engine.stages.replay import Stage
 from orchestrator.engine.stages.stage_state import StageState
-from orchestrator.errors import OrchestratorError, PipelineRaised, RunFailed
+from orchestrator.errors import OrchestratorError, RunFailed
 from orchestrator.numerics import digests
 from orchestrator.pipeline import defines
 from orchestrator.transports.base import Tag
@@ -141,12 +141,8 @@ class Stages:
                         came = None if (each := arrived[number]) is None else messages.activations(*each, seeded)
                         _, leaving[number], value = self._stage.forward(calls[number].make, way, came)
                         values.append(value)
-                        if number + 1 < len(ways) and not messages.alike(Generators.now(), seeded):
-                            raise PipelineRaised(
-                                "loss() draws random numbers in evaluation, on which metrics() would have to wait for the last "
-                                "stage",
-                                "draw them in training only (model.training), or set cluster.stages=1",
-                            )
+                        if number + 1 < len(ways):
+                            messages.check_undrawn(seeded)
                     if links.is_last:
                         loss, metrics = values[0], values[1] if self._has_metrics else {}
                         results.add(batch, *self._workload.evaluated(calls[0], loss, metrics))

@@ -225,7 +225,7 @@ def _computed(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any,
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             out = func(*args, **kwargs)
     except (RuntimeError, NotImplementedError) as error:
-        why = str(error).partition(". ")[0]
+        why = str(error).partition(".")[0]
         raise ValueNeeded(f"{name} of {first} cannot be followed by its shape alone: {why}") from None
     given = {id(meta): i for i, (meta, leaf) in enumerate(zip(moved, leaves, strict=True)) if type(leaf) is Ghost}
     found, result_spec = tree_flatten(out)

@@ -15,6 +15,7 @@ import numpy
 import torch
 
 from orchestrator.engine.stages.parcels import Activations, Generators, Gradients, Parcel
+from orchestrator.errors import PipelineRaised
 from orchestrator.transports.base import Tag, Transport
 
 # Phases, beside those of engine.exchange.collectives.
@@ -152,6 +153,16 @@ def _restored(changed: dict[str, Any], states: torch.Tensor, seeded: Seeded) -> 
         state = {"key": numpy.array(key, numpy.uint32), "pos": position}
         numpy_state = {**numpy_state, "state": state, "has_gauss": has_gauss, "gauss": float.fromhex(gauss)}
     return Generators(torch_state, python, numpy_state)
+
+
+def check_undrawn(seeded: Seeded) -> None:
+    """Behind the loss of a validation batch. Raises PipelineRaised where it has drawn from the generators, which its metrics go
+    on with: the first stage cannot know their states."""
+    if not alike(Generators.now(), seeded):
+        raise PipelineRaised(
+            "loss() draws random numbers in evaluation, and metrics() would go on with the generators as it leaves them",
+            "draw them in training only, where model.training is true, or set cluster.stages=1",
+        )
 
 
 def alike(now: Generators, seeded: Seeded) -> bool:

@@ -12,7 +12,9 @@ from orchestrator.engine.admission import proof
 from orchestrator.engine.compute import evaluation
 from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.workload import Workload
+from orchestrator.engine.stages import messages
 from orchestrator.engine.stages.cuts import Cuts, Way, choose, cut
+from orchestrator.engine.stages.parcels import Generators
 from orchestrator.engine.stages.survey import Survey, survey
 from orchestrator.engine.stages.whole import WholeModel
 from orchestrator.errors import Inconsistent, PipelineRaised
@@ -143,9 +145,12 @@ def _prove_evaluation(workload: Workload, replica: Replica, whole: WholeModel) -
         replica.begin_shard()
         expected = workload.evaluate(-1, 0)
         replica.begin_shard()
+        has_metrics = defines(type(workload.pipeline), "metrics")
         with workload.evaluation(-1, 0) as calls:
+            seeded = Generators.now()
             loss = whole.forward(calls[0].make, "evaluation")
-            has_metrics = defines(type(workload.pipeline), "metrics")
+            if has_metrics:
+                messages.check_undrawn(seeded)
             metrics = whole.forward(calls[1].make, "metrics") if has_metrics else {}
             found = workload.evaluated(calls[0], loss, metrics)
     if repr(found) != repr(expected):
