@@ -52,6 +52,8 @@ class Run(RuleBasedStateMachine):
         races=st.booleans(),
         shard_state=st.booleans(),
         inherits=st.booleans(),
+        stages=st.sampled_from([1, 1, 2, 3]),
+        hands_over=st.booleans(),
     )
     def launch(
         self,
@@ -66,20 +68,28 @@ class Run(RuleBasedStateMachine):
         races: bool,
         shard_state: bool = False,
         inherits: bool = False,
+        stages: int = 1,
+        hands_over: bool = False,
+        second_vote: bool = True,
     ) -> None:
+        if stages > 1:  # which servers and what shards keep do not go with
+            workers, servers, shard_state, inherits = max(workers, stages), 0, False, False
         requirements = Requirements(
             shards=6,
             start=workers,
-            least=min(least, workers),
+            least=max(stages, min(least, workers)),
             most=workers + more,
             spares=spares,
             servers=servers,
+            stages=stages,
+            hands_over=hands_over,
             start_timeout_s=10_000.0,
             step_timeout_s=STEP_TIMEOUT_S,
             checkpoint=2 if resumed else None,
             inherits=inherits,
         )
-        self.world = World(requirements, deaf=deaf, near=near, races=races, shard_state=shard_state or inherits)
+        keeps = shard_state or inherits
+        self.world = World(requirements, deaf=deaf, near=near, races=races, shard_state=keeps, second_vote=second_vote)
         self.early_losses = 0
         self.all_losses = 0
         self.near_losses = 0
@@ -134,7 +144,7 @@ class Run(RuleBasedStateMachine):
 
     def may_lose(self, process: Process) -> bool:
         self.all_losses += 1
-        if self.world.shard_state and self.all_losses > 9:
+        if (self.world.shard_state or self.world.staged) and self.all_losses > 9:
             return False  # each of them may throw the run back
         if not self.world.begins or process.state == "starting":
             self.early_losses += 1
@@ -262,6 +272,19 @@ def test_and_where_lost_shards_inherit(lives: int) -> None:
     hunt(range(lives), inherits=True)
 
 
+@pytest.mark.parametrize("hands_over", [False, True])
+@pytest.mark.parametrize("lives", thinned(LIVES, 2))
+def test_and_where_the_model_is_cut_into_stages(lives: int, hands_over: bool) -> None:
+    hunt(range(lives), stages=True, hands_over=hands_over)
+
+
+def test_without_the_second_vote_stages_would_be_left_behind() -> None:
+    """A member commits as soon as it has its stage's sum; then it dies, or another stage's sum does. The world finds it."""
+    with pytest.raises(AssertionError) as caught:
+        hunt(range(150), stages=True, hands_over=True, second_vote=False)
+    assert "all go back though every stage has a living host" in str(caught.value.__cause__)
+
+
 def hunt(seeds: range, **what: bool) -> None:
     for seed in seeds:
         try:
@@ -270,10 +293,22 @@ def hunt(seeds: range, **what: bool) -> None:
             raise AssertionError(f"live(random.Random({seed}), **{what})") from error
 
 
-def live(dice: random.Random, *, shard_state: bool = False, inherits: bool = False) -> None:
+def live(
+    dice: random.Random,
+    *,
+    shard_state: bool = False,
+    inherits: bool = False,
+    stages: bool = False,
+    hands_over: bool = False,
+    second_vote: bool = True,
+) -> None:
     """One run with faults of all kinds."""
     run = Run()
+    cut = dice.randint(2, 3) if stages else 1
     run.launch(
+        stages=cut,
+        hands_over=hands_over,
+        second_vote=second_vote,
         workers=dice.randint(1, 4),
         least=dice.randint(1, 4),
         more=dice.randint(0, 2),

@@ -95,7 +95,7 @@ def test_with_a_second_vote_a_loss_costs_no_step() -> None:
     begin = play.begin()
     assert (begin.members, begin.stages) == ((0, 1, 3, 4), (0, 1, 1, 0))
     assert (begin.forgets, begin.restore, begin.applies) == (False, None, (1, 2))
-    assert begin.state_transfers == ((0, 1), (0, 2), (0, 3))  # to 1 and 3 the run's state alone, to the spare all
+    assert (begin.run_states, begin.state_transfers) == (((0, 1), (0, 2)), ((0, 3),))
     play(Stepped(5))
     (recovered,) = play.of(Recovered)
     assert (recovered.kind, recovered.steps_lost, recovered.why) == ("lost", 0, "")

@@ -41,8 +41,9 @@ class Generation:
 
     Where the model is cut into stages: stages: by worker's rank, the one that it hosts; groups: by stage, who add up its
     gradient and how (`schedule` is that of the vote, in which all take part); restorers: of each stage the rank that loads
-    the checkpoint of `restore`. A rank of `applies` first applies the sum that it holds (Ended.holds_sum). A transfer of state
-    within a stage is of all that it keeps, and one between stages of the run's state without parameters.
+    the checkpoint of `restore`. Before the transfers of state, which are within a stage then, and in this order: a rank of
+    `applies` applies the sum that it holds (Ended.holds_sum), and of each pair of `run_states` the second gets the run's state
+    from the first, without parameters.
     """
 
     number: int
@@ -59,6 +60,7 @@ class Generation:
     groups: tuple[Group, ...] = ()
     restorers: tuple[int, ...] = ()
     applies: tuple[int, ...] = ()
+    run_states: tuple[tuple[int, int], ...] = ()
 
     @property
     def workers(self) -> int:
@@ -98,9 +100,10 @@ class Generation:
         moving = {
             peer for donor, recipient, _ in self.moves for peer in (donor, recipient) if rank in (donor, recipient)
         }
+        told = {peer for pair in self.run_states if rank in pair for peer in pair}
         among = self.groups[self.stages[rank]].peers_of(rank) if self.groups else frozenset()
         return self.schedule.peers_of(rank).union(
-            self.donors_of(rank), self.recipients_of(rank), moving - {rank}, among, self._next_to(rank)
+            self.donors_of(rank), self.recipients_of(rank), (moving | told) - {rank}, among, self._next_to(rank)
         )
 
     def _next_to(self, rank: int) -> frozenset[int]:
