@@ -10,6 +10,7 @@ or soon after an interruption. A micro-batch that kills whoever computes it ends
 from __future__ import annotations
 
 import random
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -349,6 +350,8 @@ def live(
     step=st.integers(0, 8),
     shard=st.integers(0, 5),
     seed=st.integers(0, 2**32),
+    stages=st.integers(1, 2),
+    hands_over=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
 def test_a_poisonous_micro_batch_ends_the_run_by_its_name(
@@ -361,24 +364,29 @@ def test_a_poisonous_micro_batch_ends_the_run_by_its_name(
     step: int,
     shard: int,
     seed: int,
+    stages: int,
+    hands_over: bool,
 ) -> None:
     """On the driver's machine, where it is certain what the dead did. Each loss may be one of all state, and of all that
     the driver has not heard yet; without checkpoints the run begins anew each time."""
     requirements = Requirements(
         shards=6,
-        start=workers,
-        least=min(least, workers),
-        most=workers,
+        start=max(workers, stages),
+        least=max(stages, min(least, workers)),
+        most=max(workers, stages),
         spares=spares,
+        stages=stages,
+        hands_over=hands_over,
         start_timeout_s=100_000.0,
         step_timeout_s=100_000.0,
     )
     world = World(requirements, deaf=deaf, near=True, poison=(step, shard))
     walk(world, random.Random(seed), heard=heard, saves=saves)
-    name = f"step {step}, shard {shard}: 3 workers in a row were lost while they computed it"
+    where = " of stage [01]" if stages > 1 else ""
+    name = f"step {step}, shard {shard}{where}: 3 workers in a row were lost while they computed it"
     assert world.end is not None
     assert isinstance(world.end.error, WorkerLost), world.end
-    assert name in str(world.end.error), "\n".join([str(world.end.error), *world.log[-60:]])
+    assert re.search(name, str(world.end.error)), "\n".join([str(world.end.error), *world.log[-60:]])
     assert steps_of(latest(process.progress for process in world.processes.values())) == step
 
 
