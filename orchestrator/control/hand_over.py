@@ -27,11 +27,12 @@ class Standing:
 
 @dataclass(frozen=True)
 class HandOver:
-    """applies: the ranks that apply the sum they hold before anything else. transfers: within a stage all that it keeps,
-    between stages the run's state without parameters; in this order. lost: the stages that cannot get to where the farthest
-    worker is."""
+    """What is done before the first step, in this order. applies: the ranks that apply the sum they hold. run_states: from whom
+    to whom the state of the run goes, without parameters. transfers: within a stage, all that it keeps. lost: the stages that
+    cannot get to where the farthest worker is."""
 
     applies: tuple[int, ...] = ()
+    run_states: tuple[Transfer, ...] = ()
     transfers: tuple[Transfer, ...] = ()
     lost: tuple[int, ...] = ()
 
@@ -41,26 +42,22 @@ def hand_over(standings: Sequence[Standing], stages: int) -> HandOver:
     top = latest(standing.progress for standing in standings)
     if top is None:
         return HandOver()
-    farthest = [rank for rank, standing in enumerate(standings) if standing.progress == top]
-    applies: list[int] = []
-    between: list[Transfer] = []
-    within: list[Transfer] = []
+    farthest = [rank for rank, each in enumerate(standings) if each.progress == top]
+    applies = [rank for rank, each in enumerate(standings) if _can_follow(each, top)]
+    keepers = [rank for rank, each in enumerate(standings) if _has_parameters(each, top) or rank in applies]
+    behind_top = [rank for rank in keepers if rank not in farthest]  # by a step that they apply, or by an evaluation
+    transfers: list[Transfer] = []
     lost: list[int] = []
     for stage in range(stages):
-        ranks = [rank for rank, standing in enumerate(standings) if standing.stage == stage]
-        donors = [rank for rank in ranks if rank in farthest]
-        if not donors:  # an evaluation apart, or a step whose sum they hold
-            donors = [rank for rank in ranks if _has_parameters(standings[rank], top)]
-            if not donors:
-                donors = [rank for rank in ranks if _can_follow(standings[rank], top)]
-                applies += donors
-            between += [(farthest[i % len(farthest)], rank) for i, rank in enumerate(donors)]
-        if not donors:
+        recipients = [rank for rank, each in enumerate(standings) if each.stage == stage and rank not in keepers]
+        donors = [rank for rank in keepers if standings[rank].stage == stage]
+        donors = [rank for rank in donors if rank in farthest] or donors
+        if donors:
+            transfers += [(donors[i % len(donors)], rank) for i, rank in enumerate(recipients)]
+        else:
             lost.append(stage)
-            continue
-        recipients = [rank for rank in ranks if rank not in donors]
-        within += [(donors[i % len(donors)], rank) for i, rank in enumerate(recipients)]
-    return HandOver(tuple(applies), (*between, *within), tuple(lost))
+    run_states = [(farthest[i % len(farthest)], rank) for i, rank in enumerate(behind_top)]
+    return HandOver(tuple(applies), tuple(run_states), tuple(transfers), tuple(lost))
 
 
 def _has_parameters(standing: Standing, top: Progress) -> bool:

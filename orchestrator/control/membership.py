@@ -150,7 +150,8 @@ class ControllerState:
     it ever has. mark: what has to be passed to count as progress; without_progress: generations since then that
     ended without and with a loss; restarts: losses of all state in a row. failures: failed starts in a
     row. deaths: in preparation. retry: when a start is tried again after there was no room. link_failures: pairs of
-    living members that have lost each other once. losses, stalls: by micro-batch, whether each was seen or inferred.
+    living members that have lost each other once. losses, stalls: by micro-batch (step, shard, stage), whether each was seen or
+    inferred.
     recoveries: open ones. inherited: which shards went on with others' state, each with the advances of all replicas that had
     been made then. interrupted: the signal and when. since: when the present phase began. listened: the last
     tick.
@@ -176,8 +177,8 @@ class ControllerState:
     trouble: str = ""
     retry: float | None = None
     link_failures: frozenset[frozenset[int]] = frozenset()
-    losses: Mapping[tuple[int, int], tuple[bool, ...]] = field(default_factory=dict)
-    stalls: Mapping[tuple[int, int], tuple[bool, ...]] = field(default_factory=dict)
+    losses: Mapping[tuple[int, int, int], tuple[bool, ...]] = field(default_factory=dict)
+    stalls: Mapping[tuple[int, int, int], tuple[bool, ...]] = field(default_factory=dict)
     recoveries: tuple[Recovery, ...] = ()
     inherited: tuple[tuple[int, Inheritance], ...] = ()
     interrupted: tuple[float, str] | None = None
@@ -299,6 +300,7 @@ def _compose_stages(state: ControllerState, workers: Sequence[Member]) -> Begin 
         stages=stages,
         restorers=tuple(restorers),
         applies=() if restorers else planned.applies,
+        run_states=() if restorers else planned.run_states,
     )
 
 
@@ -417,11 +419,13 @@ def _state_transfers(workers: Sequence[Member], servers: int, restore: int | Non
 def skew(state: ControllerState) -> str:
     """The members that are too far apart, in words; empty where they differ by one step at most (rule D1).
 
-    A recipient that is where it was has not taken its state; the others cannot have gone on without it.
+    Who was to take a state or to load one, and is where it was, has not; the others cannot have gone on without it.
     """
     generation = state.generation
     assert generation is not None
-    recipients = {generation.begin.members[recipient] for _, recipient in generation.begin.state_transfers}
+    begin = generation.begin
+    ranks = {*begin.restorers, *(recipient for _, recipient in begin.state_transfers)}
+    recipients = {begin.members[rank] for rank in ranks}
     moved = [
         member
         for member in present(state)

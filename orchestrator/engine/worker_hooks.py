@@ -86,6 +86,7 @@ class WorkerHooks:
                 self._state.go_back()
             else:
                 self._state.take_over(self._services.load(restore[1]))
+        self._tell_run_states(transport)
         for donor in generation.donors_of(self._rank):
             state, entries = state_transfer.take(transport, generation.number, donor, self.deadline_s)
             self._state.take_over(state)
@@ -157,15 +158,22 @@ class WorkerHooks:
             state_transfer.give(transport, generation.number, servers, run_alone, [], self.deadline_s)
         if workers:
             entries = [entry for entry in self._services.unacknowledged() if _is_of_the_run(entry)]
-            stages = generation.stages
-            elsewhere = [each for each in workers if stages and stages[each] != stages[self._rank]]
-            alike = [each for each in workers if each not in elsewhere]
-            if elsewhere:
-                run_alone = snapshot.of_the_run(run_state.as_dict())
-                state_transfer.give(transport, generation.number, elsewhere, run_alone, entries, self.deadline_s)
-            if alike:
-                state = self._state.held.capture(run_state.as_dict())
-                state_transfer.give(transport, generation.number, alike, state, entries, self.deadline_s)
+            state = self._state.held.capture(run_state.as_dict())
+            state_transfer.give(transport, generation.number, workers, state, entries, self.deadline_s)
+
+    def _tell_run_states(self, transport: CancellableTransport) -> None:
+        """Of a model in stages: who has the parameters, but not all that is known of the run, is told that."""
+        number, stream = self._generation.number, state_transfer.RUN
+        for donor, recipient in self._generation.run_states:
+            if donor == self._rank:
+                run_alone = snapshot.of_the_run(self._state.loop.run_state.as_dict())
+                entries = [entry for entry in self._services.unacknowledged() if _is_of_the_run(entry)]
+                state_transfer.give(transport, number, [recipient], run_alone, entries, self.deadline_s, stream)
+            elif recipient == self._rank:
+                state, entries = state_transfer.take(transport, number, donor, self.deadline_s, stream)
+                self._state.take_over(state)
+                for entry in entries:
+                    self._services.emit(entry)
 
     def _move_rows(self, transport: CancellableTransport) -> None:
         """What shards keep goes to their new hosts: one pair after the other, in an order that all know, so that no two wait

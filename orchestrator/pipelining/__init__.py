@@ -14,7 +14,7 @@ from orchestrator.pipelining.flow import Hosts, Programs, Task, groups_of, next_
 from orchestrator.pipelining.order import Order, Place
 from orchestrator.pipelining.orders import PIPELINING
 from orchestrator.pipelining.slots import border_slots
-from orchestrator.pipelining.timeline import bubble, nominal, timeline
+from orchestrator.pipelining.timeline import Span, bubble, nominal, timeline
 
 __all__ = [
     "PIPELINING",
@@ -22,6 +22,7 @@ __all__ = [
     "Order",
     "Place",
     "Programs",
+    "Span",
     "Task",
     "border_slots",
     "bubble",

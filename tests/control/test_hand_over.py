@@ -18,11 +18,14 @@ BEFORE, DONE, EVALUATED = Progress(4), Progress(5, evaluated=False), Progress(5)
         ([Standing(0, None), Standing(1, None)], HandOver()),
         ([Standing(0, DONE), Standing(1, DONE)], HandOver()),
         # a new member of stage 1 gets its stage's state
-        ([Standing(0, DONE), Standing(1, DONE), Standing(1, None)], HandOver((), ((1, 2),))),
+        ([Standing(0, DONE), Standing(1, DONE), Standing(1, None)], HandOver(transfers=((1, 2),))),
         # stage 1 has not applied the step, and holds its sum; the rest of the state comes from stage 0
         ([Standing(0, DONE), Standing(1, BEFORE, holds_sum=True)], HandOver((1,), ((0, 1),))),
-        # one of stage 1 has: the other one gets all from it
-        ([Standing(0, DONE), Standing(1, BEFORE, holds_sum=True), Standing(1, DONE)], HandOver((), ((2, 1),))),
+        # so it is where another one of stage 1 has applied it: that is cheaper than to send parameters
+        (
+            [Standing(0, DONE), Standing(1, BEFORE, holds_sum=True), Standing(1, DONE), Standing(1, None)],
+            HandOver((1,), ((0, 1),), ((2, 3),)),
+        ),
         # two of stage 1 hold it, a third one is new
         (
             [
@@ -31,17 +34,17 @@ BEFORE, DONE, EVALUATED = Progress(4), Progress(5, evaluated=False), Progress(5)
                 Standing(1, BEFORE, holds_sum=True),
                 Standing(1, None),
             ],
-            HandOver((1, 2), ((0, 1), (0, 2), (1, 3))),
+            HandOver((1, 2), ((0, 1), (0, 2)), ((1, 3),)),
         ),
         # nobody has applied the step: it is computed again
         ([Standing(0, BEFORE, holds_sum=True), Standing(1, BEFORE, holds_sum=True)], HandOver()),
         # stage 0 has evaluated: its metrics are handed over, no parameters
-        ([Standing(0, EVALUATED), Standing(1, DONE)], HandOver((), ((0, 1),))),
+        ([Standing(0, EVALUATED), Standing(1, DONE)], HandOver(run_states=((0, 1),))),
         # stage 1 is new altogether
-        ([Standing(0, DONE), Standing(1, None)], HandOver((), (), (1,))),
+        ([Standing(0, DONE), Standing(1, None)], HandOver(lost=(1,))),
         # without a second vote stage 1 may be a step behind with nothing to follow by
-        ([Standing(0, DONE), Standing(1, BEFORE)], HandOver((), (), (1,))),
-        ([Standing(0, Progress(0)), Standing(1, None)], HandOver((), ((0, 1),))),
+        ([Standing(0, DONE), Standing(1, BEFORE)], HandOver(lost=(1,))),
+        ([Standing(0, Progress(0)), Standing(1, None)], HandOver(run_states=((0, 1),))),
     ],
 )
 def test_some_hand_overs(standings: list[Standing], expected: HandOver) -> None:
@@ -74,11 +77,14 @@ def test_everybody_comes_to_the_top(case: tuple[list[Standing], int]) -> None:
         assert standings[rank].holds_sum
         assert behind(parameters[rank], top) == 1
         parameters[rank] = top
-    for donor, recipient in found.transfers:
+    for donor, recipient in found.run_states:
         assert whole[donor]
         assert not whole[recipient]
-        if standings[donor].stage == standings[recipient].stage:
-            parameters[recipient] = parameters[donor]
         whole[recipient] = True
+    for donor, recipient in found.transfers:
+        assert standings[donor].stage == standings[recipient].stage
+        assert whole[donor]
+        assert not whole[recipient]
+        parameters[recipient], whole[recipient] = parameters[donor], True
     assert all(whole)
     assert all(behind(each, top) == 0 for each in parameters)

@@ -10,8 +10,11 @@ from orchestrator.control.events import (
     CheckpointSaved,
     Died,
     Finished,
+    Heartbeat,
     Interrupt,
+    Kill,
     Left,
+    NoRoom,
     Ready,
     Recovered,
     Start,
@@ -95,7 +98,7 @@ def test_with_a_second_vote_a_loss_costs_no_step() -> None:
     begin = play.begin()
     assert (begin.members, begin.stages) == ((0, 1, 3, 4), (0, 1, 1, 0))
     assert (begin.forgets, begin.restore, begin.applies) == (False, None, (1, 2))
-    assert begin.state_transfers == ((0, 1), (0, 2), (0, 3))  # to 1 and 3 the run's state alone, to the spare all
+    assert (begin.run_states, begin.state_transfers) == (((0, 1), (0, 2)), ((0, 3),))
     play(Stepped(5))
     (recovered,) = play.of(Recovered)
     assert (recovered.kind, recovered.steps_lost, recovered.why) == ("lost", 0, "")
@@ -125,6 +128,32 @@ def test_a_stage_without_a_worker_takes_all_back_once_it_has_one(hands_over: boo
     assert recovered.why == "what stage 1 had learned is lost with its last worker"
     play(Ready(second.member, FACTS, can_restore=True), *[left(m, 4, "regroup", 1) for m in (0, 2, first.member)])
     assert play.begin().stages == (0, 0, 1, 1)
+
+
+def test_where_there_is_no_room_a_stage_without_a_worker_gets_the_place_of_another() -> None:
+    play = begun(staged(hands_over=True))
+    play(*[Stepped(n) for n in range(1, 5)], CheckpointSaved(3))
+    play(Died(1, "gone"), Died(3, "gone"), left(0, 5), left(2, 5))
+    play(*[NoRoom(start.member, "the node is gone") for start in play.of(Start)[4:]])
+    alive = [Heartbeat(member, "idle", None, None, 1) for member in (0, 2)]
+    play.wait(9.0, *alive)
+    assert not play.of(Kill)
+    play.wait(2.0, *alive)
+    (killed,) = play.of(Kill)
+    assert (killed.member, killed.why.partition(",")[0]) == (2, "stage 1 has no worker")
+    replacement = play.of(Start)[-1].member
+    play(Ready(replacement, FACTS, can_restore=True))
+    assert (play.begin().members, play.begin().stages) == ((0, replacement), (0, 1))
+    play.wait(30.0, *[Heartbeat(member, "compute", 3, 0, beats) for beats in range(3) for member in (0, replacement)])
+    assert len(play.of(Kill)) == 1
+
+
+def test_the_last_worker_of_a_stage_is_not_ended_for_another() -> None:
+    play = begun(staged(start=2, most=2, hands_over=True))
+    play(Stepped(1), Died(1, "gone"), left(0, 2))
+    play(NoRoom(play.of(Start)[-1].member, "the node is gone"))
+    play.wait(25.0, Heartbeat(0, "idle", None, None, 1))
+    assert not play.of(Kill)
 
 
 def test_a_stage_stays_with_its_worker_through_everything() -> None:

@@ -378,14 +378,24 @@ class Elastic:
         standings = [Standing(stage, member.progress) for stage, member in zip(stage_of, workers, strict=True)]
         planned = hand_over(standings, self._layout.stages)
         generation = replace(
-            first, number=self.generations, state_transfers=planned.transfers, writers=tuple(range(len(workers)))
+            first,
+            number=self.generations,
+            state_transfers=planned.transfers,
+            run_states=planned.run_states,
+            writers=tuple(range(len(workers))),
         )
         if self.generations and (planned.lost or self.lost):
             self.went_back += 1
             where = str(len(self.saved.complete) - 1) if self.saved.complete else INITIAL
             restorers = tuple(stage_of.index(stage) for stage in range(self._layout.stages))
             behind = tuple((restorers[stage], rank) for rank, stage in enumerate(stage_of) if rank not in restorers)
-            generation = replace(generation, restore=(restorers[0], where), restorers=restorers, state_transfers=behind)
+            generation = replace(
+                generation,
+                restore=(restorers[0], where),
+                restorers=restorers,
+                state_transfers=behind,
+                run_states=(),
+            )
         self.lost = False
         self.generations += 1
         return generation

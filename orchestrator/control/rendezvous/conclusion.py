@@ -72,7 +72,8 @@ def _regroup(decision: Decision) -> None:
     step = _standing(decision.state, generation)
     losses, stalls = fault_attribution.suspect(decision.state, step)
     decision.set(losses=losses, stalls=stalls)
-    error_or_none = fault_attribution.poison(losses, stalls) or _without_progress(decision)
+    staged = decision.state.requirements.stages > 1
+    error_or_none = fault_attribution.poison(losses, stalls, staged=staged) or _without_progress(decision)
     if error_or_none is not None:
         decision.end(
             error_or_none, f"generation {generation.number} ended at step {step} and another would not get further"

@@ -6,6 +6,7 @@ lost, pauses below the least number of workers, restarts after the loss of all s
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -42,8 +43,28 @@ def form(decision: Decision) -> None:
         if decision.state.phase != "paused":
             decision.say(f"paused: {plan}")
         decision.enter("paused")
+        _make_room(decision)
         start_missing(decision)
         _give_up_if_nobody_comes(decision, plan)
+
+
+def _make_room(decision: Decision) -> None:
+    """Where a stage has no worker, nobody comes and there is no room for one: end the youngest worker of the stage that most
+    host, whose place a new one takes. At most one at each retry, since a place is not free at once."""
+    state = decision.state
+    if state.requirements.stages == 1 or state.interrupted or state.retry is None or decision.now < state.retry:
+        return
+    workers = living(state, "worker")
+    hosted = Counter(member.stage for member in workers)
+    empty = [stage for stage in range(state.requirements.stages) if not hosted[stage]]
+    if not empty or hosted[None]:
+        return
+    stage, number = max(hosted.items(), key=lambda item: (item[1], item[0] or 0))
+    if number > 1:
+        youngest = max((member for member in workers if member.stage == stage), key=lambda member: member.id)
+        why = f"stage {empty[0]} has no worker, and there is room for one only in the place of another"
+        decision.kill(youngest, why)
+        decision.say(f"{youngest.name} of stage {stage} is ended: {why}")
 
 
 def worth_saving(state: ControllerState) -> bool:

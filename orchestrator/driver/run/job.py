@@ -78,7 +78,8 @@ class Job:
         files, tracker = record.files, record.tracker
         rested = [] if plan.lockstep else rests.staleness(list(lines.read(files.rests)))
         outcome.staleness = max((each.largest for each in rested), default=None)
-        seen = pictures.Seen(files.trace, files.journal, record.described.get("partition"), rested)
+        pipelining = plan.pipelining if plan.cluster.members.stages > 1 else None
+        seen = pictures.Seen(files.trace, files.journal, record.described.get("partition"), rested, pipelining)
         trouble = pictures.draw(files.pictures, seen, tracker.name, _schedule(plan))
         if trouble is not None:
             display.say(f"note: {trouble}")

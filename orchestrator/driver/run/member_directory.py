@@ -50,6 +50,7 @@ class MemberDirectory:
             groups_of(begin, self._exchange),
             begin.restorers,
             begin.applies,
+            begin.run_states,
         )
 
     def peers(self, members: tuple[int, ...], generation: Generation, rank: int) -> dict[int, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Final, Literal, Protocol
 
 from orchestrator.checkpoints.state import TrainingState
@@ -41,8 +40,9 @@ class Generation:
 
     Where the model is cut into stages: stages: by worker's rank, the one that it hosts; groups: by stage, who add up its
     gradient and how (`schedule` is that of the vote, in which all take part); restorers: of each stage the rank that loads
-    the checkpoint of `restore`. A rank of `applies` first applies the sum that it holds (Ended.holds_sum). A transfer of state
-    within a stage is of all that it keeps, and one between stages of the run's state without parameters.
+    the checkpoint of `restore`. Before the transfers of state, which are within a stage then, and in this order: a rank of
+    `applies` applies the sum that it holds (Ended.holds_sum), and of each pair of `run_states` the second gets the run's state
+    from the first, without parameters.
     """
 
     number: int
@@ -59,6 +59,7 @@ class Generation:
     groups: tuple[Group, ...] = ()
     restorers: tuple[int, ...] = ()
     applies: tuple[int, ...] = ()
+    run_states: tuple[tuple[int, int], ...] = ()
 
     @property
     def workers(self) -> int:
@@ -93,23 +94,14 @@ class Generation:
         return [recipient for donor, recipient in self.state_transfers if donor == rank]
 
     def peers_of(self, rank: int) -> frozenset[int]:
-        """The ranks that `rank` talks with and has to be connected with: in votes, sums and transfers of state, and as the
-        neighbour of its stage."""
+        """The ranks that `rank` talks with and has to be connected with; of a model in stages all, for digests and parameters
+        that several stages use go straight to whoever needs them."""
+        if self.stages:
+            return frozenset(range(self.workers)) - {rank}
         moving = {
             peer for donor, recipient, _ in self.moves for peer in (donor, recipient) if rank in (donor, recipient)
         }
-        if self.stages:  # digests and tied parameters go straight to whoever needs them
-            return frozenset(range(self.workers)) - {rank}
-        among = self.groups[self.stages[rank]].peers_of(rank) if self.groups else frozenset()
-        return self.schedule.peers_of(rank).union(
-            self.donors_of(rank), self.recipients_of(rank), moving - {rank}, among, self._next_to(rank)
-        )
-
-    def _next_to(self, rank: int) -> frozenset[int]:
-        """Those to whom `rank` hands activations and gradients, and from whom it gets them."""
-        columns = zip(*self.hosts, strict=True) if self.stages else ()
-        pairs = {pair for column in columns for pair in pairwise(column) if rank in pair}
-        return frozenset(peer for pair in pairs for peer in pair) - {rank}
+        return self.schedule.peers_of(rank).union(self.donors_of(rank), self.recipients_of(rank), moving - {rank})
 
 
 class Withdrawn(Exception):
