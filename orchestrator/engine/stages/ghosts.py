@@ -109,7 +109,7 @@ class Ghost(torch.Tensor):
         """In the place of a parameter or a buffer."""
         ghost = Ghost.of(_meta(tensor), watcher, name)
         if isinstance(tensor, torch.nn.Parameter):
-            ghost._is_param = True  # type: ignore[attr-defined]  # torch's mark of what counts as a parameter
+            ghost._is_param = True
         return ghost
 
     @property

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from orchestrator.engine.stages import parcels
-from orchestrator.engine.stages.cuts import Cuts, choose, cut
+from orchestrator.engine.stages.cuts import Cuts, Way, choose, cut
 from orchestrator.engine.stages.survey import Survey, survey
 from orchestrator.engine.stages.whole import WholeModel
 from orchestrator.numerics import streams
@@ -37,8 +37,8 @@ class Bits(NamedTuple):
 def _same(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
     if left is None or right is None:
         return left is right
-    as_bytes = lambda tensor: tensor.detach().contiguous().reshape(-1).view(torch.uint8)  # noqa: E731
-    return left.shape == right.shape and torch.equal(as_bytes(left), as_bytes(right))
+    left, right = (each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (left, right))
+    return torch.equal(left, right)
 
 
 def made(case: Case) -> torch.nn.Module:
@@ -64,7 +64,7 @@ def unsplit(case: Case, *, mixed: bool = False) -> Bits:
     with streams.seeded_with(SEED):
         with precision(mixed):
             loss = case.loss(model, case.batch)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         return _left(model, loss)
 
 
@@ -73,7 +73,7 @@ def cuts_of(case: Case, borders: tuple[str, ...] | None = None, *, stages: int =
     model, found = made(case), surveyed(case, mixed=mixed)
     names = [name for name, _ in [*model.named_parameters(), *model.named_buffers()]]
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
-    surveys = {"training": found}
+    surveys: dict[Way, Survey] = {"training": found}
     return cut(surveys, borders or choose(surveys, stages, sizes), names)
 
 

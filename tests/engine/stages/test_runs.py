@@ -86,7 +86,7 @@ def test_a_member_holds_its_stage_only() -> None:
     assert alive[0] | alive[1] == set(before[0])
     assert not alive[0] & alive[1]
     for worker, names in zip(workers, alive, strict=True):
-        state = worker._execution.held.capture({})  # type: ignore[attr-defined]
+        state = worker._execution.held.capture({})
         assert {name.removeprefix("model/") for name in state.tensors if name.startswith("model/")} == names
         assert {name.split("/")[2] for name in state.tensors if name.startswith("optimizer/")} == names
 
@@ -129,7 +129,7 @@ class HookedTied(Deep):
     def model(self) -> nn.Module:
         first, last = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
         last.weight = first.weight
-        first.weight.register_hook(lambda gradient: gradient * 2)
+        first.weight.register_hook(lambda gradient: gradient * 2)  # type: ignore[no-untyped-call]
         return nn.Sequential(first, nn.Tanh(), nn.Linear(6, 6), last)
 
     def stages(self, model: nn.Module) -> list[str]:  # noqa: ARG002
