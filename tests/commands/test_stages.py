@@ -1,4 +1,4 @@
-"""The page about stages runs as it stands: workers that have a stage each give the digest of those that have the whole model."""
+"""The page about stages runs as it stands: workers with a stage each give the digest of those with the whole model."""
 
 from __future__ import annotations
 
