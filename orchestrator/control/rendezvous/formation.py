@@ -57,7 +57,7 @@ def _make_room(decision: Decision) -> None:
     workers = living(state, "worker")
     hosted = Counter(member.stage for member in workers)
     empty = [stage for stage in range(state.requirements.stages) if not hosted[stage]]
-    if not empty or hosted[None]:
+    if not workers or not empty or hosted[None]:
         return
     stage, number = max(hosted.items(), key=lambda item: (item[1], item[0] or 0))
     if number > 1:
