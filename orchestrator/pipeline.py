@@ -98,6 +98,11 @@ class Pipeline:
         class that steps without a closure and keeps what it remembers in `state` and `param_groups`, not in attributes."""
         return None
 
+    def stages(self, model: torch.nn.Module) -> Sequence[str] | None:  # noqa: ARG002
+        """With `cluster.stages`: the names of the modules at whose calls the second stage and the later ones begin, in the
+        order of the calls; None: they are chosen, by their computation and their parameters."""
+        return None
+
     def rate(self, step: int) -> float:  # noqa: ARG002
         """The factor on the learning rates at a step, counted from 0: a schedule of one's own, instead of the configuration's
         `schedule`. It depends on the step alone."""

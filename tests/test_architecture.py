@@ -39,6 +39,7 @@ FLOORS = [
     "samples",
     "pipeline",
     "synchrony",
+    "pipelining",
     "topologies",
     "table",
     "values",
@@ -52,10 +53,19 @@ ROOMS = {
     "cluster": ["placement", "sessions", "actors", "jobs"],
     "engine": [
         *("worker", "server", "worker_hooks", "executions"),
-        *("asynchronous", "execution", "admission", "compute", "exchange", "member"),
+        *("asynchronous", "stages", "execution", "admission", "compute", "exchange", "member"),
     ],
     "provenance": ["crates", "data", "environment", "code"],
-    "control": ["controller", "rendezvous", "faults", "decision", "membership", "shard_assignment", "events"],
+    "control": [
+        "controller",
+        "rendezvous",
+        "faults",
+        "decision",
+        "membership",
+        "hand_over",
+        "shard_assignment",
+        "events",
+    ],
 }
 ONLY_ROOM = {
     "ray": "cluster",
@@ -68,7 +78,7 @@ ONLY_ROOM = {
 MOST_PARAMETERS = 7
 CALLS = ("importlib.import_module", "import_module", "__import__")
 STANDARD_LIBRARY_ONLY = ["records", "errors", "references"]
-PYDANTIC_TOO = ["values", "table", "topologies", "synchrony"]
+PYDANTIC_TOO = ["values", "table", "topologies", "pipelining", "synchrony"]
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "orchestrator"

@@ -54,7 +54,19 @@ from orchestrator.topologies import TOPOLOGIES
 from orchestrator.updates.schedules import SCHEDULES
 
 ROOT = Path(__file__).parent.parent
-CLUSTER = "address, workers, spares, cpus_per_worker, gpus_per_worker, start_timeout_s, step_timeout_s, lease_s"
+CLUSTER = ", ".join(
+    [
+        "address",
+        "workers",
+        "stages",
+        "spares",
+        "cpus_per_worker",
+        "gpus_per_worker",
+        "start_timeout_s",
+        "step_timeout_s",
+    ]
+    + ["lease_s", "pipeline"]
+)
 SMALLEST = ["pipeline.target=pipelines.digits:Digits", "run.steps=3"]
 Write = Callable[[str, str], str]
 
@@ -512,8 +524,7 @@ WRONG_FILES = {
     "run:\n  seed: 1\n  sed: 2\n": "a.yaml:3: run.sed: no such key; did you mean run.seed?",
     "run.seed: 1\n": "a.yaml:1: run.seed: keys are nested in a file: write run: {seed: ...}",
     "run:\n  seed: x\n": "a.yaml:2: run.seed: expected a whole number, got 'x'",
-    "cluster:\n": "a.yaml:1: cluster: has no value; give it keys "
-    "(address, workers, spares, cpus_per_worker, gpus_per_worker, start_timeout_s, step_timeout_s, lease_s) or leave it out",
+    "cluster:\n": f"a.yaml:1: cluster: has no value; give it keys ({CLUSTER}) or leave it out",
     "1: 2\n": "a.yaml:1: 1: this key is not text; put it in quotes",
     "run: {steps: 3, epochs: 4}": "a.yaml:1: run.steps and run.epochs: only one can be set",
     "run: {name: 'a\x01'}": "a.yaml: not valid YAML: unacceptable character #x0001: control characters are not allowed",
@@ -811,6 +822,7 @@ EXECUTION = (
         "cluster.step_timeout_s=1",
         "cluster.address=head:6379",
         "cluster.gpus_per_worker=0.5",
+        "cluster.pipeline=gpipe",
         "topology={name: tree, arity: 3}",
         "topology=parameter_server",
         "transport=shared_memory",
@@ -843,6 +855,11 @@ def test_what_determines_the_execution_is_no_part_of_the_identity(override: str)
     settings = given_on_command_line(override)
     assert settings != given_on_command_line()
     assert determining(settings) == determining(given_on_command_line())
+
+
+def test_stages_are_no_part_of_the_identity() -> None:
+    staged = given_on_command_line("cluster.stages=2", "cluster.workers=2")
+    assert determining(staged) == determining(given_on_command_line())
 
 
 @pytest.mark.parametrize("override", RESULT)
@@ -926,6 +943,58 @@ def test_what_does_not_go_with_local_steps_is_refused_with_the_remedy(
 ) -> None:
     (problem,) = problems(*LOCAL, *overrides)
     assert problem.removeprefix("command line: ") == sentence
+
+
+STAGED = ("cluster.stages=2", "cluster.workers=3")
+UNFIT_FOR_STAGES = {
+    "cluster.workers=1": "cluster.workers: 1 worker for 2 stages; a worker hosts one stage: raise it to 2 or more, or lower "
+    "cluster.stages",
+    "cluster.workers={min: 1, max: 4}": "cluster.workers: 1 worker for 2 stages; a worker hosts one stage: raise it to 2 or "
+    "more, or lower cluster.stages",
+    "cluster.workers=17": "cluster.workers: 17 workers for 8 shards in each of 2 stages; a worker hosts at least one shard: "
+    "lower cluster.workers or raise data.shards (which changes the result)",
+    "topology=parameter_server": "topology: with cluster.stages a stage is added up by the workers that host it, without "
+    "servers, so parameter_server is not on offer; set topology=ring, or cluster.stages=1",
+    "sync=ssp": "sync: with cluster.stages all stages of a model take a step together, so ssp is not on offer; set sync=bsp, "
+    "or cluster.stages=1",
+    "local={steps: 3, optimizer: {name: sgd, lr: 0.1}}": "local: with cluster.stages no worker has a whole model to train by "
+    "itself; leave local out, or set cluster.stages=1",
+    "compression=quantize": "compression: with cluster.stages a worker has a gradient of its stage only, so quantize is not "
+    "on offer; set compression=none, or cluster.stages=1",
+    "privacy.clipping_norm=1": "privacy.clipping_norm: with cluster.stages no worker has a whole contribution to clip, so 1 is "
+    "not on offer; set privacy.clipping_norm=null, or cluster.stages=1",
+    "contribution=a:B": "contribution: with cluster.stages a worker has a gradient of its stage only, so a:B is not on offer; "
+    "set contribution=gradient, or cluster.stages=1",
+    "reduction=fast": "reduction: with cluster.stages a stage's gradient is added up exactly, so fast is not on offer; set "
+    "reduction=exact, or cluster.stages=1",
+    "cluster.gpus_per_worker=1": "cluster.gpus_per_worker: with cluster.stages stages are computed on CPUs, so 1 is not on "
+    "offer; set cluster.gpus_per_worker=0, or cluster.stages=1",
+    "optimizer=a:B": "optimizer: with cluster.stages an optimizer of your own may look at all parameters, so a:B is not on "
+    "offer; set one of torch's, as optimizer=adamw, or cluster.stages=1",
+}
+
+
+@pytest.mark.parametrize(("override", "sentence"), UNFIT_FOR_STAGES.items())
+def test_what_does_not_go_with_stages_is_refused_with_the_remedy(override: str, sentence: str) -> None:
+    (problem,) = problems(*STAGED, override)
+    assert problem.removeprefix("command line: ") == sentence
+    assert given_on_command_line(override.replace("17", "7"), "cluster.stages=1").cluster.stages == 1
+
+
+def test_stages_are_computed_on_cpus() -> None:
+    found = problems(*STAGED, "run.device=cuda", "cluster.gpus_per_worker=1")
+    assert [problem.removeprefix("command line: ").partition(":")[0] for problem in found] == [
+        "run.device",
+        "cluster.gpus_per_worker",
+    ]
+
+
+def test_a_stage_needs_a_worker() -> None:
+    plan = resolve(given_on_command_line("cluster.stages=3", "cluster.workers=4"))
+    assert (plan.cluster.members.stages, plan.cluster.members.least) == (3, 3)
+    assert resolve(given_on_command_line("cluster.workers=4")).cluster.members.least == 1
+    assert plan.pipelining == Variant("1f1b", {})
+    assert resolve(given_on_command_line("cluster.pipeline=gpipe")).pipelining == Variant("gpipe", {})
 
 
 def test_clients_that_are_drawn_have_no_state() -> None:

@@ -233,10 +233,12 @@ def _took_part(state: ControllerState, member: Member) -> bool:
 
 
 def _note_loss(decision: Decision, fallen: LostMember) -> None:
-    """Call off the generation, which has lost a member, unless that member and another one had done all steps."""
+    """Call off the generation, which has lost a member, unless that member and another one of its stage had done all steps."""
     member, generation = fallen.member, decision.generation()
     others_finished = any(
-        isinstance(other.report, Finished) for other in present(decision.state) if other.role == "worker"
+        isinstance(other.report, Finished) and other.stage == member.stage
+        for other in present(decision.state)
+        if other.role == "worker"
     )
     if isinstance(member.report, Finished) and others_finished:
         decision.say("it had finished, and so has another one")
@@ -299,6 +301,7 @@ def _note_report(decision: Decision, member: Member, event: Left | Finished) -> 
         progress=event.progress,
         held=event.held,
         staged=event.staged,
+        holds_sum=isinstance(event, Left) and event.holds_sum,
         heard=decision.now,
         moved=decision.now,
     )

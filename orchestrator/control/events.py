@@ -36,7 +36,8 @@ class Left:
     """A member has left the generation and waits for the next one.
 
     accuses: the rank it lost contact with; None where that one had said farewell, and for every other reason. held, staged: the
-    shards whose state it has, as of its last committed step and as of the one after it.
+    shards whose state it has, as of its last committed step and as of the one after it. holds_sum: with stages, it has the sum
+    of its stage for the step after its last committed one, and has not applied it.
     """
 
     member: int
@@ -47,6 +48,7 @@ class Left:
     text: str = ""
     held: tuple[int, ...] = ()
     staged: tuple[int, ...] = ()
+    holds_sum: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,9 +170,13 @@ class Start:
 class Begin:
     """Begin a generation: its members by rank, workers (oldest first) before servers, all of them idle.
 
-    shards: by worker rank. state_transfers: (donor rank, recipient rank). restore: the rank that first loads the newest
-    checkpoint; it is the donor then. without_servers: the topology wants servers and none lives, so the workers use
-    another exact topology. moves: (donor rank, recipient rank, shards): what these shards keep, where they keep anything.
+    shards: by worker rank; stages: by worker rank, the stage that it hosts, of which these are the shards; none where every
+    worker has the whole model. state_transfers: (donor rank, recipient rank), within a stage. With stages two things come
+    before these: applies: the ranks that apply the sum they hold; run_states: (donor rank, recipient rank) of the state of the
+    run, without parameters, also between stages. restore: the rank that first loads the newest checkpoint; it is the donor
+    then, and with stages the first of `restorers`, one of each, which all load it. without_servers: the topology wants servers
+    and none lives, so the workers use another exact topology. moves: (donor rank, recipient rank, shards): what these shards
+    keep, where they keep anything.
     heirs: (lost, heir): what this shard keeps is lost with its only holder, and it goes on with what that one keeps. inherited:
     all such pairs since the replicas were equal last, in order, which the record of a run has to tell.
     forgets: all go back to what the donor restores, also those who are farther; where there is no checkpoint, to the state
@@ -190,6 +196,10 @@ class Begin:
     heirs: tuple[Inheritance, ...] = ()
     inherited: tuple[Inheritance, ...] = ()
     forgets: bool = False
+    stages: tuple[int, ...] = ()
+    restorers: tuple[int, ...] = ()
+    applies: tuple[int, ...] = ()
+    run_states: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -219,11 +229,12 @@ class Kill:
 @dataclass(frozen=True)
 class Recovered:
     """A recovery is complete. seconds: from the detection of a loss (or the readiness of a joiner) to the next
-    completed step."""
+    completed step; why: steps are lost, where that has a cause to be told."""
 
     kind: Literal["lost", "joined", "restarted"]
     seconds: float
     steps_lost: int
+    why: str = ""
 
 
 @dataclass(frozen=True)

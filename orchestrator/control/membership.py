@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from orchestrator.control.events import Begin, Finished, Heartbeat, Inheritance, Left, Move, Role
-from orchestrator.control.shard_assignment import assign_shards
+from orchestrator.control.hand_over import HandOver, Standing, hand_over
+from orchestrator.control.shard_assignment import assign_shards, assign_stages, deal
 from orchestrator.errors import Inconsistent
 from orchestrator.records.progress import Progress, advances_of, behind, latest, steps_of
 
@@ -24,9 +25,11 @@ class Requirements:
     """What a run requires.
 
     start: workers that must be ready to begin; least: it pauses below; most: it grows to. servers: 0 where the
-    topology has none. checkpoint: the newest committed one when the run begins, so None unless it is a resume.
-    whole: no generation begins without all of them, because the layout determines the result. stores: checkpoints can
-    be written. inherits: what a lost shard kept is replaced by what another one keeps; otherwise all go back.
+    topology has none. stages: into so many the model is cut; above 1 each worker hosts one of them; hands_over: a step is then
+    committed by a second vote, so that a loss costs no step while every stage keeps a worker; otherwise any loss sends all
+    back. checkpoint: the newest committed one when the run begins, so None unless it is a resume. whole: no generation begins
+    without all of them, because the layout determines the result. stores: checkpoints can be written. inherits: what a lost
+    shard kept is replaced by what another one keeps; otherwise all go back.
     start_timeout_s: how long a start may go without progress. generation, member: the first numbers to give, above all that
     an earlier part of the run has used.
     """
@@ -37,6 +40,8 @@ class Requirements:
     most: int
     spares: int = 0
     servers: int = 0
+    stages: int = 1
+    hands_over: bool = False
     start_timeout_s: float
     step_timeout_s: float
     checkpoint: int | None = None
@@ -47,9 +52,11 @@ class Requirements:
     member: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.least <= self.start <= self.most <= self.shards:
+        most = self.shards * self.stages
+        if not 1 <= self.stages <= self.least <= self.start <= self.most <= most:
             raise ValueError(
-                f"1 <= least {self.least} <= start {self.start} <= most {self.most} <= shards {self.shards} must hold"
+                f"1 <= stages {self.stages} <= least {self.least} <= start {self.start} <= most {self.most} <= shards {most} "
+                "must hold"
             )
 
 
@@ -58,8 +65,9 @@ class Member:
     """A living member.
 
     asked: when its start was ordered; ready: since when it is prepared; joins: it got ready while there was room for it
-    in a generation (a spare did not). held, staged: the shards whose state it has, as of its last committed step and as of
-    the one after it. heard, moved: when it last answered, and when its compute thread last moved.
+    in a generation (a spare did not). stage: which one it hosts, from its first generation on; None before, and where
+    every worker has the whole model. held, staged: the shards whose state it has, as of its last committed step and as of
+    the one after it. holds_sum: as of its report. heard, moved: when it last answered, and when its compute thread last moved.
     """
 
     id: int
@@ -69,10 +77,12 @@ class Member:
     run_manifest: Mapping[str, Any] = field(default_factory=dict)
     can_restore: bool = False
     joins: bool = False
+    stage: int | None = None
     progress: Progress | None = None
     report: Left | Finished | None = None
     held: tuple[int, ...] = ()
     staged: tuple[int, ...] = ()
+    holds_sum: bool = False
     heard: float = 0.0
     moved: float = 0.0
     heartbeat: Heartbeat | None = None
@@ -123,11 +133,12 @@ class GenerationStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """A loss, a join or a restart that ends with the next completed step."""
+    """A loss, a join or a restart that ends with the next completed step. why: as of `Recovered`."""
 
     kind: Literal["lost", "joined", "restarted"]
     since: float
     steps_lost: int = 0
+    why: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +150,8 @@ class ControllerState:
     it ever has. mark: what has to be passed to count as progress; without_progress: generations since then that
     ended without and with a loss; restarts: losses of all state in a row. failures: failed starts in a
     row. deaths: in preparation. retry: when a start is tried again after there was no room. link_failures: pairs of
-    living members that have lost each other once. losses, stalls: by micro-batch, whether each was seen or inferred.
+    living members that have lost each other once. losses, stalls: by micro-batch (step, shard, stage), whether each was seen or
+    inferred.
     recoveries: open ones. inherited: which shards went on with others' state, each with the advances of all replicas that had
     been made then. interrupted: the signal and when. since: when the present phase began. listened: the last
     tick.
@@ -165,8 +177,8 @@ class ControllerState:
     trouble: str = ""
     retry: float | None = None
     link_failures: frozenset[frozenset[int]] = frozenset()
-    losses: Mapping[tuple[int, int], tuple[bool, ...]] = field(default_factory=dict)
-    stalls: Mapping[tuple[int, int], tuple[bool, ...]] = field(default_factory=dict)
+    losses: Mapping[tuple[int, int, int], tuple[bool, ...]] = field(default_factory=dict)
+    stalls: Mapping[tuple[int, int, int], tuple[bool, ...]] = field(default_factory=dict)
     recoveries: tuple[Recovery, ...] = ()
     inherited: tuple[tuple[int, Inheritance], ...] = ()
     interrupted: tuple[float, str] | None = None
@@ -209,10 +221,10 @@ def top(members: Iterable[Member]) -> Progress | None:
 
 
 def quorum(state: ControllerState) -> int:
-    """How many workers the next generation needs. One is enough to save the state, unless the layout determines the
-    result."""
+    """How many workers the next generation needs. One of each stage is enough to save the state, unless the layout determines
+    the result."""
     if state.interrupted is not None and not state.requirements.whole:
-        return 1
+        return state.requirements.stages
     return state.requirements.start if state.generation is None else state.requirements.least
 
 
@@ -227,6 +239,8 @@ def compose(state: ControllerState) -> Begin | str:
         return f"{len(workers)} workers are ready, {quorum(state)} are needed"
     if (state.generation is None or state.requirements.whole) and len(servers) < state.requirements.servers:
         return f"{len(servers)} servers are ready, {state.requirements.servers} are needed"
+    if state.requirements.stages > 1:
+        return _compose_stages(state, workers)
     heirs = inherited(state, workers)
     lost = [] if heirs else lost_shards(state, workers)
     restore = None
@@ -252,6 +266,68 @@ def compose(state: ControllerState) -> Begin | str:
         inherited=() if restore is not None else (*_inherited_before(state, workers), *heirs),
         forgets=_keeps_shard_state(state, workers) and restore is not None,
     )
+
+
+def _compose_stages(state: ControllerState, workers: Sequence[Member]) -> Begin | str:
+    """As `compose`, of a model that is cut into stages."""
+    requirements = state.requirements
+    stages = assign_stages([member.stage for member in workers], requirements.stages)
+    if empty := sorted(set(range(requirements.stages)) - set(stages)):
+        return f"no worker is ready for stage{'s' * (len(empty) > 1)} {', '.join(map(str, empty))}"
+    planned = _stage_hand_over(state, workers, stages)
+    back = _goes_back(state, workers, stages)
+    restorers: list[int] = []
+    if back is not None or to_restore(state, workers):
+        for stage in range(requirements.stages):
+            ranks = [rank for rank, other in enumerate(stages) if other == stage]
+            able = [rank for rank in ranks if workers[rank].can_restore or state.checkpoint is None]
+            if not able:
+                return f"no worker of stage {stage} reaches the checkpoint of step {state.checkpoint}"
+            restorers.append(able[0])
+    return Begin(
+        generation=requirements.generation if state.generation is None else state.generation.number + 1,
+        members=tuple(member.id for member in workers),
+        workers=len(workers),
+        servers=0,
+        shards=deal(requirements.shards, stages),
+        state_transfers=tuple((restorers[stage], rank) for rank, stage in enumerate(stages) if rank not in restorers)
+        if restorers
+        else planned.transfers,
+        restore=restorers[0] if restorers else None,
+        without_servers=False,
+        run_manifest=agreed(state, workers),
+        forgets=back is not None,
+        stages=stages,
+        restorers=tuple(restorers),
+        applies=() if restorers else planned.applies,
+        run_states=() if restorers else planned.run_states,
+    )
+
+
+def _stage_hand_over(state: ControllerState, workers: Sequence[Member], stages: Sequence[int]) -> HandOver:
+    return hand_over(
+        [Standing(stage, each.progress, each.holds_sum) for stage, each in zip(stages, workers, strict=True)],
+        state.requirements.stages,
+    )
+
+
+def _goes_back(state: ControllerState, workers: Sequence[Member], stages: Sequence[int]) -> str | None:
+    """Why all workers go back to the last checkpoint, as the end of a sentence; None where they can go on."""
+    if top(workers) is None:
+        return None
+    if lost := _stage_hand_over(state, workers, stages).lost:
+        which = f"stage{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}"
+        return f"what {which} had learned is lost with {'their' if lost[1:] else 'its'} last worker"
+    if state.generation is not None and state.generation.lost and not state.requirements.hands_over:
+        return "a worker of a model in stages was lost"
+    return None
+
+
+def why_back(state: ControllerState, plan: Begin) -> str:
+    """Why the workers of this plan go back to the last checkpoint; empty where they do not, or have no stages."""
+    if not plan.stages or not plan.forgets:
+        return ""
+    return _goes_back(state, [state.members[member] for member in plan.members], plan.stages) or ""
 
 
 def agreed(state: ControllerState, workers: Sequence[Member]) -> Mapping[str, Any]:
@@ -343,11 +419,13 @@ def _state_transfers(workers: Sequence[Member], servers: int, restore: int | Non
 def skew(state: ControllerState) -> str:
     """The members that are too far apart, in words; empty where they differ by one step at most (rule D1).
 
-    A recipient that is where it was has not taken its state; the others cannot have gone on without it.
+    Who was to take a state or to load one, and is where it was, has not; the others cannot have gone on without it.
     """
     generation = state.generation
     assert generation is not None
-    recipients = {generation.begin.members[recipient] for _, recipient in generation.begin.state_transfers}
+    begin = generation.begin
+    ranks = {*begin.restorers, *(recipient for _, recipient in begin.state_transfers)}
+    recipients = {begin.members[rank] for rank in ranks}
     moved = [
         member
         for member in present(state)

@@ -29,6 +29,7 @@ from orchestrator.engine.exchange.carriers import Carriers
 from orchestrator.engine.exchange.collectives import Exchange, Memory
 from orchestrator.engine.exchange.footprint import sums_of
 from orchestrator.engine.exchange.lattice_carrier import LatticeCarrier
+from orchestrator.engine.execution.boundary import Boundary, Whole
 from orchestrator.engine.execution.clipped_trainer import ClippedSum, ClippedTrainer
 from orchestrator.engine.execution.executor import Executor
 from orchestrator.engine.execution.local_trainer import LocalTrainer
@@ -37,11 +38,15 @@ from orchestrator.engine.execution.replica_state import ReplicaState
 from orchestrator.engine.execution.summation import CompressedSum, DirectSum, Summation, first_residuals
 from orchestrator.engine.execution.timing import Timing
 from orchestrator.engine.member.generation import Generation, ProcessServices
+from orchestrator.engine.stages.planning import plan_stages, prove, summary
+from orchestrator.engine.stages.stage_state import StageState
+from orchestrator.engine.stages.staged import HostedStage, WholeNames
+from orchestrator.errors import ConfigurationError
+from orchestrator.numerics import allocator
 from orchestrator.numerics.staging import Staging
 from orchestrator.plan import Plan
 from orchestrator.topologies import build_schedule
 from orchestrator.topologies.routes import Routes
-from orchestrator.topologies.schedule import Schedule
 from orchestrator.transports.base import Regions, Transport
 from orchestrator.updates.compressions.codec import Codec
 from orchestrator.updates.optimizers import remembered
@@ -100,9 +105,21 @@ def _require_memory(parts: Parts) -> None:
 class Execution(Protocol):
     """One worker's way to execute a run. held: its state at a boundary."""
 
-    held: ReplicaState
+    @property
+    def held(self) -> ReplicaState | StageState: ...
 
-    def suit(self, schedule: Schedule, rank: int) -> None:
+    @property
+    def boundary(self) -> Boundary: ...
+
+    @property
+    def keeps_shard_state(self) -> bool:
+        """Whether its shards have a state of their own."""
+
+    def prove(self, reference: str) -> dict[str, Any]:
+        """Before the first generation: that what is particular to this way computes the same bits; returns more for the run
+        manifest. reference: of the first micro-batch."""
+
+    def suit(self, generation: Generation, rank: int) -> None:
         """Allocate what a generation needs, before its peers connect."""
 
     def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
@@ -136,6 +153,7 @@ class LockstepExecution:
             self._trainer = LocalTrainer(gradients, replica, updater, self._summation, host_transfer, parts.services)
         keeps, summation = gradients.keeps_state, self._summation
         self.held = ReplicaState(replica, updater, gradients.states, keeps_shard_state=keeps, summation=summation)
+        self.boundary = _whole(parts)
 
     def _sum(self, parts: Parts, codec: Codec | None, gradients: Contributing) -> Summation:
         layout = parts.replica.layout
@@ -146,8 +164,15 @@ class LockstepExecution:
         carriers = Carriers(codec, statistics, parts.plan.data.shards, parts.regions)
         return CompressedSum(codec, carriers, layout, self._memory.result, states)
 
-    def suit(self, schedule: Schedule, rank: int) -> None:
-        self._summation.suit(schedule, rank)
+    @property
+    def keeps_shard_state(self) -> bool:
+        return self.held.keeps_shard_state
+
+    def prove(self, reference: str) -> dict[str, Any]:  # noqa: ARG002
+        return {}
+
+    def suit(self, generation: Generation, rank: int) -> None:
+        self._summation.suit(generation.schedule, rank)
         if self.held.keeps_shard_state:
             self._states.outlive(lambda row: self._services.slots(self._plan.data.shards, row))
 
@@ -186,10 +211,18 @@ class SprintExecution:
         updates = ShardUpdates(parts.workload, replica, updater, plan.data.shards, self._mode.threshold)
         self._free = FreeReplica(replica, updates, states, self._memory, parts.services)
         self.held = ReplicaState(replica, updater, states, keeps_shard_state=True)
+        self.boundary = _whole(parts)
 
-    def suit(self, schedule: Schedule, rank: int) -> None:
-        self._memory.suit(schedule, rank)
-        self._routes = Routes(schedule)
+    @property
+    def keeps_shard_state(self) -> bool:
+        return self.held.keeps_shard_state
+
+    def prove(self, reference: str) -> dict[str, Any]:  # noqa: ARG002
+        return {}
+
+    def suit(self, generation: Generation, rank: int) -> None:
+        self._memory.suit(generation.schedule, rank)
+        self._routes = Routes(generation.schedule)
         self._deltas.suit(self._routes, rank)
 
     def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
@@ -221,9 +254,17 @@ class GossipExecution:
         updates = ShardUpdates(parts.workload, replica, updater, 1, 0.0)
         self._models = ShardModels(replica, updates, states, self._memory, parts.services)
         self.held = ReplicaState(replica, updater, states, keeps_shard_state=True)
+        self.boundary = _whole(parts)
 
-    def suit(self, schedule: Schedule, rank: int) -> None:
-        self._memory.suit(schedule, rank)
+    @property
+    def keeps_shard_state(self) -> bool:
+        return self.held.keeps_shard_state
+
+    def prove(self, reference: str) -> dict[str, Any]:  # noqa: ARG002
+        return {}
+
+    def suit(self, generation: Generation, rank: int) -> None:
+        self._memory.suit(generation.schedule, rank)
 
     def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
         self._models.shards = moment.shards
@@ -234,6 +275,60 @@ class GossipExecution:
         return Gossip(self._models, self._mixing, exchange, terms, cadence.due, requests, records), exchange
 
 
+class StagedExecution:
+    """The model is cut into stages, of which this worker hosts one from its first generation on. Until then it has all."""
+
+    keeps_shard_state = False
+
+    def __init__(self, parts: Parts) -> None:
+        if parts.plan.update.optimizer is None:
+            raise ConfigurationError(
+                [
+                    "cluster.stages: an optimizer of the pipeline's own may look at all parameters; set optimizer, or stages=1"
+                ]
+            )
+        self._plan, self._workload = parts.plan, parts.workload
+        self._regions, self._services = parts.regions, parts.services
+        self._replica: Replica | None = parts.replica
+        self._hosted: HostedStage | None = None
+
+    @property
+    def held(self) -> StageState:
+        return self._here.held
+
+    @property
+    def boundary(self) -> Boundary:
+        return self._here.boundary
+
+    def prove(self, reference: str) -> dict[str, Any]:
+        assert self._replica is not None
+        self._cuts = plan_stages(self._workload, self._replica, self._plan.cluster.members.stages)
+        seconds = prove(self._workload, self._replica, self._cuts, reference)
+        self._services.emit({"event": "stages_proved", "seconds": [round(each, 4) for each in seconds]})
+        return {"stages": summary(self._cuts, self._workload.model)}
+
+    def suit(self, generation: Generation, rank: int) -> None:
+        if self._hosted is None:
+            assert self._replica is not None
+            names = WholeNames(self._replica.layout, tuple(self._replica.counter_names()))
+            self._replica = None  # its memory goes with it
+            self._hosted = HostedStage(
+                *(self._plan, self._workload, names, self._cuts, generation.stages[rank]), self._regions, self._services
+            )
+            allocator.give_back()
+        self._hosted.suit(generation, rank)
+
+    def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
+        exchange = self._here.take_on(moment.generation, moment.rank, moment.transport, moment.deadline_s)
+        contents = StepContents.of(self._plan, moment.run_manifest)
+        return Lockstep(self._here.trainer, exchange, contents, moment.timing.requests), exchange
+
+    @property
+    def _here(self) -> HostedStage:
+        assert self._hosted is not None, "its stage is known with the first generation"
+        return self._hosted
+
+
 EXECUTIONS: Final[Mapping[str, Callable[[Parts], Execution]]] = {
     "lockstep": LockstepExecution,
     "sprints": SprintExecution,
@@ -241,5 +336,11 @@ EXECUTIONS: Final[Mapping[str, Callable[[Parts], Execution]]] = {
 }
 
 
+def _whole(parts: Parts) -> Whole:
+    return Whole(parts.workload, parts.replica, parts.plan.data.shards)
+
+
 def execution(parts: Parts) -> Execution:
+    if parts.plan.cluster.members.stages > 1:
+        return StagedExecution(parts)
     return EXECUTIONS[parts.plan.mode.execution](parts)

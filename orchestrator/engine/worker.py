@@ -29,7 +29,7 @@ from orchestrator.engine.server import Server
 from orchestrator.engine.worker_hooks import WorkerHooks, WorkerState
 from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import allocator, cuda, determinism, staging
-from orchestrator.numerics.digests import distinct_state, model_digest
+from orchestrator.numerics.digests import model_digest
 from orchestrator.pipeline import find
 from orchestrator.plan import Plan
 from orchestrator.records.progress import Progress
@@ -65,13 +65,11 @@ class Worker:
         self._workload = Workload(kind, plan.run, plan.data, self._staging)
         construction.refuse_statistics(self._workload.model, plan)
         self._services.heartbeat.beat("prepare")
-        self._replica = Replica(self._workload.model, self._staging)
+        replica = Replica(self._workload.model, self._staging)
         before = construction.make_contribution(plan.update.contribution)
         optimizer = construction.make_optimizer(self._workload.pipeline, self._workload.model, plan)
-        self._updater = Updater(self._workload, self._replica, optimizer, plan.update)
-        parts = Parts(
-            plan, self._workload, self._replica, self._updater, before, self._regions, self._services, self._staging
-        )
+        updater = Updater(self._workload, replica, optimizer, plan.update)
+        parts = Parts(plan, self._workload, replica, updater, before, self._regions, self._services, self._staging)
         self._execution = execution(parts)
         self._services.heartbeat.beat("prepare")
         compute = self._prepare_thread()  # once more: scripts set threads, precision and cudnn.benchmark as they begin
@@ -80,21 +78,24 @@ class Worker:
                 ["early_stopping and schedule=plateau watch a metric, but datasets() returned no validation set"]
             )
         division = self._workload.division
+        reference = proof.reference(self._workload, replica)
+        more = self._execution.prove(reference)
         return {
             **({} if division is None else {"partition": division.digest}),
             "steps": plan.run.length(self._workload.order.steps_of),
             "samples": self._workload.order.samples,
             "evaluation_batches": len(self._workload.evaluation_batches),
-            "layout": self._replica.layout.as_dict(),
-            "trained": len(self._replica.parameters),
+            "layout": replica.layout.as_dict(),
+            "trained": len(replica.parameters),
             "parameters": sum(parameter.numel() for parameter in self._workload.model.parameters()),
-            "counters": self._replica.counter_names(),
-            "shard_state": self._execution.held.keeps_shard_state,
+            "counters": replica.counter_names(),
+            "shard_state": self._execution.keeps_shard_state,
             "initial_parameters": model_digest(self._workload.model),
             "compute": compute,
-            "reference": proof.reference(self._workload, self._replica),
-            **self._portability(),
+            "reference": reference,
+            **self._portability(replica, updater),
             "machine": determinism.machine(device),
+            **more,
         }
 
     @property
@@ -110,9 +111,9 @@ class Worker:
         loading a checkpoint raises, MemoryError.
         """
         self._prepare_thread()
+        self._execution.suit(generation, rank)
         if self._state is None:
             self._state = self._first_state(run_manifest)
-        self._execution.suit(generation.schedule, rank)
         ended = live(
             generation,
             self._services.heartbeat,
@@ -139,16 +140,15 @@ class Worker:
 
     def state(self) -> dict[str, torch.Tensor]:
         """The model's parameters and persistent buffers, tied tensors once, as tensors of their own in host memory."""
-        state = distinct_state(self._workload.model)
-        return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in state.items()}
+        return self._execution.boundary.state(0 if self._state is None else self._state.loop.run_state.steps)
 
-    def _portability(self) -> dict[str, Any]:
+    def _portability(self, replica: Replica, updater: Updater) -> dict[str, Any]:
         """Under portable arithmetic the operators that are not on the page; raises ConfigurationError where one that is comes
         out otherwise on this processor."""
         if self._plan.run.compute.arithmetic == "native":
             return {}
-        operators = proof.operators(self._workload, self._replica)
-        operators |= portability.operators_of_step(self._updater.optimizer)
+        operators = proof.operators(self._workload, replica)
+        operators |= portability.operators_of_step(updater.optimizer)
         return {"unknown_operators": portability.judge(operators)}
 
     def _prepare_thread(self) -> dict[str, Any]:
@@ -161,10 +161,10 @@ class Worker:
         """The state of a worker that has not taken part in a generation yet."""
         services, writer = self._services, self._services.writer
         timing = Timing(self._plan, services.heartbeat, lambda: writer.busy)
-        self._updater.start(run_manifest["steps"])
+        self._execution.held.start(run_manifest["steps"])
         loop = Loop(self._plan, run_manifest, timing, services.heartbeat)
-        state = WorkerState(self._plan, services, self._execution.held, loop, timing)
-        if state.held.keeps_shard_state:
+        state = WorkerState(self._plan, services, self._execution.held, self._execution.boundary, loop, timing)
+        if state.held.keeps_shard_state or self._plan.cluster.members.stages > 1:
             state.keep_initial()
         return state
 
@@ -184,12 +184,12 @@ class Worker:
             executor, exchange = self._execution.executor(moment)
             halted = state.loop.run(executor, exchange, hooks, saving=bool(generation.writers))
         finally:
-            self._replica.give_up_shard()  # a step that was given up leaves the buffers as its last shard made them
+            state.held.replica.give_up_shard()  # a step that was given up leaves the buffers as its last shard made them
             self._services.writer.copied(0)  # what was begun is written also where no further update asks for it
         if halted != "finished":
             return Ended(halted, self.progress, why="all members agreed")
         self.close()
-        return Ended("finished", self.progress, digest=model_digest(self._workload.model))
+        return Ended("finished", self.progress, digest=state.boundary.digest())
 
     def _fetch_ahead(self, shards: tuple[int, ...], steps: int) -> None:
         """Have loader processes fetch batches, where the plan wants them; they outlive generations."""

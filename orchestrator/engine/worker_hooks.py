@@ -14,14 +14,15 @@ from orchestrator.checkpoints.state import TrainingState
 from orchestrator.engine.compute import evaluation, snapshot
 from orchestrator.engine.compute.workload import Workload
 from orchestrator.engine.exchange import state_transfer
+from orchestrator.engine.execution.boundary import Boundary
 from orchestrator.engine.execution.loop import Loop
 from orchestrator.engine.execution.replica_state import ReplicaState
 from orchestrator.engine.execution.run_state import RunState
 from orchestrator.engine.execution.timing import Timing
 from orchestrator.engine.member.cancellation import CancellableTransport
 from orchestrator.engine.member.generation import INITIAL, Entry, Generation, ProcessServices
+from orchestrator.engine.stages.stage_state import StageState
 from orchestrator.errors import Inconsistent
-from orchestrator.numerics.digests import model_digest, tensor_digests
 from orchestrator.plan import Plan
 from orchestrator.records import trace
 from orchestrator.records.progress import Progress
@@ -34,7 +35,8 @@ class WorkerState:
 
     plan: Plan
     services: ProcessServices
-    held: ReplicaState
+    held: ReplicaState | StageState
+    boundary: Boundary
     loop: Loop
     timing: Timing
     has_state: bool = False
@@ -78,12 +80,13 @@ class WorkerHooks:
     def arrive(self, transport: CancellableTransport) -> None:
         """Load, take and give state, as this generation says."""
         generation, restore = self._generation, self._generation.restore
-        if restore is not None and restore[0] == self._rank:
+        if restore is not None and self._rank in (generation.restorers or restore[:1]):
             self._services.heartbeat.beat("prepare")
             if restore[1] == INITIAL:
                 self._state.go_back()
             else:
                 self._state.take_over(self._services.load(restore[1]))
+        self._tell_run_states(transport)
         for donor in generation.donors_of(self._rank):
             state, entries = state_transfer.take(transport, generation.number, donor, self.deadline_s)
             self._state.take_over(state)
@@ -100,9 +103,7 @@ class WorkerHooks:
         self._services.emit({"event": "generation_running", "generation": number, "step": step})
 
     def evaluate(self, step: int) -> evaluation.Results:
-        shards, total = self._generation.shards[self._rank], self._state.plan.data.shards
-        replica = self._state.held.replica
-        return evaluation.compute(self._workload, replica, shards, total, step, self._evaluating(step))
+        return self._state.boundary.evaluate(self._generation.shards[self._rank], step, self._evaluating(step))
 
     def publish(
         self,
@@ -117,9 +118,9 @@ class WorkerHooks:
         for line in lines[:-1]:
             self._services.emit({"trace": line, **again})
         if lines:
-            line, due, model = lines[-1], self._state.plan.cadence, self._workload.model
-            whole = model_digest(model) if last or _is_due(line["step"], due.digest_every) else None
-            single = tensor_digests(model) if _is_due(line["step"], due.tensors_every) else None
+            line, due, boundary = lines[-1], self._state.plan.cadence, self._state.boundary
+            whole = boundary.digest() if last or _is_due(line["step"], due.digest_every) else None
+            single = boundary.tensor_digests() if _is_due(line["step"], due.tensors_every) else None
             self._services.emit({"trace": trace.with_digests(line, whole, single), **again})
         if rest is not None:
             self._services.emit({"rest": dict(rest), **again})
@@ -130,6 +131,7 @@ class WorkerHooks:
     def save(self, run_state: RunState) -> None:
         writers = self._generation.writers
         self._services.heartbeat.beat("checkpoint", run_state.steps)
+        self._state.boundary.begin_save(writers)
         if self._rank not in writers:
             return
         self.saved()
@@ -147,16 +149,31 @@ class WorkerHooks:
         self._services.await_written()
 
     def _give(self, transport: CancellableTransport) -> None:
-        recipients = self._generation.recipients_of(self._rank)
-        workers = [recipient for recipient in recipients if recipient < self._generation.schedule.workers]
+        generation, run_state = self._generation, self._state.loop.run_state
+        recipients = generation.recipients_of(self._rank)
+        workers = [recipient for recipient in recipients if recipient < generation.schedule.workers]
         servers = [recipient for recipient in recipients if recipient not in workers]
-        run_state, number = self._state.loop.run_state, self._generation.number
         if servers:
-            state_transfer.give(transport, number, servers, TrainingState(run_state.as_dict(), {}), [], self.deadline_s)
+            run_alone = TrainingState(run_state.as_dict(), {})
+            state_transfer.give(transport, generation.number, servers, run_alone, [], self.deadline_s)
         if workers:
             entries = [entry for entry in self._services.unacknowledged() if _is_of_the_run(entry)]
             state = self._state.held.capture(run_state.as_dict())
-            state_transfer.give(transport, number, workers, state, entries, self.deadline_s)
+            state_transfer.give(transport, generation.number, workers, state, entries, self.deadline_s)
+
+    def _tell_run_states(self, transport: CancellableTransport) -> None:
+        """Of a model in stages: who has the parameters, but not all that is known of the run, is told that."""
+        number, stream = self._generation.number, state_transfer.RUN
+        for donor, recipient in self._generation.run_states:
+            if donor == self._rank:
+                run_alone = snapshot.of_the_run(self._state.loop.run_state.as_dict())
+                entries = [entry for entry in self._services.unacknowledged() if _is_of_the_run(entry)]
+                state_transfer.give(transport, number, [recipient], run_alone, entries, self.deadline_s, stream)
+            elif recipient == self._rank:
+                state, entries = state_transfer.take(transport, number, donor, self.deadline_s, stream)
+                self._state.take_over(state)
+                for entry in entries:
+                    self._services.emit(entry)
 
     def _move_rows(self, transport: CancellableTransport) -> None:
         """What shards keep goes to their new hosts: one pair after the other, in an order that all know, so that no two wait

@@ -27,6 +27,13 @@ def keep_freed_memory() -> None:
         libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
+def give_back() -> None:
+    """Give free memory back to the kernel, once, when a process needs much less than before."""
+    gc.collect()
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 @contextmanager
 def without_collections() -> Iterator[None]:
     """For imports: of the objects that they make none is garbage, and to look for it takes a tenth of their time."""

@@ -45,6 +45,13 @@ def seeded_with(value: int) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def held() -> Iterator[None]:
+    """The same without a seed: for work that goes on with states that it sets by itself."""
+    with _generators:
+        yield
+
+
 def permutation(seed: int, purpose: str, epoch: int, elements: int, shard: int = 0) -> torch.Tensor:
     """A permutation of range(elements), int64, that depends on its arguments only."""
     generator = torch.Generator().manual_seed(seed_of(seed, purpose, epoch, shard))

@@ -166,13 +166,15 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Members:
-    """workers: how many to start with, the least to go on with, the most to grow to. servers: where the topology has them."""
+    """Of workers: how many to start with, the least to go on with, the most to grow to. servers: where the topology has them;
+    stages: into so many the model is cut, and a worker hosts one of them."""
 
     start: int
     least: int
     most: int
     spares: int
     servers: int
+    stages: int = 1
 
     def total(self, workers: int) -> int:
         """Processes, with so many workers."""
@@ -234,6 +236,7 @@ class Plan:
     checkpoints: Checkpoints
     cadence: Cadence
     sync: Variant  # of `orchestrator.synchrony`
+    pipelining: Variant = Variant("1f1b", {})  # of `orchestrator.pipelining`; means nothing where there is one stage
     replay: tuple[Mapping[str, Any], ...] = ()  # the records of rests that are repeated; none where replicas run live
 
     @property

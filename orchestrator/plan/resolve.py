@@ -61,6 +61,7 @@ def resolve(settings: Settings) -> Plan:
         checkpoints=Checkpoints(settings.checkpoint.every, settings.checkpoint.keep, settings.checkpoint.uri),
         cadence=Cadence(settings.evaluation.every, settings.trace.digest_every, settings.trace.tensors_every),
         sync=Variant(settings.sync.name, settings.sync.options),
+        pipelining=Variant(settings.cluster.pipeline.name, settings.cluster.pipeline.options),
     )
 
 
@@ -135,10 +136,11 @@ def _cluster(settings: Settings) -> Cluster:
         address=cluster.address,
         members=Members(
             start=cluster.workers.start,
-            least=least,
+            least=max(least, cluster.stages),  # a stage needs a worker
             most=cluster.workers.most,
             spares=cluster.spares,
             servers=TOPOLOGIES.resolve(settings.topology.name, settings.topology.options).get("servers", 0),
+            stages=cluster.stages,
         ),
         cpus=cluster.cpus_per_worker,
         gpus=cluster.gpus_per_worker,

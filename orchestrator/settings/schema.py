@@ -6,9 +6,10 @@ workers and servers are laid out: under `reduction: fast` sums follow the layout
 result too. `watched` marks what says when metrics are taken: it determines the result where early stopping or the plateau
 schedule depend on one. Settings are validated where they are built, in `Settings.__post_init__`, whoever builds them.
 
-Behind `topology`, `sync`, `schedule` and `contribution`, and below `data` behind `data.partition` and `data.sampling`, stands a
-table each (`orchestrator.table`): their sections have a name, and the options of what it names. Which options there are, and
-what they must be, says the table's entry. A section is known by its dotted path: `data.partition` is one within `data`.
+Behind `topology`, `sync`, `schedule` and `contribution`, behind `data.partition` and `data.sampling` and behind
+`cluster.pipeline` stands a table each (`orchestrator.table`): their sections have a name, and the options of what it names.
+Which options there are, and what they must be, says the table's entry. A section is known by its dotted path: `data.partition`
+is one within `data`.
 
 What it does not do: check what needs torch or the user's code (options of the optimizer, the target of the pipeline, variants
 of the user's own).
@@ -25,8 +26,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from orchestrator.errors import ConfigurationError
+from orchestrator.pipelining import PIPELINING
 from orchestrator.samples.partitions import PARTITIONS
 from orchestrator.samples.samplings import SAMPLINGS
+from orchestrator.settings import stages
 from orchestrator.synchrony import SYNCHRONY
 from orchestrator.table import Table, is_reference
 from orchestrator.topologies import TOPOLOGIES
@@ -58,7 +61,8 @@ from orchestrator.values import (
 
 MOST_CLIENTS, MOST_NOISE = 1 << 19, 1000.0  # of `privacy.lattice`, which needs torch
 TABLES: dict[str, Table[Any]] = {
-    table.key: table for table in (TOPOLOGIES, SYNCHRONY, SCHEDULES, CONTRIBUTIONS, COMPRESSIONS, PARTITIONS, SAMPLINGS)
+    table.key: table
+    for table in (TOPOLOGIES, SYNCHRONY, SCHEDULES, CONTRIBUTIONS, COMPRESSIONS, PARTITIONS, SAMPLINGS, PIPELINING)
 }
 KeyPath = tuple[str, ...]
 
@@ -181,6 +185,19 @@ class DataSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OrderSettings:
+    """In which order stages take shards forward and backward; see `orchestrator/pipelining`. Options as those of a topology."""
+
+    name: str = field(
+        default="1f1b",
+        metadata=execution("With `cluster.stages`: in which order a worker takes shards forward and backward."),
+    )
+    options: dict[str, Any] = field(
+        default_factory=dict, metadata=execution("The options of an order of your own.", NO_NAME)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClusterSettings:
     address: str | None = field(
         default=None,
@@ -193,6 +210,14 @@ class ClusterSettings:
             layout=True,
         ),
     )
+    stages: int = field(
+        default=1,
+        metadata=execution(
+            "Into how many stages the model is cut, each hosted by some of the workers; 1: every worker has all of it.",
+            at_least(1),
+        ),
+    )
+    pipeline: OrderSettings = field(default_factory=OrderSettings)
     spares: int = field(
         default=0, metadata=execution("Workers that are started and wait to take a lost one's place.", at_least(0))
     )
@@ -564,9 +589,14 @@ def _length_is_given_once(steps: int | None, epochs: int | None) -> str | None:
     return None
 
 
-def _workers_have_shards(workers: Workers, shards: int) -> str | None:
-    if workers.most <= shards:
+def _workers_have_shards(workers: Workers, shards: int, number_of_stages: int) -> str | None:
+    if workers.most <= shards * number_of_stages:
         return None
+    if number_of_stages > 1:
+        return (
+            f"cluster.workers: {workers.most} workers for {shards} shards in each of {number_of_stages} stages; a worker hosts "
+            "at least one shard: lower cluster.workers or raise data.shards (which changes the result)"
+        )
     return (
         f"cluster.workers: {workers.most} workers for {shards} shards; a worker hosts at least one shard: "
         "lower cluster.workers or raise data.shards (which changes the result)"
@@ -890,7 +920,7 @@ _LOCAL = ("local.steps", "local.epochs")
 
 RULES = (
     Rule(("run.steps", "run.epochs"), _length_is_given_once),
-    Rule(("cluster.workers", "data.shards"), _workers_have_shards),
+    Rule(("cluster.workers", "data.shards", "cluster.stages"), _workers_have_shards),
     Rule(("reduction", "cluster.workers"), _fast_needs_a_number),
     Rule(("data.batch_size", "data.shards"), _shards_have_rows),
     Rule(("data.batch_size", "run.steps"), _sizes_are_reached),
@@ -937,6 +967,7 @@ RULES = (
     Rule(("schedule.end", "schedule.warmup"), _end_is_behind_warmup),
     Rule(("early_stopping.patience", "evaluation.every"), _stopping_needs_steps),
     Rule(("schedule.name", "evaluation.every"), _plateau_needs_steps),
+    *(Rule(keys, broken) for keys, broken in stages.RULES),
 )
 
 

@@ -28,12 +28,45 @@ class Clipping:
         return clip(gradients, self._limit), state
 
 
-def clip(gradients: Sequence[torch.Tensor | None], limit: float) -> list[torch.Tensor | None]:
-    """The gradients, scaled down together so that their norm is at most `limit`; None stays None."""
+class Norm:
+    """The norm of a gradient of which no worker holds all tensors: from those of the tensors, in the order of the layout, as
+    `clip` finds it for whole ones."""
+
+    def __init__(self) -> None:
+        self.value = torch.tensor(0.0)
+
+    def of_tensors(self, norms: Sequence[torch.Tensor]) -> None:
+        self.value = torch.linalg.vector_norm(torch.stack(list(norms)), 2.0) if norms else torch.tensor(0.0)
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.value)
+
+
+class PartialClipping:
+    """Implements `transforms.Transform` for a part of a gradient. norm: of the whole, of the present step."""
+
+    def __init__(self, limit: float, norm: Norm) -> None:
+        self._limit = limit
+        self._norm = norm
+
+    def init(self, parameters: Sequence[torch.Tensor]) -> State:  # noqa: ARG002
+        return {}
+
+    def update(self, gradients: Gradients, state: State) -> tuple[Gradients, State]:
+        return clip(gradients, self._limit, self._norm.value), state
+
+
+def clip(
+    gradients: Sequence[torch.Tensor | None], limit: float, norm: torch.Tensor | None = None
+) -> list[torch.Tensor | None]:
+    """The gradients, scaled down together so that their norm is at most `limit`; None stays None. norm: where they are a
+    part of what has it."""
     present = [gradient for gradient in gradients if gradient is not None]
     if not present:
         return list(gradients)
-    factor = limit / (_norm(present) + 1e-6)  # torch's term against division by zero, which shows in every bit
+    norm = _norm(present) if norm is None else norm
+    factor = limit / (norm + 1e-6)  # torch's term against division by zero, which shows in every bit
     if factor >= 1.0:
         return list(gradients)
     scaled = iter(torch._foreach_mul(present, factor))

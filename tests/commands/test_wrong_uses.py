@@ -21,6 +21,15 @@ REFUSED = {
     "conf=good lr=0.1": (2, "did you mean optimizer.lr?"),
     "conf=good run.steps=many": (2, "run.steps: expected a whole number, got 'many'"),
     "conf=good cluster.workers=5": (2, "5 workers for 4 shards"),
+    "conf=good cluster.stages=3 cluster.workers=2": (
+        2,
+        "2 workers for 3 stages; a worker hosts one stage: raise it to 3",
+    ),
+    "conf=good cluster.stages=2 cluster.workers=2 topology=parameter_server": (
+        2,
+        "so parameter_server is not on offer; set",
+    ),
+    "conf=good cluster.pipeline=1f2b": (2, "cluster.pipeline.name: '1f2b' is not on offer; did you mean 1f1b?"),
     "conf=good topology=star": (2, "ring, tree, parameter_server, peer_to_peer"),
     "conf=good topology.arity=3": (2, "arity"),
     "conf=good sync=sps": (2, "did you mean ssp?"),

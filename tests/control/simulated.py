@@ -13,6 +13,10 @@ Where shards keep state, a worker stages that of its shards with its contributio
 has until then, whoever is to host it. Nobody contributes without the state of the shards that it hosts. A state is named by
 the advance and the shard that it was made in. Where replicas run free, an advance is a rest, which may complete any number of
 steps, and a lost shard goes on with another one's state: what the shards of a generation have is what `Begin.inherited` tells.
+
+Where the model is cut into stages, there is more to a step: each member gets the sum of its stage, or notices first that one
+is gone, and commits when all have theirs; without a second vote it commits as soon as it has its own. Nobody contributes
+without its stage's parameters as of its progress.
 """
 
 from __future__ import annotations
@@ -43,7 +47,7 @@ from orchestrator.control.events import (
     Tick,
 )
 from orchestrator.control.membership import Requirements
-from orchestrator.records.progress import Progress, advances_of, behind, latest, reached, steps_of
+from orchestrator.records.progress import Progress, advances_of, behind, latest, passed, reached, steps_of
 
 START = Progress(0)
 AT_REST = (0, 0, 1, 2, 2, 4, 4, 5, 7, 8, 9)  # the steps that are done after so many rests
@@ -55,7 +59,8 @@ Rows = dict[int, tuple[int, int]]
 class Process:
     """A member as it really is. news: what it has said and the driver has not heard yet, in order. held, staged: the shards
     whose state it has as of its progress, and as of the step after it; to_receive: whose it still has to get, and from whom;
-    to_inherit: lost ones have still to get their heirs'."""
+    to_inherit: lost ones have still to get their heirs'. learned: as of which step it has its stage's parameters; summed: it
+    holds the sum of that one; to_apply: it is to apply that; told_by: who is to give it the run's state."""
 
     id: int
     role: Role
@@ -70,6 +75,11 @@ class Process:
     held: Rows = field(default_factory=dict)
     staged: Rows = field(default_factory=dict)
     to_inherit: bool = False
+    stage: int | None = None
+    learned: int | None = None
+    summed: bool = False
+    to_apply: bool = False
+    told_by: int | None = None
     to_receive: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     request: int = 0
     voted: int = 0
@@ -101,6 +111,7 @@ class World:
         near: bool = False,
         races: bool = False,
         shard_state: bool = False,
+        second_vote: bool = True,
         poison: tuple[int, int] | None = None,
         cut: tuple[int, int] | None = None,
     ) -> None:
@@ -108,6 +119,7 @@ class World:
         self.near, self.races, self.poison, self.cut = near, races, poison, cut
         self.shard_state = shard_state
         self.free = requirements.inherits
+        self.staged, self.second_vote = requirements.stages > 1, second_vote and requirements.hands_over
         self.saved = {requirements.checkpoint: AT_REST.index(requirements.checkpoint or 0)}  # rests, by steps
         self.run_manifest = {"steps": steps, "shard_state": shard_state}
         self.now = 0.0
@@ -154,7 +166,7 @@ class World:
     def save(self) -> None:
         """The driver commits a checkpoint of where the furthest living worker is."""
         farthest = latest(process.progress for process in self.living("worker"))
-        if self.shard_state:
+        if self.shard_state or self.staged:
             farthest = self._where_all_are()
         if farthest is not None and self.end is None and not (self.free and farthest.steps <= (self.checkpoint or 0)):
             self.checkpoint = farthest.steps
@@ -244,12 +256,16 @@ class World:
         assert list(workers) == sorted(workers)
         assert begin.workers <= min(self.requirements.most, self.requirements.shards)
         assert begin.workers >= self.requirements.least or self.state.interrupted is not None
-        assert sorted(shard for shards in begin.shards for shard in shards) == list(range(self.requirements.shards))
+        for hosted in self._by_stage(begin):
+            assert sorted(shard for shards in hosted for shard in shards) == list(range(self.requirements.shards))
         assert len(begin.shards) == begin.workers
         assert all(begin.shards)
         assert begin.without_servers == (self.requirements.servers > 0 and not servers)
         assert not [process for process in self.processes.values() if process.state == "running"]
-        self._check_donors(begin)
+        if self.staged:
+            self._check_stages(begin)
+        else:
+            self._check_donors(begin)
         self.begins.append(begin)
         self.base = advances_of(latest(self.processes[member].progress for member in workers))
         assert not begin.inherited or begin.restore is None
@@ -259,6 +275,66 @@ class World:
             self.seen = set()
         for rank, member in enumerate(begin.members):
             self._enter(self.processes[member], rank, begin)
+
+    def _by_stage(self, begin: Begin) -> list[list[tuple[int, ...]]]:
+        """The shards of the workers of each stage."""
+        stages = begin.stages or (0,) * begin.workers
+        assert len(stages) == begin.workers
+        hosted: list[list[tuple[int, ...]]] = [[] for _ in range(self.requirements.stages)]
+        for stage, shards in zip(stages, begin.shards, strict=True):
+            hosted[stage].append(shards)
+        return hosted
+
+    def _check_stages(self, begin: Begin) -> None:
+        """A stage is fixed. With a second vote nobody goes back while every stage has a living host, unless all are on their
+        way back. Whoever gives has what it gives, and all get to where the farthest is."""
+        here = [self.processes[member] for member in begin.members]
+        assert all(process.stage in (None, stage) for process, stage in zip(here, begin.stages, strict=True))
+        known = [process for process in self.processes.values() if process.id not in self.known_dead]
+        highest = latest(process.progress for process in known)
+        top = steps_of(highest)
+        if begin.forgets and self.requirements.hands_over:
+            lost = [stage for stage in range(self.requirements.stages) if not self._is_hosted(known, stage, top)]
+            assert lost or self._goes_back(known), "all go back though every stage has a living host"
+        elif begin.forgets:
+            assert self.state.generation is not None
+            assert self.state.generation.lost or begin.workers
+        if begin.restore is not None:
+            assert begin.forgets or highest is None or top < (self.checkpoint or 0)
+            assert begin.restorers[0] == begin.restore
+            assert [begin.stages[rank] for rank in begin.restorers] == list(range(self.requirements.stages))
+            assert not begin.applies
+            assert not begin.run_states
+        else:
+            assert highest is None or top >= (self.checkpoint or 0)
+        whole = {rank for rank, process in enumerate(here) if process.progress == highest}
+        whole = set(begin.restorers) if begin.restore is not None else whole
+        learned = {rank: 0 if top == 0 else process.learned for rank, process in enumerate(here)}
+        for rank in begin.applies:
+            assert here[rank].summed
+            learned[rank] = (learned[rank] or 0) + 1
+        for donor, recipient in begin.run_states:
+            assert donor in whole
+            assert recipient not in whole
+            whole.add(recipient)
+        for donor, recipient in begin.state_transfers:
+            assert begin.stages[donor] == begin.stages[recipient]
+            assert donor in whole
+            assert recipient not in whole
+            whole.add(recipient)
+            learned[recipient] = learned[donor]
+        assert whole == set(range(begin.workers))
+        assert begin.restore is not None or set(learned.values()) == {top}
+
+    def _goes_back(self, known: list[Process]) -> bool:
+        """Whether the last generation went back and some have not: then whoever has lost nothing by going there again."""
+        late = [process for process in known if process.to_restore or process.to_take]
+        there = [steps_of(process.progress) for process in known if process not in late]
+        return self.begins[-1].forgets and bool(late) and max(there, default=0) <= (self.checkpoint or 0)
+
+    def _is_hosted(self, known: list[Process], stage: int, top: int) -> bool:
+        """By one that took part in the last step."""
+        return any(process.stage == stage and process.learned in (top, top - 1) for process in known)
 
     def _check_donors(self, begin: Begin) -> None:
         """No committed step is lost while a worker is not known to be dead that has it; all others get it, once."""
@@ -321,7 +397,14 @@ class World:
         process.begin = begin
         process.contributed = process.called_off = process.finished = False
         process.halt = process.voted = process.request = 0
-        process.to_restore = begin.restore == rank
+        process.to_restore = begin.restore == rank or rank in begin.restorers
+        if self.staged:
+            process.stage, process.to_apply = begin.stages[rank], rank in begin.applies
+            process.summed = process.summed and process.to_apply
+            told = [donor for donor, recipient in begin.run_states if recipient == rank]
+            process.told_by = begin.members[told[0]] if told else None
+            if not any(steps_of(self.processes[member].progress) for member in begin.members):
+                process.learned = 0  # what each has built itself
         process.to_take = any(recipient == rank for _, recipient in begin.state_transfers)
         if process.role == "server":
             process.progress = None  # it forgets with its generation
@@ -380,6 +463,12 @@ class World:
             yield "notice"
         if process.to_restore:
             yield "restore"
+        elif process.to_apply:
+            yield "apply"
+        elif process.told_by is not None:
+            donor = self.processes[process.told_by]
+            if donor.acts and not donor.to_restore:
+                yield "be told"
         elif process.to_take and self._donor(process) is not None:
             yield "take"
         elif process.to_inherit and not process.to_take and not process.to_give:
@@ -396,7 +485,10 @@ class World:
             elif not process.contributed:
                 yield "contribute"
             elif self._all_contributed(process):
-                yield "commit"
+                if self.staged and not process.summed and not self._evaluation_is_due(process):
+                    yield "sum"
+                elif not self.staged or self._may_commit(process):
+                    yield "commit"
 
     def act(self, process: Process, action: str, heard: bool = True) -> None:
         """heard: whether what it said comes through when this is its end."""
@@ -414,6 +506,7 @@ class World:
             assert process.begin.forgets
             process.progress, process.to_restore = self._start, False
             process.held, process.staged = {}, {}
+            process.learned = 0
         elif action == "restore":
             assert self.checkpoint is not None
             rests = self.saved[self.checkpoint] if self.free else None
@@ -421,6 +514,15 @@ class World:
             advances = advances_of(process.progress)
             process.held = {shard: (advances, shard) for shard in range(self.requirements.shards)}
             process.staged = {}
+            process.learned = self.checkpoint
+        elif action == "apply":
+            process.to_apply = False
+            self._commit_step(process)
+        elif action == "be told":
+            assert process.told_by is not None
+            process.progress, process.told_by = self._at(self.processes[process.told_by]), None
+        elif action == "sum":
+            process.summed = True
         elif action == "take":
             donor = self._donor(process)
             assert donor is not None
@@ -428,6 +530,7 @@ class World:
             process.held = process.held if ahead == 0 else process.staged if ahead == 1 else {}
             process.staged = {}
             process.progress, process.to_take = self._at(donor), False
+            process.learned = donor.learned
             donor.to_give.discard(process.id)
         elif action == "receive":
             donor, (_, shards) = self.processes[process.to_receive[0][0]], process.to_receive.pop(0)
@@ -450,6 +553,9 @@ class World:
             self._leave(process, "stop" if process.halt == 2 else "regroup")
         elif action == "contribute":
             process.contributed = True
+            assert not self.staged or process.learned == steps_of(process.progress), (
+                "it has not the parameters of this step"
+            )
             self._stage(process)
             self._vote(process)
         else:
@@ -464,12 +570,19 @@ class World:
         if self._evaluation_is_due(process):
             process.progress = replace(self._at(process), evaluated=True)
             return
+        self._commit_step(process)
+        process.halt, process.voted = process.voted, 0
+
+    def _commit_step(self, process: Process) -> None:
         before = steps_of(process.progress)
         rests = advances_of(process.progress) + 1 if self.free else None
         steps = before + 1 if rests is None else AT_REST[rests]
         process.held, process.staged = process.staged, {}
         process.progress = Progress(steps, steps // self.evaluate_every == before // self.evaluate_every, rests)
-        process.halt, process.voted = process.voted, 0
+        if self.staged:
+            assert process.summed
+            assert process.learned == before
+            process.learned, process.summed = steps, False
         process.news += [Stepped(step) for step in range(before, steps)]
 
     def _vote(self, process: Process) -> None:
@@ -486,7 +599,7 @@ class World:
         held, staged = self._rows(process)
         number = self._number(process)
         left = Left(process.id, number, why, process.progress, accuses, "", held, staged)  # type: ignore[arg-type]
-        process.news.append(left)
+        process.news.append(replace(left, holds_sum=process.summed))
 
     def _stage(self, process: Process) -> None:
         begin = process.begin
@@ -542,14 +655,22 @@ class World:
             for peer in self._peers(process)
         )
 
+    def _may_commit(self, process: Process) -> bool:
+        """Whether everybody has its sum, or is past it."""
+        if not self.second_vote or self._evaluation_is_due(process):
+            return True
+        return all(peer.summed or passed(self._at(peer), self._at(process)) for peer in self._peers(process))
+
     def _busy_before(self, process: Process) -> bool:
         gives_rows = any(process.id == donor for peer in self._peers(process) for donor, _ in peer.to_receive)
-        takes = process.to_restore or process.to_take or process.to_inherit
+        takes = process.to_restore or process.to_take or process.to_inherit or process.to_apply
+        takes = takes or process.told_by is not None or any(peer.told_by == process.id for peer in self._peers(process))
         return takes or bool(process.to_give or process.to_receive) or gives_rows
 
     def _donor(self, process: Process) -> Process | None:
         donor = next(peer for peer in self._peers(process) if process.id in peer.to_give)
-        return donor if donor.acts and not donor.to_restore else None
+        busy = donor.to_restore or donor.to_apply or donor.told_by is not None
+        return donor if donor.acts and not busy else None
 
     def _lost_peers(self, process: Process) -> list[tuple[int, bool]]:
         """Ranks that are dead (whom it accuses) or have said farewell (whom it does not, unless it missed that)."""

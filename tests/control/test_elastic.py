@@ -10,6 +10,7 @@ or soon after an interruption. A micro-batch that kills whoever computes it ends
 from __future__ import annotations
 
 import random
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -52,6 +53,8 @@ class Run(RuleBasedStateMachine):
         races=st.booleans(),
         shard_state=st.booleans(),
         inherits=st.booleans(),
+        stages=st.sampled_from([1, 1, 2, 3]),
+        hands_over=st.booleans(),
     )
     def launch(
         self,
@@ -66,20 +69,28 @@ class Run(RuleBasedStateMachine):
         races: bool,
         shard_state: bool = False,
         inherits: bool = False,
+        stages: int = 1,
+        hands_over: bool = False,
+        second_vote: bool = True,
     ) -> None:
+        if stages > 1:  # which servers and what shards keep do not go with
+            workers, servers, shard_state, inherits = max(workers, stages), 0, False, False
         requirements = Requirements(
             shards=6,
             start=workers,
-            least=min(least, workers),
+            least=max(stages, min(least, workers)),
             most=workers + more,
             spares=spares,
             servers=servers,
+            stages=stages,
+            hands_over=hands_over,
             start_timeout_s=10_000.0,
             step_timeout_s=STEP_TIMEOUT_S,
             checkpoint=2 if resumed else None,
             inherits=inherits,
         )
-        self.world = World(requirements, deaf=deaf, near=near, races=races, shard_state=shard_state or inherits)
+        keeps = shard_state or inherits
+        self.world = World(requirements, deaf=deaf, near=near, races=races, shard_state=keeps, second_vote=second_vote)
         self.early_losses = 0
         self.all_losses = 0
         self.near_losses = 0
@@ -134,7 +145,7 @@ class Run(RuleBasedStateMachine):
 
     def may_lose(self, process: Process) -> bool:
         self.all_losses += 1
-        if self.world.shard_state and self.all_losses > 9:
+        if (self.world.shard_state or self.world.staged) and self.all_losses > 9:
             return False  # each of them may throw the run back
         if not self.world.begins or process.state == "starting":
             self.early_losses += 1
@@ -262,6 +273,19 @@ def test_and_where_lost_shards_inherit(lives: int) -> None:
     hunt(range(lives), inherits=True)
 
 
+@pytest.mark.parametrize("hands_over", [False, True])
+@pytest.mark.parametrize("lives", thinned(LIVES, 2))
+def test_and_where_the_model_is_cut_into_stages(lives: int, hands_over: bool) -> None:
+    hunt(range(lives), stages=True, hands_over=hands_over)
+
+
+def test_without_the_second_vote_stages_would_be_left_behind() -> None:
+    """A member commits as soon as it has its stage's sum; then it dies, or another stage's sum does. The world finds it."""
+    with pytest.raises(AssertionError) as caught:
+        hunt(range(150), stages=True, hands_over=True, second_vote=False)
+    assert "all go back though every stage has a living host" in str(caught.value.__cause__)
+
+
 def hunt(seeds: range, **what: bool) -> None:
     for seed in seeds:
         try:
@@ -270,10 +294,22 @@ def hunt(seeds: range, **what: bool) -> None:
             raise AssertionError(f"live(random.Random({seed}), **{what})") from error
 
 
-def live(dice: random.Random, *, shard_state: bool = False, inherits: bool = False) -> None:
+def live(
+    dice: random.Random,
+    *,
+    shard_state: bool = False,
+    inherits: bool = False,
+    stages: bool = False,
+    hands_over: bool = False,
+    second_vote: bool = True,
+) -> None:
     """One run with faults of all kinds."""
     run = Run()
+    cut = dice.randint(2, 3) if stages else 1
     run.launch(
+        stages=cut,
+        hands_over=hands_over,
+        second_vote=second_vote,
         workers=dice.randint(1, 4),
         least=dice.randint(1, 4),
         more=dice.randint(0, 2),
@@ -314,6 +350,8 @@ def live(dice: random.Random, *, shard_state: bool = False, inherits: bool = Fal
     step=st.integers(0, 8),
     shard=st.integers(0, 5),
     seed=st.integers(0, 2**32),
+    stages=st.integers(1, 2),
+    hands_over=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
 def test_a_poisonous_micro_batch_ends_the_run_by_its_name(
@@ -326,24 +364,29 @@ def test_a_poisonous_micro_batch_ends_the_run_by_its_name(
     step: int,
     shard: int,
     seed: int,
+    stages: int,
+    hands_over: bool,
 ) -> None:
     """On the driver's machine, where it is certain what the dead did. Each loss may be one of all state, and of all that
     the driver has not heard yet; without checkpoints the run begins anew each time."""
     requirements = Requirements(
         shards=6,
-        start=workers,
-        least=min(least, workers),
-        most=workers,
+        start=max(workers, stages),
+        least=max(stages, min(least, workers)),
+        most=max(workers, stages),
         spares=spares,
+        stages=stages,
+        hands_over=hands_over,
         start_timeout_s=100_000.0,
         step_timeout_s=100_000.0,
     )
     world = World(requirements, deaf=deaf, near=True, poison=(step, shard))
     walk(world, random.Random(seed), heard=heard, saves=saves)
-    name = f"step {step}, shard {shard}: 3 workers in a row were lost while they computed it"
+    where = " of stage [01]" if stages > 1 else ""
+    name = f"step {step}, shard {shard}{where}: 3 workers in a row were lost while they computed it"
     assert world.end is not None
     assert isinstance(world.end.error, WorkerLost), world.end
-    assert name in str(world.end.error), "\n".join([str(world.end.error), *world.log[-60:]])
+    assert re.search(name, str(world.end.error)), "\n".join([str(world.end.error), *world.log[-60:]])
     assert steps_of(latest(process.progress for process in world.processes.values())) == step
 
 

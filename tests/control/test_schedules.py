@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from orchestrator.control.events import Begin
-from orchestrator.control.rendezvous.schedules import schedule_of
+from orchestrator.control.rendezvous.schedules import groups_of, schedule_of
+from orchestrator.engine.member.generation import Generation
 from orchestrator.plan import Exchange, Variant
-from orchestrator.topologies import build_schedule
+from orchestrator.topologies import Finish, Send, build_schedule, program
 
 
-def begin(workers: int, servers: int, *, without_servers: bool = False) -> Begin:
+def begin(workers: int, servers: int, *, without_servers: bool = False, stages: tuple[int, ...] = ()) -> Begin:
     return Begin(
         generation=0,
         members=tuple(range(workers + servers)),
@@ -23,6 +24,7 @@ def begin(workers: int, servers: int, *, without_servers: bool = False) -> Begin
         restore=None,
         without_servers=without_servers,
         run_manifest={},
+        stages=stages,
     )
 
 
@@ -42,3 +44,31 @@ def begin(workers: int, servers: int, *, without_servers: bool = False) -> Begin
 def test_the_schedule_is_that_of_the_living(topology: Variant, generation: Begin, expected: Any) -> None:
     exchange = Exchange(exact=True, topology=topology, by_tcp=False, between_nodes=False)
     assert schedule_of(generation, exchange) == expected
+
+
+def test_a_stage_is_added_up_by_those_who_host_it() -> None:
+    exchange = Exchange(exact=True, topology=Variant("tree", {"arity": 3}), by_tcp=False, between_nodes=False)
+    assert groups_of(begin(3, 0), exchange) == ()
+    first, second = groups_of(begin(5, 0, stages=(0, 1, 0, 1, 0)), exchange)
+    assert (first.ranks, second.ranks) == ((0, 2, 4), (1, 3))
+    assert (first.schedule, second.schedule) == (build_schedule("tree", 3, arity=3), build_schedule("tree", 2, arity=3))
+    assert first.peers_of(4) == {0}
+    assert second.peers_of(3) == {1}
+    among, here = program(first.schedule, 1), first.program(2)
+    for local, action in zip(among, here, strict=True):
+        assert type(local) is type(action)
+        assert isinstance(local, Finish) or (not isinstance(action, Finish) and action.peer == first.ranks[local.peer])
+    assert any(isinstance(action, Send) for action in here)
+
+
+def test_members_of_stages_are_all_connected() -> None:
+    exchange = Exchange(exact=True, topology=Variant("tree", {"arity": 1}), by_tcp=False, between_nodes=False)
+    stages = (0, 1, 2, 1, 0, 2, 1)
+    shards = ((0, 1), (0,), (0, 1), (1, 2), (2, 3), (2, 3), (3,))
+    given = begin(7, 0, stages=stages)
+    generation = Generation(
+        3, schedule_of(given, exchange), shards, ((3, 6),), stages=stages, groups=groups_of(given, exchange)
+    )
+    assert generation.hosts == ((0, 0, 4, 4), (1, 3, 3, 6), (2, 2, 5, 5))
+    assert generation.peers_of(3) == {0, 1, 2, 4, 5, 6}
+    assert generation.as_event()["stages"] == stages

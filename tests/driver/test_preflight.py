@@ -144,3 +144,51 @@ def test_what_a_client_dropped_is_not_added_by_another(project: Path) -> None:
         ConfigurationError, match=r"compression\.error_feedback: .* set compression\.error_feedback=false"
     ):
         preflight.check(load([RUN], [*clients, "compression=quantize"]), project)
+
+
+STAGED = """
+import torch
+from orchestrator import Pipeline
+from orchestrator.pipelining import Order
+from orchestrator.synchrony import build_mode
+from orchestrator.topologies import parameter_server
+class Empty(Pipeline):
+    def model(self): ...
+    def datasets(self): ...
+    def loss(self, model, batch): ...
+class Own(Empty):
+    def optimizer(self, model): return torch.optim.SGD(model.parameters(), lr=1)
+def served(workers: int, *, servers: int = 1): return parameter_server(workers, servers=servers)
+def free(): return build_mode("bap", {})
+def eager(place, *, more: int = 0): return Order(in_flight=place.stages - place.stage + more)
+def stuck(place): return Order(in_flight=place.stage)
+"""
+NOT_IN_STAGES = {
+    "topology=staged:served": "topology: staged:served has servers; set topology=ring, or cluster.stages=1, because a worker "
+    "has one stage only",
+    "sync=staged:free": "sync: staged:free lets replicas run free; set sync=bsp, or cluster.stages=1, because a worker has one "
+    "stage only",
+    "pipeline.target=staged:Own": "optimizer: the pipeline's optimizer() may look at all parameters; name one, as "
+    "optimizer=adamw, or cluster.stages=1, because a worker has one stage only",
+    "cluster.pipeline=staged:stuck": "cluster.pipeline: staged:stuck with stages of 1 + 1 members and 8 shards has a deadlock: "
+    "no task can start: an order must let each stage have a shard in flight",
+    "cluster.pipeline={name: 'staged:eager', mor: 1}": "cluster.pipeline.mor: staged:eager has no mor; did you mean more?",
+}
+
+
+@pytest.mark.parametrize(("overrides", "problem"), NOT_IN_STAGES.items())
+def test_what_does_not_go_with_stages_is_known_once_it_is_imported(
+    overrides: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "staged.py").write_text(STAGED)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "staged", raising=False)
+    given = [overrides] if ", " in overrides else overrides.split()
+    staged = ["pipeline.target=staged:Empty", "cluster.stages=2", "cluster.workers=2", "cluster.pipeline=staged:eager"]
+    preflight.check(load([RUN], staged), tmp_path)
+    optimizer = {} if overrides.endswith("Own") else RUN["optimizer"]
+    with pytest.raises(ConfigurationError) as caught:
+        preflight.check(load([{**RUN, "optimizer": optimizer}], [*staged, *given]), tmp_path)
+    sys.modules.pop("staged", None)
+    assert caught.value.problems == (problem,)

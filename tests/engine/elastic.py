@@ -24,9 +24,10 @@ import torch
 
 from orchestrator.checkpoints.state import TrainingState
 from orchestrator.control.events import Inheritance
+from orchestrator.control.hand_over import Standing, hand_over
 from orchestrator.control.membership import ControllerState, Requirements, inherited, lost_shards, moves
 from orchestrator.control.membership import Member as MemberStatus
-from orchestrator.control.shard_assignment import assign_shards
+from orchestrator.control.shard_assignment import assign_shards, assign_stages
 from orchestrator.engine.member import lasting_memory
 from orchestrator.engine.member.generation import INITIAL
 from orchestrator.engine.member.heartbeat import Heartbeat
@@ -41,7 +42,7 @@ from orchestrator.settings import CheckpointSettings, Every, Settings
 from orchestrator.topologies import build_schedule
 from orchestrator.transports.base import Received, Tag, Transport
 from orchestrator.transports.memory import LEFT, Hub, LocalRegions
-from tests.engine.runs import SECRET, Layout, settings_for
+from tests.engine.runs import SECRET, Layout, in_stages, settings_for
 
 What = Literal["die", "call off", "regroup", "stop", "save", "join"]
 
@@ -227,6 +228,7 @@ class Member:
         self.rank = -1
         self.hub: Hub | None = None
         self.ends: list[str] = []
+        self.stage: int | None = None
         self._run = run
         self.regions = LocalRegions()
         writes = Writes(run.saved, run.busy_for)
@@ -310,6 +312,7 @@ class Elastic:
         self.plan = replace(plan, update=replace(plan.update, contribution=contribution), replay=tuple(replay))
         self.went_back = 0
         self.lasting = lasting_memory.created() if outlives else None
+        self.lost = False  # somebody, since the last generation began
         self.script: dict[tuple[int, int], list[What]] = {}
         for fault in faults:
             self.script.setdefault((fault.member, fault.at), []).append(fault.what)
@@ -357,6 +360,8 @@ class Elastic:
         workers += fresh
         servers += [self._start(Server) for _ in range(self._servers - len(servers))]
         self.members = [*workers, *servers]
+        if self._layout.stages > 1:
+            return self._regroup_in_stages(workers)
         best = latest(member.progress for member in workers)
         donor, restore = None, None  # all begin with the initial state
         state, seen = self._as_the_controller_sees(workers)
@@ -397,6 +402,40 @@ class Elastic:
         self.generations += 1
         return generation
 
+    def _regroup_in_stages(self, workers: list[Member]) -> Generation:
+        """As control.membership does without a hand-over: a loss sends all back to the last checkpoint."""
+        for member, stage in zip(
+            workers, assign_stages([member.stage for member in workers], self._layout.stages), strict=True
+        ):
+            member.stage = stage
+        stage_of = tuple(member.stage for member in workers if member.stage is not None)
+        schedule = build_schedule(self._layout.topology, len(workers), **self.settings.topology.options)
+        first = in_stages(schedule, self.plan, stage_of)
+        standings = [Standing(stage, member.progress) for stage, member in zip(stage_of, workers, strict=True)]
+        planned = hand_over(standings, self._layout.stages)
+        generation = replace(
+            first,
+            number=self.generations,
+            state_transfers=planned.transfers,
+            run_states=planned.run_states,
+            writers=tuple(range(len(workers))),
+        )
+        if self.generations and (planned.lost or self.lost):
+            self.went_back += 1
+            where = str(len(self.saved.complete) - 1) if self.saved.complete else INITIAL
+            restorers = tuple(stage_of.index(stage) for stage in range(self._layout.stages))
+            behind = tuple((restorers[stage], rank) for rank, stage in enumerate(stage_of) if rank not in restorers)
+            generation = replace(
+                generation,
+                restore=(restorers[0], where),
+                restorers=restorers,
+                state_transfers=behind,
+                run_states=(),
+            )
+        self.lost = False
+        self.generations += 1
+        return generation
+
     @property
     def keeps_shard_state(self) -> bool:
         return bool(self.run_manifest["shard_state"])
@@ -426,8 +465,8 @@ class Elastic:
         return ControllerState(requirements=requirements, started=0, run_manifest=self.run_manifest), seen
 
     def _wanted(self, workers: int) -> int:
-        if workers == 0 or self._keeps_width:
-            return self._layout.workers - workers
+        if workers == 0 or self._keeps_width or self._layout.stages > 1:
+            return self._layout.workers - workers + self.joining
         return min(self.settings.data.shards - workers, self.joining)
 
     def _live(self, generation: Generation) -> dict[int, Ended]:
@@ -442,6 +481,7 @@ class Elastic:
         for rank, (member, end) in enumerate(zip(list(self.members), ends, strict=True)):
             member.ends.append("dead" if isinstance(end, Dead) else end.kind)
             if isinstance(end, Dead):
+                self.lost = True
                 member.member.close()
                 self.members.remove(member)
             else:

@@ -19,9 +19,12 @@ from typing import Any
 
 import torch
 
-from orchestrator.control.shard_assignment import assign_shards
+from orchestrator.control.events import Begin
+from orchestrator.control.rendezvous.schedules import groups_of
+from orchestrator.control.shard_assignment import assign_shards, assign_stages, deal
 from orchestrator.engine.worker import Ended, Generation, ProcessServices, Server, Worker
 from orchestrator.pipeline import Pipeline
+from orchestrator.plan import Plan
 from orchestrator.plan.resolve import resolve
 from orchestrator.privacy.secret import Secret
 from orchestrator.records.trace import Line
@@ -49,7 +52,7 @@ from orchestrator.settings import (
     TraceSettings,
     Workers,
 )
-from orchestrator.topologies import build_schedule
+from orchestrator.topologies import Schedule, build_schedule
 from orchestrator.transports.base import Transport
 from orchestrator.transports.memory import Hub, LocalRegions
 
@@ -70,13 +73,15 @@ class Layout:
     topology: str = "ring"
     arity: int | None = None
     servers: int | None = None
+    stages: int = 1
 
     def options(self) -> dict[str, int]:
         given = {"arity": self.arity, "servers": self.servers}
         return {option: value for option, value in given.items() if value is not None}
 
     def __str__(self) -> str:
-        return f"{self.topology}-{self.workers}" + "".join(f"-{k}{v}" for k, v in self.options().items())
+        stages = f"-in-{self.stages}" if self.stages > 1 else ""
+        return f"{self.topology}-{self.workers}{stages}" + "".join(f"-{k}{v}" for k, v in self.options().items())
 
 
 ONE = Layout()
@@ -156,7 +161,7 @@ def settings_for(
             partition=PartitionSettings(name=parts.pop("name"), options=parts),
             sampling=SamplingSettings(name=draws.pop("name"), options=draws),
         ),
-        cluster=ClusterSettings(workers=Workers.parse(layout.workers), step_timeout_s=PATIENCE_S),
+        cluster=ClusterSettings(workers=Workers.parse(layout.workers), stages=layout.stages, step_timeout_s=PATIENCE_S),
         topology=TopologySettings(name=layout.topology, options=layout.options()),
         reduction=reduction,
         optimizer=OptimizerSettings(name=options.pop("name", None), options=options),
@@ -209,7 +214,8 @@ def train(pipeline: type[Pipeline], layout: Layout = ONE, replay: Any = (), **se
     assert all(shown[rank] == shown[0] for rank in workers)
     assert end.kind == "finished"
     assert end.digest is not None
-    return Run(traces[0], end.digest, [entry["metrics"] for entry in evaluations[0]], first.state(), rests[0])
+    parameters = first.state() if layout.stages == 1 else {}  # otherwise no worker has them all
+    return Run(traces[0], end.digest, [entry["metrics"] for entry in evaluations[0]], parameters, rests[0])
 
 
 def members_end(
@@ -221,6 +227,31 @@ def members_end(
     except Exception as error:
         return [error]
     return members.run()
+
+
+def _generation(schedule: Schedule, plan: Plan) -> Generation:
+    stages, shards = plan.cluster.members.stages, plan.data.shards
+    if stages == 1:
+        return Generation(0, schedule, assign_shards(shards, schedule.workers))
+    return in_stages(schedule, plan, assign_stages([None] * schedule.workers, stages))
+
+
+def in_stages(schedule: Schedule, plan: Plan, stage_of: tuple[int, ...]) -> Generation:
+    """The first generation of a model in stages. stage_of: by rank."""
+    dealt, members = deal(plan.data.shards, stage_of), tuple(range(schedule.workers))
+    begin = Begin(
+        generation=0,
+        members=members,
+        workers=len(members),
+        servers=0,
+        shards=dealt,
+        state_transfers=(),
+        restore=None,
+        without_servers=False,
+        run_manifest={},
+        stages=stage_of,
+    )
+    return Generation(0, schedule, dealt, stages=stage_of, groups=groups_of(begin, plan.exchange))
 
 
 class _Members:
@@ -245,12 +276,7 @@ class _Members:
         run_manifest = [member.prepare() for member in self.members]
         assert all(other == run_manifest[0] for other in run_manifest[: self._schedule.workers])
         self._run_manifest = run_manifest[0]
-        self._generation = Generation(
-            0,
-            self._schedule,
-            assign_shards(settings.data.shards, settings.cluster.workers.start),
-            keys=SECRET.keys("tests"),
-        )
+        self._generation = replace(_generation(self._schedule, plan), keys=SECRET.keys("tests"))
 
     def run(self) -> list[End]:
         with ThreadPoolExecutor(self._schedule.members) as pool:

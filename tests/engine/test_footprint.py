@@ -113,7 +113,7 @@ def test_the_sentence_says_what_a_worker_has(on: On, monkeypatch: pytest.MonkeyP
     members = _Members(settings, Hub.transport)
     members.run()
     regions: list[Any] = members._regions
-    model, optimizer = members.members[0]._workload.model, members.members[0]._updater.optimizer  # type: ignore[union-attr]
+    model, optimizer = members.members[0]._workload.model, members.members[0]._execution.held._updater.optimizer  # type: ignore[union-attr]
     parameters = sum(parameter.numel() for parameter in model.parameters())
     remembered = sum(
         value.numel() for state in optimizer.state.values() for key, value in state.items() if key != "step"

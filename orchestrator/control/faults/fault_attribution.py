@@ -8,7 +8,8 @@ of the step in which the generation stood, or of a later one; or *inferred*, whe
 step: then every shard it hosted there is as likely. Losses while a worker waited, updated, evaluated, saved or took
 over a state count against no micro-batch.
 
-A generation has one host for each shard, so several workers killed at once count once for each. Repeated kills from
+A generation has one host for each shard, so several workers killed at once count once for each; with stages it has one for
+each shard of each stage, and a micro-batch is at fault within a stage. Repeated kills from
 outside within one step can look like a faulty micro-batch only through what is inferred. Therefore the limits of rule
 D3, three losses or two time-outs, hold for what was seen, and one more is needed as soon as any was inferred. The
 micro-batches of a committed step are not at fault.
@@ -29,7 +30,7 @@ _WAITS = ("exchange", "state_transfer", "idle", "prepare")
 _PAST_COMPUTING = ("exchange", "update", "evaluate", "checkpoint")
 
 Pair = frozenset[int]
-Suspicions = Mapping[tuple[int, int], tuple[bool, ...]]  # (step, shard): of each loss, whether it was seen
+Suspicions = Mapping[tuple[int, int, int], tuple[bool, ...]]  # (step, shard, stage): of each loss, whether it was seen
 
 
 def stuck(state: ControllerState, now: float) -> list[tuple[LostMember, str]]:
@@ -123,8 +124,9 @@ def suspect(state: ControllerState, step: int) -> tuple[Suspicions, Suspicions]:
     for fallen in generation.fallen:
         counted = losses if fallen.how == "died" else stalls
         micro_batches, seen = _suspects(generation, fallen, step)
-        for micro_batch in micro_batches:
-            counted[micro_batch] = (*counted.get(micro_batch, ()), seen)
+        for at, shard in micro_batches:
+            place = (at, shard, fallen.member.stage or 0)
+            counted[place] = (*counted.get(place, ()), seen)
     return losses, stalls
 
 
@@ -160,16 +162,18 @@ def _suspects(generation: GenerationStatus, fallen: LostMember, step: int) -> tu
     return [(step, shard) for shard in generation.begin.shards[rank]], False
 
 
-def poison(losses: Suspicions, stalls: Suspicions) -> RunFailed | None:
-    """The error of a run that cannot go on because of one micro-batch; None while there is none."""
+def poison(losses: Suspicions, stalls: Suspicions, *, staged: bool = False) -> RunFailed | None:
+    """The error of a run that cannot go on because of one micro-batch; None while there is none. staged: the model is cut into
+    stages, and the one is named."""
     for suspicions, limit, kind in ((losses, LOSSES, WorkerLost), (stalls, STALLS, Stalled)):
         guilty = sorted(micro_batch for micro_batch, hits in suspicions.items() if _is_guilty(hits, limit))
         if guilty:
-            step = guilty[0][0]
-            shards = [shard for at, shard in guilty if at == step]
-            count = max(len(suspicions[step, shard]) for shard in shards)
+            step, stage = guilty[0][0], guilty[0][2]
+            shards = [shard for at, shard, of in guilty if (at, of) == (step, stage)]
+            count = max(len(suspicions[step, shard, stage]) for shard in shards)
+            which = f"{_shards(shards)}{f' of stage {stage}' * staged}"
             return kind(
-                f"step {step}, {_shards(shards)}: {count} workers in a row "
+                f"step {step}, {which}: {count} workers in a row "
                 f"{'were lost' if kind is WorkerLost else 'stood still'} while they computed it",
                 "look at the samples of this micro-batch, and at what the pipeline does with them",
             )

@@ -22,11 +22,16 @@ def conclude(decision: Decision) -> None:
     """After a report or a loss: the generation may be over, and with it the run."""
     here = present(decision.state)
     workers = [member for member in here if member.role == "worker"]
-    if workers and all(isinstance(member.report, Finished) for member in workers):
+    if workers and all(isinstance(member.report, Finished) for member in workers) and _is_whole(decision, workers):
         _finish(decision, workers)
     elif not waiting(decision.state) and not awaits_cause(decision.state):
         decision.enter("regrouping")
         _regroup(decision)
+
+
+def _is_whole(decision: Decision, workers: list[Member]) -> bool:
+    """Whether every stage of the model has a worker among these."""
+    return set(decision.generation().begin.stages) <= {member.stage for member in workers}
 
 
 def awaits_cause(state: ControllerState) -> bool:
@@ -49,8 +54,9 @@ def _finish(decision: Decision, workers: list[Member]) -> None:
 def emit_recoveries(decision: Decision) -> None:
     for recovery in decision.state.recoveries:
         seconds = decision.now - recovery.since
-        decision.do(Recovered(recovery.kind, seconds, recovery.steps_lost))
-        decision.say(f"{recovery.kind}: {seconds:.2f} s to the next step, {recovery.steps_lost} steps lost")
+        decision.do(Recovered(recovery.kind, seconds, recovery.steps_lost, recovery.why))
+        because = f", because {recovery.why}" if recovery.why else ""
+        decision.say(f"{recovery.kind}: {seconds:.2f} s to the next step, {recovery.steps_lost} steps lost{because}")
     decision.set(recoveries=())
 
 
@@ -66,7 +72,8 @@ def _regroup(decision: Decision) -> None:
     step = _standing(decision.state, generation)
     losses, stalls = fault_attribution.suspect(decision.state, step)
     decision.set(losses=losses, stalls=stalls)
-    error_or_none = fault_attribution.poison(losses, stalls) or _without_progress(decision)
+    staged = decision.state.requirements.stages > 1
+    error_or_none = fault_attribution.poison(losses, stalls, staged=staged) or _without_progress(decision)
     if error_or_none is not None:
         decision.end(
             error_or_none, f"generation {generation.number} ended at step {step} and another would not get further"

@@ -6,6 +6,7 @@ lost, pauses below the least number of workers, restarts after the loss of all s
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from orchestrator.control.membership import (
     lost_shards,
     top,
     waiting,
+    why_back,
 )
 from orchestrator.control.rendezvous.scaling import FAILURES, start_missing
 from orchestrator.errors import Interrupted, WorkerLost
@@ -41,8 +43,28 @@ def form(decision: Decision) -> None:
         if decision.state.phase != "paused":
             decision.say(f"paused: {plan}")
         decision.enter("paused")
+        _make_room(decision)
         start_missing(decision)
         _give_up_if_nobody_comes(decision, plan)
+
+
+def _make_room(decision: Decision) -> None:
+    """Where a stage has no worker, nobody comes and there is no room for one: end the youngest worker of the stage that most
+    host, whose place a new one takes. At most one at each retry, since a place is not free at once."""
+    state = decision.state
+    if state.requirements.stages == 1 or state.interrupted or state.retry is None or decision.now < state.retry:
+        return
+    workers = living(state, "worker")
+    hosted = Counter(member.stage for member in workers)
+    empty = [stage for stage in range(state.requirements.stages) if not hosted[stage]]
+    if not workers or not empty or hosted[None]:
+        return
+    stage, number = max(hosted.items(), key=lambda item: (item[1], item[0] or 0))
+    if number > 1:
+        youngest = max((member for member in workers if member.stage == stage), key=lambda member: member.id)
+        why = f"stage {empty[0]} has no worker, and there is room for one only in the place of another"
+        decision.kill(youngest, why)
+        decision.say(f"{youngest.name} of stage {stage} is ended: {why}")
 
 
 def worth_saving(state: ControllerState) -> bool:
@@ -77,6 +99,8 @@ def begin(decision: Decision, plan: Begin) -> None:
         back = f"all members go back to step {steps}"
         follows = f"it goes on with what shard {plan.heirs[0][1]} keeps" if plan.heirs else back
         decision.say(f"what {shards} had kept is lost with its only holder, so {follows}")
+    if back := why_back(state, plan):
+        decision.say(f"{back}, so all members go back to step {steps}")
     if state.generation is not None:
         _account(decision, plan, workers, steps)
         if decision.state.phase == "ended":
@@ -92,8 +116,11 @@ def begin(decision: Decision, plan: Begin) -> None:
             begin=plan, steps=steps, before={id_: state.members[id_].progress for id_ in plan.members}
         ),
     )
-    for member in plan.members:
-        decision.update(member, report=None, joins=False, heartbeat=None, heard=now, moved=now)
+    for rank, member in enumerate(plan.members):
+        stage = plan.stages[rank] if plan.stages else None
+        decision.update(
+            member, report=None, joins=False, stage=stage, holds_sum=False, heartbeat=None, heard=now, moved=now
+        )
     decision.enter("running")
     decision.do(plan)
     decision.say(_summary(plan, steps))
@@ -122,8 +149,14 @@ def _account(decision: Decision, plan: Begin, workers: list[Member], steps: int)
     redone = plan.heirs or state.requirements.inherits  # what is done since the last rest is done again, differently
     lost = max(0, state.seen - steps, _given_up(state, steps) if redone else 0)
     restarted = plan.restore is not None or top(workers) is None or (lost > 1 and not redone)
+    why = why_back(state, plan)
     open_ones = [
-        replace(recovery, kind="restarted" if restarted else recovery.kind, steps_lost=max(lost, recovery.steps_lost))
+        replace(
+            recovery,
+            kind="restarted" if restarted else recovery.kind,
+            steps_lost=max(lost, recovery.steps_lost),
+            why=why or recovery.why,
+        )
         if recovery.kind != "joined"
         else recovery
         for recovery in state.recoveries

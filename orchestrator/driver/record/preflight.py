@@ -10,9 +10,12 @@ from pathlib import Path
 
 from orchestrator import pipeline
 from orchestrator.checkpoints.storage import try_out
+from orchestrator.control.shard_assignment import assign_stages, deal, hosts_of
 from orchestrator.driver.record import private
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.numerics import cuda
+from orchestrator.pipelining import PIPELINING, Hosts
+from orchestrator.pipelining import laws as pipelining_laws
 from orchestrator.privacy import accounting
 from orchestrator.provenance.code import git, imported, pushed, secrets, worktree
 from orchestrator.provenance.data import dvc_files, remote_state, versions
@@ -80,6 +83,7 @@ def check(settings: Settings, project: Path) -> Provenance:
         *_local_problems(settings),
         *_variant_problems(settings),
         *_sync_problems(settings),
+        *_stage_problems(settings),
         *_feedback_problems(settings),
         *_privacy_problems(settings, project),
         *_input_problems(settings, project),
@@ -204,6 +208,11 @@ def _variant_problems(settings: Settings) -> list[str]:
         problems += CONTRIBUTIONS.problems(contribution.name, contribution.options) or contribution_laws.problems(
             contribution.name, contribution.options
         )
+    order = settings.cluster.pipeline
+    if is_reference(order.name):
+        problems += PIPELINING.problems(order.name, order.options) or pipelining_laws.problems(
+            order.name, order.options, _some_hosts(settings)
+        )
     if is_reference(compression.name):
         problems += COMPRESSIONS.problems(compression.name, compression.options) or compression_laws.problems(
             compression.name, compression.options, settings.data.shards
@@ -255,6 +264,34 @@ def _sync_problems(settings: Settings) -> list[str]:
     return [
         f"{key}: with sync={sync.name} {sentence}, or set sync=bsp" for key, (wrong, sentence) in why.items() if wrong
     ]
+
+
+def _stage_problems(settings: Settings) -> list[str]:
+    """Of what goes with a model in stages, that which could not be looked at before the user's code was imported."""
+    if settings.cluster.stages == 1:
+        return []
+    topology, sync = settings.topology, settings.sync
+    problems = []
+    if is_reference(topology.name) and TOPOLOGIES.resolve(topology.name, topology.options).get("servers"):
+        problems.append(f"topology: {topology.name} has servers; set topology=ring")
+    if is_reference(sync.name) and build_mode(sync.name, sync.options).execution != "lockstep":
+        problems.append(f"sync: {sync.name} lets replicas run free; set sync=bsp")
+    target = pipeline.find(settings.pipeline.target, settings.pipeline.args)
+    if pipeline.defines(target, "optimizer"):
+        problems.append(
+            "optimizer: the pipeline's optimizer() may look at all parameters; name one, as optimizer=adamw"
+        )
+    return [f"{problem}, or cluster.stages=1, because a worker has one stage only" for problem in problems]
+
+
+def _some_hosts(settings: Settings) -> list[Hosts]:
+    """Of the numbers of workers that the run may come to; of two stages where it has none."""
+    stages, shards = max(2, settings.cluster.stages), settings.data.shards
+    numbers = {*_numbers_of_workers(settings.cluster.workers), stages, 2 * stages}
+    dealt = [
+        assign_stages([None] * number, stages) for number in sorted(numbers) if stages <= number <= stages * shards
+    ]
+    return [hosts_of(stage_of, deal(shards, stage_of)) for stage_of in dealt]
 
 
 def _feedback_problems(settings: Settings) -> list[str]:

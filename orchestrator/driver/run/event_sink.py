@@ -212,13 +212,16 @@ class EventSink:
 
     def recovered(self, command: events.Recovered) -> None:
         seconds = round(command.seconds, 3)
-        recovery = {"kind": command.kind, "seconds": seconds, "steps_lost": command.steps_lost}
+        recovery: dict[str, Any] = {"kind": command.kind, "seconds": seconds, "steps_lost": command.steps_lost}
+        if command.why:
+            recovery["why"] = command.why
         self.outcome.recoveries.append(recovery)
         self.event("recovered", **recovery)
         self._tracker.metrics(self.outcome.steps, {f"recovery/{command.kind}_s": command.seconds})
         steps = "no step lost" if command.steps_lost == 0 else f"{command.steps_lost} steps computed again"
         what = {"lost": "went on", "joined": "a worker joined", "restarted": "started again"}[command.kind]
-        self._progress.say(f"{what} after {seconds:g} s, {steps}")
+        because = f": {command.why}" if command.why else ""
+        self._progress.say(f"{what} after {seconds:g} s, {steps}{because}")
 
     def sync(self) -> None:
         """Wait until trace and rests are on the disk, as they have to be before a checkpoint of their last step. Raises OSError

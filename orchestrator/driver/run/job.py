@@ -109,7 +109,8 @@ class Job:
         files, tracker = record.files, record.tracker
         rested = [] if plan.lockstep else rests.staleness(list(lines.read(files.rests)))
         outcome.staleness = max((each.largest for each in rested), default=None)
-        seen = pictures.Seen(files.trace, files.journal, record.described.get("partition"), rested)
+        pipelining = plan.pipelining if plan.cluster.members.stages > 1 else None
+        seen = pictures.Seen(files.trace, files.journal, record.described.get("partition"), rested, pipelining)
         with _drawing:
             trouble = pictures.draw(files.pictures, seen, tracker.name, _schedule(plan))
         if trouble is not None:
@@ -250,6 +251,7 @@ def requirements(plan: Plan, *, checkpoint: int | None = None, generation: int =
         most=members.most,
         spares=members.spares,
         servers=members.servers,
+        stages=members.stages,
         start_timeout_s=timeouts.start_s,
         step_timeout_s=timeouts.step_s,
         whole=not plan.exchange.exact,
@@ -272,7 +274,8 @@ def layout(plan: Plan) -> str:
     number = str(of.most) if of.start == of.most else f"{of.start} to {of.most}"
     counts = [(number, "worker"), (str(of.spares), "spare"), (str(of.servers), "server")]
     members = [f"{count} {role}{'s' * (count != '1')}" for count, role in counts if count != "0"]
-    return f"{' and '.join(members)}, topology {plan.exchange.topology.name}"
+    stages = f"{of.stages} stages, pipeline {plan.pipelining.name}, " if of.stages > 1 else ""
+    return f"{' and '.join(members)}, {stages}topology {plan.exchange.topology.name}"
 
 
 def _schedule(plan: Plan) -> Schedule:

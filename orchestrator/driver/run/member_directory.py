@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.control.events import Begin
-from orchestrator.control.rendezvous.schedules import schedule_of
+from orchestrator.control.rendezvous.schedules import groups_of, schedule_of
 from orchestrator.engine.member.generation import INITIAL, Generation
 from orchestrator.plan import Exchange
 
@@ -51,6 +51,11 @@ class MemberDirectory:
             begin.moves,
             begin.heirs,
             begin.inherited,
+            stages=begin.stages,
+            groups=groups_of(begin, self._exchange),
+            restorers=begin.restorers,
+            applies=begin.applies,
+            run_states=begin.run_states,
         )
 
     def peers(self, members: tuple[int, ...], generation: Generation, rank: int) -> dict[int, Any]:

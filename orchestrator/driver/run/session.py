@@ -203,7 +203,8 @@ class Session:
         elif "left" in answer:
             progress = parse(answer["progress"])
             number, kind, accuses, why = (answer[key] for key in ("generation", "left", "accuses", "why"))
-            self._decide(events.Left(member, number, kind, progress, accuses, why, **_rows(answer)))
+            rows, holds_sum = _rows(answer), answer.get("holds_sum", False)
+            self._decide(events.Left(member, number, kind, progress, accuses, why, **rows, holds_sum=holds_sum))
             if answer["left"] == "peer":
                 self._look_for_dead()
         else:
@@ -232,14 +233,16 @@ class Session:
             self._member_started(member, None, [])
         is_worker = self._roles[member] == "worker"
         can_restore = is_worker and self._member_directory.reaches_checkpoints(member)
-        if is_worker and not can_restore and answer["run_manifest"]["shard_state"]:
+        alone = self._state.requirements.stages > 1 or (is_worker and answer["run_manifest"]["shard_state"])
+        if is_worker and not can_restore and alone:
             self._refuse_out_of_reach(member, answer["node"])
             return
         self._decide(events.Ready(member, answer["run_manifest"], can_restore))
 
     def _refuse_out_of_reach(self, member: int, node: str) -> None:
-        """What a shard keeps only its host can write."""
-        problem = f"worker {member} on node {node} does not reach the checkpoints, and alone has what its shards keep"
+        """What a shard keeps, and the parameters of a stage, only who hosts them can write and has to restore."""
+        what = "its stage has learned" if self._state.requirements.stages > 1 else "its shards keep"
+        problem = f"worker {member} on node {node} does not reach the checkpoints, and alone has what {what}"
         error = ConfigurationError([problem], "set checkpoint.uri to a place that all nodes reach")
         if self._state.generation is None:
             self._decide(events.Failed(member, error))

@@ -24,6 +24,8 @@ from orchestrator.numerics.digests import update
 from orchestrator.numerics.portable import used
 from orchestrator.pipeline import naming
 
+Loss = Callable[[int, int], tuple[float, float] | None]
+
 
 def reference(workload: Workload, replica: Replica) -> str:
     """A digest of the gradient of the first micro-batch. Raises Inconsistent; PipelineRaised for what may not be changed or
@@ -31,7 +33,7 @@ def reference(workload: Workload, replica: Replica) -> str:
     compiled = _compiled()
     batches = range(min(2, workload.order.shards))
     first = _prove(
-        workload, "micro-batch (step 0, shard 0)", batches, lambda shard: _fingerprint(workload, replica, shard)
+        workload, "micro-batch (step 0, shard 0)", batches, lambda shard: fingerprint(workload, replica, shard)
     )
     if first is not None:  # else the words of the step come first
         batches = range(min(2, len(workload.evaluation_batches)))
@@ -50,7 +52,7 @@ def operators(workload: Workload, replica: Replica) -> set[str]:
     """The operators of torch that the first micro-batch and the first validation batch use; none of a batch that fails, as its
     step will."""
     with used.recorded() as found:
-        _fingerprint(workload, replica, 0)
+        fingerprint(workload, replica, 0)
         if workload.evaluation_batches:
             with contextlib.suppress(OrchestratorError):
                 _evaluated(workload, replica, 0)
@@ -91,13 +93,14 @@ def _look(workload: Workload) -> state_detection.Observations:
         return state_detection.look(workload.held(), workload.model)
 
 
-def _fingerprint(workload: Workload, replica: Replica, shard: int) -> str | None:
-    """Of all that micro-batch (step 0, shard) would put into the sum; None where it fails, as its step will. Raises
+def fingerprint(workload: Workload, replica: Replica, shard: int, loss: Loss | None = None) -> str | None:
+    """Of all that micro-batch (step 0, shard) would put into the sum; None where it fails, as its step will. loss: as
+    `Workload.loss`, which it is unless another one is given. Raises
     PipelineRaised where it changes what has to stay, and where the GPU failed of it: nothing is computed there any more."""
     replica.begin_shard()
     digest = hashlib.sha256()
     try:
-        computed = workload.loss(0, shard)
+        computed = (loss or workload.loss)(0, shard)
         tensors = replica.contribution() if computed is not None else []
     except OrchestratorError as error:
         if isinstance(error.__context__, torch.AcceleratorError):

@@ -56,7 +56,7 @@ def compute(
     when `beat`, which is called before each batch, raises."""
     results = Results()
     own = [batch for batch in range(len(workload.evaluation_batches)) if batch % total_shards in shards]
-    with _in_eval_mode(workload.model), _restoring(replica):
+    with in_eval_mode(workload.model), restoring(replica):
         for batch in own:
             beat()
             replica.begin_shard()
@@ -71,7 +71,7 @@ def compute(
 
 
 @contextmanager
-def _restoring(replica: Replica) -> Iterator[None]:
+def restoring(replica: Replica) -> Iterator[None]:
     try:
         yield
     finally:
@@ -79,7 +79,7 @@ def _restoring(replica: Replica) -> Iterator[None]:
 
 
 @contextmanager
-def _in_eval_mode(model: torch.nn.Module) -> Iterator[None]:
+def in_eval_mode(model: torch.nn.Module) -> Iterator[None]:
     """Within the block the model is in evaluation mode; afterwards every module is in the mode it was in, since a
     pipeline may keep some of them frozen."""
     with naming("eval() of the model"):

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from orchestrator.control.shard_assignment import deal
+from orchestrator.control.shard_assignment import deal_by_size
 from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.shard_gradients import Contribution
 from orchestrator.engine.compute.shard_states import ShardStates
@@ -67,7 +67,7 @@ class LocalSteps:
         if self.keeps_state:
             return hosted
         sizes = [len(self._workload.local_steps(step, shard)) for shard in range(self._workload.order.shards)]
-        return hosted if len(set(sizes)) == 1 else deal(sizes, workers)[rank]
+        return hosted if len(set(sizes)) == 1 else deal_by_size(sizes, workers)[rank]
 
     def plan(self, step: int, shards: Sequence[int]) -> None:  # noqa: ARG002
         """Micro-batches are planned with their shard: those of a whole round may be many."""

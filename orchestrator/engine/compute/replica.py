@@ -39,7 +39,8 @@ class Replica:
     Raises PipelineRaised for models that cannot be trained exactly, naming the tensor and the remedy.
     """
 
-    def __init__(self, model: torch.nn.Module, staging: Staging | None = None) -> None:
+    def __init__(self, model: torch.nn.Module, staging: Staging | None = None, layout: Layout | None = None) -> None:
+        """layout: where the exchanged tensors lie, if that does not follow from them alone: of a part of a model."""
         staging = staging or Direct()
         refuse_unsupported(model)
         self.model = model
@@ -48,7 +49,7 @@ class Replica:
         self._parameters = dict(model.named_parameters())
         statistics = dict(_norm_statistics(model))
         self.statistics = list(statistics.values())
-        self.layout = Layout.of([*trainable, *statistics.items()])
+        self.layout = layout or Layout.of([*trainable, *statistics.items()])
         self._frozen = {name: p for name, p in self._parameters.items() if not p.requires_grad}
         staging.move([*self._frozen.values(), *model.buffers()])
         self._move_into_flat_buffer(staging.device)
@@ -95,10 +96,16 @@ class Replica:
 
     def begin_shard(self) -> None:
         """Reset the buffers to those of the step, and drop all gradients."""
-        if self._start:
-            torch._foreach_copy_([*self.statistics, *self.counters.values()], self._start)
+        self.continue_shard(self._start)
         for parameter in self._parameters.values():
             parameter.grad = None
+
+    def continue_shard(self, buffers: Sequence[torch.Tensor]) -> None:
+        """Go on with a shard that left the buffers like this, while others are under way: no version is raised that their
+        backward passes would miss."""
+        if buffers:
+            own = [buffer.data for buffer in (*self.statistics, *self.counters.values())]
+            torch._foreach_copy_(own, list(buffers))
 
     def give_up_shard(self) -> None:
         """Reset the buffers to those of the step after whatever happened. A GPU that has failed copies nothing any
@@ -272,14 +279,14 @@ def _versions(tensors: Sequence[torch.Tensor | None]) -> list[int]:
 
 
 def _norm_statistics(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Floating buffers of normalisation layers, tied layers once."""
-    seen: set[int] = set()
+    """Floating buffers of normalisation layers, tied layers once; of a part of a model those that it has."""
+    own = {id(buffer) for buffer in model.buffers()}
     for prefix, module in model.named_modules():
         if not isinstance(module, _NormBase):
             continue
         for name, buffer in module.named_buffers(recurse=False):
-            if buffer.dtype == torch.float32 and id(buffer) not in seen:
-                seen.add(id(buffer))
+            if id(buffer) in own and buffer.dtype == torch.float32:
+                own.remove(id(buffer))
                 yield (f"{prefix}.{name}" if prefix else name), buffer
 
 

@@ -61,6 +61,12 @@ def capture(
     return TrainingState(values, tensors, steady, frozenset(own))
 
 
+def of_the_run(run_state: RunState) -> TrainingState:
+    """The run state alone."""
+    tensors: dict[str, torch.Tensor] = {}
+    return TrainingState({"run_state": pack(run_state, tensors, "run_state")}, tensors)
+
+
 def restore(state: TrainingState, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> RunState:
     """Put a captured state into a model and an optimizer built the same way; returns the run state.
 

@@ -13,20 +13,30 @@ from orchestrator.plan import Update
 from orchestrator.updates import optimizers, schedules
 from orchestrator.updates.clipping import Clipping
 from orchestrator.updates.rates import rates_of, set_rates
-from orchestrator.updates.transforms import Chain
+from orchestrator.updates.transforms import Chain, Transform
 
 
 class Updater:
     """Applies summed gradients to a replica. Built while the optimizer still has the rates that it was made with;
     started once the length of the run is known."""
 
-    def __init__(self, workload: Workload, replica: Replica, optimizer: torch.optim.Optimizer, update: Update) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        replica: Replica,
+        optimizer: torch.optim.Optimizer,
+        update: Update,
+        clipping: Transform | None = None,
+    ) -> None:
+        """clipping: instead of that of `update`, by the norm of a gradient of which this is a part."""
         self._workload = workload
         self._replica = replica
         self.optimizer = optimizer
         self._schedule, self._warmup, self._scaling = update.schedule, update.warmup, update.scaling
         self._rates = rates_of(optimizer)
-        self._after = Chain(*([] if update.clip is None else [Clipping(update.clip)]))
+        if update.clip is not None:
+            clipping = clipping or Clipping(update.clip)
+        self._after = Chain(*([] if clipping is None else [clipping]))
         self.state = self._after.init(replica.parameters)
         self._rate: Callable[[int, int], float] = lambda _step, _reductions: 1.0
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +44,19 @@ class _MicroBatch(NamedTuple):
     where: str
     samples_seed: int
     seed: int
+
+
+class Call(NamedTuple):
+    """A call of the user's, on a batch that has been read. precision: of its products."""
+
+    function: Callable[[], Any]
+    precision: Callable[[], AbstractContextManager[None]]
+    rows: int
+    where: str
+
+    def make(self) -> Any:
+        with self.precision():
+            return self.function()
 
 
 class Workload:
@@ -151,7 +164,7 @@ class Workload:
 
         The caller has called `model.train()`. Raises PipelineRaised, NonFinite.
         """
-        micro_batch = self._planned.get((step, shard)) or self._micro_batch(step, shard)
+        micro_batch = self._known(step, shard)
         where, rows = micro_batch.where, len(micro_batch.key.indices)
         if not rows:
             return None
@@ -165,14 +178,56 @@ class Workload:
                     f"loss() ({where}) returned a weight, and with privacy.clipping_norm all count the same",
                     "return the mean alone",
                 )
-            loss, weight = _mean_and_weight(returned, rows, where)
-            if weight == 0:
+            judged = _judged(returned, rows, where)
+            if judged is None:
                 return None
-            mean = loss.item()
-            if not math.isfinite(mean):
-                raise NonFinite(f"the loss is {mean} at {where}", NON_FINITE_REMEDY)
+            loss, mean, weight = judged
             loss.backward()  # type: ignore[no-untyped-call]
         return mean, weight
+
+    def rows(self, step: int, shard: int) -> int:
+        """Of micro-batch (step, shard)."""
+        return len(self._known(step, shard).key.indices)
+
+    @contextmanager
+    def call(self, step: int, shard: int) -> Iterator[Call]:
+        """The loss of micro-batch (step, shard), which is not empty, to be called within the block, by parts of a model:
+        there the generators are seeded for it. Raises PipelineRaised for what is raised within the block."""
+        micro_batch = self._known(step, shard)
+        batch = self._fetch(micro_batch)
+        with naming(f"loss() ({micro_batch.where})"), streams.seeded_with(micro_batch.seed):
+            yield Call(lambda: self._loss(batch, step), self._autocast, len(micro_batch.key.indices), micro_batch.where)
+
+    @contextmanager
+    def going_on(self, step: int, shard: int) -> Iterator[None]:
+        """For the backward pass of what `call` has begun, which sets the generators by itself."""
+        with naming(f"loss() (step {step}, shard {shard})"), streams.held():
+            yield
+
+    def judge(self, returned: Any, call: Call) -> tuple[torch.Tensor, float, float] | None:
+        """Loss, its value and its weight, from what loss() returned; None where it weighs nothing. Raises PipelineRaised,
+        NonFinite."""
+        return _judged(returned, call.rows, call.where)
+
+    @contextmanager
+    def evaluation(self, step: int, batch: int) -> Iterator[tuple[Call, Call]]:
+        """Loss and metrics of a validation batch, to be called within the block, as `call` says; in which order, and that the
+        second goes on with the generators of the first, is the caller's care."""
+        indices, where = self.evaluation_batches[batch], _evaluated(step, batch)
+        with naming(f"reading samples ({where})"), streams.seeded(self._seed, "evaluation samples", step, batch):
+            items = fetch(self._validation, indices, self.pipeline.collate)
+        updates = (step + 1) * self._stretch
+        with naming(f"evaluation ({where})"), streams.seeded(self._seed, "evaluation", step, batch), torch.no_grad():
+            yield (
+                Call(lambda: self._loss(items, updates), self._autocast, len(indices), where),
+                Call(lambda: self.pipeline.metrics(self.model, items), self._autocast, len(indices), where),
+            )
+
+    def evaluated(self, call: Call, loss: Any, metrics: Any) -> tuple[list[str], list[float]]:
+        """As `evaluate`, from what the two calls have returned."""
+        mean, weight = _mean_and_weight(loss, call.rows, call.where)
+        numbers = _numbers(metrics, call.where)
+        return list(numbers), [mean.item(), weight, float(call.rows), *numbers.values()]
 
     def local_optimizer(self, variant: Variant, step: int, shard: int) -> torch.optim.Optimizer:
         """A new one over the model's parameters."""
@@ -226,7 +281,7 @@ class Workload:
         The caller has called `model.eval()`. step: the one before it; -1: none yet.
         """
         indices = self.evaluation_batches[batch]
-        where = f"{'before the first step' if step < 0 else f'after step {step}'}, validation batch {batch}"
+        where = _evaluated(step, batch)
         with naming(f"reading samples ({where})"), streams.seeded(self._seed, "evaluation samples", step, batch):
             items = fetch(self._validation, indices, self.pipeline.collate)
         with naming(f"evaluation ({where})"), streams.seeded(self._seed, "evaluation", step, batch), torch.no_grad():
@@ -242,6 +297,9 @@ class Workload:
         """updates: how many the model has had."""
         more = {"step": updates} if self._takes_step else {}
         return self.pipeline.loss(self.model, batch, **more)
+
+    def _known(self, step: int, shard: int) -> _MicroBatch:
+        return self._planned.get((step, shard)) or self._micro_batch(step, shard)
 
     def _micro_batch(self, step: int, shard: int) -> _MicroBatch:
         return _MicroBatch(
@@ -263,8 +321,12 @@ class Workload:
             return fetch(self._train, micro_batch.key.indices, self.pipeline.collate)
 
     def _autocast(self) -> AbstractContextManager[None]:
-        """Under `precision: bfloat16` products are computed in it; parameters and gradients stay float32 (rule A9)."""
-        return torch.autocast(self._staging.device.type, dtype=torch.bfloat16) if self._mixed else nullcontext()
+        """Under `precision: bfloat16` products are computed in it; parameters and gradients stay float32 (rule A9). Each use
+        of a parameter casts it anew: uses that share a cast add up their gradients in bfloat16, which stages cannot do
+        together."""
+        if not self._mixed:
+            return nullcontext()
+        return torch.autocast(self._staging.device.type, dtype=torch.bfloat16, cache_enabled=False)
 
     def _datasets(self) -> tuple[Any, Any]:
         returned: Any = self.pipeline.datasets()
@@ -326,6 +388,21 @@ def _length(dataset: Any, which: str) -> int:
     if length == 0 and which == "training":
         raise PipelineRaised("the training dataset is empty", "look at what datasets() reads")
     return length
+
+
+def _evaluated(step: int, batch: int) -> str:
+    return f"{'before the first step' if step < 0 else f'after step {step}'}, validation batch {batch}"
+
+
+def _judged(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, float, float] | None:
+    """Loss, its value and its weight; None where it weighs nothing."""
+    loss, weight = _mean_and_weight(returned, rows, where)
+    if weight == 0:
+        return None
+    mean = loss.item()
+    if not math.isfinite(mean):
+        raise NonFinite(f"the loss is {mean} at {where}", NON_FINITE_REMEDY)
+    return loss, mean, weight
 
 
 def _mean_and_weight(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, float]:

@@ -82,11 +82,23 @@ def sentence(run_manifest: Mapping[str, Any], plan: Plan, bytes_of: Callable[...
     topology, optimizer = plan.exchange.topology, plan.update.optimizer
     schedule = build_schedule(topology.name, plan.cluster.members.start, **topology.options)
     state = None if optimizer is None else optimizers.remembered(optimizer.name, optimizer.options)
+    if "stages" in run_manifest:
+        return _of_stages(run_manifest["stages"], run_manifest["parameters"])
     layout, parameters = Layout.from_dict(run_manifest["layout"]), run_manifest["parameters"]
     feedback = run_manifest["shard_state"]
     size = bytes_of(layout, schedule, plan, parameters=parameters, state=state, feedback=feedback)
     without = ", without what the optimizer of the pipeline remembers" if state is None else ""
     return f"each worker holds {parameters:,} parameters and needs about {in_words(size)} for them{without}"
+
+
+def _of_stages(stages: Mapping[str, Any], parameters: int) -> str:
+    """Where the model is cut, what each stage holds, and its part of the computation."""
+    begins = ["the first layers", *stages["borders"]]
+    told = [
+        f"stage {i} from {begin} ({held:,} parameters, {share:.0%} of the computation)"
+        for i, (begin, held, share) in enumerate(zip(begins, stages["parameters"], stages["shares"], strict=True))
+    ]
+    return f"the model of {parameters:,} parameters is cut: {', '.join(told)}"
 
 
 def sums_of(plan: Plan) -> exact.Sums:

@@ -30,6 +30,7 @@ from orchestrator.transports.base import PeerLost, Tag, Transport
 
 _PIECE_BYTES: Final = 4 << 20
 ROWS: Final = 1  # the stream of what shards keep
+RUN: Final = 2  # the stream of the state of the run alone
 
 
 def give(

@@ -12,7 +12,8 @@ workers. Everything that has to be agreed on is encoded for that:
     magnitudes        bits of the largest weighted element, per tensor of the layout; ABSENT where no shard contributes
     present           1 per tensor of the layout that some shard has a gradient for, or has changed
     weights, losses   one slot per shard, the bits of a float64; EMPTY everywhere but at the shard's host
-    counters          each value and its complement, so that members agree where maximum == minimum
+    counters          each value and its complement, so that members agree where maximum == minimum; EMPTY at a member that
+                      does not have it, which some are where a model is cut into stages
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class StepReport:
         asked = self.requests
         counters = [EMPTY] * (2 * shape.counters)
         if self.counters is not None:
-            counters = [*self.counters, *(~value for value in self.counters)]
+            counters = [*self.counters, *(EMPTY if value == EMPTY else ~value for value in self.counters)]
         told = [
             *(failing, asked.evaluate, asked.halt, asked.save, asked.busy, self.sent_bytes),
             *(self.magnitudes or [ABSENT] * shape.tensors),

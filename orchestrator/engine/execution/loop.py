@@ -68,6 +68,7 @@ class Loop:
         self._timing = timing
         self._heartbeat = heartbeat
         self.run_state = RunState.start(plan, len(run_manifest["layout"]["slots"]))
+        self._unpublished: tuple[int, Mapping[str, float]] | None = None  # steps, and the metrics after them
 
     @property
     def ended(self) -> bool:
@@ -119,15 +120,19 @@ class Loop:
 
     def _complete(self, exchange: Exchange, hooks: Hooks) -> None:
         """Finish the last step: evaluate where that is due, then report."""
-        metrics = None
         if self.run_state.evaluation_due:
             step = self.run_state.steps - 1
             results = hooks.evaluate(step)
             metrics = evaluation.combine(exchange, step, self._batches, results, self.run_state.watched())
             self.run_state = self.run_state.evaluated(metrics)
+            self._unpublished = self.run_state.steps, metrics
+        # Reporting may be interrupted too: of a model in stages all members take part in a digest.
+        known = self._unpublished
+        told = known[1] if known is not None and known[0] == self.run_state.steps else None
         rest = None if self.run_state.free is None else self.run_state.free.unpublished
         if self.run_state.unpublished or rest is not None:
-            hooks.publish(self.run_state.unpublished, rest, metrics, last=self.ended)
+            hooks.publish(self.run_state.unpublished, rest, told, last=self.ended)
+            self._unpublished = None
             self.run_state = self.run_state.published()
 
     def _save(self, hooks: Hooks) -> None:

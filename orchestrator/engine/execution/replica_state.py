@@ -43,6 +43,10 @@ class ReplicaState:
         self._states = states
         self._summation = summation
 
+    def start(self, steps: int) -> None:
+        """Set the length of the run."""
+        self._updater.start(steps)
+
     def capture(self, values: dict[str, Any]) -> TrainingState:
         """What all workers have alike, as views of what is in use, with these values beside it."""
         return snapshot.capture(self.replica.model, self._updater.optimizer, values, self._replicated)

@@ -12,8 +12,11 @@ from typing import Any, Final, Literal, Protocol
 
 from orchestrator.checkpoints.state import TrainingState
 from orchestrator.control.events import Inheritance, Move
+from orchestrator.control.rendezvous.schedules import Group
+from orchestrator.control.shard_assignment import hosts_of
 from orchestrator.engine.member.heartbeat import Heartbeat
 from orchestrator.engine.member.shard_slots import Row, ShardSlots
+from orchestrator.pipelining import Hosts
 from orchestrator.privacy.keys import Keys
 from orchestrator.records.progress import Progress, plain
 from orchestrator.topologies.schedule import Schedule
@@ -37,6 +40,12 @@ class Generation:
     where): that rank loads a checkpoint before anything else; INITIAL: it goes back to the state in which the run began.
     writers: the ranks that write the parts of checkpoints, in order, and storage: where these lie. keys: of a private run, told
     to workers only, and to no record.
+
+    Where the model is cut into stages: stages: by worker's rank, the one that it hosts; groups: by stage, who add up its
+    gradient and how (`schedule` is that of the vote, in which all take part); restorers: of each stage the rank that loads
+    the checkpoint of `restore`. Before the transfers of state, which are within a stage then, and in this order: a rank of
+    `applies` applies the sum that it holds (Ended.holds_sum), and of each pair of `run_states` the second gets the run's state
+    from the first, without parameters.
     """
 
     number: int
@@ -50,10 +59,20 @@ class Generation:
     heirs: tuple[Inheritance, ...] = ()
     inherited: tuple[Inheritance, ...] = ()
     keys: Keys | None = field(default=None, repr=False)
+    stages: tuple[int, ...] = ()
+    groups: tuple[Group, ...] = ()
+    restorers: tuple[int, ...] = ()
+    applies: tuple[int, ...] = ()
+    run_states: tuple[tuple[int, int], ...] = ()
 
     @property
     def workers(self) -> int:
         return self.schedule.workers
+
+    @property
+    def hosts(self) -> Hosts:
+        """hosts[stage][shard] = rank, for the programs of `orchestrator.pipelining`."""
+        return hosts_of(self.stages or (0,) * len(self.shards), self.shards)
 
     def as_event(self) -> dict[str, Any]:
         """The generation for the journal, as values for JSON."""
@@ -69,6 +88,7 @@ class Generation:
             "storage": self.storage,
             **({"moves": self.moves} if self.moves else {}),
             **({"heirs": self.heirs} if self.heirs else {}),
+            **({"stages": self.stages} if self.stages else {}),
         }
 
     def donors_of(self, rank: int) -> list[int]:
@@ -78,7 +98,10 @@ class Generation:
         return [recipient for donor, recipient in self.state_transfers if donor == rank]
 
     def peers_of(self, rank: int) -> frozenset[int]:
-        """The ranks that `rank` talks with and has to be connected with."""
+        """The ranks that `rank` talks with and has to be connected with; of a model in stages all, for digests and parameters
+        that several stages use go straight to whoever needs them."""
+        if self.stages:
+            return frozenset(range(self.workers)) - {rank}
         moving = {
             peer for donor, recipient, _ in self.moves for peer in (donor, recipient) if rank in (donor, recipient)
         }
@@ -168,7 +191,8 @@ class Ended:
 
     progress: None for one that has no state of the run yet. digest: of a worker that finished. accuses: the rank of a peer
     that this member itself found dead or silent. held, staged: the shards whose state this worker has, as of its last committed
-    step and as of the one after it; of a run whose shards keep any.
+    step and as of the one after it; of a run whose shards keep any. holds_sum: with stages, this worker has the sum of its
+    stage for the step after its last committed one, and has not applied it.
     """
 
     kind: Literal["finished", "peer", "called off", "regroup", "stop", "withdrew"]
@@ -178,10 +202,12 @@ class Ended:
     why: str = ""
     held: tuple[int, ...] = ()
     staged: tuple[int, ...] = ()
+    holds_sum: bool = False
 
     def as_answer(self) -> dict[str, Any]:
         """The answer to the driver, as values for JSON."""
         rows = {"held": list(self.held), "staged": list(self.staged)} if self.held or self.staged else {}
         if self.kind == "finished":
             return {"finished": self.digest, "progress": plain(self.progress), **rows}
-        return {"left": self.kind, "progress": plain(self.progress), "accuses": self.accuses, "why": self.why, **rows}
+        more = {**rows, "holds_sum": True} if self.holds_sum else rows
+        return {"left": self.kind, "progress": plain(self.progress), "accuses": self.accuses, "why": self.why, **more}

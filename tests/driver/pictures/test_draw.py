@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from orchestrator.driver.report.pictures import Seen, draw
-from orchestrator.driver.report.pictures.series import clocks, staleness
+from orchestrator.driver.report.pictures.series import clocks, flow, staleness
+from orchestrator.pipelining import nominal, programs, timeline
+from orchestrator.plan import Variant
 from orchestrator.records.lines import LineFile
 from orchestrator.records.rests import Staleness
 from orchestrator.topologies import build_schedule
@@ -60,6 +62,35 @@ def test_a_partition_is_drawn_where_there_is_one(tmp_path: Path, labels: int) ->
     assert draw(tmp_path, seen, "digits", build_schedule("ring", 2)) is None
     assert (tmp_path / "partition.png").read_bytes().startswith(b"\x89PNG")
     assert "matplotlib.pyplot" not in sys.modules
+
+
+@pytest.mark.parametrize("seconds", [[], [0.5, 0.25], [1.0]])
+def test_the_pipeline_of_a_model_in_stages_is_drawn(tmp_path: Path, seconds: list[float]) -> None:
+    """As of the last generation, in seconds where they are known of each stage."""
+    seen = Seen(tmp_path / "none", tmp_path / "journal", pipelining=Variant("1f1b", {}))
+    begun = {"event": "generation_started", "stages": [0, 1, 0], "shards": [[0, 1], [0, 1, 2, 3], [2, 3]]}
+    write(tmp_path / "journal", [{**begun, "stages": [0, 1], "shards": [[0], [0]]}])
+    assert flow(tmp_path / "journal", "1f1b", {}) == (
+        timeline(((0,), (1,)), programs(((0,), (1,)), "1f1b"), nominal(2)),
+        False,
+    )
+    write(tmp_path / "journal", [begun, *[{"event": "stages_proved", "seconds": seconds}] * bool(seconds)])
+    found = flow(tmp_path / "journal", "1f1b", {})
+    assert found is not None
+    spans, in_seconds = found
+    assert in_seconds == (seconds == [0.5, 0.25])
+    assert {span.rank for span in spans} == {0, 1, 2}
+    assert max(span.end for span in spans) == pytest.approx(4 * 0.25 + 0.5 if in_seconds else 4 * 3 + 3)
+    assert draw(tmp_path, seen, "digits", build_schedule("ring", 3)) is None
+    assert (tmp_path / "pipeline.png").read_bytes().startswith(b"\x89PNG")
+    assert "matplotlib.pyplot" not in sys.modules
+
+
+def test_there_is_no_pipeline_where_every_worker_has_the_whole_model(tmp_path: Path) -> None:
+    write(tmp_path / "journal", [{"event": "generation_started", "shards": [[0], [1]]}])
+    seen = Seen(tmp_path / "none", tmp_path / "journal", pipelining=Variant("1f1b", {}))
+    assert draw(tmp_path, seen, "digits", build_schedule("ring", 2)) is None
+    assert not (tmp_path / "pipeline.png").exists()
 
 
 @pytest.mark.parametrize("shards", [2, 20])

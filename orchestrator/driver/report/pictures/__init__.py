@@ -1,4 +1,5 @@
-"""Pictures of a run that has ended: the curves of loss and metrics, the topology it ran on, and who owned which samples.
+"""Pictures of a run that has ended: the curves of loss and metrics, the topology it ran on, who owned which samples, and what
+the members of a pipeline do in a step.
 
     places.py     where members stand: pure, no drawing
     series.py     what of a long trace can be seen: pure, no drawing
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from orchestrator.plan import Variant
 from orchestrator.records.rests import Staleness
 from orchestrator.search.asking import Result, Trial
 from orchestrator.search.space import Space
@@ -25,17 +27,18 @@ from orchestrator.topologies import Schedule
 @dataclass(frozen=True)
 class Seen:
     """What there is to show of a run. partition: `data.division.Division.table`, None where samples are not divided; rests: of
-    an asynchronous run."""
+    an asynchronous run; pipelining: of a model in stages, the order and its options."""
 
     trace: Path
     journal: Path
     partition: Mapping[str, Any] | None = None
     rests: Sequence[Staleness] = ()
+    pipelining: Variant | None = None
 
 
 def draw(folder: Path, seen: Seen, title: str, schedule: Schedule) -> str | None:
-    """Write `loss.png` (when there was a step), `topology.svg`, `partition.png` (where there is one) and `clocks.png` (of an
-    asynchronous run) into `folder`; None, or what went wrong."""
+    """Write `loss.png` (when there was a step), `topology.svg`, `partition.png` (where there is one), `clocks.png` (of an
+    asynchronous run) and `pipeline.png` (of a model in stages) into `folder`; None, or what went wrong."""
     try:
         logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells of its font cache
         from orchestrator.driver.report.pictures import drawing, series
@@ -49,6 +52,10 @@ def draw(folder: Path, seen: Seen, title: str, schedule: Schedule) -> str | None
             drawing.curves(losses, series.metrics(seen.journal), title, folder / "loss.png")
         if seen.rests:
             drawing.clocks(series.clocks(seen.rests), series.staleness(seen.rests), title, folder / "clocks.png")
+        if seen.pipelining is not None:
+            flow = series.flow(seen.journal, seen.pipelining.name, seen.pipelining.options)
+            if flow is not None:
+                drawing.pipeline(*flow, title, folder / "pipeline.png")
     except Exception as error:  # whatever a drawing library can raise: the run is whole without its pictures
         return f"the pictures could not be drawn: {type(error).__name__}: {error}"
     return None

@@ -18,6 +18,7 @@ from matplotlib.ticker import MaxNLocator
 
 from orchestrator.driver.report.pictures.places import Point, place_members
 from orchestrator.driver.report.pictures.series import Series, columns, is_loss, wants_logarithm
+from orchestrator.pipelining import Span, bubble
 from orchestrator.topologies import Schedule
 
 _INK, _FAINT, _GRID = "#1f2933", "#7b8794", "#e4e7eb"
@@ -26,6 +27,7 @@ _OTHERS = ("#2f8f6b", "#8a5fb5", "#b58a1f", "#c2457e", "#4a9aa8", "#6b6b6b")
 _WORKER, _SERVER = "#2f6fb2", "#d9622b"
 _RADIUS = 0.34
 _LABELLED = 12  # shards
+_LEGIBLE = 0.012  # of the width, which a number needs
 _INCHES = 0.55  # for the distance of two members
 
 
@@ -105,6 +107,48 @@ def topology(schedule: Schedule, path: Path) -> None:
         _members(axes, schedule, places)
         _heading(axes, schedule, middle - width / 2 + 0.4, high + header)
         figure.savefig(path, metadata={"Date": None, "Title": _caption(schedule)})
+
+
+def pipeline(spans: Sequence[Span], in_seconds: bool, title: str, path: Path) -> None:
+    """A line for each member, the first stage above: its forwards and backwards in one step, each with the number of its shard;
+    what stays white is the bubble. in_seconds: or else in the time of a forward."""
+    lines = sorted({(span.task.stage, span.rank) for span in spans})
+    row = {rank: number for number, (_, rank) in enumerate(lines)}
+    end = max(span.end for span in spans)
+    figure = Figure(
+        figsize=(11, 1.7 + 0.42 * len(lines)),
+        dpi=130,
+        facecolor="white",
+        layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.12),
+    )
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    waiting = f"bubble {bubble(tuple(spans)):.0%}"
+    axes.set_title(f"{title}: one step, {waiting}", loc="left", fontsize=13, fontweight="bold", color=_INK, pad=12)
+    for kind, colour in (("forward", _TRAINING), ("backward", _VALIDATION)):
+        chosen = [span for span in spans if span.task.kind == kind]
+        axes.barh(
+            [row[span.rank] for span in chosen],
+            [span.end - span.start for span in chosen],
+            left=[span.start for span in chosen],
+            height=0.8,
+            color=colour,
+            edgecolor="white",
+            linewidth=0.6,
+            label=kind,
+        )
+    for span in spans:
+        if (span.end - span.start) / end > _LEGIBLE:
+            middle = (span.start + span.end) / 2
+            axes.text(middle, row[span.rank], str(span.task.shard), ha="center", va="center", color="white", fontsize=7)
+    axes.set_yticks(range(len(lines)), [f"stage {stage}, worker {rank}" for stage, rank in lines])
+    axes.invert_yaxis()
+    finish(axes, "")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8))
+    axes.grid(False, axis="y")
+    axes.set_xlabel("seconds" if in_seconds else "time, in forwards", color=_INK)
+    axes.legend(frameon=False, fontsize=9, labelcolor=_INK, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(path)
 
 
 def partition(labels: Sequence[str], counts: Sequence[Sequence[int]], title: str, path: Path) -> None:

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from orchestrator.control.shard_assignment import hosts_of
+from orchestrator.pipelining import Hosts, Span, nominal, programs, timeline
+from orchestrator.pipelining.timeline import Costs
 from orchestrator.records.lines import read
 from orchestrator.records.rests import Staleness
 from orchestrator.records.trace import loss_of
 
 Series = list[tuple[int, float]]  # (step, value), steps ascending
+Flow = tuple[tuple[Span, ...], bool]  # of one step, and whether its unit is seconds
 
 COLUMNS = 400  # as many as one can tell apart in the picture
 _FACTOR = 30.0  # values that span more than this are shown on a logarithmic axis
@@ -63,6 +67,28 @@ def staleness(rests: Iterable[Staleness]) -> Series:
     """Of each update, in order."""
     every = (ahead for rest in rests for _, ahead in rest.updates)
     return [(number, float(ahead)) for number, ahead in enumerate(every, start=1)]
+
+
+def flow(journal: Path, order: str, options: Mapping[str, Any]) -> Flow | None:
+    """When the members of the last generation do what in a step; None where the model was not cut into stages. In seconds where
+    it is known what stages cost, of which a forward is taken to have a third; otherwise in the time of a forward."""
+    events = list(read(journal)) if journal.exists() else []
+    begun = [event for event in events if event["event"] == "generation_started" and event.get("stages")]
+    if not begun:
+        return None
+    hosts = hosts_of(begun[-1]["stages"], begun[-1]["shards"])
+    proved = [event["seconds"] for event in events if event["event"] == "stages_proved"]
+    measured = proved[-1] if proved and len(proved[-1]) == len(hosts) and min(proved[-1]) > 0 else None
+    return _flow(hosts, order, options, measured)
+
+
+def _flow(hosts: Hosts, order: str, options: Mapping[str, Any], seconds: Sequence[float] | None) -> Flow:
+    """seconds: of a micro-batch in each stage, forward and backward together."""
+    costs: Costs = nominal(len(hosts))
+    if seconds is not None:
+        whole = {stage: sum(costs[key] for key in costs if key[1] == stage) for stage in range(len(hosts))}
+        costs = {key: cost / whole[key[1]] * seconds[key[1]] for key, cost in costs.items()}
+    return timeline(hosts, programs(hosts, order, options), costs), seconds is not None
 
 
 def is_loss(name: str) -> bool:

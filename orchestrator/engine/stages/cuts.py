@@ -1,0 +1,200 @@
+"""How a model is cut into stages: borders, what each stage holds, what crosses each border. Pure: it follows from surveys.
+
+A survey is made of each way in which the model is called: the loss in training, the loss and the metrics in evaluation. Stages
+have the same borders in all of them, and hold what they use in any.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from orchestrator.engine.stages.ghosts import Key
+from orchestrator.engine.stages.survey import Survey
+from orchestrator.errors import PipelineRaised
+
+Way = Literal["training", "evaluation", "metrics"]
+_MOST_CANDIDATES: Final = 400
+_DIGITS: Final = 2  # of a load of at most 2: what is nearer than that counts as equal
+_REMEDY: Final = "name modules at which stages begin in the pipeline's stages(self, model), or lower cluster.stages"
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """borders: the modules at whose first call stages 1, 2, ... begin. hosted: by stage, the parameters and buffers that it
+    uses; owners: the first stage of each; skips: by way and border, the earlier outputs that cross beside the arguments;
+    shares: by stage, its part of the cost of the loss in training."""
+
+    borders: tuple[str, ...]
+    hosted: tuple[frozenset[str], ...]
+    owners: Mapping[str, int]
+    skips: Mapping[Way, tuple[tuple[Key, ...], ...]]
+    shares: tuple[float, ...]
+
+    @property
+    def stages(self) -> int:
+        return len(self.hosted)
+
+    def owned(self, stage: int) -> frozenset[str]:
+        return frozenset(name for name, owner in self.owners.items() if owner == stage)
+
+    def guests(self, stage: int) -> frozenset[str]:
+        """What this stage uses and another one owns."""
+        return frozenset(name for name in self.hosted[stage] if self.owners[name] != stage)
+
+    @property
+    def tied(self) -> tuple[str, ...]:
+        """What several stages use, sorted."""
+        return tuple(sorted(name for name in self.owners if sum(name in held for held in self.hosted) > 1))
+
+
+def cut(surveys: Mapping[Way, Survey], borders: Sequence[str], names: Sequence[str]) -> Cuts:
+    """names: of all parameters and buffers. Raises PipelineRaised for borders that cannot be, by name."""
+    for way, survey in surveys.items():
+        _check(survey, borders, way)
+    hosted: list[set[str]] = [set() for _ in range(len(borders) + 1)]
+    for survey in surveys.values():
+        for name, positions in survey.uses.items():
+            for position in positions:
+                hosted[_stage_of(survey, borders, position)].add(name)
+    for name in names:
+        if not any(name in held for held in hosted):
+            hosted[0].add(name)
+    owners = {name: next(s for s, held in enumerate(hosted) if name in held) for name in names}
+    skips = {way: tuple(_skips(survey, border) for border in borders) for way, survey in surveys.items()}
+    return Cuts(tuple(borders), tuple(map(frozenset, hosted)), owners, skips, _shares(surveys["training"], borders))
+
+
+def choose(surveys: Mapping[Way, Survey], stages: int, sizes: Mapping[str, int]) -> list[str]:
+    """Borders for so many stages, so that the largest sum of a stage's parts of the cost and of the parameters is least; of
+    nearly equal ones those that lie least deep. sizes: the elements of each trained parameter. Raises PipelineRaised where
+    there are too few candidates."""
+    training = surveys["training"]
+    candidates = _candidates(surveys)
+    if len(candidates) < stages - 1:
+        found = ", ".join(candidates) or "none"
+        raise PipelineRaised(
+            f"the model cannot be cut into {stages} stages: of its module calls only these can begin one: {found}",
+            "a stage begins at a module that is called in every loss() and metrics(), outside of checkpoints, with all that "
+            "later modules need from before among its arguments or returned by a module: write blocks, or lower cluster.stages",
+        )
+    loads = _loads(training, sizes)
+    positions = [training.position(name) or 0 for name in candidates]
+    depths = [name.count(".") for name in candidates]
+    held = [0] * len(loads)
+    for name in sizes.keys() & training.uses.keys():
+        held[training.uses[name][0]] += sizes[name]
+    chosen = _balance([0, *positions, len(loads)], depths, loads, held, stages)
+    if chosen is None:
+        raise PipelineRaised(f"no {stages} stages of the model would each hold a parameter that is trained", _REMEDY)
+    return [candidates[i] for i in chosen]
+
+
+def _balance(
+    points: Sequence[int], depths: Sequence[int], loads: Sequence[float], held: Sequence[int], stages: int
+) -> list[int] | None:
+    """Indices (from 0) of the inner points at which to cut: the largest load of a stage is least, or nearly so; of equals the
+    least deep, then the first."""
+
+    def goodness(option: tuple[float, list[int]]) -> tuple[float, int]:
+        return round(option[0], _DIGITS), sum(depths[i] for i in option[1])
+
+    total, sizes = [0.0, *itertools.accumulate(loads)], [0, *itertools.accumulate(held)]
+    inner = len(points) - 2
+    best: dict[int, tuple[float, list[int]]] = {0: (0.0, [])}  # by the point where the next stage begins
+    for _ in range(stages - 1):
+        following: dict[int, tuple[float, list[int]]] = {}
+        for point in range(1, inner + 1):
+            options = [
+                (max(worst, total[points[point]] - total[points[before]]), cuts)
+                for before, (worst, cuts) in best.items()
+                if before < point and sizes[points[before]] < sizes[points[point]]
+            ]
+            if options:
+                worst, cuts = min(options, key=goodness)
+                following[point] = worst, [*cuts, point - 1]
+        best = following
+    ends = [
+        (max(worst, total[-1] - total[points[point]]), cuts)
+        for point, (worst, cuts) in best.items()
+        if sizes[points[point]] < sizes[-1]
+    ]
+    return min(ends, key=goodness)[1] if ends else None
+
+
+def _candidates(surveys: Mapping[Way, Survey]) -> list[str]:
+    """The modules at which a stage can begin in every way, in the order of their calls."""
+    training = surveys["training"]
+    found: list[str] = []
+    last = dict.fromkeys(surveys, 0)
+    for name in training.calls:
+        at = {way: survey.position(name) for way, survey in surveys.items()}
+        fits = all(
+            position is not None and position > last[way] and position not in surveys[way].barred
+            for way, position in at.items()
+        )
+        if fits:
+            found.append(name)
+            last = {way: position or 0 for way, position in at.items()}
+    if len(found) > _MOST_CANDIDATES:  # deep within blocks there is no need to cut
+        depth = sorted(name.count(".") for name in found)[_MOST_CANDIDATES - 1]
+        found = [name for name in found if name.count(".") <= depth][:_MOST_CANDIDATES]
+    return found
+
+
+def _loads(survey: Survey, sizes: Mapping[str, int]) -> list[float]:
+    """By position, its part of the cost and of the parameters that are first used there, together."""
+    cost, size = sum(survey.costs) or 1.0, sum(sizes.values()) or 1
+    loads = [each / cost for each in survey.costs]
+    for name, positions in survey.uses.items():
+        loads[positions[0]] += sizes.get(name, 0) / size
+    return loads
+
+
+def _shares(survey: Survey, borders: Sequence[str]) -> tuple[float, ...]:
+    shares = [0.0] * (len(borders) + 1)
+    for position, cost in enumerate(survey.costs):
+        shares[_stage_of(survey, borders, position)] += cost
+    return tuple(share / (sum(survey.costs) or 1.0) for share in shares)
+
+
+def _stage_of(survey: Survey, borders: Sequence[str], position: int) -> int:
+    return sum((survey.position(border) or 0) <= position for border in borders)
+
+
+def _skips(survey: Survey, border: str) -> tuple[Key, ...]:
+    at = survey.position(border) or 0
+    return tuple(
+        sorted(
+            crossing.key
+            for crossing in survey.crossings
+            if crossing.made < at <= max(crossing.used) and at not in crossing.given
+        )
+    )
+
+
+def _check(survey: Survey, borders: Sequence[str], way: Way) -> None:
+    during = "metrics()" if way == "metrics" else f"loss() in {way}"
+    before = 0
+    for border in borders:
+        position = survey.position(border)
+        if position is None:
+            known = ", ".join(name for name in survey.calls if name and name.count(".") < 2)
+            raise PipelineRaised(
+                f"a stage cannot begin at {border!r}: {during} calls no module of that name",
+                f"{_REMEDY}; it calls {known}",
+            )
+        if position <= before:
+            earlier = borders[list(borders).index(border) - 1]
+            raise PipelineRaised(
+                f"a stage cannot begin at {border!r} after one that begins at {earlier!r}: {during} calls it before",
+                "name each module once, in the order in which they are called",
+            )
+        if position in survey.barred:
+            raise PipelineRaised(
+                f"a stage cannot begin at {border!r} ({during}): {survey.barred[position]}",
+                f"begin at the block that contains it, or at another module; {_REMEDY}",
+            )
+        before = position

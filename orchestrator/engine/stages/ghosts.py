@@ -1,0 +1,289 @@
+"""Tensors with a shape and no value: what the code before a stage's border runs on.
+
+A stage runs the user's own `loss(model, batch)` from its first line. What other stages compute is a `Ghost` there:
+operations on ghosts give ghosts, on torch's "meta" device. Once the border has been reached, a ghost that has come over it
+has a value, which takes its place in every operation; of any other ghost no operation is possible any more.
+
+What it does not do: know which values come over a border (`replay.py`), or which may (`survey.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+# What reads the value of a tensor into Python.
+VALUE_READS: Final = frozenset(
+    {"item", "__bool__", "__int__", "__float__", "__index__", "__complex__", "tolist", "numpy", "__array__", "nonzero"}
+    | {"__contains__", "equal", "allclose", "is_nonzero", "unique", "argwhere", "masked_select", "data_ptr"}
+)
+# What asks about a tensor and needs no value.
+ABOUT: Final = frozenset(
+    {
+        "shape",
+        "size",
+        "dim",
+        "ndim",
+        "ndimension",
+        "numel",
+        "nelement",
+        "dtype",
+        "stride",
+        "device",
+        "is_meta",
+        "layout",
+    }
+    | {"__len__", "is_floating_point", "is_complex", "element_size", "itemsize", "is_contiguous", "requires_grad"}
+    | {
+        "is_cuda",
+        "is_cpu",
+        "is_sparse",
+        "is_quantized",
+        "is_nested",
+        "is_mkldnn",
+        "is_xla",
+        "is_mps",
+        "is_signed",
+        "names",
+    }
+    | {
+        "is_leaf",
+        "grad_fn",
+        "storage_offset",
+        "is_tensor",
+        "result_type",
+        "__repr__",
+        "__format__",
+        "__str__",
+        "__hash__",
+    }
+    | {
+        "is_sparse_csr",
+        "is_xpu",
+        "is_hpu",
+        "is_ipu",
+        "is_vulkan",
+        "is_maia",
+        "is_mtia",
+        "is_inference",
+        "is_conj",
+        "is_neg",
+    }
+)
+
+Key = tuple[str, int, int]  # an output of a module: its name, which call of it, which tensor of what it returned
+
+
+class ValueNeeded(Exception):
+    """The code reads a value that another stage has."""
+
+
+class Watcher(Protocol):
+    """What a ghost asks when it is used."""
+
+    def value_of(self, ghost: Ghost) -> torch.Tensor | None:
+        """Its value, which `ghost.value` is once it is set; None before the border. Raises ValueNeeded behind it, where
+        there is none."""
+
+
+class Ghost(torch.Tensor):
+    """A tensor of another stage. key: which output of a module it is, or the name of a parameter or a buffer, None for another
+    result; value: once the border has given it one."""
+
+    key: Key | str | None
+    value: torch.Tensor | None
+    watcher: Watcher
+    home: torch.device
+
+    @staticmethod
+    def of(meta: torch.Tensor, watcher: Watcher, key: Key | str | None = None, home: str = "cpu") -> Ghost:
+        ghost = torch.Tensor._make_subclass(Ghost, meta, False)
+        ghost.key, ghost.value, ghost.watcher, ghost.home = key, None, watcher, torch.device(home)
+        return ghost
+
+    @staticmethod
+    def like(tensor: torch.Tensor, watcher: Watcher, name: str) -> Ghost:
+        """In the place of a parameter or a buffer."""
+        ghost = Ghost.of(_meta(tensor), watcher, name)
+        if isinstance(tensor, torch.nn.Parameter):
+            ghost._is_param = True
+        return ghost
+
+    @property
+    def bare(self) -> torch.Tensor:
+        """The tensor on the meta device, as one of torch's own class."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.as_subclass(torch.Tensor)
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __format__(self, spec: str) -> str:
+        return repr(self)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        with torch._C.DisableTorchFunctionSubclass():
+            shape = tuple(self.size())
+        return f"a tensor of shape {shape} that another stage has"
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        leaves, spec = tree_flatten((tuple(args), dict(kwargs or {})))
+        ghosts = [leaf for leaf in leaves if type(leaf) is Ghost]
+        name = name_of(func)
+        if name not in ABOUT or any(ghost.value is not None for ghost in ghosts):
+            values = {id(ghost): ghost.watcher.value_of(ghost) for ghost in ghosts}
+            if all(value is not None for value in values.values()):
+                args, kwargs = tree_unflatten([values.get(id(leaf), leaf) for leaf in leaves], spec)
+                return func(*args, **kwargs)
+        first = ghosts[0]
+        if name == "device":
+            return first.home
+        if name in ("is_meta", "is_cpu"):
+            return name == "is_cpu"
+        if name == "requires_grad":
+            return torch.is_grad_enabled() and first.bare.is_floating_point()
+        if name in VALUE_READS:
+            raise ValueNeeded(f"{name}() reads {first}")
+        return _on_shapes(func, name, leaves, spec, first)
+
+
+def name_of(func: Callable[..., Any]) -> str:
+    """The name of a torch function; of the getter of an attribute, that of the attribute."""
+    name = getattr(func, "__name__", str(func))
+    return getattr(getattr(func, "__self__", None), "__name__", "") if name == "__get__" else name
+
+
+def writes(name: str) -> bool:
+    """Whether a torch function of this name changes its first argument."""
+    in_place = name.endswith("_") and not name.endswith("__")
+    return (
+        in_place or name in ("__setitem__", "__set__", "__delitem__") or (name.startswith("__i") and name in _AUGMENTED)
+    )
+
+
+_AUGMENTED: Final = frozenset(
+    f"__i{each}__"
+    for each in (
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "div",
+        "floordiv",
+        "mod",
+        "pow",
+        "and",
+        "or",
+        "xor",
+        "lshift",
+        "rshift",
+    )
+)
+
+
+def _on_shapes(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any, first: Ghost) -> Any:
+    """The operation on shapes alone."""
+    if writes(name) and isinstance(leaves[0], torch.Tensor) and type(leaves[0]) is not Ghost:
+        raise ValueNeeded(f"{name} writes {first} into a tensor that does not depend on parameters")
+    key = _signature(func, name, leaves, spec)
+    recipe = _KNOWN.get(key) if key is not None else None
+    if recipe is None:
+        recipe = _computed(func, name, leaves, spec, first)
+        if key is not None and len(_KNOWN) < _MOST_KNOWN:
+            _KNOWN[key] = recipe
+    made = [
+        leaves[place] if place is not None else _fresh(leaf, first.watcher, str(first.home)) if is_tensor else leaf
+        for place, is_tensor, leaf in recipe.leaves
+    ]
+    return tree_unflatten(made, recipe.spec)
+
+
+class _Recipe(NamedTuple):
+    """What an operation gives on shapes. leaves: of its result: which leaf of the arguments it is, or None; whether it is a new
+    tensor; that on the meta device, or a value."""
+
+    leaves: tuple[tuple[int | None, bool, Any], ...]
+    spec: Any
+
+
+def _computed(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any, first: Ghost) -> _Recipe:
+    moved = [_moved(leaf) for leaf in leaves]
+    args, kwargs = tree_unflatten(moved, spec)
+    if isinstance(kwargs.get("out"), torch.Tensor):
+        raise ValueNeeded(f"{name}(out=...) writes {first} into a tensor that is there already")
+    try:
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            out = func(*args, **kwargs)
+    except (RuntimeError, NotImplementedError) as error:
+        why = str(error).partition(".")[0]
+        raise ValueNeeded(f"{name} of {first} cannot be followed by its shape alone: {why}") from None
+    given = {id(meta): i for i, (meta, leaf) in enumerate(zip(moved, leaves, strict=True)) if type(leaf) is Ghost}
+    found, result_spec = tree_flatten(out)
+    made = [(given.get(id(leaf)), isinstance(leaf, torch.Tensor), leaf) for leaf in found]
+    return _Recipe(tuple(made), result_spec)
+
+
+# By operation and signature: torch computes shapes in Python, which takes a hundred times as long.
+_KNOWN: dict[Any, _Recipe] = {}
+_MOST_KNOWN: Final = 50_000
+_RESHAPING: Final = frozenset(
+    f"{each}_"
+    for each in ("resize", "resize_as", "t", "squeeze", "unsqueeze", "transpose", "swapaxes", "swapdims", "set")
+) | {"as_strided_", "__set__"}
+_PLAIN: Final = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size, torch.layout)
+
+
+def _signature(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any) -> Any:
+    """None where the operation may depend on more than what is compared here, or changes the shape of a tensor itself."""
+    if name in _RESHAPING:
+        return None
+    found: list[Any] = []
+    with torch._C.DisableTorchFunctionSubclass():
+        for leaf in leaves:
+            if isinstance(leaf, torch.Tensor):
+                found.append(
+                    (type(leaf) is Ghost, tuple(leaf.size()), tuple(leaf.stride()), leaf.dtype, leaf.storage_offset())
+                )
+            elif isinstance(leaf, _PLAIN):
+                found.append((type(leaf), leaf))
+            elif isinstance(leaf, slice) and all(
+                isinstance(each, int | None) for each in (leaf.start, leaf.stop, leaf.step)
+            ):
+                found.append((slice, leaf.start, leaf.stop, leaf.step))
+            elif leaf is Ellipsis:
+                found.append(Ellipsis)
+            else:
+                return None
+    try:
+        key = (func, str(spec), torch.get_default_dtype(), *found)
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _fresh(result: torch.Tensor, watcher: Watcher, home: str) -> Ghost:
+    with torch._C.DisableTorchFunctionSubclass():
+        return Ghost.of(result.as_subclass(torch.Tensor), watcher, home=home)
+
+
+def _moved(leaf: Any) -> Any:
+    if type(leaf) is Ghost:
+        return leaf.bare
+    if isinstance(leaf, torch.Tensor):
+        return _meta(leaf)
+    return torch.device("meta") if isinstance(leaf, torch.device) else leaf
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")

@@ -1,0 +1,308 @@
+"""One stage's part of the user's own code: from its border to the next one, on values; before it, on ghosts.
+
+    prefix   the code before the border runs on ghosts                        ghosts.py
+    own      from the call of the border's module on, on the activations that have come over it
+    end      the call at which the next stage begins ends the run; its arguments, and earlier outputs, go on
+
+The unsplit backward pass runs in descending order of creation, so it is the stages' backward passes one after the other, if
+what comes from behind begins as a root: gradients of a stage's activations, and of parameters that later stages use too.
+
+What it does not do: seed, send, decide what crosses (`cuts.py`), or keep a shard's buffers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from orchestrator.engine.stages.cuts import Cuts, Way
+from orchestrator.engine.stages.ghosts import Ghost, Key, ValueNeeded
+from orchestrator.engine.stages.parcels import Activations, Generators, Gradients, Parcel, pack, unpack
+from orchestrator.errors import PipelineRaised
+
+_REMEDY: Final = (
+    "a stage replays loss() and metrics() up to its border on shapes alone, so what happens before a border may not depend on "
+    "values there; let another module begin the stage (stages(self, model)), or leave cluster.stages out"
+)
+
+
+class Record(NamedTuple):
+    """What a stage keeps of a forward pass for the backward pass. roots: tensors from which gradients flow; arrivals: of the
+    activations that came, where their gradients are put."""
+
+    roots: Sequence[torch.Tensor]
+    arrivals: Sequence[dict[str, torch.Tensor] | None]
+
+
+class Forward(NamedTuple):
+    """The end of a forward pass. leaves: for the next stage, or `value`: what the last stage's code has returned."""
+
+    record: Record
+    leaves: Activations | None
+    value: Any = None
+
+
+class _Reached(BaseException):
+    """The next stage begins here. Not an Exception, so that no user's code catches it."""
+
+    def __init__(self, args: Any, kwargs: Any) -> None:
+        super().__init__()
+        self.leaves = tree_leaves((args, kwargs))
+
+
+class _Arrive(torch.autograd.Function):
+    """A value from another stage that is neither leaf nor view, so that it may be changed in place; keeps its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, _switch: torch.Tensor, arrival: dict[str, torch.Tensor]) -> torch.Tensor:
+        ctx.arrival = arrival
+        ctx.set_materialize_grads(False)
+        return arrival.pop("value")
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[None, None]:
+        if gradient is not None:
+            ctx.arrival["gradient"] = gradient
+        return None, None
+
+
+class _Walk:
+    """One forward pass of a stage. own: whether the border has been reached."""
+
+    def __init__(self, way: Way, came: Activations | None) -> None:
+        self.way = way
+        self.came = came
+        self.own = came is None
+        self.counts: Counter[str] = Counter()
+        self.values: dict[Key, torch.Tensor] = {}
+        self.arrivals: list[dict[str, torch.Tensor] | None] = []
+
+
+Places = list[tuple[Any, str | int]]  # where the model's modules hold a tensor: (dictionary or list, key)
+
+
+class Stage:
+    """One stage of a model in this process. held: the parameters and buffers that it uses, by name. `hosting` puts ghosts in
+    the place of what other stages hold; `close` takes the hooks off the model's modules."""
+
+    def __init__(self, model: torch.nn.Module, cuts: Cuts, index: int) -> None:
+        self.index = index
+        self._cuts = cuts
+        self._walk: _Walk | None = None
+        self._last = index == cuts.stages - 1
+        self._kept = {way: frozenset(key for keys in skips for key in keys) for way, skips in cuts.skips.items()}
+        self._border = cuts.borders[index - 1] if index else None
+        self._next = None if self._last else cuts.borders[index]
+        tensors = dict([*model.named_parameters(), *model.named_buffers()])
+        self._places = places_of(model, tensors)
+        earlier = frozenset().union(*cuts.hosted[:index]) if index else frozenset()
+        self.held = {name: tensors[name] for name in tensors if name in cuts.hosted[index]}
+        self._foreign = [name for name in tensors if name not in cuts.hosted[index]]
+        self._twice = [name for name in self.held if name in earlier]  # ghosts in the prefix, values behind it
+        self._ghosts = {name: Ghost.like(tensors[name], self, name) for name in [*self._foreign, *self._twice]}
+        self._switch = torch.zeros((), requires_grad=True)
+        self._handles = [
+            handle
+            for name, module in model.named_modules()
+            for handle in (
+                module.register_forward_pre_hook(self._before(name), with_kwargs=True, prepend=True),
+                module.register_forward_hook(self._after(name)),
+            )
+        ]
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def host(self) -> None:
+        """From now on the model's modules hold ghosts instead of what other stages hold."""
+        self._put({name: self._ghosts[name] for name in self._foreign})
+
+    @contextmanager
+    def hosting(self) -> Iterator[None]:
+        """Within the block; for a process that holds all stages."""
+        held = {name: _found(self._places[name]) for name in self._foreign}
+        self.host()
+        try:
+            yield
+        finally:
+            self._put(held)
+
+    def forward(self, call: Callable[[], Any], way: Way, came: Activations | None) -> Forward:
+        """The stage's part of `call`. came: from the stage before, None for the first stage. Raises PipelineRaised where the
+        code does otherwise than when borders were chosen, and what the call raises."""
+        walk = self._walk = _Walk(way, came)
+        if came is not None:
+            self._put({name: self._ghosts[name] for name in self._twice})
+        try:
+            value = call()
+        except _Reached as reached:
+            return self._leave(walk, reached.leaves)
+        except ValueNeeded as needed:
+            raise PipelineRaised(f"stage {self.index}: {needed}", _REMEDY) from None
+        finally:
+            self._walk = None
+            self._put({name: self.held[name] for name in self._twice})
+        missed = self._next if walk.own else self._border
+        if missed is not None:
+            raise PipelineRaised(
+                f"the module {missed!r}, at which a stage begins, was not called",
+                "let stages begin at modules that are called for every batch: stages(self, model) names them",
+            )
+        return Forward(Record([], walk.arrivals), None, value)
+
+    def backward(self, record: Record, came: Gradients | None, tied: Mapping[str, torch.Tensor]) -> list[Parcel | None]:
+        """The stage's part of the backward pass; gradients are at the parameters then. came: from the stage behind, None for
+        the last one; tied: by name, what stages behind contribute to parameters of this one. Returns the gradients of what
+        had come over the border."""
+        roots: list[torch.Tensor] = []
+        gradients: list[torch.Tensor | None] = []
+        if came is None:
+            roots, gradients = list(record.roots), [None] * len(record.roots)
+        else:
+            for root, parcel in zip(record.roots, came.parcels, strict=True):
+                if parcel is not None:
+                    roots.append(root)
+                    gradients.append(unpack(parcel))
+        for name, gradient in tied.items():
+            roots.append(self.held[name])
+            gradients.append(gradient)
+        if roots:
+            torch.autograd.backward(roots, gradients)
+        arrived = [None if arrival is None else arrival.pop("gradient", None) for arrival in record.arrivals]
+        return [None if gradient is None else pack(gradient) for gradient in arrived]
+
+    def value_of(self, ghost: Ghost) -> torch.Tensor | None:
+        walk = self._walk
+        if ghost.value is not None or walk is None or not walk.own:
+            return ghost.value
+        if isinstance(ghost.key, str):  # the code took the parameter before the border
+            if ghost.key not in self.held:
+                raise ValueNeeded(
+                    f"behind its border the code uses {ghost.key!r}, which it did not when borders were chosen"
+                )
+            return self.held[ghost.key]
+        if ghost.key is None or ghost.key not in walk.values:
+            raise ValueNeeded(f"behind its border the code uses {ghost}, which does not come over it")
+        ghost.value = walk.values[ghost.key]
+        return ghost.value
+
+    def _put(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            for holder, key in self._places[name]:
+                if isinstance(holder, dict):
+                    dict.__setitem__(holder, key, tensor)
+                else:
+                    holder[key] = tensor
+
+    def _before(self, name: str) -> Callable[..., Any]:
+        def hook(_module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+            walk = self._walk
+            if walk is None:
+                return None
+            walk.counts[name] += 1
+            if walk.counts[name] == 1:
+                if name == self._border:
+                    return self._arrive(walk, args, kwargs)
+                if name == self._next and walk.own:
+                    raise _Reached(args, kwargs)
+            return self._valued(args, kwargs) if walk.own else None
+
+        return hook
+
+    def _after(self, name: str) -> Callable[..., None]:
+        def hook(_module: torch.nn.Module, _args: Any, output: Any) -> None:
+            walk = self._walk
+            if walk is None:
+                return
+            for i, leaf in enumerate(tree_leaves(output)):
+                if type(leaf) is Ghost:
+                    if leaf.key is None:
+                        leaf.key = (name, walk.counts[name], i)
+                elif walk.own and (key := (name, walk.counts[name], i)) in self._kept[walk.way]:
+                    walk.values.setdefault(key, leaf)
+
+        return hook
+
+    def _valued(self, args: Any, kwargs: Any) -> Any:
+        """Modules behind the border get values, and no ghosts that have one."""
+        leaves, spec = tree_flatten((args, kwargs))
+        if not any(type(leaf) is Ghost for leaf in leaves):
+            return None
+        return tree_unflatten([self._value(leaf) for leaf in leaves], spec)
+
+    def _value(self, leaf: Any) -> Any:
+        return self.value_of(leaf) if type(leaf) is Ghost else leaf
+
+    def _arrive(self, walk: _Walk, args: Any, kwargs: Any) -> Any:
+        came = walk.came
+        assert came is not None
+        walk.own = True
+        self._put({name: self.held[name] for name in self._twice})
+        values = []
+        for parcel, flows in zip(came.parcels, came.flows, strict=True):
+            value = unpack(parcel)
+            arrival = {"value": value} if flows else None
+            values.append(value if arrival is None else _Arrive.apply(self._switch, arrival))  # type: ignore[no-untyped-call]
+            walk.arrivals.append(arrival)
+        leaves, spec = tree_flatten((args, kwargs))
+        for place, n in came.places:
+            old, leaves[place] = leaves[place], values[n]
+            if type(old) is Ghost:
+                old.value = values[n]
+                if isinstance(old.key, tuple):
+                    walk.values[old.key] = values[n]
+        for key, n in came.skips:
+            walk.values[key] = values[n]
+        came.generators.restore()
+        return tree_unflatten(leaves, spec)
+
+    def _leave(self, walk: _Walk, leaves: Sequence[Any]) -> Forward:
+        tensors: list[torch.Tensor] = []
+        numbers: dict[int, int] = {}
+
+        def number(tensor: torch.Tensor) -> int:
+            if id(tensor) not in numbers:
+                numbers[id(tensor)] = len(tensors)
+                tensors.append(tensor)
+            return numbers[id(tensor)]
+
+        try:
+            values = [self._value(leaf) for leaf in leaves]
+        except ValueNeeded as needed:
+            raise PipelineRaised(f"stage {self.index}: {needed}", _REMEDY) from None
+        places = [(i, number(value)) for i, value in enumerate(values) if isinstance(value, torch.Tensor)]
+        skips = []
+        for key in self._cuts.skips[walk.way][self.index]:
+            if key not in walk.values:
+                raise PipelineRaised(
+                    f"stage {self.index}: the output of {key[0]!r} that a later stage needs was not made", _REMEDY
+                )
+            skips.append((key, number(walk.values[key])))
+        flows = [tensor.requires_grad for tensor in tensors]
+        sent = Activations([pack(tensor) for tensor in tensors], flows, places, skips, Generators.now())
+        return Forward(Record(tensors, walk.arrivals), sent)
+
+
+def places_of(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> dict[str, Places]:
+    """Where modules hold these tensors: as parameters and buffers, and in lists of theirs, as recurrent layers do."""
+    names = {id(tensor): name for name, tensor in tensors.items()}
+    places: dict[str, Places] = {name: [] for name in tensors}
+    for module in model.modules():
+        holders: list[Any] = [module._parameters, module._buffers]
+        holders += [held for held in vars(module).values() if type(held) is list]
+        for holder in holders:
+            for key, held in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
+                if isinstance(held, torch.Tensor) and id(held) in names:
+                    places[names[id(held)]].append((holder, key))
+    return places
+
+
+def _found(places: Places) -> torch.Tensor:
+    holder, key = places[0]
+    return holder[key]  # type: ignore[no-any-return]

@@ -1,0 +1,113 @@
+"""A worker's part of a run whose model is cut into stages: what it builds before its first generation, what it keeps of that
+once it knows its stage, and its executor in each generation.
+
+While it prepares, a worker has the whole model: it cuts it, and proves that the cut model computes the same bits. With its
+first generation it hosts a stage, and keeps that stage's parameters, gradients and optimizer state only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from orchestrator.engine.compute.replica import Replica
+from orchestrator.engine.compute.updater import Updater
+from orchestrator.engine.compute.workload import Workload
+from orchestrator.engine.exchange.collectives import Exchange, Memory
+from orchestrator.engine.exchange.footprint import sums_of
+from orchestrator.engine.execution.summation import DirectSum
+from orchestrator.engine.member.generation import Generation, ProcessServices
+from orchestrator.engine.stages.boundary import Stages
+from orchestrator.engine.stages.cuts import Cuts
+from orchestrator.engine.stages.links import Links, Wire
+from orchestrator.engine.stages.part import Part, PartLayout
+from orchestrator.engine.stages.replay import Stage
+from orchestrator.engine.stages.stage_state import StageState
+from orchestrator.engine.stages.trainer import StageParts, StageTrainer
+from orchestrator.numerics.layout import Layout
+from orchestrator.pipelining import programs
+from orchestrator.plan import Plan
+from orchestrator.transports.base import Regions, Transport
+from orchestrator.updates import optimizers
+from orchestrator.updates.clipping import Norm, PartialClipping
+
+
+@dataclass(frozen=True)
+class WholeNames:
+    """Of the whole model. counters: for each value of all counters the buffer that it belongs to."""
+
+    layout: Layout
+    counters: tuple[str, ...]
+
+
+class HostedStage:
+    """What a worker keeps of a model once it knows its stage. `take_on` comes with each generation."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        workload: Workload,
+        whole: WholeNames,
+        cuts: Cuts,
+        stage: int,
+        regions: Regions,
+        services: ProcessServices,
+    ) -> None:
+        model = workload.model
+        trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self._plan, self._cuts, self._index = plan, cuts, stage
+        self._whole = len(whole.layout.slots), len(whole.counters)
+        self._tied = [name for name in cuts.tied if name in trained]
+        self._stage = Stage(model, cuts, stage)
+        self._stage.host()
+        for tensor in self._stage.held.values():  # they lie in memory that all parameters share, which is to go
+            tensor.data = tensor.data.clone()
+        layout = PartLayout.of(whole.layout, cuts.owned(stage))
+        replica = Replica(Part(model, cuts.owned(stage)), None, layout.layout)
+        variant, norm = plan.update.optimizer, None if plan.update.clip is None else Norm()
+        assert variant is not None, "the settings refuse an optimizer of the pipeline's own"
+        optimizer = optimizers.build(variant.name, variant.options, replica.model)
+        clipping = None if plan.update.clip is None or norm is None else PartialClipping(plan.update.clip, norm)
+        updater = Updater(workload, replica, optimizer, plan.update, clipping)
+        self._memory = Memory(layout.layout, regions, sums=sums_of(plan))
+        self.held = StageState(replica, updater, cuts, stage, self._stage.held, trained)
+        places = tuple(place for place, name in enumerate(whole.counters) if name in cuts.owned(stage))
+        parts = StageParts(self._stage, cuts.stages, workload, replica, layout, places, self.held, norm)
+        self.trainer = StageTrainer(parts, updater, DirectSum(layout.layout, self._memory, None), services)
+        self.boundary = Stages(workload, self._stage, self.held, services.load)
+
+    def suit(self, generation: Generation, rank: int) -> None:
+        """As `Memory.suit`."""
+        group = generation.groups[self._index]
+        self._memory.suit(group.schedule, group.place(rank))
+
+    def take_on(self, generation: Generation, rank: int, transport: Transport, deadline_s: float) -> Exchange:
+        """Returns the exchange among all workers."""
+        hosts, group = generation.hosts, generation.groups[self._index]
+        tasks = programs(hosts, self._plan.pipelining.name, self._plan.pipelining.options)[rank]
+        links = Links(hosts, rank, tasks, self._cuts, self._tied, Wire(transport, generation.number, deadline_s))
+        among = Among(transport, group.ranks)
+        own = Exchange(group.schedule, group.place(rank), generation.number, among, self._memory, deadline_s)
+        exchange = Exchange(generation.schedule, rank, generation.number, transport, self._memory, deadline_s)
+        self.trainer.take_on(links, own, self._whole)
+        self.boundary.take_on(links, exchange, self._plan.data.shards)
+        return exchange
+
+
+class Among:
+    """A transport in which the members of a group have ranks of their own. `ranks[i]` is member i of it."""
+
+    def __init__(self, transport: Transport, ranks: tuple[int, ...]) -> None:
+        self._transport = transport
+        self._ranks = ranks
+        self.flush = transport.flush
+        self.close = transport.close
+        self.abort = transport.abort
+        self.poll = transport.poll
+
+    def send(self, peer: int, tag: Any, payload: torch.Tensor, note: int = 0) -> None:
+        self._transport.send(self._ranks[peer], tag, payload, note)
+
+    def receive(self, peer: int, tag: Any, timeout_s: float) -> Any:
+        return self._transport.receive(self._ranks[peer], tag, timeout_s)

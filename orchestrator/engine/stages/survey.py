@@ -1,0 +1,262 @@
+"""Where a model may be cut: one run of the user's code on real values, in which every operation and every module call is seen.
+
+    position     how many modules have been called for the first time; the call that raises it to p may be a border
+    bound        a tensor that depends on a parameter or a buffer, and so has no value before a border (`ghosts.py`)
+    a skip       a bound output of a module, finished before a border and used behind it
+    glue         a bound result that no module has returned: it crosses a border as an argument of the call there, or not at all
+
+A stage cannot begin where glue would have to cross, behind a point where the code reads the value of a bound tensor, or
+within an activation checkpoint, whose second forward pass would not find the border.
+
+Costs are counted, not measured: floating-point operations of products, and elements of all other results. So every member
+chooses the same borders by itself, on a busy machine too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Final
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from orchestrator.engine.stages.ghosts import ABOUT, VALUE_READS, Key, name_of, writes
+from orchestrator.errors import PipelineRaised
+
+_PER_ELEMENT: Final = 8  # what a result costs beside products, in floating-point operations: memory, not arithmetic
+_CHECKPOINT: Final = "torch/utils/checkpoint.py"
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A bound output of a module. made: the position at which it was finished; used: the positions of its uses; given: those of
+    the calls whose arguments it is among."""
+
+    key: Key
+    made: int
+    used: tuple[int, ...]
+    given: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Survey:
+    """calls: the modules in the order of their first calls, the call of position p at p - 1; barred: by position, why no
+    stage can begin there; uses: by parameter or buffer, the positions; costs: by position, what is computed there."""
+
+    calls: tuple[str, ...]
+    barred: Mapping[int, str]
+    uses: Mapping[str, tuple[int, ...]]
+    crossings: tuple[Crossing, ...]
+    costs: tuple[float, ...]
+
+    def position(self, name: str) -> int | None:
+        return self.calls.index(name) + 1 if name in self.calls else None
+
+
+def survey(model: torch.nn.Module, call: Callable[[], Any]) -> Survey:
+    """Of what `call` does with the model. Leaves parameters as they are; buffers, gradients and generators are the caller's
+    care. Raises PipelineRaised for a scripted module, and what the call raises."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise PipelineRaised(
+                f"the module {name or 'model'!r} is scripted: what it does with parameters of other stages cannot be followed",
+                "leave torch.jit.script out, or set cluster.stages=1",
+            )
+    watch = _Watch(model)
+    with _hooked(model, watch), _Costs(watch), _Operations(watch):
+        call()
+    return watch.survey()
+
+
+@dataclass
+class _Bound:
+    """What is known of a bound tensor, which is held so that no other one gets its id."""
+
+    tensor: torch.Tensor
+    born: int
+    key: Key | None = None
+    made: int = -1
+    drawn: bool = False  # from generators that stages before would leave otherwise
+    used: list[int] = field(default_factory=list)
+    given: set[int] = field(default_factory=set)
+
+    def bars(self) -> Iterator[int]:
+        """The positions at which it would have to cross and cannot."""
+        last = max(self.used, default=-1)
+        for border in range(self.born + 1, last + 1):
+            finished = self.key is not None and self.made < border and not self.drawn
+            if not finished and (border not in self.given or self.drawn):
+                yield border
+
+
+class _Watch:
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.calls: list[str] = []
+        self.counts: Counter[str] = Counter()
+        self.costs: list[float] = [0.0]
+        self.names = {id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+        self.uses: dict[str, list[int]] = {}
+        self.bound: dict[int, _Bound] = {}
+        self.barred: dict[int, str] = {}
+        self.read: tuple[int, str] | None = None
+        self.drifted = False
+
+    @property
+    def position(self) -> int:
+        return len(self.calls)
+
+    def begins(self, name: str, leaves: Sequence[Any]) -> None:
+        self.counts[name] += 1
+        if self.counts[name] > 1:
+            return
+        self.calls.append(name)
+        self.costs.append(0.0)
+        if not name:
+            self.barred[self.position] = "it is the whole model"
+        elif _in_a_checkpoint():
+            self.barred[self.position] = (
+                "it is called within an activation checkpoint, which calls it once more in backward"
+            )
+        for leaf in leaves:
+            if id(leaf) in self.bound:
+                self.bound[id(leaf)].given.add(self.position)
+
+    def ends(self, name: str, leaves: Sequence[Any]) -> None:
+        for i, leaf in enumerate(leaves):
+            known = self.bound.get(id(leaf))
+            if known is not None and known.key is None:
+                known.key, known.made = (name, self.counts[name], i), self.position
+
+    def uses_of(self, tensors: Sequence[torch.Tensor]) -> tuple[bool, bool]:
+        """Note that these are used; returns whether one of them is bound, and whether all such were drawn alone."""
+        bound, drawn = False, True
+        for tensor in tensors:
+            if id(tensor) in self.names:
+                self.uses.setdefault(self.names[id(tensor)], []).append(self.position)
+                bound, drawn = True, False
+            elif id(tensor) in self.bound:
+                known = self.bound[id(tensor)]
+                known.used.append(self.position)
+                bound, drawn = True, drawn and known.drawn
+        return bound, drawn
+
+    def binds(self, tensors: Sequence[torch.Tensor], *, drawn: bool = False) -> None:
+        for tensor in tensors:
+            if id(tensor) not in self.names and id(tensor) not in self.bound:
+                self.bound[id(tensor)] = _Bound(tensor, self.position, drawn=drawn)
+
+    def reads(self, what: str) -> None:
+        if self.read is None:
+            self.read = self.position, what
+
+    def survey(self) -> Survey:
+        barred = dict(self.barred)
+        for known in self.bound.values():
+            what = "drawn at random" if known.drawn else "computed between module calls"
+            shape = tuple(known.tensor.shape)
+            for border in known.bars():
+                barred.setdefault(border, f"a tensor of shape {shape}, {what} before it, is used behind it")
+        if self.read is not None:
+            position, what = self.read
+            for border in range(position + 1, self.position + 1):
+                barred.setdefault(border, f"before it the code reads a value that parameters decide, by {what}")
+        crossings = [
+            Crossing(known.key, known.made, tuple(known.used), frozenset(known.given))
+            for known in self.bound.values()
+            if known.key is not None and known.used
+        ]
+        uses = {name: tuple(sorted(set(positions))) for name, positions in self.uses.items()}
+        return Survey(tuple(self.calls), barred, uses, tuple(crossings), tuple(self.costs))
+
+
+class _Operations(TorchFunctionMode):
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        watch, name = self._watch, name_of(func)
+        if name in ABOUT:
+            return func(*args, **(kwargs or {}))
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        is_bound, is_drawn = watch.uses_of(given)
+        before = torch.default_generator.get_state()
+        result = func(*args, **(kwargs or {}))
+        draws = not torch.equal(before, torch.default_generator.get_state())
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        if is_bound:
+            watch.drifted = watch.drifted or draws
+            if name in VALUE_READS:
+                watch.reads(f"{name}()")
+            if writes(name) and given and not watch.uses_of(given[:1])[0]:
+                watch.reads(f"{name}, which writes it elsewhere")
+            watch.binds(made, drawn=is_drawn)
+        elif draws and watch.drifted:
+            watch.binds(made, drawn=True)
+        return result
+
+
+class _Costs(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, watch: _Watch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._watch = watch
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        cost = float(sum(_PER_ELEMENT * leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)))
+        counted = flop_registry.get(func._overloadpacket)
+        if counted is not None:
+            cost += float(counted(*args, **(kwargs or {}), out_val=out))
+        self._watch.costs[-1] += cost
+        return out
+
+
+@contextmanager
+def _hooked(model: torch.nn.Module, watch: _Watch) -> Iterator[None]:
+    handles = []
+    for name, module in model.named_modules():
+        before, after = _begins(watch, name), _ends(watch, name)
+        handles.append(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
+        handles.append(module.register_forward_hook(after))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _begins(watch: _Watch, name: str) -> Callable[..., None]:
+    return lambda _module, args, kwargs: watch.begins(name, tree_leaves((args, kwargs)))
+
+
+def _ends(watch: _Watch, name: str) -> Callable[..., None]:
+    return lambda _module, _args, output: watch.ends(name, tree_leaves(output))
+
+
+def _in_a_checkpoint() -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_CHECKPOINT):
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,309 @@
+"""A member's part in a step of a model in stages: walk its program of tasks, then sum, agree once more, and apply.
+
+    contribute   each task of the program: forward or backward of one shard through this member's stage, between border messages
+    vote         as in every lockstep step; what a stage does not know (losses, other stages' tensors) stays empty
+    total        the exact sum among the members that host this stage; then a second vote, in which every stage says that it
+                 has its sum, with its part of the fingerprint and the norms of its gradients
+    apply        the same gradient as unsplit, of the stage's own tensors
+
+A micro-batch that fails, or counts nothing, is told on in both directions, so every program comes to its end, and the vote
+tells whose error it is. What a stage uses and another one owns is sent to it before each step and each evaluation; so
+nothing has to be sent between a step's sum and its end, and an interrupted step has changed nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy
+import torch
+
+from orchestrator.engine.compute.replica import Replica
+from orchestrator.engine.compute.updater import Updater
+from orchestrator.engine.compute.workload import NON_FINITE_REMEDY, Workload
+from orchestrator.engine.exchange.collectives import Exchange
+from orchestrator.engine.exchange.step_report import EMPTY, UNKNOWN, Consensus, StepReport, from_slots, to_slots
+from orchestrator.engine.execution.run_state import RunState
+from orchestrator.engine.execution.summation import DirectSum
+from orchestrator.engine.member.generation import ProcessServices
+from orchestrator.engine.stages import messages
+from orchestrator.engine.stages.links import Held, Links
+from orchestrator.engine.stages.parcels import Generators, Gradients, pack, unpack
+from orchestrator.engine.stages.part import PartLayout, spread
+from orchestrator.engine.stages.replay import Record, Stage
+from orchestrator.engine.stages.whole import take_gradients
+from orchestrator.errors import Inconsistent, NonFinite, OrchestratorError, PipelineRaised
+from orchestrator.numerics import exact
+from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
+from orchestrator.pipelining import Task
+from orchestrator.records import trace
+from orchestrator.updates import optimizers
+from orchestrator.updates.clipping import Norm
+
+_HIGH = 2**32
+
+
+@dataclass(frozen=True)
+class StageParts:
+    """What a member has built of its stage. held: its tensors, and those of others that it uses; counters: where its
+    counters stand among those of the whole model; norm: of the whole gradient, for clipping."""
+
+    stage: Stage
+    stages: int
+    workload: Workload
+    replica: Replica
+    layout: PartLayout
+    counters: tuple[int, ...]
+    held: Held
+    norm: Norm | None
+
+
+@dataclass
+class _Flight:
+    """A shard between its forward and its backward pass. buffers: as its forward pass left them; loss: of the last stage."""
+
+    record: Record
+    generators: Generators
+    seeded: Generators
+    buffers: list[torch.Tensor]
+    weight: float = 0.0
+    loss: torch.Tensor | None = None
+
+
+@dataclass
+class _Tally:
+    """What the hosted shards of one attempt report."""
+
+    weights: dict[int, float] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
+    present: list[Sequence[bool]] = field(default_factory=list)
+    counters: list[int] | None = None
+    faults: dict[int, OrchestratorError] = field(default_factory=dict)
+    magnitudes: list[int] = field(default_factory=list)
+
+
+class StageTrainer:
+    """Implements `engine.execution.lockstep.Member`. `take_on` comes with each generation."""
+
+    def __init__(self, parts: StageParts, updater: Updater, summation: DirectSum, services: ProcessServices) -> None:
+        self._parts = parts
+        self._updater = updater
+        self._summation = summation
+        self._services = services
+        self._told_bytes = UNKNOWN
+        self._faults: dict[int, OrchestratorError] = {}
+
+    def take_on(self, links: Links, group: Exchange, whole: tuple[int, int]) -> None:
+        """links: to the other members; group: those that host this stage; whole: how many tensors and counters the model
+        has."""
+        self._links = links
+        self._group = group
+        self._tensors, self._counters = whole
+        self._faults = {}
+
+    def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:
+        links = self._links
+        if attempt == 0:
+            links.refresh(self._parts.held)
+        self._summation.clear()
+        self._parts.workload.plan([step], links.shards)
+        options = self._updater.options()
+        local = Grid(tuple(grid.exponents[place] for place in self._parts.layout.places), grid.shards)
+        tally, flights = _Tally(), dict[int, _Flight]()
+        for task in links.program:
+            self._services.heartbeat.beat("compute", step, task.shard)
+            self._services.writer.copied(0)
+            if self._parts.workload.rows(step, task.shard):
+                walk = self._forward if task.kind == "forward" else self._backward
+                walk(task, (step, attempt), tally, flights, local)
+        self._complete(step, tally)
+        self._check(tally, options)
+        self._faults = tally.faults
+        if self._faults:
+            return StepReport(failing_shard=min(self._faults))
+        return self._report(tally)
+
+    def fault(self, shard: int) -> Exception | None:
+        return self._faults.get(shard)
+
+    def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
+        before = self._group.sent_bytes
+        self._summation.total(self._group, step, attempt, consensus)
+        exchange.sent_bytes += self._group.sent_bytes - before + self._links.taken_bytes()
+        own = self._parts.layout.fingerprint(self._summation.result)
+        norms = self._norms(consensus, torch.float32)
+        told = [*_agreeing(self._parts.stages, self._parts.stage.index, own), *norms]
+        agreed = exchange.maximum(step, attempt, messages.DONE, torch.tensor(told, dtype=torch.int64)).tolist()
+        prints = agreed[: 4 * self._parts.stages]
+        for stage in range(self._parts.stages):
+            high, not_high, low, not_low = prints[4 * stage : 4 * stage + 4]
+            if (high, low) != (~not_high, ~not_low):
+                raise Inconsistent(
+                    f"step {step}: the members that host stage {stage} have different sums of its gradients"
+                )
+        if self._parts.norm is not None:
+            self._parts.norm.of_tensors(_values(agreed[4 * self._parts.stages :], torch.float32))
+            if not self._parts.norm.is_finite:  # squares overflow: once more, in float64, as unsplit
+                wide = torch.tensor(self._norms(consensus, torch.float64), dtype=torch.int64)
+                agreed = exchange.maximum(step, attempt, messages.NORMS, wide).tolist()
+                self._parts.norm.of_tensors(_values(agreed, torch.float64))
+        return exact.wrap(sum(prints[4 * stage] * _HIGH + prints[4 * stage + 2] for stage in range(self._parts.stages)))
+
+    def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:
+        return trace.line(step, consensus.loss, fingerprint)
+
+    def apply(self, state: RunState, consensus: Consensus) -> None:
+        """May raise CalledOff before it changes anything, and not after."""
+        self._services.heartbeat.beat("update", state.steps)
+        self._tell_bytes(state.steps - 1, consensus.sent_bytes)
+        self._services.await_copied()
+        result = self._summation.result
+        layout = self._parts.layout
+        views = zip(layout.places, layout.layout.views(result), strict=True)
+        agreed = [view if consensus.present[place] else None for place, view in views]
+        counters = [consensus.counters[place] for place in self._parts.counters]
+        self._updater.apply(state.steps, state.reductions, agreed, counters, result)
+        self._summation.commit()
+
+    def _forward(
+        self, task: Task, when: tuple[int, int], tally: _Tally, flights: dict[int, _Flight], _grid: Grid
+    ) -> None:
+        step = when[0]
+        parts, links, shard = self._parts, self._links, task.shard
+        arrived = links.from_before(task, when)
+        flight, leaves = None, None
+        if arrived is None or arrived[1]:
+            try:
+                with parts.workload.call(step, shard) as call:
+                    parts.replica.begin_shard()
+                    seeded = Generators.now()
+                    came = None if arrived is None else messages.activations(*arrived, seeded)
+                    record, leaves, value = parts.stage.forward(call.make, "training", came)
+                    flight = _Flight(record, Generators.now(), seeded, parts.replica.buffers())
+                    if leaves is None:
+                        judged = parts.workload.judge(value, call)
+                        flight.loss, mean, flight.weight = judged or (None, 0.0, 0.0)
+                        if judged is not None:
+                            tally.losses[shard] = mean
+                parts.replica.check_shard()
+            except OrchestratorError as error:
+                tally.faults[shard] = error
+                flight = None
+        if flight is not None and (leaves is not None or flight.loss is not None):
+            flights[shard] = flight
+        links.onward(task, when, leaves if flight is not None else None, None if flight is None else flight.seeded)
+
+    def _backward(
+        self, task: Task, when: tuple[int, int], tally: _Tally, flights: dict[int, _Flight], grid: Grid
+    ) -> None:
+        parts, links, shard = self._parts, self._links, task.shard
+        arrived = links.from_behind(task, when)
+        flight = flights.pop(shard, None)
+        back: Gradients | None = None
+        if flight is not None and (arrived is None or arrived[1]):
+            try:
+                with parts.workload.going_on(when[0], shard):
+                    back = self._go_back(flight, arrived, tally, shard, grid)
+                parts.replica.check_shard()
+            except OrchestratorError as error:
+                tally.faults[shard] = error
+                back = None
+        links.back(task, when, back, None if flight is None else flight.seeded)
+
+    def _go_back(
+        self, flight: _Flight, arrived: tuple[torch.Tensor, int] | None, tally: _Tally, shard: int, grid: Grid
+    ) -> Gradients:
+        parts, replica = self._parts, self._parts.replica
+        parameters = {name: each for name, each in parts.stage.held.items() if isinstance(each, torch.nn.Parameter)}
+        for parameter in parameters.values():
+            parameter.grad = None
+        replica.continue_shard(flight.buffers)
+        came, record, weight = None, flight.record, flight.weight
+        if arrived is None:
+            assert flight.loss is not None
+            record = record._replace(roots=[flight.loss])
+            flight.generators.restore()
+        else:
+            came = messages.gradients(*arrived, flight.seeded)
+            assert came is not None
+            weight = came.weight
+            came.generators.restore()
+        tied = {} if came is None else dict(came.tied)
+        parcels = parts.stage.backward(
+            record, came, {name: unpack(tied.pop(name)) for name in list(tied) if name in parameters}
+        )
+        guests = take_gradients(parameters, frozenset(parts.held.guests))
+        tied |= {name: pack(gradient) for name, gradient in guests.items()}
+        contribution = replica.contribution()
+        self._summation.add(shard, contribution, weight, grid)
+        tally.weights[shard] = weight
+        tally.present.append(replica.present(contribution))
+        counters = replica.counter_values()
+        if tally.counters is not None and counters != tally.counters:
+            names = zip(replica.counter_names(), counters, tally.counters, strict=True)
+            name = next(name for name, now, before in names if now != before)
+            raise PipelineRaised(f"the shards left different values in the integer buffer {name!r}")
+        tally.counters = counters
+        return Gradients(parcels, Generators.now(), tied, weight)
+
+    def _complete(self, step: int, tally: _Tally) -> None:
+        magnitudes = self._summation.complete(math.fsum(tally.weights.values()), alone=self._links.alone)
+        shards = list(tally.weights)
+        for nth, i in numpy.argwhere(magnitudes >= INFINITE):
+            name = self._parts.layout.layout.slots[i].name
+            what = f"gradient of {name}" if i < len(self._parts.replica.parameters) else f"statistic {name}"
+            tally.faults.setdefault(
+                shards[nth],
+                NonFinite(f"the {what} is not finite at step {step}, shard {shards[nth]}", NON_FINITE_REMEDY),
+            )
+        tally.magnitudes = magnitudes.max(0, initial=ABSENT).tolist()
+
+    def _check(self, tally: _Tally, options: list[dict[str, object]]) -> None:
+        """What the user's code changed while the shards were computed is attributed to the last of them."""
+        try:
+            self._parts.replica.check_step()
+            optimizers.check_unchanged(self._updater.optimizer, options)
+        except PipelineRaised as error:
+            tally.faults.setdefault(self._links.shards[-1], error)
+
+    def _report(self, tally: _Tally) -> StepReport:
+        places = self._parts.layout.places
+        present = [any(shards) for shards in zip(*tally.present, strict=True)] or [False] * len(places)
+        counters = None
+        if tally.counters is not None:
+            counters = spread(tally.counters, self._parts.counters, self._counters, EMPTY)
+        return StepReport(
+            magnitudes=spread(tally.magnitudes, places, self._tensors, ABSENT),
+            present=spread(present, places, self._tensors, False),
+            weights=tally.weights,
+            losses=tally.losses,
+            counters=counters,
+        )
+
+    def _norms(self, consensus: Consensus, dtype: torch.dtype) -> list[int]:
+        """The norms of this stage's gradients at their places among all tensors; nothing where gradients are not clipped."""
+        if self._parts.norm is None:
+            return []
+        layout, count = self._parts.layout, len(self._parts.replica.parameters)
+        there = [i for i in range(count) if consensus.present[layout.places[i]]]
+        views = layout.layout.views(self._summation.result)
+        norms = torch._foreach_norm([views[i].to(dtype) for i in there], 2.0) if there else []
+        return to_slots(self._tensors, {layout.places[i]: float(norm) for i, norm in zip(there, norms, strict=True)})
+
+    def _tell_bytes(self, step: int, sent_bytes: int) -> None:
+        if sent_bytes not in (UNKNOWN, self._told_bytes):
+            self._told_bytes = sent_bytes
+            self._services.emit({"event": "sent", "step": step, "bytes": sent_bytes})
+
+
+def _agreeing(stages: int, stage: int, fingerprint: int) -> list[int]:
+    """For each stage the halves of its fingerprint, each with its complement, by which differing ones show."""
+    told = [EMPTY] * (4 * stages)
+    high, low = fingerprint >> 32, fingerprint & (_HIGH - 1)
+    told[4 * stage : 4 * stage + 4] = [high, ~high, low, ~low]
+    return told
+
+
+def _values(slots: Sequence[int], dtype: torch.dtype) -> list[torch.Tensor]:
+    return [torch.tensor(value, dtype=dtype) for _, value in sorted(from_slots(slots).items())]

@@ -1,0 +1,201 @@
+"""Whole runs of models in stages, each member a thread: one trace and one digest, on every mesh, with faults too."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from orchestrator.engine.worker import Ended, Worker
+from orchestrator.errors import ConfigurationError, NonFinite, OrchestratorError, PipelineRaised
+from pipelines.characters import Characters
+from tests.engine import pipelines
+from tests.engine.elastic import EVERYTHING, Fault, survive
+from tests.engine.runs import ONE, Layout, _Members, members_end, settings_for, train
+
+ADAM = {"name": "adam", "lr": 0.02}
+MESHES = [Layout(2, stages=2), Layout(3, "tree", stages=2), Layout(4, "peer_to_peer", stages=2)]
+KINDS = [
+    *(pipelines.Mlp, pipelines.Batchnorm, pipelines.CumulativeBatchnorm, pipelines.ChannelsLast, pipelines.Lstm),
+    *(pipelines.Attention, pipelines.LayerDrop, pipelines.Annealed, pipelines.AwkwardBuffers),
+]
+
+
+def _same(kind: Any, layout: Layout, **settings: Any) -> None:
+    unsplit, split = train(kind, ONE, **settings), train(kind, layout, **settings)
+    assert split.trace == unsplit.trace
+    assert split.digest == unsplit.digest
+    assert str(split.metrics) == str(unsplit.metrics)
+
+
+@pytest.mark.slow
+def test_a_model_in_stages_gives_the_trace_and_the_digest_of_the_unsplit_one() -> None:
+    """Clipped, with empty shards, running statistics and digests of single tensors."""
+    _same(pipelines.Batchnorm, MESHES[1], clip=0.05, optimizer=ADAM, tensors_every=2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", MESHES, ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_mesh_gives_the_same(kind: Any, layout: Layout) -> None:
+    _same(kind, layout, clip=0.5, optimizer=ADAM)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", [Layout(2, stages=2), Layout(3, "tree", stages=2), Layout(4, stages=4)], ids=str)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_tied_embedding(layout: Layout, precision: str) -> None:
+    args = {"width": 16, "layers": 3, "heads": 2, "window": 128}
+    _same(Characters, layout, args=args, clip=0.5, optimizer=ADAM, shards=4, batch_size=8, steps=3, precision=precision)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("member", range(4))
+@pytest.mark.parametrize("what", ["die", "call off", "regroup", "join"])
+def test_faults_in_each_place_of_a_mesh(member: int, what: Any) -> None:
+    unsplit = survive(pipelines.Batchnorm, ONE, checkpoint_every=2, **EVERYTHING)
+    for at in range(5 + 7 * member, 240, 60):
+        told = survive(pipelines.Batchnorm, Layout(4, stages=2), [Fault(member, at, what)], 2, **EVERYTHING)
+        assert (told.trace, told.digest, told.metrics) == (unsplit.trace, unsplit.digest, unsplit.metrics), at
+
+
+@pytest.mark.slow
+def test_a_call_off_while_digests_are_taken_loses_nothing() -> None:
+    unsplit = survive(pipelines.Batchnorm, ONE, checkpoint_every=2, **EVERYTHING)
+    told = survive(
+        pipelines.Batchnorm, Layout(2, stages=2), [Fault(0, 100, "die"), Fault(2, 60, "call off")], 2, **EVERYTHING
+    )
+    assert (told.trace, told.digest, told.metrics) == (unsplit.trace, unsplit.digest, unsplit.metrics)
+
+
+@pytest.mark.slow
+def test_a_member_holds_its_stage_only() -> None:
+    members = _Members(settings_for(pipelines.Mlp, Layout(2, stages=2), optimizer=ADAM, clip=0.5))
+    workers = [member for member in members.members if isinstance(member, Worker)]
+    before = [
+        {name: weakref.ref(each) for name, each in worker._workload.model.named_parameters()} for worker in workers
+    ]
+    ends = members.run()
+    assert not any(isinstance(end, BaseException) for end in ends)
+    gc.collect()
+    alive = [{name for name, each in known.items() if each() is not None} for known in before]
+    assert alive[0] | alive[1] == set(before[0])
+    assert not alive[0] & alive[1]
+    for worker, names in zip(workers, alive, strict=True):
+        state = worker._execution.held.capture({})
+        assert {name.removeprefix("model/") for name in state.tensors if name.startswith("model/")} == names
+        assert {name.split("/")[2] for name in state.tensors if name.startswith("optimizer/")} == names
+
+
+class Deep(pipelines.Mlp):
+    def model(self) -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(pipelines.FEATURES, 8), nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, pipelines.CLASSES)
+        )
+
+
+class DrawsInEvaluation(Deep):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        inputs, labels = batch
+        return nn.functional.cross_entropy(nn.functional.dropout(model(inputs), 0.2), labels)
+
+
+class Named(Deep):
+    def stages(self, model: nn.Module) -> list[str]:  # noqa: ARG002
+        return ["2"]
+
+
+class NamesTooMany(Deep):
+    def stages(self, model: nn.Module) -> list[str]:  # noqa: ARG002
+        return ["2", "3"]
+
+
+class SharedNorm(Deep):
+    def model(self) -> nn.Module:
+        norm = nn.BatchNorm1d(8)
+        return nn.Sequential(
+            nn.Linear(pipelines.FEATURES, 8), norm, nn.Linear(8, 8), norm, nn.Linear(8, pipelines.CLASSES)
+        )
+
+    def stages(self, model: nn.Module) -> list[str]:  # noqa: ARG002
+        return ["2"]
+
+
+class HookedTied(Deep):
+    def model(self) -> nn.Module:
+        first, last = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+        last.weight = first.weight
+        first.weight.register_hook(lambda gradient: gradient * 2)  # type: ignore[no-untyped-call]
+        return nn.Sequential(first, nn.Tanh(), nn.Linear(6, 6), last)
+
+    def stages(self, model: nn.Module) -> list[str]:  # noqa: ARG002
+        return ["2"]
+
+
+REFUSED = {
+    pipelines.Small: "the model cannot be cut into 2 stages",
+    pipelines.Packed: "stage 1: gru of a tensor .* cannot be followed by its shape alone",
+    DrawsInEvaluation: r"loss\(\) draws random numbers in evaluation",
+    NamesTooMany: r"stages\(\) returned \['2', '3'\], for 2 stages",
+    SharedNorm: "the buffer '1.num_batches_tracked' changes with each batch, and several stages use it",
+    HookedTied: "the parameter '0.weight' has a hook on its gradient",
+    pipelines.Frozen: "no 2 stages of the model would each hold a parameter",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", REFUSED, ids=lambda kind: kind.__name__)
+def test_what_cannot_be_cut_is_refused_before_the_first_step(kind: Any) -> None:
+    (end, *_) = members_end(kind, Layout(2, stages=2), optimizer=ADAM)
+    assert isinstance(end, PipelineRaised)
+    with pytest.raises(PipelineRaised, match=REFUSED[kind]):
+        raise end
+    assert end.remedy
+
+
+def test_an_optimizer_of_the_pipelines_own_is_refused() -> None:
+    (end, *_) = members_end(pipelines.OwnOptimizer, Layout(2, stages=2), optimizer=None)
+    assert isinstance(end, ConfigurationError)
+
+
+@pytest.mark.slow
+def test_stages_that_the_pipeline_names() -> None:
+    _same(Named, Layout(2, stages=2), optimizer=ADAM)
+
+
+class Failing(Deep):
+    """In the layer of a stage, on one micro-batch."""
+
+    def model(self) -> nn.Module:
+        class Fragile(nn.Linear):
+            def forward(self, x: Tensor) -> Tensor:
+                if self.training and len(x) == 1 and torch.is_grad_enabled():
+                    raise ValueError("a single row")
+                return super().forward(x)
+
+        return nn.Sequential(
+            nn.Linear(pipelines.FEATURES, 8), nn.Tanh(), Fragile(8, 8), nn.Linear(8, pipelines.CLASSES)
+        )
+
+
+class Infinite(Deep):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        loss: Tensor = super().loss(model, batch)
+        return loss * float("inf") if len(batch[0]) == 1 and model.training else loss
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "error"), [(Failing, PipelineRaised), (Infinite, NonFinite)])
+def test_a_fault_in_a_stage_is_told_as_unsplit(kind: Any, error: type[OrchestratorError]) -> None:
+    """Everybody's program comes to its end; the member whose shard it is tells it, the others withdraw."""
+    expected = [end for end in members_end(kind, ONE, optimizer=ADAM, steps=4) if isinstance(end, Exception)]
+    ends = members_end(kind, Layout(3, "tree", stages=2), optimizer=ADAM, steps=4)
+    told = [end for end in ends if isinstance(end, Exception)]
+    assert len(told) == len(expected) == 1
+    assert isinstance(told[0], error)
+    assert str(told[0]).splitlines()[0] == str(expected[0]).splitlines()[0]
+    assert {end.kind for end in ends if isinstance(end, Ended)} == {"withdrew"}
