@@ -142,6 +142,7 @@ def test_what_a_far_worker_keeps_is_had_again_from_the_checkpoint(
     assert any("all members go back to step" in event["reason"] for event in run.journal("decided"))
 
 
+@pytest.mark.long
 def test_a_run_that_loses_a_node_goes_on_without_it(digits: Project, two_nodes: Joined) -> None:
     """The last test here: the node does not come back."""
     project = replace(digits, variables=two_nodes.access)

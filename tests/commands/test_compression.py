@@ -21,6 +21,7 @@ KILLS = range(4)  # seeds of `chaos.py`
 pytestmark = pytest.mark.ray
 
 
+@pytest.mark.long
 def test_the_page_works_word_for_word(digits: Project) -> None:
     (block,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
     launch, rerun = (digits.shell(line) for line in block.splitlines())

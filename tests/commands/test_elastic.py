@@ -70,6 +70,7 @@ def test_a_server_is_killed_and_then_all_workers(digits: Project, undisturbed: A
     assert "restarted" in kinds[1:]
 
 
+@pytest.mark.long
 def test_a_stopped_worker_is_found_and_a_spare_takes_its_place(digits: Project, undisturbed: Alone) -> None:
     run = CancellableTransport(digits, *RUN, "cluster.workers=2", "cluster.spares=1", "cluster.step_timeout_s=12")
     run.wait_for_steps(20)

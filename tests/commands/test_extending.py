@@ -180,6 +180,7 @@ def test_the_variants_of_the_page_keep_to_the_laws(project: Path) -> None:
     assert synchrony_laws.problems("variants.steady:steady", {"lead": 0.0}) == []
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_the_page_is_launched_and_had_again_from_what_was_recorded(tmp_path: Path) -> None:
     project = Project(make(tmp_path))

@@ -20,6 +20,7 @@ EXAMPLES = [textwrap.dedent(block) for block in re.findall(r"(?:^    .*\n)+", PA
 NEEDED = {"run": {"steps": 1}, "pipeline": {"target": "a:B"}}
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_the_commands_of_the_page(digits: Project) -> None:
     expected = alone(digits, "federated", "run.steps=3")

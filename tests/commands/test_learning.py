@@ -24,6 +24,7 @@ def test_the_settings_of_the_page_load(example: str) -> None:
     assert isinstance(load([NEEDED, yaml.safe_load(example)], []), Settings)
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_the_commands_of_the_page(tmp_path: Path) -> None:
     """A divided run has its digest again on another layout; its picture is an artifact; a large batch learns as well."""

@@ -124,6 +124,7 @@ def test_training_goes_on_when_the_disk_of_the_checkpoints_is_full(
     assert len(kept) == 1
 
 
+@pytest.mark.long
 @pytest.mark.root
 def test_a_run_whose_own_disk_is_full_says_so_and_is_resumed_when_there_is_room(
     digits: Project, undisturbed: Alone

@@ -76,6 +76,7 @@ def kill_at(project: Project, ended: int, *arguments: str) -> str:
     raise AssertionError(f"no {ended} runs within {PATIENCE_S:g} s")
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
 def test_the_commands_of_the_page(digits: Project) -> None:
     (block,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)

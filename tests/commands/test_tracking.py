@@ -68,6 +68,7 @@ def test_a_run_at_a_server_is_as_complete_as_one_in_the_projects_store(project: 
     assert project.run("runs", "output=json").report == {"runs": []}
 
 
+@pytest.mark.long
 def test_a_server_out_of_reach_is_said_before_anything_is_started(project: Project) -> None:
     with socket.socket() as silent:  # takes the connection, and never answers
         silent.bind(("127.0.0.1", 0))
