@@ -41,6 +41,7 @@ def refused(project: Project, *arguments: str) -> str:
     return done.err
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_a_look_is_what_a_run_of_so_many_steps_ends_with(digits: Project) -> None:
     """A single worker makes its updates always in the same order, and its server knows of them at its rests."""

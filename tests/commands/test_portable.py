@@ -37,6 +37,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return project
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_a_launch_in_a_python_that_has_torch_loaded_gives_the_golden_digest(project: Project) -> None:
     """Its own torch computes natively; the workers' does not. The record has the variables, and no processor among what the

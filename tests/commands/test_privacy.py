@@ -22,6 +22,7 @@ EXAMPLES = [textwrap.dedent(block) for block in re.findall(r"(?:^    .*\n)+", PA
 NEEDED = {"run": {"steps": 1}, "pipeline": {"target": "a:B"}}
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_the_commands_of_the_page_and_the_secret_is_nowhere(digits: Project, tmp_path: Path) -> None:
     digits.variables["XDG_CONFIG_HOME"] = str(tmp_path)

@@ -114,6 +114,7 @@ def _is_in_mlflow(project: Project, report: dict[str, Any]) -> None:
         assert run.data.params["optimizer.lr"] == str(trial["settings"]["optimizer.lr"])
 
 
+@pytest.mark.long
 def test_a_sweep_whose_driver_is_killed_goes_on_to_the_same_end(project: Project) -> None:
     """With other slots, with trials that fail, and with rungs."""
     whole = project.run("sweep=halved", "parallel=4", "output=json")
