@@ -22,7 +22,7 @@ def _run(given: Arguments) -> Answer:
     from orchestrator.provenance.crates import crate
 
     uri = given.get("tracking.uri")
-    past = None if crate.is_crate(given.value) else find_sweep(given.value, uri)
+    past = None if crate.is_crate(given.value) or key is not None else find_sweep(given.value, uri)
     if past is not None:
         if explaining:
             raise UsageError("explain=true: a sweep has many runs", "name the one of its trials that has diverged")
