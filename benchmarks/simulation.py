@@ -3,7 +3,7 @@
     python -m benchmarks.simulation [--steps 400]
 
 Three figures are fitted to a ring of 1, 2 and 4 workers: the processor time of a micro-batch, of the rest of a worker's step,
-and of a message. All others are predictions. Each layout is launched twice, in turn, and its faster time counts: what else the
+and of a message. All others are predictions. Each layout is launched in turn, and its fastest time counts: what else the
 machine does only slows down.
 """
 
@@ -151,12 +151,13 @@ def _progress(folder: Path) -> tuple[int, list[int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--rounds", type=int, default=2, help="launches of each layout")
     arguments = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as temporary:
         folder = _project(Path(temporary))
         measured: dict[Layout, float] = {}
-        for _ in range(2):
+        for _ in range(arguments.rounds):
             for layout in (*FITTED, *PREDICTED):
                 seconds = 1 / launched(folder, layout, arguments.steps)["steps_per_s"]
                 measured[layout] = min(seconds, measured.get(layout, seconds))
@@ -171,6 +172,7 @@ def main() -> None:
             kind = "fitted" if layout in FITTED else ""
             name = f"{layout[0]}, {layout[1]}"
             print(f"| {name} | {1e3 * seconds:.2f} | {1e3 * found:.2f} | {found / seconds - 1:+.1%} | {kind} |")
+        sys.stdout.flush()
         _goodput(folder, conditions, arguments.steps * 10)
 
 
