@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from typing import Any, Literal
 
 from orchestrator.errors import ClusterUnavailable, UsageError
 
+_AGENT_S, _AGAIN_S = 60.0, 0.5
+_LATER = "try again later"
 Status = Literal["pending", "running", "succeeded", "failed", "stopped"]
 _REMEDY = "give the address of the head's dashboard, such as to=http://127.0.0.1:8265; it needs ray[default] there"
 
@@ -28,8 +31,16 @@ class Jobs:
                 return False
             if known is not None:
                 client.delete_job(name)
-            client.submit_job(entrypoint=command, submission_id=name, metadata={"made_by": "orchestrator"})
-            return True
+            deadline = time.monotonic() + _AGENT_S
+            while True:
+                try:
+                    client.submit_job(entrypoint=command, submission_id=name, metadata={"made_by": "orchestrator"})
+                except RuntimeError as error:
+                    if _LATER not in str(error) or time.monotonic() > deadline:
+                        raise
+                    time.sleep(_AGAIN_S)  # a head that has just started has no agent yet
+                else:
+                    return True
 
     def status(self, name: str) -> tuple[Status, str]:
         """(status, what Ray says of it). Raises ClusterUnavailable, UsageError for a job that it does not know."""

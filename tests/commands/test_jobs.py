@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -89,8 +91,13 @@ def head(project: Project, folder: Path) -> Iterator[Head]:
     try:
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{found.url}/api/version", timeout=5):
+            try:
+                with urllib.request.urlopen(f"{found.url}/api/version", timeout=5):
+                    break
+            except urllib.error.HTTPError:  # it listens, and wants the token
                 break
+            except OSError:
+                pass
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.1)  # until the dashboard listens
@@ -120,6 +127,7 @@ def await_end(project: Project, name: str) -> str:
 @pytest.mark.long
 def test_a_job_whose_head_was_killed_is_submitted_again_and_goes_on(tmp_path: Path) -> None:
     project = make_digits(tmp_path / "digits")
+    project.variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     short = Path(project.temporary)
     job = ("submit", *RUN, "id=job-1")
     with head(project, short / "a") as first:
