@@ -5,7 +5,6 @@ It changes nothing and locks nothing: however it ends, the run goes on.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import time
 from collections.abc import Iterator
@@ -77,7 +76,7 @@ def watch(project: Path, name: str, uri: str | None) -> Watched:
     journal, trace = Tail(files.journal), Tail(files.trace)
     try:
         while True:
-            ended = not driven(files)  # looked at first: what the driver wrote before its end is read after it
+            ended = not files.is_driven  # looked at first: what the driver wrote before its end is read after it
             _show(watched, display, journal, trace)
             if ended:
                 break
@@ -90,18 +89,6 @@ def watch(project: Path, name: str, uri: str | None) -> Watched:
 
 
 _ENDS = {"finished": "finished", "failed": "failed", "killed": "was interrupted", "running": "was left by its driver"}
-
-
-def driven(files: RunFolder) -> bool:
-    """Whether a process goes on with the run: it holds the lock of its folder."""
-    try:
-        with (files.path / "lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
 
 
 def _show(watched: Watched, display: ProgressDisplay, journal: Tail, trace: Tail) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.commands.watch import Tail, driven
+from orchestrator.commands.watch import Tail
 from orchestrator.driver.record.folders import RunFolder
 from tests.projects import Project
 
@@ -25,12 +25,12 @@ def test_a_tail_gives_whole_lines_once_and_all_again_where_the_file_was_cut(tmp_
 
 
 def test_a_run_is_driven_while_its_folder_is_locked(tmp_path: Path) -> None:
-    assert not driven(RunFolder(tmp_path, "a"))
+    assert not RunFolder(tmp_path, "a").is_driven
     files = RunFolder(tmp_path, "a")
     files.lease()
-    assert driven(RunFolder(tmp_path, "a"))
+    assert RunFolder(tmp_path, "a").is_driven
     files._lock.close()
-    assert not driven(RunFolder(tmp_path, "a"))
+    assert not RunFolder(tmp_path, "a").is_driven
 
 
 @pytest.mark.ray
