@@ -65,7 +65,7 @@ def submit(wanted: Submission, to: str, options: dict[str, str | None]) -> Submi
     if "://" not in to:
         raise UsageError(f"to={to}: it is http://HOST:8265 of a Ray, kubernetes or slurm")
     url = to if to.startswith("http") else f"http://{to.partition('://')[2]}"
-    new = Jobs(url).submit(wanted.id, f"bash -c {_quoted(wanted.command('$RAY_ADDRESS'))}")
+    new = Jobs(url).submit(wanted.id, wanted.joining())
     _remember(Submitted(wanted.id, url, None, new))
     return Submitted(wanted.id, url, None, new)
 
@@ -107,7 +107,3 @@ def _needed(key: str, options: dict[str, str | None], to: str) -> str:
         }
         raise UsageError(f"{key}: required with to={to}: {told[key]}")
     return value
-
-
-def _quoted(command: str) -> str:
-    return "'" + command.replace("'", "'\"'\"'") + "'"

@@ -33,6 +33,10 @@ class Submission:
         words = ["python", "-m", "orchestrator", f"once={self.id}", f"conf={self.conf}", *self.overrides]
         return f'cd {shlex.quote(self.project)} && exec {shlex.join(words)} cluster.address="{address}" output=json'
 
+    def joining(self) -> str:
+        """The command as one shell command, for where Ray itself starts it and tells the shell its address."""
+        return f"bash -c {shlex.quote(self.command('$RAY_ADDRESS'))}"
+
 
 def check_id(name: str) -> str:
     """Raises UsageError for what is no name everywhere."""

@@ -28,7 +28,7 @@ def manifest(submission: Submission, image: str, claim: str, ray_version: str) -
         "kind": "RayJob",
         "metadata": {"name": submission.id},
         "spec": {
-            "entrypoint": f"bash -c {_quoted(submission.command('$RAY_ADDRESS'))}",
+            "entrypoint": submission.joining(),
             "submissionMode": "K8sJobMode",
             "backoffLimit": _RETRIES,
             "shutdownAfterJobFinishes": True,
@@ -65,8 +65,3 @@ def _pod(name: str, image: str, resources: dict[str, Any], project: str, claim: 
     }
     volume = {"name": "project", "persistentVolumeClaim": {"claimName": claim}}
     return {"spec": {"containers": [container], "volumes": [volume]}}
-
-
-def _quoted(command: str) -> str:
-    """In single quotes, so that the shell of the job alone fills in the address."""
-    return "'" + command.replace("'", "'\"'\"'") + "'"

@@ -6,6 +6,7 @@ Slurm puts a job whose node is lost back into the queue (`--requeue`); the same 
 from __future__ import annotations
 
 import math
+import shlex
 
 from orchestrator.submission.entry import Submission
 
@@ -30,11 +31,7 @@ def script(submission: Submission, nodes: int, python: str) -> str:
         f'export PATH="{python}:$PATH" RAY_USAGE_STATS_ENABLED=0',
         'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         f'address=$(getent ahostsv4 "$head" | head -n 1 | cut -d " " -f 1):{_PORT}',
-        f'export COMMAND={_quoted(submission.command("$ADDRESS"))} ADDRESS="$address"',
+        f'export COMMAND={shlex.quote(submission.command("$ADDRESS"))} ADDRESS="$address"',
         f'srun ray symmetric-run --address "$address" --min-nodes {nodes} --num-cpus={cpus} -- bash -c "$COMMAND"',
     ]
     return "\n".join(lines) + "\n"
-
-
-def _quoted(command: str) -> str:
-    return "'" + command.replace("'", "'\"'\"'") + "'"
