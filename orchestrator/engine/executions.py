@@ -126,7 +126,20 @@ class Execution(Protocol):
         """For one generation, whose state is here."""
 
 
-class LockstepExecution:
+class _Unsplit:
+    """What executions have in common whose workers hold the whole model."""
+
+    held: ReplicaState
+
+    @property
+    def keeps_shard_state(self) -> bool:
+        return self.held.keeps_shard_state
+
+    def prove(self, reference: str) -> dict[str, Any]:  # noqa: ARG002
+        return {}
+
+
+class LockstepExecution(_Unsplit):
     """All replicas are equal after each step. The sum is direct, or of what a compression makes of the gradients."""
 
     def __init__(self, parts: Parts) -> None:
@@ -164,13 +177,6 @@ class LockstepExecution:
         carriers = Carriers(codec, statistics, parts.plan.data.shards, parts.regions)
         return CompressedSum(codec, carriers, layout, self._memory.result, states)
 
-    @property
-    def keeps_shard_state(self) -> bool:
-        return self.held.keeps_shard_state
-
-    def prove(self, reference: str) -> dict[str, Any]:  # noqa: ARG002
-        return {}
-
     def suit(self, generation: Generation, rank: int) -> None:
         self._summation.suit(generation.schedule, rank)
         if self.held.keeps_shard_state:
@@ -197,7 +203,7 @@ def _contributing(parts: Parts, residuals: Callable[[], State]) -> Contributing:
     return LocalSteps(parts.workload, parts.replica, local, seed, told, residuals)
 
 
-class SprintExecution:
+class SprintExecution(_Unsplit):
     """Replicas run free between rests."""
 
     def __init__(self, parts: Parts) -> None:
@@ -212,13 +218,6 @@ class SprintExecution:
         self._free = FreeReplica(replica, updates, states, self._memory, parts.services)
         self.held = ReplicaState(replica, updater, states, keeps_shard_state=True)
         self.boundary = _whole(parts)
-
-    @property
-    def keeps_shard_state(self) -> bool:
-        return self.held.keeps_shard_state
-
-    def prove(self, reference: str) -> dict[str, Any]:  # noqa: ARG002
-        return {}
 
     def suit(self, generation: Generation, rank: int) -> None:
         self._memory.suit(generation.schedule, rank)
@@ -239,7 +238,7 @@ class SprintExecution:
         return Sprints(self._free, self._mode, exchange, make, terms, cadence, rank), exchange
 
 
-class GossipExecution:
+class GossipExecution(_Unsplit):
     """Each shard has a model of its own."""
 
     def __init__(self, parts: Parts) -> None:
@@ -255,13 +254,6 @@ class GossipExecution:
         self._models = ShardModels(replica, updates, states, self._memory, parts.services)
         self.held = ReplicaState(replica, updater, states, keeps_shard_state=True)
         self.boundary = _whole(parts)
-
-    @property
-    def keeps_shard_state(self) -> bool:
-        return self.held.keeps_shard_state
-
-    def prove(self, reference: str) -> dict[str, Any]:  # noqa: ARG002
-        return {}
 
     def suit(self, generation: Generation, rank: int) -> None:
         self._memory.suit(generation.schedule, rank)
