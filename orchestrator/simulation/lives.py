@@ -96,6 +96,7 @@ class _World:
     held: dict[int, Progress | None] = field(default_factory=dict)
     reported: set[int] = field(default_factory=set)
     ended: End | None = None
+    _regroup: bool = False  # asked for, at the next step
 
     def run(self) -> Lived:
         life = self.life
@@ -110,9 +111,10 @@ class _World:
             if at > self.now:
                 self.now = at
             happens()
-        counted = self.computed_s
         why = None if self.ended is None or self.ended.error is None else str(self.ended.error).splitlines()[0]
-        return Lived(self.now, self.done, self.again, self.losses, self.joins, max(0.0, self.now - counted), why)
+        return Lived(
+            self.now, self.done, self.again, self.losses, self.joins, max(0.0, self.now - self.computed_s), why
+        )
 
     def _at(self, time: float, happens: Callable[[], None]) -> None:
         self.numbered += 1
@@ -159,8 +161,6 @@ class _World:
                     self.ended = command
                 case _:
                     pass
-
-    _regroup = False
 
     def _ready(self, member: int) -> None:
         if member in self.state.members:
