@@ -22,6 +22,7 @@ from orchestrator.provenance.crates import archive, crate, statement
 from orchestrator.provenance.crates.archive import Content
 from orchestrator.provenance.data import hashing, restoring
 from orchestrator.provenance.data.versions import Input
+from orchestrator.provenance.environment import container, own_wheel, packages
 from orchestrator.tracking import Past, Store
 
 
@@ -83,6 +84,9 @@ def export(name: str, wanted: Wanted, uri: str | None) -> Exported:
     with ExitStack() as held:
         files = _of_record(original, store, held)
         carried, told, notes = _data(original, project, folder, wanted, held)
+        wheel, without = _own_wheel(original)
+        files |= wheel
+        notes += without
         names: dict[str, str] = {}
         for path, (place, entries) in carried.items():
             names[path] = _name_of(path, len(names))
@@ -107,6 +111,20 @@ def _of_record(original: Recorded, store: Store, held: ExitStack) -> dict[str, C
         files |= {f"reruns/{again}/{file.name}": file for file in (place / again).iterdir()}
     files[crate.LOCK] = crate.lock(original.environments)
     return files
+
+
+def _own_wheel(original: Recorded) -> tuple[dict[str, Content], list[str]]:
+    """This package as a wheel, where it is the one of the run: an image that is built from the crate has no other place to take
+    it from. Otherwise a note."""
+    node = original.environments[0]
+    version, recorded = node.get("packages", {}).get("orchestrator"), node.get("bits", {}).get("orchestrator")
+    name = own_wheel.name_of(version)
+    if recorded == packages.own_sha256():
+        return {f"{container.WHEELS}/{name}": own_wheel.content(version)}, []
+    return {}, [
+        f"the run was made by another orchestrator than this one, so no wheel of it is in the crate: its {container.FILE} "
+        f"takes {name} from an index"
+    ]
 
 
 Carried = dict[str, tuple[Path, list[str]]]

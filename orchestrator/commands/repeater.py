@@ -17,20 +17,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.commands.rebuild import Rebuilt
 from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.terminal import child_process, signals
 from orchestrator.driver.terminal.progress import ProgressDisplay
 from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, RunFailed, from_dict
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.data import restoring
-from orchestrator.provenance.environment import node
+from orchestrator.provenance.environment import layers, node
 from orchestrator.tracking import Store
 
 
 @dataclass(frozen=True)
 class Repeater:
     """project: where the command was typed; folder: its `.orchestrator`; overrides: of the settings, those that leave the
-    result as it is; carried: where the data are that came with the record, by path; None of a record that did not travel."""
+    result as it is; carried: where the data are that came with the record, by path; None of a record that did not travel;
+    rebuilt: the environment to repeat it in, None for the one that runs here."""
 
     project: Path
     folder: Path
@@ -39,6 +41,7 @@ class Repeater:
     overrides: Sequence[str]
     display: ProgressDisplay
     carried: Mapping[str, Path] | None = None
+    rebuilt: Rebuilt | None = None
 
     def repeat(self, tags: Mapping[str, str], last: int | None = None) -> dict[str, Any]:
         """A run in a clean checkout of its own, ended after step `last`; the object that it reports."""
@@ -79,12 +82,16 @@ class Repeater:
 
     def _launch(self, what: str, restored: checkout.Restored, enough: Callable[[], bool]) -> dict[str, Any]:
         """Run it again as a command in the restored tree until it ends or there is enough of it; the object that it reports."""
+        python, variables = sys.executable, dict(os.environ)
+        if self.rebuilt is not None:
+            above = self.rebuilt.above(restored)
+            python, variables = layers.python_of(above), self.rebuilt.variables(variables, above)
         command = [
-            *(sys.executable, "-m", "orchestrator", what),
+            *(python, "-m", "orchestrator", what),
             *self.overrides,
             *("strict=false", f"tracking.uri={self.store.uri}", "output=json"),
         ]
-        variables = _variables(self.original, restored.root)
+        variables = _variables(self.original, restored.root, variables)
         with signals.posted() as pending_signal:
             done = child_process.run(command, restored.project, variables, pending_signal, enough)
         try:
@@ -140,11 +147,11 @@ class Reached:
         return self._missing <= 0
 
 
-def _variables(original: Recorded, root: Path) -> dict[str, str]:
+def _variables(original: Recorded, root: Path, inherited: Mapping[str, str]) -> dict[str, str]:
     """The environment of the repetition: the variables that may change bits as they were, the snapshot before anything else on
     the search path."""
     recorded = next(iter(original.environments), {}).get("bits", {}).get("variables", {})
-    now = {name: value for name, value in os.environ.items() if name not in node.variables()}
+    now = {name: value for name, value in inherited.items() if name not in node.variables()}
     path = [str(root / entry) for entry in original.code.get("search_path", [])]
     before = [now["PYTHONPATH"]] if now.get("PYTHONPATH") else []
     return {**now, **recorded, **({"PYTHONPATH": os.pathsep.join([*path, *before])} if path else {})}

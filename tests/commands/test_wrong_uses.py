@@ -70,7 +70,7 @@ REFUSED = {
     "conf=good runs": (2, "exactly one of conf=NAME|PATH, "),
     "resume=nothing": (2, "there is no run nothing"),
     "rerun=nope": (2, "there is no run nope"),
-    "rerun=x environment=maybe": (2, "environment=maybe: it is check or ignore"),
+    "rerun=x environment=maybe": (2, "environment=maybe: it is check, ignore or rebuild"),
     "rerun=x explain=yes": (2, "explain=yes: it is false or true"),
     "conf=good explain=true": (2, "explain: no such key"),
     "rerun=x trust=yes": (2, "trust=yes: it is false or true"),
