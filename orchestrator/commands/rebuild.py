@@ -17,11 +17,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.terminal import child_process, signals
 from orchestrator.driver.terminal.progress import ProgressDisplay, duration
-from orchestrator.errors import ConfigurationError, Interrupted, NotRerunnable, UsageError
+from orchestrator.errors import ConfigurationError, Interrupted, NotRerunnable, OrchestratorError, UsageError
 from orchestrator.provenance.code.checkout import Restored
 from orchestrator.provenance.environment import interpreters, layers, lock, own_wheel, packages
 from orchestrator.provenance.environment.lock import Lock
@@ -129,6 +130,21 @@ def _build(
     started = time.monotonic()
     display.say(f"building the environment: {len(recorded.pinned)} packages, {interpreter.path}; this may take minutes")
     layers.create(kept, interpreter)
+    try:
+        reports = _install(recorded, kept, wheels)
+    except OrchestratorError:
+        shutil.rmtree(kept)
+        raise
+    found, builds = layers.found_in(kept)
+    seconds = time.monotonic() - started
+    built = layers.Built(found, builds, lock.pylock(reports, interpreter.release), round(seconds, 1))
+    layers.mark(kept, built)
+    display.say(f"the environment is built in {duration(seconds)}: {kept}")
+    return built
+
+
+def _install(recorded: Lock, kept: Path, wheels: Sequence[Path]) -> list[dict[str, Any]]:
+    """What pip says that it has installed."""
     reports = []
     with tempfile.TemporaryDirectory(prefix="orchestrator-") as place:
         for number, text in enumerate(lock.requirements(recorded)):
@@ -138,17 +154,11 @@ def _build(
             reports.append(json.loads(report.read_text(encoding="utf-8")))
     wrong = list(layers.damaged(kept))
     if wrong:
-        shutil.rmtree(kept)
         raise NotRerunnable(
             f"the environment cannot be rebuilt: {wrong[0]} and {len(wrong) - 1} more files are not what their wheels say",
             "clear pip's cache (python -m pip cache purge), and look at the folder of wheels",
         )
-    found, builds = layers.found_in(kept)
-    seconds = time.monotonic() - started
-    built = layers.Built(found, builds, lock.pylock(reports, interpreter.release), round(seconds, 1))
-    layers.mark(kept, built)
-    display.say(f"the environment is built in {duration(seconds)}: {kept}")
-    return built
+    return reports
 
 
 def _pip(environment: Path, arguments: Sequence[str], wheels: Sequence[Path]) -> None:

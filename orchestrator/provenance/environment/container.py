@@ -52,7 +52,7 @@ def _usage(run_id: str, node: Mapping[str, Any]) -> str:
     return "".join(f"#   {line}\n" for line in lines) + (
         "# The last command ends with the verdict. Python in an image is another build than elsewhere, which a verdict names,\n"
         "# as it names every package that differs; with environment=ignore behind it the traces alone decide.\n"
-        "# Another index or folder of wheels: docker build --build-arg PIP_EXTRA_INDEX_URL=URL, or wheels put into wheels/.\n"
+        "# From another index: docker build --build-arg PIP_INDEX_URL=URL; from a folder of wheels: export=... wheels=FOLDER.\n"
     )
 
 

@@ -29,7 +29,9 @@ from orchestrator.provenance.environment.interpreters import Interpreter
 
 _MARK = "complete.json"
 _PIP = (22, 3)  # the first that installs into another interpreter, and tells what it has installed
-_OURS = re.compile(r"PYTHON(PATH|HOME|PLATLIBDIR|EXECUTABLE|USERBASE)|VIRTUAL_ENV\w*|__PYVENV_LAUNCHER__")
+_OURS = re.compile(
+    r"PYTHON(DONTWRITEBYTECODE|PATH|HOME|PLATLIBDIR|EXECUTABLE|USERBASE)|VIRTUAL_ENV\w*|__PYVENV_LAUNCHER__"
+)
 
 
 @dataclass(frozen=True)
@@ -128,8 +130,8 @@ def kept(environment: Path) -> Built | None:
 
 
 def variables(environment: Mapping[str, str], folders: Sequence[Path]) -> dict[str, str]:
-    """The variables of a process in such an environment: nothing that leads Python elsewhere, its programs first. folders: of
-    the environments, the one above first."""
+    """The variables of a process in such an environment: nothing that leads Python elsewhere, its programs first, and modules
+    are compiled once. folders: of the environments, the one above first."""
     others = {name: value for name, value in environment.items() if not _OURS.fullmatch(name)}
     path = [*(str(folder / "bin") for folder in folders), *filter(None, [environment.get("PATH")])]
     return {**others, "VIRTUAL_ENV": str(folders[0]), "PATH": os.pathsep.join(path)}

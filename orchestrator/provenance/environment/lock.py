@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from orchestrator.errors import NotRerunnable
+from orchestrator.provenance.environment import packages
 from orchestrator.records import masking
 
 OWN = "orchestrator"
@@ -88,13 +89,13 @@ def of(environments: Sequence[Mapping[str, Any]], pylock: str | None = None) -> 
     """The lock of a record. environments: one per node; pylock: the text of the record's `pylock.toml`. Raises NotRerunnable
     for what cannot be rebuilt, with every package that is in the way."""
     node = _alike(environments)
-    packages, builds, origins = (dict(node.get(part, {})) for part in ("packages", "builds", "origins"))
+    versions, builds, origins = (dict(node.get(part, {})) for part in ("packages", "builds", "origins"))
     bits = node.get("bits", {})
     hashes = {} if pylock is None else hashes_in(pylock)
     pinned: list[Pinned] = []
     local: list[Local] = []
     problems: list[str] = []
-    for name, version in sorted(packages.items()):
+    for name, version in sorted(versions.items()):
         build, origin = builds.get(name, {}), origins.get(name, {})
         if not (_NAME.fullmatch(name) and _VERSION.fullmatch(str(version))):
             problems.append(f"{name!r} {version!r}: no index has a package of such a name or version")
@@ -115,8 +116,8 @@ def of(environments: Sequence[Mapping[str, Any]], pylock: str | None = None) -> 
             "environment=check compares with the environment here",
         )
     origin, build = origins.get(OWN, {}), builds.get(OWN, {})
-    released = OWN in packages and not build.get("editable") and "directory" not in origin
-    own = Own(packages.get(OWN), bits.get(OWN), origin.get("path"), released)
+    released = OWN in versions and not build.get("editable") and "directory" not in origin
+    own = Own(versions.get(OWN), bits.get(OWN), origin.get("path"), released)
     python, implementation = str(bits.get("python", "")), str(bits.get("implementation", ""))
     return Lock(python, implementation, str(bits.get("machine", "")), tuple(pinned), tuple(local), own)
 
@@ -201,7 +202,7 @@ def _folder(build: Mapping[str, Any], origin: Mapping[str, Any]) -> str:
 
 def _entry(item: Mapping[str, Any]) -> tuple[str, str, str]:
     """(name, version, the further lines) of what pip has installed."""
-    name = re.sub(r"[-_.]+", "-", item["metadata"]["name"]).lower()
+    name = packages.normalized(item["metadata"]["name"])
     info, url = item["download_info"], masking.text(item["download_info"]["url"])
     if "vcs_info" in info:
         vcs = info["vcs_info"]
@@ -219,8 +220,8 @@ def _entry(item: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _toml(text: str) -> str:
-    """A basic string; JSON's escapes are TOML's."""
-    return json.dumps(text, ensure_ascii=False)
+    """A basic string; JSON's escapes are TOML's, which wants one more."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _listed(problems: Sequence[str]) -> str:

@@ -44,10 +44,15 @@ def _distributions(folders: Iterable[str]) -> Iterator[tuple[str, str, Path]]:
             continue
         for place in _metadata(Path(folder)):
             name, _, version = place.name.rpartition(".")[0].partition("-")
-            name = re.sub(r"[-_.]+", "-", name).lower()
+            name = normalized(name)
             if name not in seen:
                 seen.add(name)
                 yield name, re.sub(r"-py\d.*", "", version) or "unknown", place
+
+
+def normalized(name: str) -> str:
+    """As the record names a package (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def sha256_of(packages: dict[str, str], builds: dict[str, dict[str, Any]]) -> str:
