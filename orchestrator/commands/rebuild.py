@@ -23,6 +23,7 @@ from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.terminal import child_process, signals
 from orchestrator.driver.terminal.progress import ProgressDisplay, duration
 from orchestrator.errors import ConfigurationError, Interrupted, NotRerunnable, OrchestratorError, UsageError
+from orchestrator.provenance.code import checkout
 from orchestrator.provenance.code.checkout import Restored
 from orchestrator.provenance.environment import interpreters, layers, lock, own_wheel, packages
 from orchestrator.provenance.environment.lock import Lock
@@ -45,21 +46,28 @@ class Rebuilt:
     wheels: Sequence[Path]
 
     def above(self, restored: Restored) -> Path:
-        """A thin environment for code that was restored, beside it and gone with it. Raises NotRerunnable and Interrupted."""
-        place = restored.root.with_name("environment")
+        """Where the thin environment for code that was restored is: beside it, and gone with it."""
+        return restored.root.with_name("environment")
+
+    def build_above(self, restored: Restored) -> None:
+        """Make it, before there are data in the restored tree. Raises NotRerunnable and Interrupted."""
+        place = self.above(restored)
         layers.create(place, self.interpreter)
         layers.put_above(place, self.kept)
         arguments = [self._own(restored, place)]
         for each in self.lock.local:
             arguments += [*(["--editable"] if each.editable else []), str(restored.root / each.path)]
         _pip(place, arguments, self.wheels)
+        checkout.tidy(restored)
         if self.lock.own.sha256 not in (None, layers.own_sha256(place)):
             raise self._no_own()
-        return place
 
-    def variables(self, environment: Mapping[str, str], above: Path) -> dict[str, str]:
+    def python(self, restored: Restored) -> str:
+        return layers.python_of(self.above(restored))
+
+    def variables(self, environment: Mapping[str, str], restored: Restored) -> dict[str, str]:
         """Of a process in there."""
-        return layers.variables(environment, [above, self.kept])
+        return layers.variables(environment, [self.above(restored), self.kept])
 
     def _own(self, restored: Restored, place: Path) -> str:
         """How pip gets this package as it was: made of what runs here where that is the same source, from a folder of wheels,

@@ -24,7 +24,7 @@ from orchestrator.driver.terminal.progress import ProgressDisplay
 from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, RunFailed, from_dict
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.data import restoring
-from orchestrator.provenance.environment import layers, node
+from orchestrator.provenance.environment import node
 from orchestrator.tracking import Store
 
 
@@ -73,6 +73,8 @@ class Repeater:
         original, display = self.original, self.display
         with checkout.disposable(original.files.bundle, self.folder / "worktrees") as restored:
             display.say(f"the code of run {original.past.run_id} is restored: tree {restored.tree[:12]}")
+            if self.rebuilt is not None:
+                self.rebuilt.build_above(restored)
             for item in self._restore_data(restored):
                 display.say(f"  {item.path}: from the {item.source}")
                 for note in item.notes:
@@ -84,8 +86,7 @@ class Repeater:
         """Run it again as a command in the restored tree until it ends or there is enough of it; the object that it reports."""
         python, variables = sys.executable, dict(os.environ)
         if self.rebuilt is not None:
-            above = self.rebuilt.above(restored)
-            python, variables = layers.python_of(above), self.rebuilt.variables(variables, above)
+            python, variables = self.rebuilt.python(restored), self.rebuilt.variables(variables, restored)
         command = [
             *(python, "-m", "orchestrator", what),
             *self.overrides,

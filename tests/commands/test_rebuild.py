@@ -14,7 +14,7 @@ import pytest
 from packaging.pylock import Pylock
 
 from tests.commands.images import Image
-from tests.commands.test_rerun import CONF, points, shell, write
+from tests.commands.test_rerun import COMMANDS, CONF, points, shell, write
 from tests.projects import Done, Project
 
 pytestmark = pytest.mark.ray
@@ -32,6 +32,7 @@ version = "{version}"
 py-modules = ["{name}"]
 """
 STEPS = 20
+PAGE_ARGUMENTS = "environment=rebuild wheels=FOLDER"  # docs/rerun.md
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,11 @@ def somewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Somewhere]:
         },
     )
     source(project.path / "libs" / "offsets", "offsets", "0.5", "OFFSET = 0.25\n")
-    write(project, {"data/points.csv": points(1), ".gitignore": "*.egg-info\nbuild/\n"})
+    write(project, {"data/points.csv": points(1)})
     here.install("scales==1.0", "--editable", str(project.path / "libs" / "offsets"))
     shell(
         project,
+        "rm -r libs/offsets/*.egg-info libs/offsets/build",  # setuptools' own; they belong to no snapshot
         f"git init -q && dvc init -q && dvc config core.analytics false && dvc remote add -q -d far {place / 'remote'}",
         "dvc add -q data/points.csv && dvc push -q",
     )
@@ -114,16 +116,19 @@ def somewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Somewhere]:
 
 
 @pytest.mark.long
-def test_a_run_is_exact_in_its_environment_made_anew_and_differs_in_another(somewhere: Somewhere) -> None:
+def test_a_run_is_exact_in_its_environment_made_anew_and_differs_in_another(
+    somewhere: Somewhere, tmp_path: Path
+) -> None:
     """A package of an index was changed since, and so was one of the repository in editable mode. The first takes minutes, the
-    second finds what the first has built."""
+    others find what the first has built."""
+    assert f"python -m orchestrator rerun=RUN_ID {PAGE_ARGUMENTS}" in COMMANDS
     there = somewhere.rerun()
     assert there.code == 4, there.err
     assert there.report["verdict"] == "inputs-differ"
     result = [each for each in there.report["differences"] if each["share"] == "result"]
     assert [(each["kind"], each["name"]) for each in result] == [("package", "scales")]
     assert (result[0]["a"].split()[0], result[0]["b"].split()[0]) == ("1.0", "1.1")
-    arguments = ("environment=rebuild", f"wheels={somewhere.wheels}")
+    arguments = PAGE_ARGUMENTS.replace("FOLDER", str(somewhere.wheels)).split()
     first = somewhere.rerun(*arguments)
     assert first.code == 0, first.err
     assert "building the environment: " in first.err
@@ -142,6 +147,32 @@ def test_a_run_is_exact_in_its_environment_made_anew_and_differs_in_another(some
     assert "is the one in " in second.err
     assert "building the environment" not in second.err
     assert second.report["verdict"] == "exact"
+    _repeat_elsewhere(somewhere, tmp_path)
+
+
+def _repeat_elsewhere(somewhere: Somewhere, place: Path) -> None:
+    """From a crate, in a folder and an environment that know neither of the packages; pip's wheels travel along."""
+    made = somewhere.project.run(
+        f"export={somewhere.run_id}",
+        f"to={place / 'run.zip'}",
+        "data=true",
+        f"wheels={somewhere.wheels}",
+        "output=json",
+    )
+    assert made.code == 0, made.err
+    there = Project(place / "there")
+    (there.path / ".orchestrator").mkdir(parents=True)
+    kept = Path(".orchestrator", "environments")  # building it once more would show nothing new
+    (there.path / kept).symlink_to(somewhere.project.path / kept)
+    asked = there.run(f"rerun={place / 'run.zip'}", "environment=rebuild", "output=json")
+    assert (asked.code, asked.report["error"]["kind"]) == (2, "Untrusted")
+    assert "scales 1.0" in asked.report["would_execute"]["installs"]
+    assert "packages that pip would install: " in asked.err
+    done = there.run(f"rerun={place / 'run.zip'}", "environment=rebuild", "trust=true", "output=json")
+    assert done.code == 0, done.err
+    assert "building the environment" not in done.err
+    assert (done.report["verdict"], done.report["differences"]) == ("exact", [])
+    assert there.leftovers() == []
 
 
 @pytest.mark.long

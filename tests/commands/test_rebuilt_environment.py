@@ -104,10 +104,17 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
     return Scene(tmp_path / "folder", tmp_path / "wheels")
 
 
-def evaluated(rebuilt: Rebuilt, place: Path, expression: str) -> str:
-    python = layers.python_of(place)
-    command = [python, "-c", f"import sys, scales; print({expression})"]
-    environment = rebuilt.variables({"PYTHONPATH": "/none", "PATH": "/usr/bin:/bin"}, place)
+def code(restored: Restored) -> None:
+    subprocess.run(["git", "init", "--quiet", "--initial-branch=a"], cwd=restored.root, check=True)
+    (restored.root / "a.txt").write_text("a\n")
+    who = ["-c", "user.name=t", "-c", "user.email=t@t.invalid"]
+    for command in (["add", "--all"], [*who, "commit", "--quiet", "--message", "a"]):
+        subprocess.run(["git", *command], cwd=restored.root, check=True)
+
+
+def evaluated(rebuilt: Rebuilt, restored: Restored, expression: str) -> str:
+    command = [rebuilt.python(restored), "-c", f"import sys, scales; print({expression})"]
+    environment = rebuilt.variables({"PYTHONPATH": "/none", "PATH": "/usr/bin:/bin"}, restored)
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -127,14 +134,17 @@ def test_it_is_made_once_as_recorded_and_layers_stand_above_it(scene: Scene, tmp
     assert other.kept != first.kept
     (tmp_path / "place" / "code").mkdir(parents=True)
     restored = Restored(tmp_path / "place" / "code", tmp_path / "place" / "code", "t", "c", None)
+    code(restored)
+    first.build_above(restored)
     above = first.above(restored)
-    assert evaluated(first, above, "scales.SCALE") == "1"
-    assert evaluated(first, above, "sys.prefix") == str(above)
+    assert evaluated(first, restored, "scales.SCALE") == "1"
+    assert evaluated(first, restored, "sys.prefix") == str(above)
     assert layers.own_sha256(above) == packages.own_sha256()
     assert layers.found_in(first.kept)[0] == {"scales": "1.0"}
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_what_was_changed_or_left_half_done_is_made_anew(scene: Scene) -> None:
     first = scene.rebuild(scales="scales-1.0-py3-none-any.whl")
     (site,) = (first.kept / "lib").glob("*/site-packages")
@@ -159,6 +169,7 @@ def test_what_pip_cannot_have_is_refused_with_its_words(scene: Scene) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_another_build_is_named_and_one_that_is_not_the_locks_is_refused(scene: Scene) -> None:
     recorded = scene.recorded(scales="scales-1.0-py3-none-any.whl", plus="plus-1.0-py3-none-any.whl")
     first = rebuild.rebuild(recorded, scene.folder, [scene.wheels], scene.said)
@@ -174,6 +185,7 @@ def test_another_build_is_named_and_one_that_is_not_the_locks_is_refused(scene: 
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_files_that_are_not_what_their_wheel_says_are_refused(scene: Scene) -> None:
     write_wheel(scene.wheels, "scales", "1.0", "SCALE = 7\n", scales="x" * 43)
     with pytest.raises(NotRerunnable, match="METADATA and 2 more files are not what their wheels say"):
@@ -182,10 +194,12 @@ def test_files_that_are_not_what_their_wheel_says_are_refused(scene: Scene) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_this_package_as_it_was_comes_from_a_wheel_or_the_code_or_is_refused(scene: Scene, tmp_path: Path) -> None:
     rebuilt = scene.rebuild(scales="scales-1.0-py3-none-any.whl")
     older = replace(
-        rebuilt, lock=replace(rebuilt.lock, own=replace(rebuilt.lock.own, version="0.0.9", sha256="ab" * 32))
+        rebuilt,
+        lock=replace(rebuilt.lock, own=replace(rebuilt.lock.own, version="0.0.9", sha256="ab" * 32, indexed=False)),
     )
     for name in ("one", "two"):
         (tmp_path / name / "code").mkdir(parents=True)
@@ -193,11 +207,12 @@ def test_this_package_as_it_was_comes_from_a_wheel_or_the_code_or_is_refused(sce
     with pytest.raises(
         NotRerunnable, match="neither the one that runs here, nor in the record, nor a released one"
     ) as error:
-        older.above(one)
+        older.build_above(one)
     assert "orchestrator-0.0.9-py3-none-any.whl" in error.value.remedy
     shutil.copy(own_wheel.write(tmp_path, "0.0.9"), scene.wheels)
+    code(two)
     with pytest.raises(NotRerunnable, match="its source has sha256 abababababab"):  # it is there, and another one
-        older.above(two)
+        older.build_above(two)
 
 
 def test_wrong_uses_are_refused(tmp_path: Path) -> None:
