@@ -71,6 +71,8 @@ REFUSED = {
     "resume=nothing": (2, "there is no run nothing"),
     "rerun=nope": (2, "there is no run nope"),
     "rerun=x environment=maybe": (2, "environment=maybe: it is check, ignore or rebuild"),
+    "rerun=x wheels=conf": (2, "wheels= names a folder of wheels for environment=rebuild, which is not asked for"),
+    "export=last to=a.zip wheels=none": (2, "wheels=none: there is no such folder"),
     "rerun=x explain=yes": (2, "explain=yes: it is false or true"),
     "conf=good explain=true": (2, "explain: no such key"),
     "rerun=x trust=yes": (2, "trust=yes: it is false or true"),
