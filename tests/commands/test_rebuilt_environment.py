@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -17,7 +18,7 @@ from orchestrator.commands import rebuild
 from orchestrator.commands.rebuild import Rebuilt
 from orchestrator.driver.record.folders import RunFolder
 from orchestrator.driver.record.recorded import Recorded
-from orchestrator.errors import ConfigurationError, NotRerunnable, UsageError
+from orchestrator.errors import ConfigurationError, Interrupted, NotRerunnable, UsageError
 from orchestrator.provenance.code.checkout import Restored
 from orchestrator.provenance.environment import layers, own_wheel, packages
 from orchestrator.tracking import Past
@@ -213,6 +214,18 @@ def test_this_package_as_it_was_comes_from_a_wheel_or_the_code_or_is_refused(sce
     code(two)
     with pytest.raises(NotRerunnable, match="its source has sha256 abababababab"):  # it is there, and another one
         older.build_above(two)
+
+
+@pytest.mark.slow
+def test_an_interruption_ends_pip_and_leaves_nothing(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands for pip interrupts who called it, and would go on for an hour."""
+    command = ["sh", "-c", 'kill -TERM "$PPID"; exec sleep 3600']
+    monkeypatch.setattr(layers, "pip", lambda _environment, *_arguments: command)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Interrupted):
+        scene.rebuild(scales="scales-1.0-py3-none-any.whl")
+    assert signal.getsignal(signal.SIGTERM) == before
+    assert list((scene.folder / rebuild.FOLDER).iterdir()) == []
 
 
 def test_wrong_uses_are_refused(tmp_path: Path) -> None:
