@@ -29,6 +29,7 @@ from orchestrator.provenance.environment import interpreters, layers, lock, own_
 from orchestrator.provenance.environment.lock import Lock
 
 FOLDER = "environments"
+_MLFLOW = "mlflow"
 _SHOWN_LINES = 12
 _NAMED = 8
 
@@ -61,6 +62,12 @@ class Rebuilt:
         checkout.tidy(restored)
         if self.lock.own.sha256 not in (None, layers.own_sha256(place)):
             raise self._no_own()
+
+    @property
+    def has_this_mlflow(self) -> bool:
+        """Whether its MLflow is of the version that runs here, so that both can open one database."""
+        recorded = {each.version for each in self.lock.pinned if each.name == _MLFLOW}
+        return recorded == {version for name, (version, _) in packages.installed() if name == _MLFLOW}
 
     def python(self, restored: Restored) -> str:
         return layers.python_of(self.above(restored))

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.commands import serving
 from orchestrator.commands.rebuild import Rebuilt
 from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.terminal import child_process, signals
@@ -25,7 +26,7 @@ from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, R
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.data import restoring
 from orchestrator.provenance.environment import node
-from orchestrator.tracking import Store
+from orchestrator.tracking import Store, is_server
 
 
 @dataclass(frozen=True)
@@ -87,20 +88,32 @@ class Repeater:
         python, variables = sys.executable, dict(os.environ)
         if self.rebuilt is not None:
             python, variables = self.rebuilt.python(restored), self.rebuilt.variables(variables, restored)
-        command = [
-            *(python, "-m", "orchestrator", what),
-            *self.overrides,
-            *("strict=false", f"tracking.uri={self.store.uri}", "output=json"),
-        ]
         variables = _variables(self.original, restored.root, variables)
-        with signals.posted() as pending_signal:
-            done = child_process.run(command, restored.project, variables, pending_signal, enough)
+        with self._store() as uri:
+            command = [
+                *(python, "-m", "orchestrator", what),
+                *self.overrides,
+                *("strict=false", f"tracking.uri={uri}", "output=json"),
+            ]
+            with signals.posted() as pending_signal:
+                done = child_process.run(command, restored.project, variables, pending_signal, enough)
         try:
             return dict(json.loads(done.out.splitlines()[-1]))
         except (IndexError, ValueError):
             raise RunFailed(
                 f"the repetition ended with code {done.code} and no report", "what it said stands above"
             ) from None
+
+    @contextmanager
+    def _store(self) -> Iterator[str]:
+        """The address of the store for the repetition: of a server, where its MLflow is not this one. Raises RunFailed."""
+        rebuilt = self.rebuilt
+        if rebuilt is None or rebuilt.has_this_mlflow or is_server(self.store.uri):
+            yield self.store.uri
+            return
+        self.store.experiment(self.original.settings(self.overrides).run.experiment)  # with the place of its artifacts
+        with serving.served(self.store.uri) as address:
+            yield address
 
     def _restore_data(self, restored: checkout.Restored) -> list[restoring.Restored]:
         """Where the record has travelled, the folder of the command need not know of the data: then the remotes that the

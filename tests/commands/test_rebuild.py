@@ -32,6 +32,8 @@ version = "{version}"
 py-modules = ["{name}"]
 """
 STEPS = 20
+OF_MLFLOW = ("mlflow", "mlflow-skinny", "mlflow-tracing")
+OLDER_MLFLOW = "3.16.1"  # its stores have another schema than 3.17's
 PAGE_ARGUMENTS = "environment=rebuild wheels=FOLDER"  # docs/rerun.md
 
 
@@ -98,6 +100,7 @@ def somewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Somewhere]:
     source(project.path / "libs" / "offsets", "offsets", "0.5", "OFFSET = 0.25\n")
     write(project, {"data/points.csv": points(1)})
     here.install("scales==1.0", "--editable", str(project.path / "libs" / "offsets"))
+    pip(python, "install", "--no-deps", "--no-compile", *(f"{name}=={OLDER_MLFLOW}" for name in OF_MLFLOW))
     shell(
         project,
         "rm -r libs/offsets/*.egg-info libs/offsets/build",  # setuptools' own; they belong to no snapshot
@@ -110,6 +113,7 @@ def somewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Somewhere]:
     assert "cannot be repeated" not in done.err, done.err
     write(project, {"libs/offsets/offsets.py": "OFFSET = 0.5\n"})
     here.install("scales==1.1")
+    pip(python, "uninstall", "--yes", *OF_MLFLOW)  # now it is that of the tests, below
     yield Somewhere(project, done.report["run_id"], wheels, python)
     assert project.leftovers() == []
     shutil.rmtree(project.path / ".orchestrator" / "environments", ignore_errors=True)
@@ -119,15 +123,15 @@ def somewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Somewhere]:
 def test_a_run_is_exact_in_its_environment_made_anew_and_differs_in_another(
     somewhere: Somewhere, tmp_path: Path
 ) -> None:
-    """A package of an index was changed since, and so was one of the repository in editable mode. The first takes minutes, the
-    others find what the first has built."""
+    """A package of an index was changed since, and so was one of the repository in editable mode; and the MLflow, of which the
+    older one can no longer open the store. The first takes minutes, the others find what the first has built."""
     assert f"python -m orchestrator rerun=RUN_ID {PAGE_ARGUMENTS}" in COMMANDS
     there = somewhere.rerun()
     assert there.code == 4, there.err
     assert there.report["verdict"] == "inputs-differ"
     result = [each for each in there.report["differences"] if each["share"] == "result"]
-    assert [(each["kind"], each["name"]) for each in result] == [("package", "scales")]
-    assert (result[0]["a"].split()[0], result[0]["b"].split()[0]) == ("1.0", "1.1")
+    assert [(each["kind"], each["name"]) for each in result] == [("package", name) for name in (*OF_MLFLOW, "scales")]
+    assert (result[-1]["a"].split()[0], result[-1]["b"].split()[0]) == ("1.0", "1.1")
     arguments = PAGE_ARGUMENTS.replace("FOLDER", str(somewhere.wheels)).split()
     first = somewhere.rerun(*arguments)
     assert first.code == 0, first.err
