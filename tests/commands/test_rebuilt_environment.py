@@ -11,6 +11,7 @@ import sys
 import zipfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,8 @@ class Scene:
 
     def recorded(self, **packages_: str) -> Recorded:
         """Of a run with these packages: name -> the file of wheels that was installed."""
-        builds, found = {}, {}
+        builds: dict[str, Any] = {}
+        found: dict[str, str] = {}
         for name, wheel in packages_.items():
             place = self.folder / "unpacked"
             with zipfile.ZipFile(self.wheels / wheel) as archive:
@@ -238,10 +240,10 @@ def test_wrong_uses_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_environment_without_pip_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(layers.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with pytest.raises(NotRerunnable, match="which is not in this environment"):
         layers.pip(tmp_path)
     monkeypatch.undo()
-    monkeypatch.setattr(layers.importlib.metadata, "version", lambda _name: "21.2.4")
+    monkeypatch.setattr("importlib.metadata.version", lambda _name: "21.2.4")
     with pytest.raises(NotRerunnable, match=r"environment=rebuild needs pip 22\.3, and this is 21\.2\.4"):
         layers.pip(tmp_path)
