@@ -40,7 +40,7 @@ from orchestrator.engine.execution.timing import Timing
 from orchestrator.engine.member.generation import Generation, ProcessServices
 from orchestrator.engine.stages.planning import plan_stages, prove, summary
 from orchestrator.engine.stages.stage_state import StageState
-from orchestrator.engine.stages.staged import HostedStage, WholeNames
+from orchestrator.engine.stages.staged import HostedStage, StagedLockstep, WholeNames
 from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import allocator
 from orchestrator.numerics.staging import Staging
@@ -313,7 +313,7 @@ class StagedExecution:
     def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
         exchange = self._here.take_on(moment.generation, moment.rank, moment.transport, moment.deadline_s)
         contents = StepContents.of(self._plan, moment.run_manifest)
-        return Lockstep(self._here.trainer, exchange, contents, moment.timing.requests), exchange
+        return StagedLockstep(self._here.trainer, exchange, contents, moment.timing.requests), exchange
 
     @property
     def _here(self) -> HostedStage:

@@ -122,7 +122,7 @@ class Worker:
             lambda: self.progress,
         )
         held, staged = self._state.held.rows
-        return replace(ended, held=held, staged=staged)
+        return replace(ended, held=held, staged=staged, holds_sum=self._state.held.holds_sum)
 
     def close(self) -> None:
         """Stop the loader processes. Safe to call twice."""

@@ -76,7 +76,8 @@ class Fault:
 class Told:
     """What a run has told in the end. generations: how many there were; of each member, by its number: how many things it
     did, how many it had done when it entered each generation, and how each ended; rests: their records, where replicas run free
-    in between."""
+    in between; went_back: how often all went back to a checkpoint; applied: how many sums were applied by members that had
+    missed the end of the second vote."""
 
     trace: list[Line]
     digest: str | None
@@ -87,6 +88,8 @@ class Told:
     ends: list[list[str]]
     stopped: bool
     rests: list[dict[str, Any]] = field(default_factory=list)
+    went_back: int = 0
+    applied: int = 0
 
 
 class Dead(BaseException):
@@ -312,7 +315,7 @@ class Elastic:
         self.plan = replace(plan, update=replace(plan.update, contribution=contribution), replay=tuple(replay))
         self.went_back = 0
         self.lasting = lasting_memory.created() if outlives else None
-        self.lost = False  # somebody, since the last generation began
+        self.applied = 0
         self.script: dict[tuple[int, int], list[What]] = {}
         for fault in faults:
             self.script.setdefault((fault.member, fault.at), []).append(fault.what)
@@ -403,7 +406,7 @@ class Elastic:
         return generation
 
     def _regroup_in_stages(self, workers: list[Member]) -> Generation:
-        """As control.membership does without a hand-over: a loss sends all back to the last checkpoint."""
+        """As control.membership does: all go back to the last checkpoint where a stage has lost its last worker."""
         for member, stage in zip(
             workers, assign_stages([member.stage for member in workers], self._layout.stages), strict=True
         ):
@@ -411,16 +414,21 @@ class Elastic:
         stage_of = tuple(member.stage for member in workers if member.stage is not None)
         schedule = build_schedule(self._layout.topology, len(workers), **self.settings.topology.options)
         first = in_stages(schedule, self.plan, stage_of)
-        standings = [Standing(stage, member.progress) for stage, member in zip(stage_of, workers, strict=True)]
+        standings = [
+            Standing(stage, member.progress, member.ended is not None and member.ended.holds_sum)
+            for stage, member in zip(stage_of, workers, strict=True)
+        ]
         planned = hand_over(standings, self._layout.stages)
         generation = replace(
             first,
             number=self.generations,
             state_transfers=planned.transfers,
             run_states=planned.run_states,
+            applies=planned.applies,
             writers=tuple(range(len(workers))),
         )
-        if self.generations and (planned.lost or self.lost):
+        self.applied += len(planned.applies)
+        if planned.lost:
             self.went_back += 1
             where = str(len(self.saved.complete) - 1) if self.saved.complete else INITIAL
             restorers = tuple(stage_of.index(stage) for stage in range(self._layout.stages))
@@ -431,8 +439,8 @@ class Elastic:
                 restorers=restorers,
                 state_transfers=behind,
                 run_states=(),
+                applies=(),
             )
-        self.lost = False
         self.generations += 1
         return generation
 
@@ -465,7 +473,11 @@ class Elastic:
         return ControllerState(requirements=requirements, started=0, run_manifest=self.run_manifest), seen
 
     def _wanted(self, workers: int) -> int:
-        if workers == 0 or self._keeps_width or self._layout.stages > 1:
+        if self._layout.stages > 1 and not self._keeps_width:
+            living = [member.stage for member in self.members]
+            empty = self._layout.stages - len(set(living)) if self.generations else 0
+            return empty + min(self.joining, self.settings.data.shards * self._layout.stages - workers - empty)
+        if workers == 0 or self._keeps_width:
             return self._layout.workers - workers + self.joining
         return min(self.settings.data.shards - workers, self.joining)
 
@@ -481,7 +493,6 @@ class Elastic:
         for rank, (member, end) in enumerate(zip(list(self.members), ends, strict=True)):
             member.ends.append("dead" if isinstance(end, Dead) else end.kind)
             if isinstance(end, Dead):
-                self.lost = True
                 member.member.close()
                 self.members.remove(member)
             else:
@@ -517,6 +528,8 @@ class Elastic:
             [member.ends for member in self.everybody],
             workers[0].kind == "stop",
             rests,
+            self.went_back,
+            self.applied,
         )
 
 

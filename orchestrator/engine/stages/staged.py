@@ -6,7 +6,8 @@ first generation it hosts a stage, and keeps that stage's parameters, gradients 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +17,10 @@ from orchestrator.engine.compute.updater import Updater
 from orchestrator.engine.compute.workload import Workload
 from orchestrator.engine.exchange.collectives import Exchange, Memory
 from orchestrator.engine.exchange.footprint import sums_of
+from orchestrator.engine.exchange.step_report import Requests
+from orchestrator.engine.execution.executor import Outcome
+from orchestrator.engine.execution.lockstep import Lockstep, StepContents
+from orchestrator.engine.execution.run_state import RunState
 from orchestrator.engine.execution.summation import DirectSum
 from orchestrator.engine.member.generation import Generation, ProcessServices
 from orchestrator.engine.stages.boundary import Stages
@@ -78,7 +83,9 @@ class HostedStage:
         self.boundary = Stages(workload, self._stage, self.held, services.load)
 
     def suit(self, generation: Generation, rank: int) -> None:
-        """As `Memory.suit`."""
+        """As `Memory.suit`. A held sum of which the generation does not tell is dropped: nobody has applied its step."""
+        if rank not in generation.applies:
+            self.held.sum = None
         group = generation.groups[self._index]
         self._memory.suit(group.schedule, group.place(rank))
 
@@ -93,6 +100,28 @@ class HostedStage:
         self.trainer.take_on(links, own, self._whole)
         self.boundary.take_on(links, exchange, self._plan.data.shards)
         return exchange
+
+
+class StagedLockstep:
+    """An Executor: lockstep whose steps are committed by a second vote. A checkpoint that is due at one member, which was
+    interrupted before it could take it, is asked for in the vote, for all take part in one."""
+
+    def __init__(
+        self, trainer: StageTrainer, exchange: Exchange, contents: StepContents, requests: Callable[[], Requests]
+    ) -> None:
+        self._trainer = trainer
+        self._requests = requests
+        self._save_due = False
+        self._lockstep = Lockstep(trainer, exchange, contents, self._asked)
+
+    def advance(self, state: RunState) -> Outcome:
+        self._save_due = state.save_due
+        outcome = self._lockstep.advance(state)
+        return replace(outcome, second_vote=self._trainer.second_vote)
+
+    def _asked(self) -> Requests:
+        asked = self._requests()
+        return replace(asked, save=asked.save or self._save_due)
 
 
 class Among:
