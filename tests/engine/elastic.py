@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -63,12 +64,20 @@ EVERYTHING: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
+class Sending:
+    """The moment before a member sends its n-th message of a phase."""
+
+    phase: int
+    nth: int
+
+
+@dataclass(frozen=True)
 class Fault:
     """Before the `at`-th thing that a member does, this happens to it, or is asked of it. Members are numbered in order of
     their start, the first servers behind the first workers. join: a fresh worker is started, and a regroup asked for."""
 
     member: int
-    at: int
+    at: int | Sending
     what: What
 
 
@@ -171,13 +180,15 @@ class Counted(Heartbeat):
 class Scripted:
     """A transport that meets the script at each verb but the farewells."""
 
-    def __init__(self, inner: Transport, meet: Callable[[], None]) -> None:
+    def __init__(self, inner: Transport, meet: Callable[[], None], meet_sending: Callable[[int], None]) -> None:
         self._inner = inner
         self._meet = meet
+        self._meet_sending = meet_sending
         self.close, self.abort = inner.close, inner.abort
 
     def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
         self._meet()
+        self._meet_sending(tag.phase)
         self._inner.send(peer, tag, payload, note)
 
     def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
@@ -232,6 +243,7 @@ class Member:
         self.hub: Hub | None = None
         self.ends: list[str] = []
         self.stage: int | None = None
+        self._sent: Counter[int] = Counter()
         self._run = run
         self.regions = LocalRegions()
         writes = Writes(run.saved, run.busy_for)
@@ -262,13 +274,19 @@ class Member:
         for what in self._run.script.pop((self.number, number), ()):
             self._suffer(what)
 
+    def meet_sending(self, phase: int) -> None:
+        number = self._sent[phase]
+        self._sent[phase] += 1
+        for what in self._run.script.pop((self.number, Sending(phase, number)), ()):
+            self._suffer(what)
+
     def live(self, generation: Generation, rank: int, hub: Hub) -> Ended | Dead:
         self.generation, self.rank, self.hub = generation.number, rank, hub
         self.entered.append(self.actions)
 
         def connect() -> Transport:
             self.meet()
-            return Scripted(hub.transport(rank, self.regions), self.meet)
+            return Scripted(hub.transport(rank, self.regions), self.meet, self.meet_sending)
 
         try:
             return self.member.run(generation, rank, connect, self._run.run_manifest)
@@ -316,7 +334,7 @@ class Elastic:
         self.went_back = 0
         self.lasting = lasting_memory.created() if outlives else None
         self.applied = 0
-        self.script: dict[tuple[int, int], list[What]] = {}
+        self.script: dict[tuple[int, int | Sending], list[What]] = {}
         for fault in faults:
             self.script.setdefault((fault.member, fault.at), []).append(fault.what)
         self.saved = saved or Saved()

@@ -21,7 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from orchestrator.checkpoints import catalog, writer
 from orchestrator.checkpoints.storage import Buffer
@@ -31,6 +31,7 @@ from orchestrator.engine import worker_hooks
 from orchestrator.engine.execution import timing
 from orchestrator.engine.member import cancellation, crash_record, heartbeat
 from orchestrator.engine.member.generation import Generation
+from orchestrator.errors import RunFailed
 from orchestrator.plan import Plan, Variant
 from orchestrator.plan.resolve import resolve
 from orchestrator.records.progress import Activity, Progress, in_words
@@ -199,10 +200,14 @@ class Cluster:
         packed = pickle.dumps(arguments)
 
         def act() -> None:
-            answer = pickle.dumps(getattr(member.actor, verb)(*pickle.loads(packed)))
+            try:
+                answer = pickle.dumps(getattr(member.actor, verb)(*pickle.loads(packed)))
+            except RunFailed as error:
+                reference.done, reference.error = True, RayTaskError(verb, "", error)
+            else:
+                reference.done, reference.value = True, pickle.loads(answer)
             if verb == "prepare":
                 member.ready = True
-            reference.done, reference.value = True, pickle.loads(answer)
             self._show(reference, self._late(self.lateness_s))
 
         if verb == "take":

@@ -37,7 +37,7 @@ from orchestrator.driver.run.event_sink import Audience, EventSink
 from orchestrator.driver.run.job import requirements
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.session import RunStart, Session, Startup
-from orchestrator.errors import CheckpointDamaged, ClusterUnavailable, Interrupted, Stalled, WorkerLost
+from orchestrator.errors import CheckpointDamaged, ClusterUnavailable, Interrupted, RunFailed, Stalled, WorkerLost
 from orchestrator.plan import Plan as ResolvedPlan
 from orchestrator.records.lines import LineFile, read
 from orchestrator.settings import Settings
@@ -189,6 +189,8 @@ class Run:
         except WorkerLost as error:
             assert not any(member.role == "worker" and member.is_well for member in self._present())
             outcome.error = error
+        except RunFailed as error:
+            outcome.error = error
 
     def _look_for_trouble(self) -> str | None:
         self._cluster.meet()
@@ -247,6 +249,8 @@ class Run:
             return not self._plan.everywhere
         if "trained weights were lost" in text:
             return True  # see _save_weights
+        if "trained weights could not be put together: the checkpoint of step" in text:
+            return chance.spoils_checkpoints
         return self._plan.wild and not chance.is_quiet and isinstance(error, _RIGHTLY)
 
     def _say(self, text: str) -> None:

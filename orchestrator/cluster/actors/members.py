@@ -244,4 +244,6 @@ def this_node() -> str:
 
 
 def _unwritten(path: str, why: Exception) -> RunFailed:
+    if isinstance(why, RunFailed):  # of a model in stages they come from the last checkpoint
+        return RunFailed(f"the trained weights could not be put together: {why.message}", why.remedy)
     return RunFailed(f"the trained weights could not be written to {path}: {why}", "make room on its disk")
