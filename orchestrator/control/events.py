@@ -203,6 +203,13 @@ class Begin:
 
 
 @dataclass(frozen=True)
+class StandBy:
+    """This worker has no place now. Of a model in stages it lets go of the parameters by which it has proved itself."""
+
+    member: int
+
+
+@dataclass(frozen=True)
 class CallOff:
     """These members are to leave this generation, wherever they are in it, and to report."""
 
@@ -244,4 +251,4 @@ class End:
     error: OrchestratorError | None
 
 
-Command = Start | Begin | CallOff | Ask | Kill | Recovered | End
+Command = Start | Begin | StandBy | CallOff | Ask | Kill | Recovered | End

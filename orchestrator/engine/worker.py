@@ -98,6 +98,11 @@ class Worker:
             **more,
         }
 
+    def stand_by(self) -> None:
+        """Prepared, and without a place in the first generations: let go of the parameters, where it will host a stage of them.
+        Between `prepare` and the first `run`, from the compute thread."""
+        self._execution.stand_by()
+
     @property
     def progress(self) -> Progress | None:
         """None until this member has taken part in a generation: its state is the initial one then."""

@@ -42,6 +42,7 @@ from orchestrator.control.events import (
     Ready,
     Recovered,
     Role,
+    StandBy,
     Start,
     Stepped,
     Tick,
@@ -228,6 +229,11 @@ class World:
                 self.processes[command.member] = Process(command.member, command.role)
             elif isinstance(command, Begin):
                 self._begin(command)
+            elif isinstance(command, StandBy):
+                spare = self.processes[command.member]
+                assert self.staged
+                assert spare.stage is None
+                assert command.member not in self.begins[-1].members
             elif isinstance(command, CallOff):
                 self._call_off(command)
             elif isinstance(command, Ask):

@@ -17,6 +17,7 @@ from orchestrator.control.events import (
     NoRoom,
     Ready,
     Recovered,
+    StandBy,
     Start,
     Stepped,
 )
@@ -95,6 +96,22 @@ def test_with_a_second_vote_a_loss_costs_no_step() -> None:
     play(Stepped(5))
     (recovered,) = play.of(Recovered)
     assert (recovered.kind, recovered.steps_lost, recovered.why) == ("lost", 0, "")
+
+
+def test_spares_stand_by_until_they_get_a_stage() -> None:
+    play = begun(staged(spares=1))
+    play(Ready(4, FACTS, can_restore=True))
+    assert [each.member for each in play.of(StandBy)] == [4]
+    play(Died(2, "gone"), *[left(member, 5) for member in (0, 1, 3)])
+    assert play.begin().members == (0, 1, 3, 4)
+    assert play.begin().state_transfers == ((0, 3),)
+    first = Play(staged(spares=1))
+    first(*[Ready(member, FACTS, can_restore=True) for member in (4, 0, 1, 2)])
+    first(Ready(3, FACTS, can_restore=True))
+    assert [each.member for each in first.of(StandBy)] == [3]
+    unsplit = begun(requirements(spares=1))
+    unsplit(Ready(unsplit.of(Start)[-1].member, FACTS, can_restore=True))
+    assert not unsplit.of(StandBy)
 
 
 def test_a_step_that_nobody_has_applied_is_computed_again() -> None:

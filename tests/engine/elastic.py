@@ -263,6 +263,10 @@ class Member:
         assert isinstance(self.member, Worker)
         return self.member.state()
 
+    def stand_by(self) -> None:
+        assert isinstance(self.member, Worker)
+        self.member.stand_by()
+
     @property
     def progress(self) -> Progress | None:
         return self.member.progress
@@ -378,6 +382,9 @@ class Elastic:
         fresh = [self._start(Worker) for _ in range(self._wanted(len(workers)))]
         self.joining = 0
         assert all(member.run_manifest == self.run_manifest for member in fresh)
+        if self.generations and self._layout.stages > 1:
+            for member in fresh:
+                member.stand_by()
         workers += fresh
         servers += [self._start(Server) for _ in range(self._servers - len(servers))]
         self.members = [*workers, *servers]

@@ -212,7 +212,11 @@ class Cluster:
 
         if verb == "take":
             act = self._in_a_thread_of_its_own(member, act)
-        group = "compute" if verb in ("prepare", "run", "profile", "save_weights", "read_weights") else "control"
+        group = (
+            "compute"
+            if verb in ("prepare", "run", "stand_by", "profile", "save_weights", "read_weights")
+            else "control"
+        )
         member.calls[group].append((self.schedule.now + self._late(self.lateness_s), act))
         return reference
 

@@ -131,6 +131,10 @@ class Members:
         """Have the member ask for "regroup", "stop" or "save" at its next vote."""
         self._members[member].actor.ask.remote(what)
 
+    def stand_by(self, member: int) -> None:
+        """Have the worker let go of what it can make anew, until it takes part in a generation."""
+        self._members[member].actor.stand_by.remote()
+
     def describe(self, member: int, origin: str | None) -> None:
         """Have the member report what its process is made of; "described" is heard."""
         self._ask(member, "described", self._members[member].actor.describe.remote(origin))

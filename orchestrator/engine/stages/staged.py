@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from orchestrator.engine.compute import construction
 from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.updater import Updater
 from orchestrator.engine.compute.workload import Workload
@@ -30,6 +31,9 @@ from orchestrator.engine.stages.part import Part, PartLayout
 from orchestrator.engine.stages.replay import Stage
 from orchestrator.engine.stages.stage_state import StageState
 from orchestrator.engine.stages.trainer import StageParts, StageTrainer
+from orchestrator.errors import Inconsistent
+from orchestrator.numerics import allocator
+from orchestrator.numerics.digests import model_digest
 from orchestrator.numerics.layout import Layout
 from orchestrator.pipelining import programs
 from orchestrator.plan import Plan
@@ -44,6 +48,39 @@ class WholeNames:
 
     layout: Layout
     counters: tuple[str, ...]
+
+    @classmethod
+    def of(cls, replica: Replica) -> WholeNames:
+        return cls(replica.layout, tuple(replica.counter_names()))
+
+
+class Waiting:
+    """A worker that has proved itself and has no stage yet: its model has no values meanwhile. names: of the whole."""
+
+    def __init__(self, workload: Workload, names: WholeNames) -> None:
+        self._workload = workload
+        self._names = names
+        self._digest = model_digest(workload.model)
+        for tensor in _tensors(workload.model).values():
+            tensor.data = tensor.data.new_empty(0)
+        allocator.give_back()
+
+    def over(self, seed: int) -> WholeNames:
+        """The model has its first values again, made anew. Raises Inconsistent where they are others."""
+        model = self._workload.model
+        fresh = _tensors(construction.make_model(self._workload.pipeline, seed))
+        for name, tensor in _tensors(model).items():
+            tensor.data = fresh[name].data
+        if model_digest(model) != self._digest:
+            raise Inconsistent(
+                "model() gave other first values when it was called once more",
+                "model() must depend on nothing but its arguments, its files and the seeded generators",
+            )
+        return self._names
+
+
+def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 class HostedStage:

@@ -6,13 +6,16 @@ import random
 from typing import Any
 
 import pytest
+from torch import nn
 
 from orchestrator.engine.exchange.collectives import STATE_TRANSFER, VOTE
 from orchestrator.engine.stages import messages
+from orchestrator.engine.worker import Ended, Worker
+from orchestrator.errors import Inconsistent
 from orchestrator.settings import Every
 from tests.engine import pipelines
 from tests.engine.elastic import EVERYTHING, Fault, Sending, Told, What, survive
-from tests.engine.runs import ONE, Layout
+from tests.engine.runs import ONE, Layout, _Members, members_end, settings_for
 from tests.products import thinned
 
 SQUARE = Layout(4, stages=2)  # members 0 and 2 host stage 0, members 1 and 3 stage 1
@@ -76,6 +79,42 @@ def test_the_last_host_of_a_stage_takes_all_back_to_the_checkpoint() -> None:
     for every in (None, 2):
         told = _survives(SQUARE, Fault(1, AGREED[1], "die"), Fault(3, Sending(VOTE, 4), "die"), every=every)
         assert told.went_back == 1
+
+
+@pytest.mark.slow
+def test_a_spare_holds_no_values_until_it_has_a_stage() -> None:
+    members = _Members(settings_for(pipelines.Batchnorm, Layout(2, stages=2), **SMALL))
+    expected = members_end(pipelines.Batchnorm, ONE, **SMALL)
+    for member in members.members:
+        assert isinstance(member, Worker)
+        tensors = [*member._workload.model.parameters(), *member._workload.model.buffers()]
+        member.stand_by()
+        assert sum(tensor.untyped_storage().nbytes() for tensor in tensors) == 0
+        assert member._execution._replica is None
+    (one,) = {end.digest for end in members.run() if isinstance(end, Ended)}
+    assert [one] == [end.digest for end in expected if isinstance(end, Ended)]
+
+
+class OtherwiseAgain(pipelines.Mlp):
+    """Another model at the second call."""
+
+    def model(self) -> nn.Module:
+        found = super().model()
+        if self.__dict__.setdefault("made", []):
+            found[0].weight.data += 1.0
+        self.made.append(True)
+        return found
+
+
+@pytest.mark.slow
+def test_a_model_that_comes_out_otherwise_when_it_is_made_anew_is_told() -> None:
+    members = _Members(settings_for(OtherwiseAgain, Layout(2, stages=2), **SMALL))
+    for member in members.members:
+        assert isinstance(member, Worker)
+        member.stand_by()
+    for end in members.run():
+        assert isinstance(end, Inconsistent)
+        assert "model() gave other first values when it was called once more" in str(end)
 
 
 @pytest.mark.slow
