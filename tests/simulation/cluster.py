@@ -32,6 +32,7 @@ from orchestrator.engine.execution import timing
 from orchestrator.engine.member import cancellation, crash_record, heartbeat
 from orchestrator.engine.member.generation import Generation
 from orchestrator.errors import RunFailed
+from orchestrator.numerics import allocator
 from orchestrator.plan import Plan, Variant
 from orchestrator.plan.resolve import resolve
 from orchestrator.records.progress import Activity, Progress, in_words
@@ -530,6 +531,7 @@ def simulated(cluster: Cluster) -> Iterator[None]:
         (member_actor, "Lease", lambda _: SimpleNamespace(renew=lambda: None)),
         (member_actor, "capture_prints", lambda _: None),
         (member_actor.MemberActor, "_describe", lambda *_: {"environment": {}, "modules": []}),
+        (allocator, "give_back", lambda: None),  # takes as long as a run: all processes are this one
         (crash_record, "CrashRecord", lambda: SimpleNamespace(fd=0, note=None)),
         (heartbeat, "Heartbeat", lambda _: Beating(cluster)),
         (sockets, "Listener", Listener),
