@@ -60,6 +60,9 @@ class Misfortune:
     def beats(self, member: Member) -> None:
         """Once it has noted where it is."""
 
+    def sends(self, member: Member, tag: Tag) -> None:
+        """Before it sends this message."""
+
     def prepares(self, member: Member) -> None:
         """May raise what preparing may raise."""
 
@@ -340,6 +343,7 @@ class Wire:
         self._peers = [peer for peer, to in hub.messages if to == rank]
 
     def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
+        self._cluster.misfortune.sends(self._member, tag)
         self._cluster.meet(self._member)
         self._check(peer)
         self._inner.send(peer, tag, payload, note)

@@ -11,8 +11,10 @@ from random import Random
 from typing import Any
 
 from orchestrator.driver.terminal.signals import PendingSignal
+from orchestrator.engine.stages import messages
 from orchestrator.records.progress import steps_of
 from orchestrator.settings import CheckpointSettings, ClusterSettings, Every, Settings, Workers
+from orchestrator.transports.base import Tag
 from tests.engine import pipelines
 from tests.engine.elastic import EVERYTHING
 from tests.engine.runs import Layout, settings_for
@@ -21,6 +23,7 @@ from tests.simulation.cluster import Cluster, Member, Misfortune
 STEP_TIMEOUT_S = 8.0
 START_TIMEOUT_S = 120.0
 MOST_LIVES = 5
+_AT_THE_VOTE = 0.05
 _BUSY = ("compute", "evaluate", "update", "checkpoint")  # where who stands still is to blame
 _KINDS = [
     *["die"] * 4,
@@ -212,6 +215,12 @@ class Chance(Misfortune):
             member.stuck = True
             self.cluster.tell(f"{member.name} is stuck {member.last_beat}")
             self.cluster.schedule.wait_for(lambda: False)
+
+    def sends(self, member: Member, tag: Tag) -> None:
+        """Of a model in stages members often die while a second vote ends, when some have heard what is agreed and others have
+        not: mere chance seldom comes upon that."""
+        if tag.phase == messages.DONE and self._left > 0 and self._dice.random() < _AT_THE_VOTE:
+            self._die(member)
 
     def stores(self, verb: str) -> None:
         if self._refusals > 0 and (verb == "put" or self._out_of_reach):
