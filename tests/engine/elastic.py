@@ -453,8 +453,9 @@ class Elastic:
             writers=tuple(range(len(workers))),
         )
         self.applied += len(planned.applies)
-        if planned.lost:
-            self.went_back += 1
+        resumes = self.generations == 0 and bool(self.saved.complete)
+        self.went_back += bool(planned.lost)
+        if planned.lost or resumes:
             where = str(len(self.saved.complete) - 1) if self.saved.complete else INITIAL
             restorers = tuple(stage_of.index(stage) for stage in range(self._layout.stages))
             behind = tuple((restorers[stage], rank) for rank, stage in enumerate(stage_of) if rank not in restorers)

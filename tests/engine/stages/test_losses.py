@@ -14,7 +14,7 @@ from orchestrator.engine.worker import Ended, Worker
 from orchestrator.errors import Inconsistent
 from orchestrator.settings import Every
 from tests.engine import pipelines
-from tests.engine.elastic import EVERYTHING, Fault, Sending, Told, What, survive
+from tests.engine.elastic import EVERYTHING, Elastic, Fault, Sending, Told, What, elastic_settings, survive
 from tests.engine.runs import ONE, Layout, _Members, members_end, settings_for
 from tests.products import thinned
 
@@ -30,11 +30,15 @@ SMALL: dict[str, Any] = {
 }
 
 
+def _unsplit(kind: Any, settings: dict[str, Any]) -> Told:
+    return survive(kind, ONE, **settings)
+
+
 def _survives(layout: Layout, *faults: Fault, every: int | None = 2, **settings: Any) -> Told:
     """Whatever has been told is what the unsplit run tells."""
     kind = settings.pop("kind", pipelines.Mlp)
     settings = settings or SMALL
-    told, unsplit = survive(kind, layout, faults, every, **settings), survive(kind, ONE, **settings)
+    told, unsplit = survive(kind, layout, faults, every, **settings), _unsplit(kind, settings)
     assert (told.trace, told.digest, told.metrics) == (unsplit.trace, unsplit.digest, unsplit.metrics), faults
     return told
 
@@ -122,6 +126,21 @@ def test_a_model_that_comes_out_otherwise_when_it_is_made_anew_is_told() -> None
 def test_one_more_joins_wherever_the_mesh_is_thinnest(layout: Layout) -> None:
     told = _survives(layout, Fault(1, 60, "join"), Fault(2, 90, "die"), kind=pipelines.Batchnorm, **EVERYTHING)
     assert told.went_back <= (layout is RAGGED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("member", thinned(range(4), 4))
+def test_a_stop_that_is_asked_of_any_member_is_gone_on_from_elsewhere(member: int) -> None:
+    elsewhere = [Layout(3, "tree", stages=2), ONE][member % 2]
+    settings = [elastic_settings(pipelines.Batchnorm, layout, **EVERYTHING) for layout in (SQUARE, elsewhere)]
+    first = Elastic(settings[0], SQUARE, [Fault(member, 70, "stop")])
+    stopped = first.run()
+    assert stopped.stopped
+    assert 0 < len(stopped.trace) < len(_unsplit(pipelines.Batchnorm, EVERYTHING).trace)
+    done = Elastic(settings[1], elsewhere, saved=first.saved).run()
+    expected = _unsplit(pipelines.Batchnorm, EVERYTHING)
+    assert (stopped.trace + done.trace, done.digest) == (expected.trace, expected.digest)
+    assert stopped.metrics | done.metrics == expected.metrics
 
 
 @pytest.mark.slow
