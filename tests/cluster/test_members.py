@@ -46,7 +46,8 @@ class TornRay(SlowRay):
     """What the member does fails."""
 
     def get(self, reference: str, timeout: float | None = None) -> str:  # noqa: ARG002
-        raise RayTaskError("save_weights", "", CheckpointDamaged("the checkpoint of step 9 is torn", "resume the run"))
+        torn = CheckpointDamaged("the checkpoint of step 9 is torn", "resume the run")
+        raise RayTaskError("save_weights", "", torn)  # type: ignore[no-untyped-call]
 
 
 def members_on(ray: Any, monkeypatch: pytest.MonkeyPatch) -> Members:

@@ -207,7 +207,8 @@ class Cluster:
             try:
                 answer = pickle.dumps(getattr(member.actor, verb)(*pickle.loads(packed)))
             except RunFailed as error:
-                reference.done, reference.error = True, RayTaskError(verb, "", error)
+                failed = RayTaskError(verb, "", error)  # type: ignore[no-untyped-call]
+                reference.done, reference.error = True, failed
             else:
                 reference.done, reference.value = True, pickle.loads(answer)
             if verb == "prepare":

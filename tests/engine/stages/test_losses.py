@@ -9,6 +9,7 @@ import pytest
 from torch import nn
 
 from orchestrator.engine.exchange.collectives import STATE_TRANSFER, VOTE
+from orchestrator.engine.executions import StagedExecution
 from orchestrator.engine.stages import messages
 from orchestrator.engine.worker import Ended, Worker
 from orchestrator.errors import Inconsistent
@@ -94,6 +95,7 @@ def test_a_spare_holds_no_values_until_it_has_a_stage() -> None:
         tensors = [*member._workload.model.parameters(), *member._workload.model.buffers()]
         member.stand_by()
         assert sum(tensor.untyped_storage().nbytes() for tensor in tensors) == 0
+        assert isinstance(member._execution, StagedExecution)
         assert member._execution._replica is None
     (one,) = {end.digest for end in members.run() if isinstance(end, Ended)}
     assert [one] == [end.digest for end in expected if isinstance(end, Ended)]
@@ -102,11 +104,15 @@ def test_a_spare_holds_no_values_until_it_has_a_stage() -> None:
 class OtherwiseAgain(pipelines.Mlp):
     """Another model at the second call."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.made = 0
+
     def model(self) -> nn.Module:
         found = super().model()
-        if self.__dict__.setdefault("made", []):
-            found[0].weight.data += 1.0
-        self.made.append(True)
+        for parameter in found.parameters():
+            parameter.data += self.made
+        self.made += 1
         return found
 
 
