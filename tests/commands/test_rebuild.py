@@ -103,7 +103,7 @@ def somewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Somewhere]:
     pip(python, "install", "--no-deps", "--no-compile", *(f"{name}=={OLDER_MLFLOW}" for name in OF_MLFLOW))
     shell(
         project,
-        "rm -r libs/offsets/*.egg-info libs/offsets/build",  # setuptools' own; they belong to no snapshot
+        "rm -rf libs/offsets/*.egg-info libs/offsets/build",  # setuptools' own; they belong to no snapshot
         f"git init -q && dvc init -q && dvc config core.analytics false && dvc remote add -q -d far {place / 'remote'}",
         "dvc add -q data/points.csv && dvc push -q",
     )
