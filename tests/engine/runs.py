@@ -58,7 +58,7 @@ from orchestrator.transports.memory import Hub, LocalRegions
 
 PATIENCE_S = 120.0  # for what has to come; reached only when a test fails
 
-Wire = Callable[[Hub, int, LocalRegions], Transport]
+Wire = Callable[[Hub, int, Any], Transport]  # the last is what the run's `regions` made
 End = Ended | BaseException
 
 SGD = {"name": "sgd", "lr": 0.1}
@@ -192,10 +192,17 @@ def _schedule(given: dict[str, Any]) -> ScheduleSettings:
     return ScheduleSettings(**own, options={key: value for key, value in given.items() if key not in own})
 
 
-def train(pipeline: type[Pipeline], layout: Layout = ONE, replay: Any = (), **settings: Any) -> Run:
+def train(
+    pipeline: type[Pipeline],
+    layout: Layout = ONE,
+    replay: Any = (),
+    wire: Wire = Hub.transport,
+    regions: Callable[[], Any] = LocalRegions,
+    **settings: Any,
+) -> Run:
     """The run, after checking that all its workers tell the same. replay: records of rests that are repeated. Raises the first
     exception of a member."""
-    members = _Members(settings_for(pipeline, layout, **settings), replay=replay)
+    members = _Members(settings_for(pipeline, layout, **settings), wire, replay, regions)
     ends = members.run()
     for end in ends:
         if isinstance(end, BaseException):
@@ -258,7 +265,11 @@ class _Members:
     """The members of one run, prepared; their run manifests have to agree, as the controller wants."""
 
     def __init__(
-        self, settings: Settings, wire: Wire = Hub.transport, replay: Sequence[Mapping[str, Any]] = ()
+        self,
+        settings: Settings,
+        wire: Wire = Hub.transport,
+        replay: Sequence[Mapping[str, Any]] = (),
+        regions: Callable[[], Any] = LocalRegions,
     ) -> None:
         plan = replace(resolve(settings), replay=tuple(replay))
         self._wire = wire
@@ -266,7 +277,7 @@ class _Members:
             settings.topology.name, settings.cluster.workers.start, **settings.topology.options
         )
         self._hub = Hub(self._schedule.members)
-        self._regions = [LocalRegions() for _ in range(self._schedule.members)]
+        self._regions = [regions() for _ in range(self._schedule.members)]
         kinds = [Worker] * self._schedule.workers + [Server] * self._schedule.servers
         self.said: list[list[dict[str, Any]]] = [[] for _ in kinds]
         hosts = [ProcessServices(emit=said.append) for said in self.said]
