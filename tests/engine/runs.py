@@ -39,6 +39,7 @@ from orchestrator.settings import (
     LocalOptimizerSettings,
     LocalSettings,
     OptimizerSettings,
+    OrderSettings,
     PartitionSettings,
     PipelineSettings,
     PrivacySettings,
@@ -138,6 +139,8 @@ def settings_for(
     digest_every: int = 1,
     tensors_every: int = 0,
     precision: Any = "float32",
+    recompute: bool = False,
+    pipeline_order: str = "1f1b",
     loaders: int = 0,
     schedule: dict[str, Any] | None = None,
     early_stopping: dict[str, Any] | None = None,
@@ -152,7 +155,9 @@ def settings_for(
     options, mode = dict(optimizer or {}), dict(sync or {"name": "bsp"})
     parts, draws = {"name": "shared", **(partition or {})}, {"name": "uniform", **(sampling or {})}
     return Settings(
-        run=RunSettings(steps=None if epochs else steps, epochs=epochs, seed=seed, precision=precision),
+        run=RunSettings(
+            steps=None if epochs else steps, epochs=epochs, seed=seed, precision=precision, recompute=recompute
+        ),
         pipeline=PipelineSettings(target=f"{pipeline.__module__}:{pipeline.__name__}", args=args or {}),
         data=DataSettings(
             shards=shards,
@@ -161,7 +166,12 @@ def settings_for(
             partition=PartitionSettings(name=parts.pop("name"), options=parts),
             sampling=SamplingSettings(name=draws.pop("name"), options=draws),
         ),
-        cluster=ClusterSettings(workers=Workers.parse(layout.workers), stages=layout.stages, step_timeout_s=PATIENCE_S),
+        cluster=ClusterSettings(
+            workers=Workers.parse(layout.workers),
+            stages=layout.stages,
+            pipeline=OrderSettings(name=pipeline_order),
+            step_timeout_s=PATIENCE_S,
+        ),
         topology=TopologySettings(name=layout.topology, options=layout.options()),
         reduction=reduction,
         optimizer=OptimizerSettings(name=options.pop("name", None), options=options),
@@ -197,7 +207,7 @@ def train(
     layout: Layout = ONE,
     replay: Any = (),
     wire: Wire = Hub.transport,
-    regions: Callable[[], Any] = LocalRegions,
+    regions: Callable[[], Any] | None = None,
     **settings: Any,
 ) -> Run:
     """The run, after checking that all its workers tell the same. replay: records of rests that are repeated. Raises the first
@@ -269,7 +279,7 @@ class _Members:
         settings: Settings,
         wire: Wire = Hub.transport,
         replay: Sequence[Mapping[str, Any]] = (),
-        regions: Callable[[], Any] = LocalRegions,
+        regions: Callable[[], Any] | None = None,
     ) -> None:
         plan = replace(resolve(settings), replay=tuple(replay))
         self._wire = wire
@@ -277,7 +287,7 @@ class _Members:
             settings.topology.name, settings.cluster.workers.start, **settings.topology.options
         )
         self._hub = Hub(self._schedule.members)
-        self._regions = [regions() for _ in range(self._schedule.members)]
+        self._regions = [(regions or LocalRegions)() for _ in range(self._schedule.members)]
         kinds = [Worker] * self._schedule.workers + [Server] * self._schedule.servers
         self.said: list[list[dict[str, Any]]] = [[] for _ in kinds]
         hosts = [ProcessServices(emit=said.append) for said in self.said]

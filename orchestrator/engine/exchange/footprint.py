@@ -1,4 +1,5 @@
-"""How much memory a worker needs for a model: what its regions hold, and what the parameters need beside them. Pure.
+"""How much memory a worker needs for a model: what its regions hold, and what the parameters need beside them. Pure, but for
+`require_for_a_step`.
 
 What it does not know: activations, batches, temporaries, copies for checkpoints; the regions of a compression, which are small
 beside what it holds; nor what the optimizer of a pipeline remembers before it has taken a step.
@@ -16,6 +17,7 @@ from orchestrator.numerics.layout import Layout, most_waiting
 from orchestrator.plan import Plan
 from orchestrator.topologies import build_schedule
 from orchestrator.topologies.schedule import Action, Add, Finish, Schedule, program
+from orchestrator.transports.available_memory import available_bytes
 from orchestrator.updates import optimizers
 
 _FLOAT32: Final = int(torch.float32.itemsize)
@@ -72,6 +74,20 @@ def worker_bytes(
     if local is not None:  # where the round began, and what the local optimizer remembers
         gradients += 1 + optimizers.remembered(local.optimizer.name, local.optimizer.options)
     return regions + round((parameters + trained * (gradients + (state or 0))) * _FLOAT32)
+
+
+def require_for_a_step(layout: Layout, schedule: Schedule, plan: Plan, state: float) -> None:
+    """Raises MemoryError where a worker in lockstep, whose parameters are here, has not the memory now for one gradient, its
+    sum and the optimizer's state, which remembers `state` elements of each: a run that would end in its first steps."""
+    trained = sum(slot.elements for slot in layout.slots)
+    regions = max(region_bytes(layout, schedule, rank, sums_of(plan)) for rank in range(schedule.workers))
+    needed = regions + round(trained * (1 + state) * _FLOAT32)
+    available = available_bytes()
+    if needed > available:
+        raise MemoryError(
+            f"a worker needs at least {in_words(needed)} beside the {trained:,} parameters that it trains, and "
+            f"{in_words(available)} of memory are available"
+        )
 
 
 def sentence(run_manifest: Mapping[str, Any], plan: Plan, bytes_of: Callable[..., int] = worker_bytes) -> str | None:

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from orchestrator.engine.stages.flight import Flight
+from orchestrator.engine.stages.trainer import StageTrainer
 from orchestrator.engine.worker import Ended, Worker
 from orchestrator.errors import ConfigurationError, NonFinite, OrchestratorError, PipelineRaised
 from pipelines.characters import Characters
@@ -51,6 +53,48 @@ def test_every_mesh_gives_the_same(kind: Any, layout: Layout) -> None:
 def test_a_tied_embedding(layout: Layout, precision: str) -> None:
     args = {"width": 16, "layers": 3, "heads": 2, "window": 128}
     _same(Characters, layout, args=args, clip=0.5, optimizer=ADAM, shards=4, batch_size=8, steps=3, precision=precision)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["1f1b", "gpipe"])
+def test_forward_passes_that_are_computed_anew_leave_the_same_bits(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout, running statistics and counters; and where activations are kept, none is computed anew."""
+    unsplit = train(pipelines.Batchnorm, ONE, clip=0.05, optimizer=ADAM)
+    anew: list[int] = []
+    whole = Flight.whole
+
+    def counted(flight: Flight, stage: Any, *others: Any) -> Flight:
+        if flight.record is None:
+            anew.append(stage.index)
+        return whole(flight, stage, *others)
+
+    monkeypatch.setattr(Flight, "whole", counted)
+    for recompute in (False, True):
+        told = train(
+            pipelines.Batchnorm, MESHES[1], clip=0.05, optimizer=ADAM, recompute=recompute, pipeline_order=order
+        )
+        assert (told.trace, told.digest) == (unsplit.trace, unsplit.digest)
+        assert bool(anew) == recompute
+    assert set(anew) == ({0} if order == "1f1b" else {0, 1}), "of the last stage backward follows at once"
+
+
+@pytest.mark.slow
+def test_activations_are_not_kept_where_they_are_computed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[int] = []
+    backward = StageTrainer._backward
+
+    def counted(trainer: StageTrainer, task: Any, when: Any, tally: Any, flights: dict[int, Flight], grid: Any) -> None:
+        held.append(sum(flight.record is not None for flight in flights.values()))
+        backward(trainer, task, when, tally, flights, grid)
+
+    monkeypatch.setattr(StageTrainer, "_backward", counted)
+    most = []
+    for recompute in (False, True):
+        held.clear()
+        train(pipelines.Mlp, Layout(2, stages=2), recompute=recompute, pipeline_order="gpipe", steps=1)
+        most.append(max(held))
+    assert most[0] == 5
+    assert most[1] <= 1, "only of a shard whose backward pass comes next"
 
 
 @pytest.mark.long
