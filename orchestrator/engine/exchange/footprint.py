@@ -99,7 +99,7 @@ def sentence(run_manifest: Mapping[str, Any], plan: Plan, bytes_of: Callable[...
     schedule = build_schedule(topology.name, plan.cluster.members.start, **topology.options)
     state = None if optimizer is None else optimizers.remembered(optimizer.name, optimizer.options)
     if "stages" in run_manifest:
-        return _of_stages(run_manifest["stages"], run_manifest["parameters"])
+        return _of_stages(run_manifest["stages"], run_manifest["parameters"], plan, state or 0.0)
     layout, parameters = Layout.from_dict(run_manifest["layout"]), run_manifest["parameters"]
     feedback = run_manifest["shard_state"]
     size = bytes_of(layout, schedule, plan, parameters=parameters, state=state, feedback=feedback)
@@ -107,14 +107,24 @@ def sentence(run_manifest: Mapping[str, Any], plan: Plan, bytes_of: Callable[...
     return f"each worker holds {parameters:,} parameters and needs about {in_words(size)} for them{without}"
 
 
-def _of_stages(stages: Mapping[str, Any], parameters: int) -> str:
-    """Where the model is cut, what each stage holds, and its part of the computation."""
+def _of_stages(stages: Mapping[str, Any], parameters: int, plan: Plan, state: float) -> str:
+    """Where the model is cut, what each stage holds and about needs for it, and its part of the computation. state: as for
+    `worker_bytes`."""
     begins = ["the first layers", *stages["borders"]]
     told = [
-        f"stage {i} from {begin} ({held:,} parameters, {share:.0%} of the computation)"
+        f"stage {i} from {begin} ({held:,} parameters, {in_words(_stage_bytes(held, plan, state))}, "
+        f"{share:.0%} of the computation)"
         for i, (begin, held, share) in enumerate(zip(begins, stages["parameters"], stages["shares"], strict=True))
     ]
     return f"the model of {parameters:,} parameters is cut: {', '.join(told)}"
+
+
+def _stage_bytes(parameters: int, plan: Plan, state: float) -> int:
+    """About what a worker needs that hosts a stage of so many parameters, without partial sums."""
+    sums, stages = sums_of(plan), plan.cluster.members.stages
+    hosted = -(-plan.data.shards // max(1, plan.cluster.members.start // stages))
+    held = 1 + min(hosted, max(2, most_waiting(parameters))) + (plan.update.clip is not None) + state
+    return round(parameters * (sums.dtype.itemsize + sums.result.itemsize + held * _FLOAT32))
 
 
 def sums_of(plan: Plan) -> exact.Sums:

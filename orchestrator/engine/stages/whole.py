@@ -24,7 +24,7 @@ class WholeModel:
         self.seconds = [0.0] * cuts.stages  # that each stage has taken, forward and backward
 
     def close(self) -> None:
-        for stage in self._stages:
+        for stage in reversed(self._stages):
             stage.close()
 
     def forward(self, call: Callable[[], Any], way: Way = "training") -> Any:
