@@ -119,6 +119,12 @@ class Ghost(torch.Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             return self.as_subclass(torch.Tensor)
 
+    def shape_alone(self) -> torch.Tensor:
+        """A tensor like `bare` that is no view: torch would keep this one alive for it, and with it a model, in a cycle that
+        Python cannot see."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return _meta(self)
+
     def __hash__(self) -> int:
         return id(self)
 

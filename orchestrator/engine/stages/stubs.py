@@ -131,7 +131,7 @@ def _recorded(prefix: Prefix, given: list[Any], call: Callable[[], Any]) -> tupl
             leaves.append(_Leaf(first=first))
         elif type(leaf) is Ghost and not isinstance(leaf.key, str):
             key = None if leaf.key is None else (leaf.key[0], leaf.key[1] - before[leaf.key[0]], leaf.key[2])
-            leaves.append(_Leaf(like=leaf.bare, home=str(leaf.home), key=key))
+            leaves.append(_Leaf(like=leaf.shape_alone(), home=str(leaf.home), key=key))
         elif isinstance(leaf, _PLAIN):
             leaves.append(_Leaf(value=leaf))
         else:
