@@ -66,7 +66,7 @@ class Stubs:
         for name, module in model.named_modules():
             if name:
                 self._wrapped.append((module, vars(module).get("forward")))
-                module.forward = self._stub(name, module, module.forward)
+                module.forward = _Stub(self, name, module)
 
     def close(self) -> None:
         """Of several, the last one first."""
@@ -77,26 +77,21 @@ class Stubs:
                 module.forward = forward
         self._wrapped = []
 
-    def _stub(self, name: str, module: torch.nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
-        is_torchs = type(module).__module__.startswith("torch.nn.modules.") and not [*module.children()]
-
-        @functools.wraps(forward)
-        def stub(*args: Any, **kwargs: Any) -> Any:
-            prefix = self._prefix()
-            if prefix is None or prefix.own or self._kinds[name] > _MOST_KINDS:
-                return forward(*args, **kwargs)
-            leaves, spec = tree_flatten((args, kwargs))
-            key = _signature(name, module, leaves, str(spec), any_value=is_torchs)
-            if key is None:
-                return forward(*args, **kwargs)
-            if key not in self._known:
-                self._kinds[name] += 1
-                result, self._known[key] = _recorded(prefix, leaves, lambda: forward(*args, **kwargs))
-                return result
-            recipe = self._known[key]
-            return forward(*args, **kwargs) if recipe is None else self._made(recipe, leaves, prefix)
-
-        return stub
+    def call(self, name: str, stub: _Stub, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The module of this name is called with these."""
+        prefix = self._prefix()
+        if prefix is None or prefix.own or self._kinds[name] > _MOST_KINDS:
+            return stub.forward(*args, **kwargs)
+        leaves, spec = tree_flatten((args, kwargs))
+        key = _signature(name, stub.module, leaves, str(spec), any_value=stub.any_value)
+        if key is None:
+            return stub.forward(*args, **kwargs)
+        if key not in self._known:
+            self._kinds[name] += 1
+            result, self._known[key] = _recorded(prefix, leaves, lambda: stub.forward(*args, **kwargs))
+            return result
+        recipe = self._known[key]
+        return stub.forward(*args, **kwargs) if recipe is None else self._made(recipe, leaves, prefix)
 
     def _made(self, recipe: _Recipe, given: list[Any], prefix: Prefix) -> Any:
         made: list[Any] = []
@@ -112,6 +107,23 @@ class Stubs:
                 made.append(leaf.value)
         prefix.counts.update(recipe.calls)
         return tree_unflatten(made, recipe.spec)
+
+
+class _Stub:
+    """In the place of a module's `forward`. A copy of the module has its own forward again."""
+
+    def __init__(self, stubs: Stubs, name: str, module: torch.nn.Module) -> None:
+        self._stubs, self._name = stubs, name
+        self.module, self.forward = module, module.forward
+        self.any_value = type(module).__module__.startswith("torch.nn.modules.") and not [*module.children()]
+        functools.update_wrapper(self, module.forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._stubs.call(self._name, self, args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Of the module, which is being copied."""
+        return getattr(self.forward, "__func__", self.forward).__get__(memo[id(self.module)])
 
 
 def _recorded(prefix: Prefix, given: list[Any], call: Callable[[], Any]) -> tuple[Any, _Recipe | None]:

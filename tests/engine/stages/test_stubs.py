@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import random
 from collections import Counter
 from typing import Any
@@ -132,3 +134,17 @@ def test_what_a_module_keeps_has_no_value_of_an_earlier_micro_batch() -> None:
         hidden = before.layer(x) * 2
         assert torch.equal(value, before.last(hidden) + hidden)
     assert behind.keeps.kept is not before.keeps.kept
+
+
+def test_a_copy_of_the_model_is_a_model_of_its_own() -> None:
+    model, x = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), torch.randn(3, 6)
+    surveys: dict[Way, Any] = {"training": survey(model, lambda: model(x))}
+    stage = Stage(model, cut(surveys, ["1"], [name for name, _ in model.named_parameters()]), 1)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    assert other(x).eq(0).all()
+    assert not model(x).eq(0).all()
+    assert str(inspect.signature(model[0].forward)) == str(inspect.signature(nn.Linear(1, 1).forward))
+    stage.close()
