@@ -57,8 +57,8 @@ class Wide(Pipeline):
 
 def part(model: GPT, stage: int, stages: int) -> nn.Module:
     """One stage of it as torch.distributed.pipelining wants it: a module of one tensor. Its output layer is not tied."""
-    count = len(model.blocks)
-    blocks = model.blocks[count * stage // stages : count * (stage + 1) // stages]
+    blocks = list(model.blocks.children())
+    blocks = blocks[len(blocks) * stage // stages : len(blocks) * (stage + 1) // stages]
     head = nn.Linear(model.head.in_features, model.head.out_features, bias=False)
     layers: list[nn.Module] = [*([_Begin(model)] if stage == 0 else []), *blocks]
     return nn.Sequential(*layers, *([model.norm, head] if stage == stages - 1 else []))

@@ -202,7 +202,8 @@ def _torch(side: Side, rank: int, chosen: Chosen, pipe: Connection, before: int)
         rows = torch.randint(0, len(data), (SHARDS * chosen.rows,))
         inputs, targets = data.tensors[0][rows], data.tensors[1][rows]
         optimizer.zero_grad()
-        schedule.step(*([inputs] if rank == 0 else []), **({"target": targets} if rank == side.stages - 1 else {}))
+        wanted: dict[str, Any] = {"target": targets} if rank == side.stages - 1 else {}
+        schedule.step(*([inputs] if rank == 0 else []), **wanted)
         if chosen.clip is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), chosen.clip)  # of this stage alone
         optimizer.step()

@@ -206,12 +206,12 @@ def train(
     pipeline: type[Pipeline],
     layout: Layout = ONE,
     replay: Any = (),
-    wire: Wire = Hub.transport,
-    regions: Callable[[], Any] | None = None,
+    wire: Any = Hub.transport,
+    regions: Any = None,
     **settings: Any,
 ) -> Run:
     """The run, after checking that all its workers tell the same. replay: records of rests that are repeated. Raises the first
-    exception of a member."""
+    exception of a member. wire, regions: a Wire, and what makes its members' regions."""
     members = _Members(settings_for(pipeline, layout, **settings), wire, replay, regions)
     ends = members.run()
     for end in ends:

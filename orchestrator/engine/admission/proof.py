@@ -114,21 +114,25 @@ def fingerprint_sparing(
     worker that is to host a stage has not the memory for all. loss: as `Workload.loss`, which it is unless another one is
     given; kept: the parameters whose gradients `loss` needs."""
     parameters = dict(zip((slot.name for slot in replica.layout.slots), replica.parameters, strict=False))
-    for spared in (parameters.keys() - set(kept), ()):
-        with _taking({name: parameters[name] for name in spared}) as taken:
-            tensors = _contributed(replica, lambda: (loss or workload.loss)(0, shard))
-        if tensors is None:
-            return None
-        if not taken.twice:
-            break
-    found = {
-        slot.name: digest_of(each)
-        for slot, each in zip(replica.layout.slots, tensors, strict=False)
-        if each is not None
-    }
+    compute = lambda: (loss or workload.loss)(0, shard)  # noqa: E731
+    taken, tensors = _spared(replica, compute, {name: parameters[name] for name in parameters.keys() - set(kept)})
+    if taken.twice:
+        taken, tensors = _spared(replica, compute, {})
+    if tensors is None:
+        return None
+    slots = replica.layout.slots
+    found = {slot.name: digest_of(each) for slot, each in zip(slots, tensors, strict=False) if each is not None}
     replica.forget()
     replica.begin_shard()
     return hashlib.sha256(repr(sorted((taken.digests | found).items())).encode()).hexdigest()
+
+
+def _spared(
+    replica: Replica, compute: Callable[[], object], parameters: dict[str, torch.nn.Parameter]
+) -> tuple[_Taken, list[torch.Tensor | None] | None]:
+    """What was taken of these parameters' gradients, and `_contributed` of the rest."""
+    with _taking(parameters) as taken:
+        return taken, _contributed(replica, compute)
 
 
 class _Taken:
@@ -151,7 +155,10 @@ class _Taken:
 @contextlib.contextmanager
 def _taking(parameters: dict[str, torch.nn.Parameter]) -> Iterator[_Taken]:
     taken = _Taken()
-    handles = [each.register_post_accumulate_grad_hook(taken.take(name)) for name, each in parameters.items()]
+    handles = [
+        each.register_post_accumulate_grad_hook(taken.take(name))  # type: ignore[no-untyped-call]
+        for name, each in parameters.items()
+    ]
     try:
         yield taken
     finally:

@@ -112,7 +112,7 @@ Wanted = Callable[[str], bool]  # whether a tensor of this name is
 
 
 class Load(Protocol):
-    def __call__(self, where: str, wanted: Wanted | None = None) -> TrainingState: ...
+    def __call__(self, where: str, /, wanted: Wanted | None = None) -> TrainingState: ...
 
 
 class Withdrawn(Exception):

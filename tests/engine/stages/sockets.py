@@ -38,5 +38,7 @@ class Sockets:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for each in (*self._listeners, *self._regions):
-            each.close()
+        for listener in self._listeners:
+            listener.close()
+        for regions in self._regions:
+            regions.close()

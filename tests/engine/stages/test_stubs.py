@@ -92,7 +92,7 @@ def _bits(model: nn.Module, whole: WholeModel | None, x: Tensor) -> list[Tensor]
         parameter.grad = None
     with streams.seeded_with(3):
         loss = call() if whole is None else whole.forward(call)
-        loss.backward() if whole is None else whole.backward(loss)  # type: ignore[no-untyped-call]
+        loss.backward() if whole is None else whole.backward(loss)
     return [loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
 
 

@@ -100,18 +100,9 @@ class T5(_Tokens):
     def model(self) -> nn.Module:
         from transformers import T5Config, T5ForConditionalGeneration
 
-        return T5ForConditionalGeneration(
-            T5Config(
-                vocab_size=VOCABULARY,
-                d_model=32,
-                d_kv=8,
-                d_ff=64,
-                num_layers=2,
-                num_heads=4,
-                decoder_start_token_id=0,
-                use_cache=False,
-            )
-        )
+        sizes = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+        config: dict[str, Any] = {**sizes, "decoder_start_token_id": 0, "use_cache": False}
+        return T5ForConditionalGeneration(T5Config(**config))
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
         return model(input_ids=batch[0], labels=batch[1]).loss
