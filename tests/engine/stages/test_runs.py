@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from orchestrator.engine.stages.flight import Flight
 from orchestrator.engine.stages.trainer import StageTrainer
 from orchestrator.engine.worker import Ended, Worker
-from orchestrator.errors import ConfigurationError, NonFinite, OrchestratorError, PipelineRaised
+from orchestrator.errors import ConfigurationError, Inconsistent, NonFinite, OrchestratorError, PipelineRaised
 from pipelines.characters import Characters
 from tests.engine import pipelines
 from tests.engine.elastic import EVERYTHING, Fault, survive
@@ -114,6 +114,46 @@ def test_a_call_off_while_digests_are_taken_loses_nothing() -> None:
         pipelines.Batchnorm, Layout(2, stages=2), [Fault(0, 100, "die"), Fault(2, 60, "call off")], 2, **EVERYTHING
     )
     assert (told.trace, told.digest, told.metrics) == (unsplit.trace, unsplit.digest, unsplit.metrics)
+
+
+class Remade(pipelines.Batchnorm):
+    """Its model is made anew where a run goes back to its first values. drifts: then they are others."""
+
+    most: ClassVar[list[int]] = []
+
+    def __init__(self, rows: int = 22, held_out: int | None = 7, drifts: bool = False) -> None:
+        super().__init__(rows, held_out)
+        self.drifts = drifts
+        self._made = 0
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        self._made += 1
+        self.most.append(self._made)
+        if self.drifts and self._made > 1:
+            with torch.no_grad():
+                next(model.parameters()).add_(1)
+        return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
+def test_before_the_first_checkpoint_a_loss_sends_all_back_to_values_that_are_made_anew(optimizer: str) -> None:
+    """adagrad has a state before the first step."""
+    settings = {**EVERYTHING, "optimizer": {"name": optimizer, "lr": 0.02}}
+    Remade.most.clear()
+    unsplit = survive(Remade, ONE, **settings)
+    assert max(Remade.most) == 1
+    told = survive(Remade, Layout(2, stages=2), [Fault(1, 60, "die")], **settings)
+    assert (told.trace, told.digest, told.metrics) == (unsplit.trace, unsplit.digest, unsplit.metrics)
+    assert max(Remade.most) == 2
+
+
+@pytest.mark.slow
+def test_first_values_that_come_out_otherwise_are_told() -> None:
+    settings = {**EVERYTHING, "args": {**EVERYTHING["args"], "drifts": True}}
+    with pytest.raises(Inconsistent, match=r"model\(\) gave '0.bias|model\(\) gave '0.weight' another first value"):
+        survive(Remade, Layout(2, stages=2), [Fault(1, 60, "die")], **settings)
 
 
 @pytest.mark.slow
