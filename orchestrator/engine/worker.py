@@ -66,7 +66,10 @@ class Worker:
         self._workload = Workload(kind, plan.run, plan.data, self._staging)
         construction.refuse_statistics(self._workload.model, plan)
         self._services.heartbeat.beat("prepare")
-        replica = Replica(self._workload.model, self._staging)
+        in_stages = plan.cluster.members.stages > 1
+        replica = Replica(self._workload.model, self._staging, watches_all=not in_stages)
+        if in_stages:  # it may be short of memory, and what the model took before is free now
+            allocator.give_back()
         before = construction.make_contribution(plan.update.contribution)
         optimizer = construction.make_optimizer(self._workload.pipeline, self._workload.model, plan)
         updater = Updater(self._workload, replica, optimizer, plan.update)
@@ -79,7 +82,7 @@ class Worker:
                 ["early_stopping and schedule=plateau watch a metric, but datasets() returned no validation set"]
             )
         division = self._workload.division
-        reference = proof.reference(self._workload, replica, sparing=plan.cluster.members.stages > 1)
+        reference = proof.reference(self._workload, replica, sparing=in_stages)
         more = self._execution.prove(reference)
         return {
             **({} if division is None else {"partition": division.digest}),
