@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from orchestrator.driver.record import model_folder
 from orchestrator.driver.record.folders import RunFolder
 from orchestrator.driver.record.preflight import ORCHESTRATOR, Provenance
 from orchestrator.driver.record.private import COMMITMENT, commitment_in
@@ -32,7 +33,7 @@ from orchestrator.records import identity, lines, masking, rests
 from orchestrator.records.lines import LineFile
 from orchestrator.records.masking import Masker
 from orchestrator.settings import Settings, determining, flat, to_yaml
-from orchestrator.tracking import Store, Tracker, is_server
+from orchestrator.tracking import Store, Tracker, is_server, models
 from orchestrator.tracking.store import USER, user
 
 _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
@@ -89,6 +90,7 @@ class Record:
         self._work = contents.work
         self._nodes: dict[str, Any] = _read(files.environment).get("nodes", {})
         self._code = _read(files.code)
+        self._model: models.ModelFolder | None = None
 
     @property
     def history(self) -> list[LineFile]:
@@ -129,7 +131,7 @@ class Record:
         found = {
             "search_path": list(judged.search_path),
             "modules": {
-                each.module.name: {"kind": each.kind, "sha256": each.module.sha256}
+                each.module.name: {"kind": each.kind, "sha256": each.module.sha256, "path": each.path}
                 for each in judged.findings
                 if each.module.name.split(".")[0] not in ORCHESTRATOR
             },
@@ -170,6 +172,38 @@ class Record:
         if others:
             self.tracker.tag(what, ", ".join(others[:_NAMED]))
 
+    def keep_model(self, outcome: Outcome, checkpoints: str | None) -> str | None:
+        """Put the trained model together as MLflow is to have it; what of that could not be done, or None. checkpoints: where
+        the one of the last step lies, if there is one."""
+        source = self._settings.pipeline
+        told = {
+            "target": source.target,
+            "args": dict(source.args),
+            "seed": self._settings.run.seed,
+            "digest": outcome.digest,
+            "parameters": self.run_manifest["parameters"],
+            "layers": self.described.get("layers"),
+        }
+        packages = next(iter(self._nodes.values()), {}).get("packages", {})
+        state = None if checkpoints is None else model_folder.last_state(checkpoints, outcome.steps)
+        work, modules = self._work, self._code.get("modules", {})
+        code = {} if work is None else model_folder.code_of(work.root, work.tree, modules)
+        try:
+            model_folder.write(self.files.model, self.files.weights, told, packages, code, state)
+        except OSError as error:
+            return f"MLflow gets no model of this run: {error}"
+        params = {"target": source.target, "parameters": str(told["parameters"])}
+        tags = {"digest": str(outcome.digest)}
+        self._model = models.ModelFolder(self.files.model, model_folder.CODE, outcome.steps, params, tags)
+        if state is not None:
+            return None
+        return "the model is logged without the state of its training: there is no checkpoint of the last step"
+
+    @property
+    def _registration(self) -> models.Registration | None:
+        name = self._settings.tracking.register
+        return None if name is None else models.Registration.parse(name)
+
     def close(self, outcome: Outcome) -> str | None:
         """Write down how the run ended, here and in MLflow; why MLflow could not take all of it, or None."""
         for file in self.history:
@@ -189,7 +223,7 @@ class Record:
             self.tracker.tag("steps", str(outcome.steps))
         if outcome.digest is not None:
             self.tracker.tag("digest", outcome.digest)
-        told = {key: value for key, value in self.described.items() if value is not None}
+        told = {key: self.described[key] for key in ("profile", "partition") if self.described.get(key) is not None}
         if told:
             _write(self.files.data, {**_read(self.files.data), **told})
         if self._nodes:  # the disk may have been full when they were written
@@ -205,8 +239,8 @@ class Record:
             self.tracker.artifact(path, "run")
         for picture in sorted(self.files.pictures.glob("*")):
             self.tracker.artifact(picture, "pictures")
-        if self.files.weights.exists():
-            self.tracker.artifact(self.files.weights, "model")
+        if self._model is not None:
+            self.tracker.model(self._model, self._registration)
         self.tracker.end(_MLFLOW[status])
         return self.tracker.trouble
 

@@ -117,6 +117,10 @@ class Job:
             display.say(f"note: {trouble}")
         for sentence in record.compare_with_like(outcome.digest):
             display.say(sentence)
+        if outcome.error is None:
+            saved = storage_of(plan, files) if outcome.checkpoint == outcome.steps else None
+            if (trouble := record.keep_model(outcome, saved)) is not None:
+                display.say(f"note: {trouble}")
         outcome.not_recorded = record.close(outcome)
         if outcome.not_recorded is not None:
             display.say(
@@ -170,8 +174,9 @@ class Job:
             try:
                 holder = session.save_weights(str(unfinished))
                 unfinished.rename(weights)
-                if private is None:  # it tells of the samples
-                    record.described = startup.members.profile(holder) or {}
+                told = startup.members.profile(holder) or {}
+                of_samples = () if private is None else ("profile", "partition")
+                record.described = {key: value for key, value in told.items() if key not in of_samples}
             except RunFailed as error:  # what was trained up to here stays in the report
                 outcome.error = error
                 unfinished.unlink(missing_ok=True)
@@ -196,7 +201,9 @@ class Job:
             here, also = str(self.project), self._variables()
             slots_here = [ActorPlacement(here, {**slot.options, **also}) for slot in slots]
             return ActorSlots(slots_here, ActorPlacement(here, {**anywhere, **also})), lambda _node: None
-        project = Project(self.project, self.settings.data.inputs, timeout_s, self._check)
+        begins = self.plan.run.initial
+        needed = [*self.settings.data.inputs, *([] if begins is None else [begins.file])]
+        project = Project(self.project, needed, timeout_s, self._check)
         workspaces = prepare_workspaces(project, {slot.node.id: slot.node for slot in slots}.values(), self.display.say)
         places = [
             ActorPlacement(workspace.project, {**slot.options, "runtime_env": dict(workspace.runtime_env)})
