@@ -18,11 +18,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
-from orchestrator.driver.record import model_folder
+from orchestrator.data import drift
+from orchestrator.data.drift import Drift
+from orchestrator.driver.record import model_folder, predecessor
 from orchestrator.driver.record.folders import RunFolder
+from orchestrator.driver.record.predecessor import Predecessor
 from orchestrator.driver.record.preflight import ORCHESTRATOR, Provenance
 from orchestrator.driver.record.private import COMMITMENT, commitment_in
-from orchestrator.driver.report import card
+from orchestrator.driver.report import card, pictures
 from orchestrator.driver.report.outcome import Outcome, Status
 from orchestrator.engine import executions
 from orchestrator.errors import ConfigurationError, RunFailed
@@ -87,6 +90,8 @@ class Record:
         self._settings = settings
         self._inputs = contents.inputs
         self._said: list[str] = []
+        self.drift_told = False  # what came of comparing the data with those of the run before
+        self._drift: tuple[str, Drift] | None = None
         self._work = contents.work
         self._nodes: dict[str, Any] = _read(files.environment).get("nodes", {})
         self._code = _read(files.code)
@@ -107,7 +112,7 @@ class Record:
         """What is known of code, data and settings before anything is computed."""
         return {
             "code": None if self._work is None else self._work.tree,
-            "data": {item.path: item.md5 for item in self._inputs},
+            "data": self.data,
             "settings": determining(self._settings),
         }
 
@@ -141,6 +146,34 @@ class Record:
         _write(self.files.code, self._code)
         self.obstacles += judged.obstacles
         return list(judged.obstacles)
+
+    @property
+    def data(self) -> dict[str, str]:
+        """The declared inputs: path -> md5."""
+        return {item.path: item.md5 for item in self._inputs}
+
+    def predecessor(self) -> Predecessor | None:
+        """The run before, with what its data were like."""
+        target = self._settings.pipeline.target
+        return predecessor.find(self.store, self.tracker, target, self.files.path.parent)
+
+    def compare_data(self) -> list[str]:
+        """Compare the training data with those of the run before, draw and tag what differs. Returns sentences for a person,
+        where nobody has told so yet."""
+        profile = self.described.get("profile")
+        before = None if profile is None else self.predecessor()
+        found = None if before is None else before.drift(profile)
+        if before is None or found is None or profile is None:
+            return []
+        self._drift = before.run_id, found
+        self.tracker.tag("drift", ", ".join(drift.named(found)) or "none")
+        self.tracker.tag("drift_from", before.run_id)
+        if not found.is_any:
+            return []
+        names = before.run_id, self.tracker.run_id
+        trouble = pictures.draw_drift(self.files.pictures / "drift.png", found, (before.profile, profile), names)
+        told = [] if self.drift_told else [f"note: since run {before.run_id} of this experiment {found.text}"]
+        return told if trouble is None else [*told, f"note: {trouble}"]
 
     def compare_with_like(self, digest: str | None) -> list[str]:
         """Compare the digest with that of every run of the same identity, which must be equal (law 2). Returns

@@ -35,6 +35,7 @@ from orchestrator.driver.record.record import Record
 from orchestrator.driver.report import pictures, summary
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import Saving
+from orchestrator.driver.run.drift_watch import DriftWatch
 from orchestrator.driver.run.event_sink import Audience, EventSink
 from orchestrator.driver.run.looks import Looks
 from orchestrator.driver.run.member_directory import MemberDirectory
@@ -115,6 +116,8 @@ class Job:
             trouble = pictures.draw(files.pictures, seen, tracker.name, _schedule(plan))
         if trouble is not None:
             display.say(f"note: {trouble}")
+        for sentence in record.compare_data():
+            display.say(sentence)
         for sentence in record.compare_with_like(outcome.digest):
             display.say(sentence)
         if outcome.error is None:
@@ -158,13 +161,15 @@ class Job:
         for run_id in record.orphans:
             self.display.say(f"note: run {run_id} was left RUNNING by a driver that is gone; it is marked KILLED now")
         private = self._private(record)
-        event_sink = EventSink(record, self.audience, None if private is None else private.epsilon)
+        watch = DriftWatch(plan.run, record.data if private is None else {}, record.predecessor)
+        event_sink = EventSink(record, self.audience, None if private is None else private.epsilon, watch)
         storage = storage_of(plan, record.files)
         saving = Saving(Catalog(open_storage(storage), plan.checkpoints.keep))
         everywhere = plan.checkpoints.uri is not None
         directory = MemberDirectory(plan.exchange, this_node(), storage, everywhere=everywhere)
         keys = None if private is None else private.keys
-        with contextlib.closing(Looks(Mailbox(record.files.looks), plan, startup.members.look)) as looks:
+        mailbox = Mailbox(record.files.looks)
+        with contextlib.closing(watch), contextlib.closing(Looks(mailbox, plan, startup.members.look)) as looks:
             session = Session(startup, directory, saving, event_sink, looks, keys)
             session.run(self.pending_signal, ray.trouble)
         outcome = event_sink.outcome
