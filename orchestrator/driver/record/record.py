@@ -7,6 +7,7 @@ What the run is made of goes into files that are artifacts too: `code.bundle` (t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -27,6 +28,7 @@ from orchestrator.driver.record.preflight import ORCHESTRATOR, Provenance
 from orchestrator.driver.record.private import COMMITMENT, commitment_in
 from orchestrator.driver.report import card, pictures
 from orchestrator.driver.report.outcome import Outcome, Status
+from orchestrator.driver.report.page import as_html, cleaned, markdown
 from orchestrator.engine import executions
 from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.plan.resolve import resolve
@@ -36,7 +38,7 @@ from orchestrator.records import identity, lines, masking, rests
 from orchestrator.records.lines import LineFile
 from orchestrator.records.masking import Masker
 from orchestrator.settings import Settings, determining, flat, to_yaml
-from orchestrator.tracking import Store, Tracker, is_server, models
+from orchestrator.tracking import Store, Tracker, default_uri, is_server, models
 from orchestrator.tracking.store import USER, user
 
 _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
@@ -263,7 +265,7 @@ class Record:
             _write(self.files.environment, {"nodes": self._nodes})
             _write(self.files.code, self._code)
         self._identify()
-        _put(self.files.card, self._masker.text(self._card(outcome)))
+        self._put_card(outcome)
         self.journal.append([ending])
         self.journal.close()
         for file in self.history:
@@ -277,7 +279,14 @@ class Record:
         self.tracker.end(_MLFLOW[status])
         return self.tracker.trouble
 
-    def _card(self, outcome: Outcome) -> str:
+    def _put_card(self, outcome: Outcome) -> None:
+        contents = self._card(outcome)
+        page = cleaned(card.page(contents), self._masker.text)
+        _put(self.files.card, markdown(page))
+        with contextlib.suppress(OSError):  # of a picture; the page in Markdown names it
+            _put(self.files.page, as_html(page))
+
+    def _card(self, outcome: Outcome) -> card.CardContents:
         found = determining(self._settings)
         execution = {key: value for key, value in flat(self._settings).items() if key not in found}
         results = {"loss": outcome.loss, **outcome.metrics, "digest": outcome.digest}
@@ -294,23 +303,39 @@ class Record:
         }
         if lost:
             rows["recoveries"] = ", ".join(lost)
-        return card.card(
-            card.CardContents(
-                run_id=self.tracker.run_id,
-                name=self.tracker.name,
-                status=outcome.status,
-                started=datetime.fromtimestamp(self.tracker.started_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
-                command=shlex.join(["python", "-m", "orchestrator", *masking.arguments(sys.argv[1:])]),
-                outcome=rows,
-                code=self._code,
-                data=_read(self.files.data),
-                nodes=self._nodes,
-                identity=identity,
-                settings={key: masking.setting(key, value) for key, value in found.items()},
-                execution={key: str(masking.setting(key, value)) for key, value in execution.items()},
-                said=self._said,
-                obstacles=self.obstacles,
-            )
+        return card.CardContents(
+            run_id=self.tracker.run_id,
+            name=self.tracker.name,
+            status=outcome.status,
+            started=datetime.fromtimestamp(self.tracker.started_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+            command=shlex.join(["python", "-m", "orchestrator", *masking.arguments(sys.argv[1:])]),
+            outcome=rows,
+            code=self._code,
+            data=_read(self.files.data),
+            nodes=self._nodes,
+            identity=identity,
+            settings={key: masking.setting(key, value) for key, value in found.items()},
+            execution={key: str(masking.setting(key, value)) for key, value in execution.items()},
+            said=self._said,
+            obstacles=self.obstacles,
+            trained=self._trained(),
+            events=[event for event in lines.read(self.files.journal) if isinstance(event, dict)],
+            pictures=sorted(self.files.pictures.glob("*")),
+            before=self._drift,
+            uri=None if self.store.uri == default_uri(self.files.path.parent) else masking.text(self.store.uri),
+        )
+
+    def _trained(self) -> card.Trained:
+        source, weights = self._settings.pipeline, self.files.weights
+        begins, registration = self._settings.initial, self._registration
+        return card.Trained(
+            source.target,
+            {key: masking.setting(f"pipeline.args.{key}", value) for key, value in source.args.items()},
+            self.run_manifest.get("parameters"),
+            self.described.get("layers"),
+            model_folder.tensors_of(weights) if self._model is not None else {},
+            None if registration is None or self._model is None else registration.uri,
+            None if begins.name is None else f"{begins.name}, digest {begins.digest}",
         )
 
     def _identify(self) -> None:
