@@ -36,6 +36,7 @@ class Profiling:
             env=environment,
             start_new_session=True,  # an interrupt of the run is not for it
         )
+        self._is_read = False
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.write(json.dumps({"target": target, "args": dict(args), "seed": seed}).encode() + b"\n")
@@ -44,18 +45,26 @@ class Profiling:
     def result(self) -> dict[str, Any] | None:
         """Waits for it; None where there is none: the data cannot be read here, or it was ended."""
         assert self._process.stdout is not None
-        answer = self._process.stdout.read()
-        self.close()
+        self._is_read = True
         try:
-            return dict(json.loads(answer))
-        except ValueError:
+            with self._process.stdout as answers:
+                return dict(json.loads(answers.read()))
+        except ValueError:  # of no answer, or closed already
             return None
+        finally:
+            self.close()
 
     def close(self) -> None:
         """End it, if it has not ended. Safe to call twice, and from another thread than the one that waits."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._process.wait()
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(OSError):  # of what it has not read
+            self._process.stdin.close()
+        if not self._is_read:
+            self._process.stdout.close()
 
 
 def _serve() -> None:

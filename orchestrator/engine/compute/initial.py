@@ -67,8 +67,8 @@ def begin_with(model: torch.nn.Module, initial: Initial) -> None:
 
 
 def _unfit(given: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> list[str]:
-    missing = [f"they lack {name}" for name in own if name not in given]
-    strange = [f"the model has no {name}" for name in given if name not in own]
+    missing = [f"they lack {name}" for name in sorted(own) if name not in given]
+    strange = [f"the model has no {name}" for name in sorted(given) if name not in own]
     kinds = {name: (_kind(given[name]), _kind(own[name])) for name in own if name in given}
     other = [f"{name} is {theirs} and not {ours}" for name, (theirs, ours) in kinds.items() if theirs != ours]
     return [*other, *missing, *strange]
