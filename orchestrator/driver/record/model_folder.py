@@ -4,7 +4,7 @@
       model.safetensors            parameters and persistent buffers; the run's own file, not a second one
       architecture.json            how the pipeline makes the model, its layers in words, each tensor's type and shape
       code/                        the modules of the snapshot that the workers had imported
-      training_state.safetensors   the optimizer's tensors and what else a checkpoint holds beside the model
+      training_state.safetensors   the optimizer's tensors and what else a checkpoint holds for the whole run beside the model
       training_state.json          its other values, as a checkpoint's manifest has them
       requirements.txt, python_env.yaml
 
@@ -32,7 +32,7 @@ from orchestrator.serving import ARCHITECTURE, WEIGHTS
 CODE = "code"
 _STATE = "training_state"
 _PACKAGES = ("mlflow", "numpy", "orchestrator", "safetensors", "torch")
-_MODEL = "model/"  # the names of a checkpoint's tensors that the weights hold
+_LEFT_OUT = ("model/", "shard/")  # of a checkpoint's tensors: what the weights hold, and what single shards keep
 
 
 def write(
@@ -103,7 +103,7 @@ def last_state(storage: str, step: int) -> TrainingState | None:
 def _write_state(folder: Path, state: TrainingState) -> None:
     from safetensors.torch import save_file
 
-    others = {name: tensor.contiguous() for name, tensor in state.tensors.items() if not name.startswith(_MODEL)}
+    others = {name: tensor.contiguous() for name, tensor in state.tensors.items() if not name.startswith(_LEFT_OUT)}
     save_file(others, folder / f"{_STATE}.safetensors")
     _write_json(folder / f"{_STATE}.json", state.values)
 

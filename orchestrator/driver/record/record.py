@@ -213,11 +213,11 @@ class Record:
         source = self._settings.pipeline
         told = {
             "target": source.target,
-            "args": dict(source.args),
+            "args": self._arguments,
             "seed": self._settings.run.seed,
             "digest": outcome.digest,
             "parameters": self.run_manifest["parameters"],
-            "layers": self.described.get("layers"),
+            "layers": self._layers,
         }
         packages = next(iter(self._nodes.values()), {}).get("packages", {})
         state = None if checkpoints is None else model_folder.last_state(checkpoints, outcome.steps)
@@ -233,6 +233,18 @@ class Record:
         if state is not None:
             return None
         return "the model is logged without the state of its training: there is no checkpoint of the last step"
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        """Of the pipeline, without credentials."""
+        given = self._settings.pipeline.args
+        return {key: masking.setting(f"pipeline.args.{key}", value) for key, value in given.items()}
+
+    @property
+    def _layers(self) -> str | None:
+        """The model in words, as a worker has told it."""
+        told = self.described.get("layers")
+        return None if told is None else self._masker.text(told)
 
     @property
     def _registration(self) -> models.Registration | None:
@@ -319,20 +331,26 @@ class Record:
             said=self._said,
             obstacles=self.obstacles,
             trained=self._trained(),
-            events=[event for event in lines.read(self.files.journal) if isinstance(event, dict)],
+            events=self._events(),
             pictures=sorted(self.files.pictures.glob("*")),
             before=self._drift,
             uri=None if self.store.uri == default_uri(self.files.path.parent) else masking.text(self.store.uri),
         )
+
+    def _events(self) -> list[dict[str, Any]]:
+        try:
+            return [event for event in lines.read(self.files.journal) if isinstance(event, dict) and "event" in event]
+        except (OSError, ValueError):  # of a damaged file, which no card mends
+            return []
 
     def _trained(self) -> card.Trained:
         source, weights = self._settings.pipeline, self.files.weights
         begins, registration = self._settings.initial, self._registration
         return card.Trained(
             source.target,
-            {key: masking.setting(f"pipeline.args.{key}", value) for key, value in source.args.items()},
+            self._arguments,
             self.run_manifest.get("parameters"),
-            self.described.get("layers"),
+            self._layers,
             model_folder.tensors_of(weights) if self._model is not None else {},
             None if registration is None or self._model is None else registration.uri,
             None if begins.name is None else f"{begins.name}, digest {begins.digest}",
