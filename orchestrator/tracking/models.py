@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 LOADER = "orchestrator.serving"
-NAME = "model"  # of the logged model of a run: runs:/RUN_ID/model
+# Of the logged model of a run: runs:/RUN_ID/trained. Not the name of a folder of its artifacts, which MLflow's clients of a store
+# other than the process's own could not list any more.
+NAME = "trained"
+_FOLDER = "model"  # of the run's artifacts, where its weights lie too
 WEIGHTS = "model.safetensors"
 ALIAS = "newest"  # of a registered model that is given none
 MLMODEL = "MLmodel"
@@ -191,7 +194,7 @@ def _location(store: Store, pinned: str) -> str:
         info = store.client.get_run(name).info
         logged = store.client.search_logged_models([info.experiment_id], f"name = '{rest}'")
         own = [model.artifact_location for model in logged if model.source_run_id == name]
-        return str(own[0] if own else f"{info.artifact_uri}/{rest}")  # a run of before had it among its own files
+        return str(own[0] if own else f"{info.artifact_uri}/{_FOLDER if rest == NAME else rest}")
     if rest:
         found = str(store.client.get_model_version_download_uri(name, rest))
         return _location(store, found) if found.startswith(_MODELS) else found
@@ -203,7 +206,7 @@ def _known(store: Store, name: str) -> str:
     registered = {model.name: model for model in store.client.search_registered_models()}
     if name not in registered:
         names = f"; registered are: {', '.join(sorted(registered))}" if registered else "; none is registered"
-        return f"tracking.register=NAME registers the model of a run, and runs:/RUN_ID/model is the one of any{names}"
+        return f"tracking.register=NAME registers the model of a run, and runs:/RUN_ID is the one of any{names}"
     versions = sorted(int(each.version) for each in store.client.search_model_versions(f"name = '{name}'"))
     aliases = ", ".join(f"{alias} (version {version})" for alias, version in registered[name].aliases.items())
     return f"{name} has the versions {', '.join(map(str, versions)) or 'none'} and the aliases {aliases or 'none'}"

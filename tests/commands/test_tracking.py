@@ -60,11 +60,14 @@ def test_a_run_at_a_server_is_as_complete_as_one_in_the_projects_store(project: 
             f"run/{name}"
             for name in ("settings_from.json", "code.bundle", "code.patch", "code.json", "data.json", "identity.json")
         ),
-        *(f"model/{name}" for name in ("MLmodel", "architecture.json", "code", "model.safetensors", "python_env.yaml")),
-        *(f"model/{name}" for name in ("requirements.txt", "training_state.json", "training_state.safetensors")),
+        "model/model.safetensors",
         "pictures/loss.png",
         "pictures/topology.svg",
     }
+    (model,) = store.client.search_logged_models([run.info.experiment_id])
+    assert (model.source_run_id, model.tags["digest"]) == (run_id, done.report["digest"])
+    logged = {file.path for file in store.client.list_logged_model_artifacts(model.model_id)}
+    assert {"MLmodel", "model.safetensors", "training_state.safetensors"} <= logged
     fetched = store.client.download_artifacts(run_id, "run/trace.jsonl", str(project.path))
     assert Path(fetched).read_bytes() == (project.folder(run_id) / "trace.jsonl").read_bytes()
     listed = project.run("runs", f"tracking.uri={server.uri}", "output=json")

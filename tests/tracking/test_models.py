@@ -77,7 +77,7 @@ def test_each_name_of_a_model_finds_its_weights_and_an_alias_moves(store: Store,
         "models:/digits@newest": third,
         f"models:/{model.model_id}": second,
         f"runs:/{unregistered[:20]}": unregistered,
-        f"runs:/{first}/model": first,
+        f"runs:/{first}/trained": first,
     }.items():
         assert weights(store, tmp_path, name) == run_id, name
     (output,) = store.client.get_run(second).outputs.model_outputs
@@ -89,7 +89,7 @@ def test_each_name_of_a_model_finds_its_weights_and_an_alias_moves(store: Store,
 def test_what_fails_is_gone_on_with_and_done_once(store: Store, tmp_path: Path, fails: str) -> None:
     run_id = logged(store, tmp_path, Registration.parse(fails), fails)
     found = store.client.search_logged_models([store.experiment("e")], f"source_run_id = '{run_id}'")
-    assert [(model.name, model.status.value) for model in found] == [("model", "READY")]
+    assert [(model.name, model.status.value) for model in found] == [("trained", "READY")]
     (version,) = store.client.search_model_versions(f"name = '{fails}'")
     assert store.client.get_model_version(fails, version.version).aliases == ["newest"]
     assert weights(store, tmp_path, f"models:/{fails}@newest") == run_id
@@ -112,6 +112,14 @@ def test_what_is_not_there_is_said_with_what_there_is(store: Store, tmp_path: Pa
         pin(store, name)
     assert told in str(raised.value)
     assert name in str(raised.value)
+
+
+def test_a_run_that_logged_no_model_still_has_its_weights(store: Store, tmp_path: Path) -> None:
+    tracker = Tracker.create(store, store.experiment("e"), None, every_s=1.0)
+    (tmp_path / "model.safetensors").write_text("of before")
+    tracker.artifact(tmp_path / "model.safetensors", "model")
+    tracker.end("FINISHED")
+    assert weights(store, tmp_path, f"runs:/{tracker.run_id}") == "of before"
 
 
 def test_a_model_of_another_make_is_refused(store: Store, tmp_path: Path) -> None:

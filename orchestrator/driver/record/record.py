@@ -286,6 +286,8 @@ class Record:
             self.tracker.artifact(path, "run")
         for picture in sorted(self.files.pictures.glob("*")):
             self.tracker.artifact(picture, "pictures")
+        if self.files.weights.exists():
+            self.tracker.artifact(self.files.weights, "model")
         if self._model is not None:
             self.tracker.model(self._model, self._registration)
         self.tracker.end(_MLFLOW[status])

@@ -147,7 +147,7 @@ def _model(trained: Trained | None, run_id: str) -> list[Block]:
     if trained.layers:
         found.append(Code(trained.layers))
     if trained.tensors:
-        uri = trained.registered or f"runs:/{run_id}/model"
+        uri = trained.registered or f"runs:/{run_id}/trained"
         found += [
             Text("MLflow loads it, and another run begins with it:"),
             Code(f'mlflow.pyfunc.load_model("{uri}")\npython -m orchestrator conf=... initial={uri}'),
