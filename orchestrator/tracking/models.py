@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 LOADER = "orchestrator.serving"
-# Of the logged model of a run: runs:/RUN_ID/trained. Not the name of a folder of its artifacts, which MLflow's clients of a store
-# other than the process's own could not list any more.
+# Of the logged model of a run: runs:/RUN_ID/trained. Not the name of a folder of its artifacts, which MLflow's clients could
+# not list any more where the process has another store.
 NAME = "trained"
 _FOLDER = "model"  # of the run's artifacts, where its weights lie too
 WEIGHTS = "model.safetensors"
