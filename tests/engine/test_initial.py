@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,15 @@ from safetensors.torch import save_file
 from torch import nn
 
 from orchestrator.engine.compute import initial
+from orchestrator.engine.worker import Worker
 from orchestrator.errors import ConfigurationError
 from orchestrator.numerics.digests import distinct_state, model_digest
+from orchestrator.pipeline import Pipeline
 from orchestrator.plan import Initial
+from orchestrator.plan.resolve import INITIAL_FOLDER, resolve
+from orchestrator.transports.memory import LocalRegions
+from tests.engine import pipelines as p
+from tests.engine.runs import ONE, rotating, settings_for, train
 
 
 class Tied(nn.Module):
@@ -32,6 +39,23 @@ def saved(model: nn.Module, folder: Path) -> Initial:
     file = folder / "weights.safetensors"
     save_file({name: tensor.clone() for name, tensor in distinct_state(model).items()}, file)
     return Initial("models:/m/1", model_digest(model), str(file))
+
+
+@pytest.mark.parametrize("pipeline", [p.Batchnorm, p.Lstm])
+def test_a_run_goes_on_from_the_weights_of_another_on_every_layout(
+    pipeline: type[Pipeline], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = train(pipeline, steps=3)
+    file = tmp_path / INITIAL_FOLDER / f"{before.digest}.safetensors"
+    file.parent.mkdir(parents=True)
+    save_file(before.parameters, file)
+    monkeypatch.chdir(tmp_path)
+    begun: dict[str, Any] = {"initial": {"name": "models:/m/1", "digest": before.digest}, "seed": 8}
+    (reference, *others) = (train(pipeline, layout, **begun) for layout in (ONE, *rotating(2, 1)))
+    assert {(str(run.trace), run.digest) for run in others} == {(str(reference.trace), reference.digest)}
+    assert train(pipeline, seed=8).digest != reference.digest
+    worker = Worker(resolve(settings_for(pipeline, **begun)), LocalRegions())
+    assert worker.prepare()["initial_parameters"] == before.digest
 
 
 def test_a_model_gets_the_very_bits(tmp_path: Path) -> None:
