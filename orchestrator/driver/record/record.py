@@ -329,7 +329,7 @@ class Record:
             nodes=self._nodes,
             identity=identity,
             settings={key: masking.setting(key, value) for key, value in found.items()},
-            execution={key: str(masking.setting(key, value)) for key, value in execution.items()},
+            execution={key: masking.setting(key, value) for key, value in execution.items()},
             said=self._said,
             obstacles=self.obstacles,
             trained=self._trained(),
