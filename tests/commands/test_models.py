@@ -153,7 +153,10 @@ def test_every_number_of_the_card_is_mlflows(trained: Trained, tmp_path: Path) -
     (data,) = run.inputs.dataset_inputs
     assert f"<td>{data.dataset.name}</td><td>{data.dataset.digest}</td>" in page
     settings = dict(re.findall(r"<tr><td><code>([^<]*)</code></td><td><code>([^<]*)</code></td></tr>", page))
-    assert {key: html.unescape(value) for key, value in settings.items() if key in run.data.params} == run.data.params
+    unset = re.findall(r"<tr><th>null</th><td><code>([^<]*)</code></td></tr>", page)
+    shown = {key: html.unescape(value) for key, value in settings.items()}
+    shown |= dict.fromkeys((key for keys in unset for key in keys.split(", ")), "null")
+    assert {key: value for key, value in shown.items() if key in run.data.params} == run.data.params
     profile = json.loads(Path(client.download_artifacts(run_id, "run/data.json", str(tmp_path))).read_text())["profile"]
     assert facts["samples"] == str(profile["length"])
     for part, told in profile["fields"].items():

@@ -57,7 +57,7 @@ def test_a_whole_card() -> None:
         "- the same digest as an earlier run",
         "- commit: `c0ffee`",
         "| data/a\\|b | d41d | 1 | 5 | yes |",
-        "| `run.epochs` | `null` |",
+        "- null: `run.epochs`",
         "- packages: `torch 2.13.0`",
         "- all packages: `2, SHA-256 ab12`",
         "- GPU: `X 100, compute capability 9.0; driver 570.86, cuda 12.8, cudnn 91002`",

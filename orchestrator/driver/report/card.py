@@ -111,10 +111,10 @@ def page(contents: CardContents) -> Page:
             Section("Model", _model(contents.trained, contents.run_id)),
             Section("Code", _code(contents.code)),
             Section("Data", [*_data(contents.data, contents.before), *_shown(contents.pictures, "drift", "partition")]),
-            Section("Settings that determine the result", [_settings(contents.settings)]),
+            Section("Settings that determine the result", _settings(contents.settings)),
             Section("Seeds", _seeds(contents.settings)),
             Section("Environment", [block for name, node in contents.nodes.items() for block in _node(name, node)]),
-            Section("Execution (another run may change these, and keeps the bits)", [_settings(contents.execution)]),
+            Section("Execution (another run may change these, and keeps the bits)", _settings(contents.execution)),
             Section(
                 "Events", [*_events(contents.events), *_shown(contents.pictures, "topology", "clocks", "pipeline")]
             ),
@@ -213,12 +213,10 @@ def _keeper(item: Mapping[str, Any]) -> str:
     return "yes" if item.get("as_recorded") else "not as DVC has recorded it" if item.get("outs") else "no"
 
 
-def _settings(values: Mapping[str, Any]) -> Block:
-    return Grid(("key", "value"), [(name, str(_null(value))) for name, value in values.items()], as_code=True)
-
-
-def _null(value: Any) -> Any:
-    return "null" if value is None else value
+def _settings(values: Mapping[str, Any]) -> list[Block]:
+    given = [(name, str(value)) for name, value in values.items() if value is not None]
+    unset = ", ".join(name for name, value in values.items() if value is None)
+    return [Grid(("key", "value"), given, as_code=True), Facts({"null": unset or None})]
 
 
 def _seeds(settings: Mapping[str, Any]) -> list[Block]:
