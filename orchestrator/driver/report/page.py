@@ -170,13 +170,15 @@ def _html(block: Block) -> str:
         case Heading(text):
             return f"<h3>{_escaped(text)}</h3>"
         case Facts(rows):
-            lines = (
+            lines = [
                 f"<tr><th>{_escaped(name)}</th><td><code>{_escaped(flat(value))}</code></td></tr>"
                 for name, value in rows.items()
                 if value is not None
-            )
-            return f'<table class="facts">{"".join(lines)}</table>'
+            ]
+            return f'<table class="facts">{"".join(lines)}</table>' if lines else ""
         case Listing(sentences):
+            if not sentences:
+                return ""
             return "<ul>" + "".join(f"<li>{_escaped(flat(sentence))}</li>" for sentence in sentences) + "</ul>"
         case Grid(header, rows, as_code):
             return _table(header, rows, as_code) if rows else ""
