@@ -150,6 +150,7 @@ def test_every_number_of_the_card_is_mlflows(trained: Trained, tmp_path: Path) -
     assert (facts["steps"], facts["digest"], facts["identity"]) == (tags["steps"], tags["digest"], tags["identity"])
     (model,) = client.search_logged_models([run.info.experiment_id], f"source_run_id = '{run_id}'")
     assert facts["parameters"] == model.params["parameters"] == str(2 * 8 + 8 + 8 * 2 + 2)
+    assert run.inputs is not None
     (data,) = run.inputs.dataset_inputs
     assert f"<td>{data.dataset.name}</td><td>{data.dataset.digest}</td>" in page
     settings = dict(re.findall(r"<tr><td><code>([^<]*)</code></td><td><code>([^<]*)</code></td></tr>", page))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ class Failing:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return Store(None, tmp_path_factory.mktemp("store"))
 
 
@@ -80,7 +79,9 @@ def test_each_name_of_a_model_finds_its_weights_and_an_alias_moves(store: Store,
         f"runs:/{first}/trained": first,
     }.items():
         assert weights(store, tmp_path, name) == run_id, name
-    (output,) = store.client.get_run(second).outputs.model_outputs
+    outputs = store.client.get_run(second).outputs
+    assert outputs is not None
+    (output,) = outputs.model_outputs
     assert (output.model_id, output.step) == (model.model_id, 20)
     assert store.client.get_run(third).data.tags["registered_model"] == "models:/digits/3"
 

@@ -219,7 +219,8 @@ class Record:
             "parameters": self.run_manifest["parameters"],
             "layers": self._layers,
         }
-        packages = next(iter(self._nodes.values()), {}).get("packages", {})
+        node: Mapping[str, Any] = next(iter(self._nodes.values()), {})
+        packages = node.get("packages", {})
         state = None if checkpoints is None else model_folder.last_state(checkpoints, outcome.steps)
         work, modules = self._work, self._code.get("modules", {})
         code = {} if work is None else model_folder.code_of(work.root, work.tree, modules)
