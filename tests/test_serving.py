@@ -29,7 +29,8 @@ class Plain(Pipeline):
         raise AssertionError("they are not asked for")
 
     def loss(self, model: nn.Module, batch: Tensor) -> Tensor:
-        return model(batch).sum()
+        loss: Tensor = model(batch).sum()
+        return loss
 
 
 class Answering(Plain):

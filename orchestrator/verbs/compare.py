@@ -17,7 +17,7 @@ def _run(given: Arguments) -> Answer:
 
 
 def _refused(given: Arguments) -> dict[str, Any]:
-    nothing = {
+    nothing: dict[str, Any] = {
         "differences": [],
         "first_divergence": None,
         "files": [],

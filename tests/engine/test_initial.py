@@ -60,7 +60,8 @@ def test_a_run_goes_on_from_the_weights_of_another_on_every_layout(
 
 def test_a_model_gets_the_very_bits(tmp_path: Path) -> None:
     trained, fresh = Tied(1), Tied(2)
-    trained.norm.running_mean += 0.1
+    assert trained.norm.running_mean is not None
+    trained.norm.running_mean.add_(0.1)
     weights = saved(trained, tmp_path)
     assert initial.digest_of(initial.read(Path(weights.file), "m")) == weights.digest
     initial.begin_with(fresh, weights)
