@@ -78,6 +78,11 @@ class Pipeline:
         first batches are evaluated before the first step too."""
         return {}
 
+    def predict(self, model: torch.nn.Module, inputs: Any) -> Any:
+        """What the trained model answers when MLflow serves it: a tensor, or containers of them. The model is in evaluation
+        mode. inputs: a tensor, or a mapping of tensors."""
+        return model(inputs)
+
     def collate(self, items: Sequence[Any]) -> Any:
         """A batch from the items of a dataset; by default torch's `default_collate`."""
         from torch.utils.data import default_collate

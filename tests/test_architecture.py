@@ -23,6 +23,7 @@ FLOORS = [
     "cluster",
     "tracking",
     "provenance",
+    "serving",
     "engine",
     "checkpoints",
     "transports",

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.data import drift
+from orchestrator.data.drift import Drift
 from orchestrator.driver.record.folders import project_folder
 from orchestrator.driver.record.recorded import Recorded
+from orchestrator.driver.report import pictures
 from orchestrator.errors import UsageError
 from orchestrator.provenance.code.ancestry import Ancestry, ancestry
 from orchestrator.provenance.code.changes import Change, changes
@@ -20,23 +23,32 @@ from orchestrator.tracking import Store
 @dataclass(frozen=True)
 class Compared:
     """changed: the files of the code that differ; ancestry: what each side changed since their common ancestor, or why that is
-    not known; None of equal code."""
+    not known; None of equal code; drift: of the training data, None where a run does not tell how they are distributed;
+    picture: where it is drawn."""
 
     a: str
     b: str
     found: Comparison
     changed: list[Change]
     ancestry: Ancestry | str | None = None
+    drift: Drift | None = None
+    picture: Path | None = None
 
     def as_dict(self) -> dict[str, Any]:
         files = [{"path": each.path, "kind": each.kind, "diff": each.diff} for each in self.changed]
         told = {"runs": [self.a, self.b], **self.found.as_dict(), "files": files, "ancestor": None}
+        told["drift"] = None if self.drift is None else self.drift.as_dict()
+        told["picture"] = None if self.picture is None else str(self.picture)
         return {**told, "ancestor": self.ancestry.as_dict()} if isinstance(self.ancestry, Ancestry) else told
 
     def as_text(self) -> str:
         parts = [f"run a is {self.a}, run b is {self.b}", self.found.as_text()]
         if self.found.first_divergence is not None:
             parts.append(f"first difference of the traces: {divergence_text(self.found.first_divergence)}")
+        if self.drift is not None:
+            parts.append(self.drift.text)
+        if self.picture is not None:
+            parts.append(f"drawn in {self.picture}")
         if isinstance(self.ancestry, Ancestry):
             parts.append(self.ancestry.text)
         elif self.ancestry is not None:
@@ -54,7 +66,20 @@ def compare(names: str, uri: str | None) -> Compared:
     store = Store(uri, folder)
     a, b = (Recorded.find(store, folder, name) for name in both)
     found, changed = between(a, b)
-    return Compared(a.past.run_id, b.past.run_id, found, changed, _ancestry(Path.cwd(), a, b) if changed else None)
+    moved, picture = _drift(folder, a, b)
+    origin = _ancestry(Path.cwd(), a, b) if changed else None
+    return Compared(a.past.run_id, b.past.run_id, found, changed, origin, moved, picture)
+
+
+def _drift(folder: Path, a: Recorded, b: Recorded) -> tuple[Drift | None, Path | None]:
+    """How the training data of b differ from those of a, and where that is drawn; they are equal where their profiles are."""
+    mine, theirs = a.profile, b.profile
+    found = None if mine is None or theirs is None else drift.compare(mine, theirs)
+    if found is None or mine is None or theirs is None or not found.is_any:
+        return found, None
+    names = a.past.run_id, b.past.run_id
+    path = folder / "drift" / f"{names[0][:8]}-{names[1][:8]}.png"
+    return found, path if pictures.draw_drift(path, found, (mine, theirs), names) is None else None
 
 
 def _ancestry(project: Path, a: Recorded, b: Recorded) -> Ancestry | str:

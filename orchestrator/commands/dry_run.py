@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.control.shard_assignment import assign_shards
-from orchestrator.driver.record import preflight
+from orchestrator.driver.record import initial, preflight
 from orchestrator.driver.run.job import layout
 from orchestrator.engine.compute import construction
 from orchestrator.plan import Plan
@@ -84,6 +84,7 @@ def _shards(hosted: tuple[int, ...]) -> str:
 
 def dry_run(settings: Settings) -> DryRun:
     """Check all that a launch checks. Raises UsageError and NotRerunnable as it does."""
+    settings = initial.pinned(settings, Path.cwd())
     provenance = preflight.check(settings, Path.cwd())
     plan = resolve(settings)
     rehearsed = construction.rehearse(plan)

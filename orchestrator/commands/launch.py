@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.driver.record import preflight, private
+from orchestrator.driver.record import initial, preflight, private
 from orchestrator.driver.record.folders import project_folder
 from orchestrator.driver.record.preflight import Provenance
 from orchestrator.driver.record.record import Record, open_record
@@ -46,6 +46,7 @@ def launch(
     Raises UsageError and NotRerunnable before anything is started; an error of the run itself is in the outcome.
     """
     project = Path.cwd()
+    settings = initial.pinned(settings, project)
     provenance = preflight.check(settings, project)
     plan = resolve(settings)
     if replay is not None:

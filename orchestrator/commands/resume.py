@@ -16,7 +16,7 @@ from orchestrator.checkpoints.catalog import Catalog
 from orchestrator.checkpoints.manifest import Manifest
 from orchestrator.checkpoints.state import TrainingState
 from orchestrator.checkpoints.storage import open_storage
-from orchestrator.driver.record import preflight, private
+from orchestrator.driver.record import initial, preflight, private
 from orchestrator.driver.record.folders import RunFolder, project_folder
 from orchestrator.driver.record.record import reopen_record
 from orchestrator.driver.record.recorded import Recorded
@@ -67,6 +67,7 @@ def resume(
     secret = private.of_record(settings, recorded.files, past.run_id)
     display = for_stream() if beside is None else beside.display
     with recorded_project(recorded, project, folder, display) as place:
+        settings = initial.pinned(settings, place)
         provenance = preflight.check(settings, place)  # its notes are on what a launch is about to record
         plan = resolve(settings)
         run_start = beginning_of(plan, recorded.files, display.say)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.cluster.sessions import RaySession
@@ -13,7 +14,7 @@ from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.cluster.sessions.local import LocalRay
 from orchestrator.commands.resume import recorded_project
 from orchestrator.commands.trials import Trials, failed_all
-from orchestrator.driver.record import preflight
+from orchestrator.driver.record import initial, preflight
 from orchestrator.driver.record.folders import project_folder
 from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.report import pictures
@@ -44,6 +45,8 @@ def sweep(entry: str, overrides: Sequence[str]) -> SweepReport:
     """The whole story. Raises ConfigurationError before anything is started; an error of the sweep itself is in the report."""
     described = load_sweep(entry, [each for each in overrides if not each.startswith("output=")])
     project = Path.cwd()
+    if "initial.name" not in described.course.space:
+        described = replace(described, settings=initial.pinned(described.settings, project))
     _check(described, project)
     folder = project_folder(project)
     record = SweepRecord.create(described, folder, " ".join(sys.argv))

@@ -1,4 +1,4 @@
-"""A short description of a data set: how many items, of what shapes, between which values, in which classes.
+"""A short description of a data set: how many items, of what shapes, which values in which shares, in which classes.
 
 It is for people who compare two runs: the hash says that data differ, this says how. Evenly spaced items are read, and of each
 of their parts evenly spaced elements, so it does not see everything. Which ones depends on the data alone and never on time:
@@ -12,30 +12,36 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from orchestrator.data.sketch import Floats, Places, Sketches, spaced
+
 LIMIT, ELEMENTS = 64, 1 << 16
+_MOST_ITEMS, _ALL_ELEMENTS = 512, 1 << 18  # of small items more are read, while all together have so many elements
 _MOST_LABELS, _MOST_PARTS, _MOST_CLASSES, _MOST_FAULTS = 1 << 20, 256, 1000, 3
 
 
-def profile(dataset: Any, limit: int = LIMIT, *, elements: int = ELEMENTS) -> dict[str, Any]:
-    """Plain data: `length`, `sampled`, `fields` (by name or position: `dtype`, `shape`, `min`, `max`, `mean`, `std`), `classes`
-    (label -> how many of those `counted`) where items are pairs whose second part is a whole number, `unreadable`.
+def profile(dataset: Any, limit: int | None = None, *, elements: int = ELEMENTS) -> dict[str, Any]:
+    """Plain data: `length`, `sampled`, `fields` (by name or position: `dtype`, `shape`, `min`, `max`, `mean`, `std`), `columns`
+    (how the values of each column or channel are distributed, see sketch.py), `classes` (label -> how many of those `counted`)
+    where items are pairs whose second part is a whole number, `unreadable`.
 
-    dataset: map-style; limit: items read at most; elements: looked at in each part of an item at most. Never raises for what an
-    item is.
+    dataset: map-style; limit: items read at most, None for LIMIT, and more where they are small; elements: looked at in each
+    part of an item at most. Never raises for what an item is.
     """
     try:
         length = len(dataset)
     except Exception as error:  # a data set is the user's code
         return {"length": None, "unreadable": [f"its length: {_said(error)}"]}
     sample = _Sample(elements)
-    for index in _spaced(length, limit):
+    if length:
+        sample.read(dataset, 0)
+    for index in itertools.islice(_spaced(length, _items(sample.size) if limit is None else limit), 1, None):
         sample.read(dataset, index)
-    found: dict[str, Any] = {"length": length, "sampled": sample.items, "fields": sample.fields()}
+    found: dict[str, Any] = {"length": length, "sampled": sample.items, "fields": sample.fields(), **sample.columns()}
     counts, counted = _labels(dataset) or (sample.labels, sample.labelled)
     if counts and counted and (counted == length or sample.labelled == sample.items) and len(counts) <= _MOST_CLASSES:
         found["classes"] = {str(label): counts[label] for label in sorted(counts)}
@@ -49,16 +55,24 @@ class _Sample:
     def __init__(self, elements: int) -> None:
         self._elements = elements
         self.items = self.labelled = 0
+        self.size = 0  # of the largest item, in elements
         self.labels: Counter[int] = Counter()
         self.faults: list[str] = []
         self._fields: dict[str, _Field] = {}
+        self._sketches = Sketches()
 
     def read(self, dataset: Any, index: int) -> None:
         try:
             item = dataset[index]
             with np.errstate(all="ignore"):
+                size = 0
                 for name, value in itertools.islice(_parts(item), _MOST_PARTS):
-                    self._fields.setdefault(name, _Field()).add(value, self._elements)
+                    part = _array(value, self._elements)
+                    self._fields.setdefault(name, _Field()).add(*part[:3])
+                    if part.array is not None:
+                        self._sketches.add(name, part.shape, part.array.reshape(-1), part.places)
+                        size += math.prod(part.shape)
+                self.size = max(self.size, size)
             label = _label(item)
         except Exception as error:  # an item is the user's, and so is the code that makes it
             if len(self.faults) < _MOST_FAULTS:
@@ -68,6 +82,10 @@ class _Sample:
         if label is not None:
             self.labelled += 1
             self.labels[label] += 1
+
+    def columns(self) -> dict[str, Any]:
+        found = {"columns": self._sketches.as_dict()}
+        return {**found, "columns_left_out": self._sketches.left_out} if self._sketches.left_out else found
 
     def fields(self) -> dict[str, dict[str, Any]]:
         return {name: field.as_dict() for name, field in self._fields.items()}
@@ -83,9 +101,7 @@ class _Field:
         self._mean = self._m2 = 0.0
         self._min, self._max = math.inf, -math.inf
 
-    def add(self, value: Any, most: int) -> None:
-        """most: elements that are looked at."""
-        kind, shape, array = _array(value, most)
+    def add(self, kind: str, shape: tuple[int, ...], array: Floats | None) -> None:
         self._kinds[kind] = None
         if array is None:
             return
@@ -115,10 +131,14 @@ class _Field:
         return {**told, "not_finite": self._not_finite} if self._not_finite else told
 
 
+def _items(size: int) -> int:
+    """How many are read. size: elements of the first one; 0 where it cannot be read."""
+    return max(LIMIT, min(_MOST_ITEMS, _ALL_ELEMENTS // size)) if size else LIMIT
+
+
 def _spaced(length: int, limit: int) -> Iterator[int]:
     """At most `limit` indices, evenly spaced from the first on."""
-    count = min(length, limit)
-    return (position * length // count for position in range(count))
+    return (int(index) for index in spaced(length, limit))
 
 
 def _parts(item: Any, name: str = "") -> Iterator[tuple[str, Any]]:
@@ -135,23 +155,35 @@ def _parts(item: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield from _parts(value, f"{name}.{key}" if name else key)
 
 
-def _array(value: Any, most: int) -> tuple[str, tuple[int, ...], np.ndarray[Any, np.dtype[np.float64]] | None]:
-    """What kind of value it is, its shape, and its elements in float64 if they are real numbers: at most so many."""
+class _Part(NamedTuple):
+    """What kind of value a part of an item is, its shape, and in float64 its elements if they are real numbers, or so many of
+    them: those at these places."""
+
+    kind: str
+    shape: tuple[int, ...] = ()
+    array: Floats | None = None
+    places: Places = np.arange(0)
+
+
+def _array(value: Any, most: int) -> _Part:
+    """most: elements."""
     if isinstance(value, torch.Tensor):
         kind = str(value.dtype).removeprefix("torch.")
         if value.is_complex():
-            return kind, (), None
+            return _Part(kind)
         dense = value.detach().to_dense()
-        few = dense if dense.numel() <= most else torch.take(dense, torch.tensor(list(_spaced(dense.numel(), most))))
-        return kind, tuple(value.shape), few.cpu().to(torch.float64).numpy()
+        places = spaced(dense.numel(), most)
+        few = dense if dense.numel() <= most else torch.take(dense, torch.from_numpy(places))
+        return _Part(kind, tuple(value.shape), few.cpu().to(torch.float64).numpy(), places)
     if isinstance(value, (str, bytes)) or value is None:
-        return type(value).__name__, (), None
+        return _Part(type(value).__name__)
     array = np.asarray(value)
     kind = type(value).__name__ if array.ndim == 0 else str(array.dtype)
     if array.dtype.kind not in "biuf":
-        return kind, (), None
-    chosen = array if array.size <= most else np.take(array, list(_spaced(array.size, most)))
-    return kind, array.shape, chosen.astype(np.float64)
+        return _Part(kind)
+    places = spaced(array.size, most)
+    chosen = array if array.size <= most else np.take(array, places)
+    return _Part(kind, array.shape, chosen.astype(np.float64), places)
 
 
 def _label(item: Any) -> int | None:

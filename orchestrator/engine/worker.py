@@ -31,7 +31,7 @@ from orchestrator.engine.worker_hooks import WorkerHooks, WorkerState
 from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import allocator, cuda, determinism, staging
 from orchestrator.numerics.digests import model_digest
-from orchestrator.pipeline import find
+from orchestrator.pipeline import find, naming
 from orchestrator.plan import Plan
 from orchestrator.records.progress import Progress
 from orchestrator.transports.base import Regions
@@ -146,6 +146,11 @@ class Worker:
     def partition(self) -> dict[str, Any] | None:
         """How the training samples are divided among the shards, as plain data; None where they are not."""
         return self._workload.partition()
+
+    def layers(self) -> str:
+        """The model in words, as torch has it."""
+        with naming("the model's layers in words"):
+            return str(self._workload.model)
 
     def state(self) -> dict[str, torch.Tensor]:
         """The model's parameters and persistent buffers, tied tensors once, as tensors of their own in host memory."""

@@ -27,6 +27,7 @@ __all__ = [
     "Compute",
     "Data",
     "Exchange",
+    "Initial",
     "Local",
     "Members",
     "Plan",
@@ -69,14 +70,25 @@ class Compute:
 
 
 @dataclass(frozen=True)
+class Initial:
+    """Weights that training begins with. name: of the model, for messages; digest: of its parameters and buffers; file: where
+    they lie, from the project's folder."""
+
+    name: str
+    digest: str | None
+    file: str
+
+
+@dataclass(frozen=True)
 class Run:
-    """seed: of all randomness. Of steps and epochs one is set."""
+    """seed: of all randomness. Of steps and epochs one is set. initial: None where the pipeline's model is trained as it is."""
 
     pipeline: Source
     compute: Compute
     seed: int
     steps: int | None
     epochs: int | None
+    initial: Initial | None = None
 
     def length(self, steps_of: Callable[[int], int]) -> int:
         """In steps. steps_of: so many epochs."""

@@ -12,6 +12,7 @@ from orchestrator.plan import (
     Compute,
     Data,
     Exchange,
+    Initial,
     Local,
     Members,
     Plan,
@@ -35,6 +36,8 @@ from orchestrator.topologies import TOPOLOGIES
 from orchestrator.updates.schedules import SCHEDULES
 from orchestrator.values import Span
 
+INITIAL_FOLDER = ".orchestrator/initial"  # where a launch puts the weights that training begins with
+
 
 def resolve(settings: Settings) -> Plan:
     run, data = settings.run, settings.data
@@ -45,6 +48,7 @@ def resolve(settings: Settings) -> Plan:
             seed=run.seed,
             steps=run.steps,
             epochs=run.epochs,
+            initial=_initial(settings),
         ),
         data=Data(
             data.shards,
@@ -64,6 +68,11 @@ def resolve(settings: Settings) -> Plan:
         pipelining=Variant(settings.cluster.pipeline.name, settings.cluster.pipeline.options),
         recompute=settings.run.recompute,
     )
+
+
+def _initial(settings: Settings) -> Initial | None:
+    name, digest = settings.initial.name, settings.initial.digest
+    return None if name is None else Initial(name, digest, f"{INITIAL_FOLDER}/{digest}.safetensors")
 
 
 def _variant(

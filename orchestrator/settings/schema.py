@@ -93,6 +93,12 @@ TARGET = matching(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", "package.module:Class
 ADDRESS = matching(r"([^\s/:\[\]]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", "host:port")
 NOISE = Must("from 0 to 1000", lambda multiplier: bool(0 <= multiplier <= MOST_NOISE))
 CHANCE = Must("greater than 0 and less than 1", lambda delta: bool(0 < delta < 1))
+MODEL = matching(
+    r"models:/[^/@:]+(@[^/@:]+|/\d+)|models:/m-[0-9a-f]+|runs:/[0-9a-z]+(/[^@:]+)?",
+    "models:/NAME@ALIAS, models:/NAME/VERSION or runs:/RUN_ID",
+)
+REGISTERED = matching(r"[^/@:]+(@[^/@:]+)?", "NAME or NAME@ALIAS, without / and :")
+HEX_DIGEST = matching(r"[0-9a-f]{64}", "a digest, 64 hexadecimal digits")
 ABSOLUTE = Must("an absolute path, or one from ~", lambda path: str(path).startswith(("/", "~")))
 NO_NAME = Must("a mapping without the key 'name'", lambda options: "name" not in options)
 
@@ -424,6 +430,23 @@ class EvaluationSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class InitialSettings:
+    name: str | None = field(
+        default=None,
+        metadata=result(
+            "The model in MLflow whose weights training begins with; an alias is recorded as its version.",
+            MODEL,
+        ),
+    )
+    digest: str | None = field(
+        default=None,
+        metadata=result(
+            "The digest of these weights: a launch fills it in, and where it is given, others are refused.", HEX_DIGEST
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
     every: Every | None = field(
         default=Every(seconds=60.0),
@@ -455,6 +478,13 @@ class TraceSettings:
 class TrackingSettings:
     uri: str | None = field(default=None, metadata=execution("The MLflow store; null: the project's own.", NOT_EMPTY))
     every_s: float = field(default=1.0, metadata=execution("Seconds between two writes to the store.", POSITIVE))
+    register: str | None = field(
+        default=None,
+        metadata=execution(
+            "The name, or NAME@ALIAS, under which the trained model is registered; the alias is newest if not given.",
+            REGISTERED,
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -476,6 +506,7 @@ class Settings:
             "How gradients travel between workers; auto: by shared memory on one node, by TCP between nodes."
         ),
     )
+    initial: InitialSettings = field(default_factory=InitialSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     contribution: ContributionSettings = field(default_factory=ContributionSettings)
     compression: CompressionSettings = field(default_factory=CompressionSettings)
@@ -923,6 +954,12 @@ def _plateau_needs_steps(schedule: str, every: Every | None) -> str | None:
     return _watching_needs_steps("schedule=plateau" if schedule == "plateau" else None, every)
 
 
+def _digest_has_a_model(digest: str | None, name: str | None) -> str | None:
+    if digest is None or name is not None:
+        return None
+    return "initial.digest: it is the digest of a model's weights; set initial, such as initial=models:/NAME@ALIAS"
+
+
 TWO_LENGTHS = "run.steps and run.epochs: only one can be set"
 _LOCAL = ("local.steps", "local.epochs")
 
@@ -972,6 +1009,7 @@ RULES = (
         ("privacy.noise_multiplier", "privacy.clients", "data.partition.clients", "data.shards"),
         _clients_are_said_once,
     ),
+    Rule(("initial.digest", "initial.name"), _digest_has_a_model),
     Rule(("schedule.end", "schedule.warmup"), _end_is_behind_warmup),
     Rule(("early_stopping.patience", "evaluation.every"), _stopping_needs_steps),
     Rule(("schedule.name", "evaluation.every"), _plateau_needs_steps),

@@ -9,7 +9,10 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-_COLUMNS = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location"))
+_COLUMNS = (
+    *(("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location")),
+    *(("model_versions", "source"), ("model_versions", "storage_location")),
+)
 
 
 def rebase(database: Path, artifacts: Path) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from orchestrator.tracking.models import ModelFolder, ModelLog, Registration
 from orchestrator.tracking.store import Store, identity_of_process, reason
 
 if TYPE_CHECKING:
@@ -118,6 +119,10 @@ class Tracker:
     def artifact(self, path: Path, folder: str) -> None:
         """Remembered, like metrics: the file is read when it is sent."""
         self._later.append(lambda: self._client.log_artifact(self.run_id, str(path), folder))
+
+    def model(self, folder: ModelFolder, registration: Registration | None) -> None:
+        """The trained model, as a logged model of MLflow. Remembered, like metrics: the folder is read when it is sent."""
+        self._later.append(ModelLog(self._client, self.run_id, folder, registration))
 
     def end(self, status: Status) -> None:
         """Send all there is, the status last. `trouble` is None exactly when the store has everything."""

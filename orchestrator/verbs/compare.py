@@ -17,12 +17,25 @@ def _run(given: Arguments) -> Answer:
 
 
 def _refused(given: Arguments) -> dict[str, Any]:
-    return {"runs": given.value.split(","), "differences": [], "first_divergence": None, "files": [], "ancestor": None}
+    nothing: dict[str, Any] = {
+        "differences": [],
+        "first_divergence": None,
+        "files": [],
+        "ancestor": None,
+        "drift": None,
+        "picture": None,
+    }
+    return {"runs": given.value.split(","), **nothing}
 
 
 VERB = Verb(
     forms=("compare=RUN_A,RUN_B",),
-    about=(("compare=A,B", "what differs between two runs: code, data, settings, environment, the first step"),),
+    about=(
+        (
+            "compare=A,B",
+            "what differs between two runs: code, data and their drift, settings, environment, the first step",
+        ),
+    ),
     run=_run,
     refused=_refused,
 )

@@ -166,7 +166,9 @@ def test_mlflow_has_one_complete_run_per_launch(digits: Project, launched: Done)
     recorded = (
         "code.bundle code.json code.patch data.json environment.json identity.json settings.yaml settings_from.json"
     )
-    assert artifacts == {f"run/{name}" for name in ("card.md", "journal.jsonl", "trace.jsonl", *recorded.split())}
+    assert artifacts == {
+        f"run/{name}" for name in ("card.md", "card.html", "journal.jsonl", "trace.jsonl", *recorded.split())
+    }
     assert [file.path for file in store.client.list_artifacts(report["run_id"], "model")] == ["model/model.safetensors"]
     assert [file.path for file in store.client.list_artifacts(report["run_id"], "pictures")] == [
         "pictures/loss.png",

@@ -52,7 +52,10 @@ def test_a_run_at_a_server_is_as_complete_as_one_in_the_projects_store(project: 
         file.path for folder in ("run", "model", "pictures") for file in store.client.list_artifacts(run_id, folder)
     }
     assert artifacts == {
-        *(f"run/{name}" for name in ("journal.jsonl", "trace.jsonl", "settings.yaml", "environment.json", "card.md")),
+        *(
+            f"run/{name}"
+            for name in ("journal.jsonl", "trace.jsonl", "settings.yaml", "environment.json", "card.md", "card.html")
+        ),
         *(
             f"run/{name}"
             for name in ("settings_from.json", "code.bundle", "code.patch", "code.json", "data.json", "identity.json")
@@ -61,6 +64,10 @@ def test_a_run_at_a_server_is_as_complete_as_one_in_the_projects_store(project: 
         "pictures/loss.png",
         "pictures/topology.svg",
     }
+    (model,) = store.client.search_logged_models([run.info.experiment_id])
+    assert (model.source_run_id, model.tags["digest"]) == (run_id, done.report["digest"])
+    logged = {file.path for file in store.client.list_logged_model_artifacts(model.model_id)}
+    assert {"MLmodel", "model.safetensors", "training_state.safetensors"} <= logged
     fetched = store.client.download_artifacts(run_id, "run/trace.jsonl", str(project.path))
     assert Path(fetched).read_bytes() == (project.folder(run_id) / "trace.jsonl").read_bytes()
     listed = project.run("runs", f"tracking.uri={server.uri}", "output=json")

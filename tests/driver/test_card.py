@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import html
+import re
+from pathlib import Path
 
-from orchestrator.driver.report.card import CardContents, card
+from orchestrator.data.drift import Drift, Shift
+from orchestrator.driver.report.card import CardContents, Trained, card, page
+from orchestrator.driver.report.page import as_html, cleaned, markdown
 
 NODE = {
     "bits": {
@@ -29,7 +35,7 @@ FACTS = CardContents(
     command="python -m orchestrator conf=digits",
     outcome={"steps": 20, "loss": 0.5, "digest": "4a4d", "error": None},
     code={"tree": "895a", "origin": "c0ffee", "project": "", "changed": [f"{i}.py" for i in range(22)]},
-    data={"inputs": [INPUT]},
+    data={"inputs": [INPUT], "profile": {"length": 5, "sampled": 5, "fields": {}}},
     nodes={"here": NODE},
     identity={"identity": "1d"},
     settings={"run.seed": 1, "run.epochs": None},
@@ -37,6 +43,9 @@ FACTS = CardContents(
     said=["the same digest as an earlier run"],
     obstacles=[],
 )
+TRAINED = Trained("a:B", {"hidden": 3}, 9, "Linear(2, 3)", {"weight": {"dtype": "F32", "shape": [2, 3]}})
+EVENTS = [{"event": "worker_lost", "worker": 1, "why": "killed"}, {"event": "checkpoint_saved", "step": 20}]
+MOVED = Drift((Shift("x", 0.5, 0.3, 0.0, drifted=True, text="x: median 1 -> 2"),))
 
 
 def test_a_whole_card() -> None:
@@ -48,7 +57,7 @@ def test_a_whole_card() -> None:
         "- the same digest as an earlier run",
         "- commit: `c0ffee`",
         "| data/a\\|b | d41d | 1 | 5 | yes |",
-        "| `run.epochs` | `null` |",
+        "- null: `run.epochs`",
         "- packages: `torch 2.13.0`",
         "- all packages: `2, SHA-256 ab12`",
         "- GPU: `X 100, compute capability 9.0; driver 570.86, cuda 12.8, cudnn 91002`",
@@ -77,3 +86,37 @@ def test_a_run_that_came_to_nothing_has_a_card() -> None:
     assert "It is not recorded." in text
     assert "`data.inputs` names none." in text
     assert "## Environment" not in text
+
+
+def test_both_forms_say_the_same_and_the_html_is_one_file(tmp_path: Path) -> None:
+    picture = tmp_path / "loss.png"
+    picture.write_bytes(b"\x89PNG")
+    whole = page(dataclasses.replace(FACTS, pictures=[picture], trained=TRAINED, events=EVENTS, before=("beef", MOVED)))
+    shown, written = as_html(whole), markdown(whole)
+    assert base64.b64encode(b"\x89PNG").decode() in shown
+    assert not re.findall(r"(?:src|href)=\"(?!data:)", shown), "everything is in it"
+    told = re.findall(r"<tr><th>([^<]+)</th><td><code>([^<]*)</code></td></tr>", shown)
+    assert {f"- {name}: `{html.unescape(value)}`" for name, value in told} <= {*written.splitlines()}
+    assert {"parameters", "tensors", "loss", "run.seed", "samples"} <= {name for name, _ in told}
+    for part in ("Linear(2, 3)", "median 1 -&gt; 2", "worker_lost", "Is the code available?", "rerun=0123abcd"):
+        assert part in shown, part
+    assert "resume=" not in shown, "it has finished"
+
+
+def test_nothing_of_a_run_can_write_into_the_page() -> None:
+    evil = "<script>alert(1)</script>"
+    whole = page(dataclasses.replace(FACTS, name=evil, settings={evil: evil}, said=[evil], obstacles=[evil]))
+    assert "<script" not in as_html(whole)
+
+
+def test_what_is_secret_is_taken_out_before_anything_is_escaped() -> None:
+    whole = cleaned(
+        page(dataclasses.replace(FACTS, settings={"a": "p&ss<word"})), lambda text: text.replace("p&ss<word", "*")
+    )
+    assert "ss&lt;word" not in as_html(whole)
+    assert "| `a` | `*` |" in markdown(whole)
+
+
+def test_a_run_that_did_not_finish_says_how_to_go_on() -> None:
+    text = card(dataclasses.replace(FACTS, status="killed", uri="http://there"))
+    assert "    python -m orchestrator resume=0123abcd tracking.uri=http://there" in text.splitlines()

@@ -36,6 +36,7 @@ from orchestrator.settings import (
     EvaluationSettings,
     Every,
     GradientSettings,
+    InitialSettings,
     LocalOptimizerSettings,
     LocalSettings,
     OptimizerSettings,
@@ -151,6 +152,7 @@ def settings_for(
     local: dict[str, Any] | None = None,
     privacy: dict[str, Any] | None = None,
     masked: bool = False,
+    initial: dict[str, Any] | None = None,
 ) -> Settings:
     options, mode = dict(optimizer or {}), dict(sync or {"name": "bsp"})
     parts, draws = {"name": "shared", **(partition or {})}, {"name": "uniform", **(sampling or {})}
@@ -185,6 +187,7 @@ def settings_for(
         local=_local(**local) if local else LocalSettings(),
         privacy=PrivacySettings(**(privacy or {})),
         secure_aggregation=masked,
+        initial=InitialSettings(**(initial or {})),
     )
 
 

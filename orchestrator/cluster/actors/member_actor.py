@@ -134,8 +134,9 @@ class MemberActor:
         return {**self._answer(lambda: dict(self._member.look(name, first, count))), "token": token}
 
     def profile(self) -> Answer:
-        """`{"profile", "partition"}`: a short description of the training data, and how they are divided among the shards, None
-        where they are not. Between generations: items are fetched in the compute thread."""
+        """`{"profile", "partition", "layers"}`: a short description of the training data; how they are divided among the
+        shards, None where they are not; the model's layers in words. Between generations: items are fetched in the compute
+        thread."""
         return self._answer(self._profile)
 
     def stand_by(self) -> None:
@@ -213,7 +214,11 @@ class MemberActor:
         from orchestrator.numerics.streams import seeded
 
         with seeded(0, "profile"):
-            return {"profile": profile(self._member.training_data()), "partition": self._member.partition()}
+            return {
+                "profile": profile(self._member.training_data()),
+                "partition": self._member.partition(),
+                "layers": self._member.layers(),
+            }
 
     def _describe(self, origin: str | None) -> Answer:
         from orchestrator.provenance.code import imported

@@ -145,8 +145,8 @@ class Members:
         self._ask(member, "looked", self._members[member].actor.look.remote(token, name, first, count))
 
     def profile(self, member: int) -> dict[str, Any] | None:
-        """`{"profile", "partition"}`: a short description of the training data, and how they are divided among the shards, if
-        they are; None when the member cannot give one."""
+        """`{"profile", "partition", "layers"}`: a short description of the training data, how they are divided among the
+        shards, if they are, and of the model; None when the member cannot give one."""
         try:
             answer: Answer = ray.get(self._members[member].actor.profile.remote(), timeout=_PROFILE_S)
         except RayError:

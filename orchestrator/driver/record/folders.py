@@ -46,8 +46,10 @@ class RunFolder:
         self.privacy = self.path / "privacy.json"
         self.identity = self.path / "identity.json"
         self.card = self.path / "card.md"
+        self.page = self.path / "card.html"
         self.verdict = self.path / "verdict.json"
         self.weights = self.path / "model.safetensors"
+        self.model = self.path / "model"
         self.error = self.path / "error.txt"
         self.pictures = self.path / "pictures"
         self.checkpoints = self.path / "checkpoints"
@@ -80,5 +82,5 @@ class RunFolder:
         code = [self.bundle, self.patch, self.code]
         surroundings = [self.environment, self.dockerfile, self.pylock]
         inputs = [self.settings, self.origins, *code, self.data, *surroundings, self.privacy, self.identity]
-        files = [*inputs, self.journal, self.trace, self.rests, self.card, self.verdict, self.error]
+        files = [*inputs, self.journal, self.trace, self.rests, self.card, self.page, self.verdict, self.error]
         return [file for file in files if file.exists()]

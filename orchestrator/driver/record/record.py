@@ -7,6 +7,7 @@ What the run is made of goes into files that are artifacts too: `code.bundle` (t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -18,11 +19,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
+from orchestrator.data import drift
+from orchestrator.data.drift import Drift
+from orchestrator.driver.record import model_folder, predecessor
 from orchestrator.driver.record.folders import RunFolder
+from orchestrator.driver.record.predecessor import Predecessor
 from orchestrator.driver.record.preflight import ORCHESTRATOR, Provenance
 from orchestrator.driver.record.private import COMMITMENT, commitment_in
-from orchestrator.driver.report import card
+from orchestrator.driver.report import card, pictures
 from orchestrator.driver.report.outcome import Outcome, Status
+from orchestrator.driver.report.page import as_html, cleaned, markdown
 from orchestrator.engine import executions
 from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.plan.resolve import resolve
@@ -33,7 +39,7 @@ from orchestrator.records import identity, lines, masking, rests
 from orchestrator.records.lines import LineFile
 from orchestrator.records.masking import Masker
 from orchestrator.settings import Settings, determining, flat, to_yaml
-from orchestrator.tracking import Store, Tracker, is_server
+from orchestrator.tracking import Store, Tracker, default_uri, is_server, models
 from orchestrator.tracking.store import USER, user
 
 _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
@@ -87,9 +93,12 @@ class Record:
         self._settings = settings
         self._inputs = contents.inputs
         self._said: list[str] = []
+        self.drift_told = False  # what came of comparing the data with those of the run before
+        self._drift: tuple[str, Drift] | None = None
         self._work = contents.work
         self._nodes: dict[str, Any] = _read(files.environment).get("nodes", {})
         self._code = _read(files.code)
+        self._model: models.ModelFolder | None = None
 
     @property
     def history(self) -> list[LineFile]:
@@ -106,7 +115,7 @@ class Record:
         """What is known of code, data and settings before anything is computed."""
         return {
             "code": None if self._work is None else self._work.tree,
-            "data": {item.path: item.md5 for item in self._inputs},
+            "data": self.data,
             "settings": determining(self._settings),
         }
 
@@ -130,7 +139,7 @@ class Record:
         found = {
             "search_path": list(judged.search_path),
             "modules": {
-                each.module.name: {"kind": each.kind, "sha256": each.module.sha256}
+                each.module.name: {"kind": each.kind, "sha256": each.module.sha256, "path": each.path}
                 for each in judged.findings
                 if each.module.name.split(".")[0] not in ORCHESTRATOR
             },
@@ -140,6 +149,34 @@ class Record:
         _write(self.files.code, self._code)
         self.obstacles += judged.obstacles
         return list(judged.obstacles)
+
+    @property
+    def data(self) -> dict[str, str]:
+        """The declared inputs: path -> md5."""
+        return {item.path: item.md5 for item in self._inputs}
+
+    def predecessor(self) -> Predecessor | None:
+        """The run before, with what its data were like."""
+        target = self._settings.pipeline.target
+        return predecessor.find(self.store, self.tracker, target, self.files.path.parent)
+
+    def compare_data(self) -> list[str]:
+        """Compare the training data with those of the run before, draw and tag what differs. Returns sentences for a person,
+        where nobody has told so yet."""
+        profile = self.described.get("profile")
+        before = None if profile is None else self.predecessor()
+        found = None if before is None else before.drift(profile)
+        if before is None or found is None or profile is None:
+            return []
+        self._drift = before.run_id, found
+        self.tracker.tag("drift", ", ".join(drift.named(found)) or "none")
+        self.tracker.tag("drift_from", before.run_id)
+        if not found.is_any:
+            return []
+        names = before.run_id, self.tracker.run_id
+        trouble = pictures.draw_drift(self.files.pictures / "drift.png", found, (before.profile, profile), names)
+        told = [] if self.drift_told else [f"note: since run {before.run_id} of this experiment {found.text}"]
+        return told if trouble is None else [*told, f"note: {trouble}"]
 
     def compare_with_like(self, digest: str | None) -> list[str]:
         """Compare the digest with that of every run of the same identity, which must be equal (law 2). Returns
@@ -171,6 +208,51 @@ class Record:
         if others:
             self.tracker.tag(what, ", ".join(others[:_NAMED]))
 
+    def keep_model(self, outcome: Outcome, checkpoints: str | None) -> str | None:
+        """Put the trained model together as MLflow is to have it; what of that could not be done, or None. checkpoints: where
+        the one of the last step lies, if there is one."""
+        source = self._settings.pipeline
+        told = {
+            "target": source.target,
+            "args": self._arguments,
+            "seed": self._settings.run.seed,
+            "digest": outcome.digest,
+            "parameters": self.run_manifest["parameters"],
+            "layers": self._layers,
+        }
+        node: Mapping[str, Any] = next(iter(self._nodes.values()), {})
+        packages = node.get("packages", {})
+        state = None if checkpoints is None else model_folder.last_state(checkpoints, outcome.steps)
+        work, modules = self._work, self._code.get("modules", {})
+        code = {} if work is None else model_folder.code_of(work.root, work.tree, modules)
+        try:
+            model_folder.write(self.files.model, self.files.weights, told, packages, code, state)
+        except OSError as error:
+            return f"MLflow gets no model of this run: {error}"
+        params = {"target": source.target, "parameters": str(told["parameters"])}
+        tags = {"digest": str(outcome.digest)}
+        self._model = models.ModelFolder(self.files.model, model_folder.CODE, outcome.steps, params, tags)
+        if state is not None:
+            return None
+        return "the model is logged without the state of its training: there is no checkpoint of the last step"
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        """Of the pipeline, without credentials."""
+        given = self._settings.pipeline.args
+        return {key: masking.setting(f"pipeline.args.{key}", value) for key, value in given.items()}
+
+    @property
+    def _layers(self) -> str | None:
+        """The model in words, as a worker has told it."""
+        told = self.described.get("layers")
+        return None if told is None else self._masker.text(told)
+
+    @property
+    def _registration(self) -> models.Registration | None:
+        name = self._settings.tracking.register
+        return None if name is None else models.Registration.parse(name)
+
     def close(self, outcome: Outcome) -> str | None:
         """Write down how the run ended, here and in MLflow; why MLflow could not take all of it, or None."""
         for file in self.history:
@@ -190,7 +272,7 @@ class Record:
             self.tracker.tag("steps", str(outcome.steps))
         if outcome.digest is not None:
             self.tracker.tag("digest", outcome.digest)
-        told = {key: value for key, value in self.described.items() if value is not None}
+        told = {key: self.described[key] for key in ("profile", "partition") if self.described.get(key) is not None}
         if told:
             _write(self.files.data, {**_read(self.files.data), **told})
         if self._nodes:  # the disk may have been full when they were written
@@ -200,7 +282,7 @@ class Record:
         built = container.dockerfile(self.tracker.run_id, list(self._nodes.values()))
         if built is not None:
             _put(self.files.dockerfile, built)
-        _put(self.files.card, self._masker.text(self._card(outcome)))
+        self._put_card(outcome)
         self.journal.append([ending])
         self.journal.close()
         for file in self.history:
@@ -211,10 +293,19 @@ class Record:
             self.tracker.artifact(picture, "pictures")
         if self.files.weights.exists():
             self.tracker.artifact(self.files.weights, "model")
+        if self._model is not None:
+            self.tracker.model(self._model, self._registration)
         self.tracker.end(_MLFLOW[status])
         return self.tracker.trouble
 
-    def _card(self, outcome: Outcome) -> str:
+    def _put_card(self, outcome: Outcome) -> None:
+        contents = self._card(outcome)
+        page = cleaned(card.page(contents), self._masker.text)
+        _put(self.files.card, markdown(page))
+        with contextlib.suppress(OSError):  # of a picture; the page in Markdown names it
+            _put(self.files.page, as_html(page))
+
+    def _card(self, outcome: Outcome) -> card.CardContents:
         found = determining(self._settings)
         execution = {key: value for key, value in flat(self._settings).items() if key not in found}
         results = {"loss": outcome.loss, **outcome.metrics, "digest": outcome.digest}
@@ -231,23 +322,45 @@ class Record:
         }
         if lost:
             rows["recoveries"] = ", ".join(lost)
-        return card.card(
-            card.CardContents(
-                run_id=self.tracker.run_id,
-                name=self.tracker.name,
-                status=outcome.status,
-                started=datetime.fromtimestamp(self.tracker.started_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
-                command=shlex.join(["python", "-m", "orchestrator", *masking.arguments(sys.argv[1:])]),
-                outcome=rows,
-                code=self._code,
-                data=_read(self.files.data),
-                nodes=self._nodes,
-                identity=identity,
-                settings={key: masking.setting(key, value) for key, value in found.items()},
-                execution={key: str(masking.setting(key, value)) for key, value in execution.items()},
-                said=self._said,
-                obstacles=self.obstacles,
-            )
+        return card.CardContents(
+            run_id=self.tracker.run_id,
+            name=self.tracker.name,
+            status=outcome.status,
+            started=datetime.fromtimestamp(self.tracker.started_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+            command=shlex.join(["python", "-m", "orchestrator", *masking.arguments(sys.argv[1:])]),
+            outcome=rows,
+            code=self._code,
+            data=_read(self.files.data),
+            nodes=self._nodes,
+            identity=identity,
+            settings={key: masking.setting(key, value) for key, value in found.items()},
+            execution={key: masking.setting(key, value) for key, value in execution.items()},
+            said=self._said,
+            obstacles=self.obstacles,
+            trained=self._trained(),
+            events=self._events(),
+            pictures=sorted(self.files.pictures.glob("*")),
+            before=self._drift,
+            uri=None if self.store.uri == default_uri(self.files.path.parent) else masking.text(self.store.uri),
+        )
+
+    def _events(self) -> list[dict[str, Any]]:
+        try:
+            return [event for event in lines.read(self.files.journal) if isinstance(event, dict) and "event" in event]
+        except (OSError, ValueError):  # of a damaged file, which no card mends
+            return []
+
+    def _trained(self) -> card.Trained:
+        source, weights = self._settings.pipeline, self.files.weights
+        begins, registration = self._settings.initial, self._registration
+        return card.Trained(
+            source.target,
+            self._arguments,
+            self.run_manifest.get("parameters"),
+            self._layers,
+            model_folder.tensors_of(weights) if self._model is not None else {},
+            None if registration is None or self._model is None else registration.uri,
+            None if begins.name is None else f"{begins.name}, digest {begins.digest}",
         )
 
     def _identify(self) -> None:

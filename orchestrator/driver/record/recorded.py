@@ -102,6 +102,12 @@ class Recorded:
         """The recorded environments, one per node."""
         return list(_read(self.files.environment).get("nodes", {}).values())
 
+    @property
+    def profile(self) -> Mapping[str, Any] | None:
+        """Of the training data; None where the run came to none, or was private."""
+        found = _read(self.files.data).get("profile")
+        return found if isinstance(found, dict) else None
+
     def trace(self) -> list[dict[str, Any]]:
         """The lines of the trace. Raises NotRerunnable for a damaged one."""
         try:

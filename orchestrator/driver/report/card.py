@@ -1,17 +1,68 @@
-"""The run card: one page in Markdown that says what ran, on what, how it ended, and how to repeat it.
+"""The run card: one page that says what was trained, on what, how it ended, and how to have it again; for people.
 
-It is made only of the files that hold the same for programs, so the card of an old run can be made again. Nothing reads
-it.
+What it has to answer is taken from the ACM's badges (Artifact Review and Badging, version 1.1: available, evaluated,
+reproduced) and from the NeurIPS paper checklist (2025: claims, reproducibility, data and code, settings, statistics,
+compute). It is made only of what the record holds for programs, so every number on it is one of MLflow's or of the run's
+files. Nothing reads it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from orchestrator.data.drift import Drift
+from orchestrator.driver.report.page import (
+    Block,
+    Code,
+    Facts,
+    Grid,
+    Heading,
+    Listing,
+    Page,
+    Picture,
+    Section,
+    Text,
+    markdown,
+)
+
 _LISTED = 20
+_COLUMNS = 12  # of the data, those that differ most
 _PACKAGES = ("torch", "ray", "numpy", "mlflow", "dvc")
+_COUNTED = (
+    "checkpoint_saved",
+    "decided",
+    "evaluated",
+    "worker_started",
+    "server_started",
+    "run_ended",
+    "data_compared",
+)
+_CAPTIONS = {
+    "loss": "Training loss of each step, and the validation metrics",
+    "topology": "Who sends to whom",
+    "partition": "Which samples each client owns",
+    "clocks": "Each shard's clock, and how far ahead of the slowest each update was",
+    "pipeline": "What each worker does in a step",
+    "drift": "How the data are distributed, beside those of the run before",
+}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The model. layers: in words, None where no worker told; tensors: of the weights, name -> dtype and shape; registered: the
+    URI by which it is found in the registry."""
+
+    target: str
+    args: Mapping[str, Any]
+    parameters: int | None = None
+    layers: str | None = None
+    tensors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    registered: str | None = None
+    initial: str | None = None
 
 
 @dataclass(frozen=True)
@@ -20,7 +71,8 @@ class CardContents:
 
     code, data, nodes, identity: the contents of the run's files, empty where there is none; settings: flat, those that
     determine the result; execution: the others. outcome: the rows of the table of results; said: what the comparison
-    with other runs found; obstacles: to an exact rerun.
+    with other runs found; obstacles: to an exact rerun; events: of the journal; pictures: files; before: the run before, with
+    how the data differ from its own; uri: of the MLflow store, where it is not the project's.
     """
 
     run_id: str
@@ -37,34 +89,75 @@ class CardContents:
     execution: Mapping[str, Any]
     said: Sequence[str]
     obstacles: Sequence[str]
+    trained: Trained | None = None
+    events: Sequence[Mapping[str, Any]] = ()
+    pictures: Sequence[Path] = ()
+    before: tuple[str, Drift] | None = None
+    uri: str | None = None
 
 
 def card(contents: CardContents) -> str:
     """The page, in Markdown."""
-    parts = [
-        f"# {contents.name}: {contents.status}",
-        _bullets({"run": contents.run_id, "started": contents.started, "command": contents.command}),
-        *_section("Result", _bullets(contents.outcome), _list(contents.said)),
-        *_section("Code", _code(contents.code)),
-        *_section("Data", _data(contents.data)),
-        *_section("Settings that determine the result", _table(contents.settings)),
-        *_section("Environment", *(_node(name, node) for name, node in contents.nodes.items())),
-        *_section("Execution (another run may change these, and keeps the bits)", _table(contents.execution)),
-        *_section("Again", _again(contents)),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return markdown(page(contents))
 
 
-def _again(contents: CardContents) -> str:
-    command = f"    python -m orchestrator rerun={contents.run_id}"
-    if not contents.obstacles:
-        return f"This repeats it and says whether it came out the same:\n\n{command}"
-    return f"It may be that it cannot be repeated exactly:\n\n{_list(contents.obstacles)}\n\nTo try:\n\n{command}"
+def page(contents: CardContents) -> Page:
+    head = Facts({"run": contents.run_id, "started": contents.started, "command": contents.command})
+    return Page(
+        f"{contents.name}: {contents.status}",
+        [head],
+        [
+            Section("Result", [*_result(contents), *_shown(contents.pictures, "loss")]),
+            Section("Model", _model(contents.trained, contents.run_id)),
+            Section("Code", _code(contents.code)),
+            Section("Data", [*_data(contents.data, contents.before), *_shown(contents.pictures, "drift", "partition")]),
+            Section("Settings that determine the result", _settings(contents.settings)),
+            Section("Seeds", _seeds(contents.settings)),
+            Section("Environment", [block for name, node in contents.nodes.items() for block in _node(name, node)]),
+            Section("Execution (another run may change these, and keeps the bits)", _settings(contents.execution)),
+            Section(
+                "Events", [*_events(contents.events), *_shown(contents.pictures, "topology", "clocks", "pipeline")]
+            ),
+            Section("Checklist", [_checklist(contents)]),
+            Section("Again", _again(contents)),
+        ],
+    )
 
 
-def _code(code: Mapping[str, Any]) -> str:
+def _result(contents: CardContents) -> list[Block]:
+    evaluated = [event for event in contents.events if event["event"] == "evaluated"]
+    names = sorted({name for event in evaluated for name in event["metrics"]})
+    rows = [[str(event["step"]), *(str(event["metrics"].get(name, "")) for name in names)] for event in evaluated]
+    table: list[Block] = [Grid(["step", *names], rows[-_LISTED:], as_code=True)] if len(rows) > 1 else []
+    return [Facts(contents.outcome), Listing(contents.said), *table]
+
+
+def _model(trained: Trained | None, run_id: str) -> list[Block]:
+    if trained is None:
+        return []
+    rows = {
+        "pipeline": trained.target,
+        "arguments": dict(trained.args) or None,
+        "parameters": trained.parameters,
+        "tensors": len(trained.tensors) or None,
+        "weights at the start": trained.initial,
+        "registered as": trained.registered,
+    }
+    found: list[Block] = [Facts(rows)]
+    if trained.layers:
+        found.append(Code(trained.layers))
+    if trained.tensors:
+        uri = trained.registered or f"runs:/{run_id}/trained"
+        found += [
+            Text("MLflow loads it, and another run begins with it:"),
+            Code(f'mlflow.pyfunc.load_model("{uri}")\npython -m orchestrator conf=... initial={uri}'),
+        ]
+    return found
+
+
+def _code(code: Mapping[str, Any]) -> list[Block]:
     if "tree" not in code:
-        return "It is not recorded."
+        return [Text("It is not recorded.")]
     changed = code.get("changed", [])
     rows = {
         "commit": code.get("origin") or "none yet",
@@ -72,37 +165,82 @@ def _code(code: Mapping[str, Any]) -> str:
         "folder": code.get("project") or "the top of the repository",
         "not committed": _some(changed) if changed else "nothing",
     }
-    return f"{_bullets(rows)}\n\n`code.bundle` restores it into any repository; `code.patch` is what differs from the commit."
+    restores = "`code.bundle` restores it into any repository; `code.patch` is what differs from the commit."
+    return [Facts(rows), Text(restores)]
 
 
-def _data(data: Mapping[str, Any]) -> str:
+def _data(data: Mapping[str, Any], before: tuple[str, Drift] | None) -> list[Block]:
     inputs = data.get("inputs", [])
-    if not inputs:
-        return "`data.inputs` names none."
-    rows = [("path", "md5", "files", "bytes", "DVC")]
-    rows += [
-        (item["path"], item["md5"], str(item["files"]), str(item["size"]), item.get("stage") or _keeper(item))
-        for item in inputs
+    found: list[Block] = [Text("`data.inputs` names none.")]
+    if inputs:
+        rows = [
+            (item["path"], item["md5"], str(item["files"]), str(item["size"]), item.get("stage") or _keeper(item))
+            for item in inputs
+        ]
+        found = [Grid(("path", "md5", "files", "bytes", "DVC"), rows)]
+    profile = data.get("profile")
+    if profile:
+        found += _profile(profile)
+    if before is not None:
+        found += [Heading(f"Since run {before[0]}"), *_drift(before[1])]
+    return found
+
+
+def _profile(profile: Mapping[str, Any]) -> list[Block]:
+    names = ("dtype", "shape", "min", "max", "mean", "std")
+    rows = [
+        [part, *(str(told.get(name, "")) for name in names)] for part, told in (profile.get("fields") or {}).items()
     ]
-    return _grid(rows)
+    counted = profile.get("classes") or {}
+    classes = ", ".join(f"{label}: {count}" for label, count in list(counted.items())[:_LISTED])
+    more = f" and {len(counted) - _LISTED} more" if len(counted) > _LISTED else ""
+    facts = {
+        "samples": profile.get("length"),
+        "read for this profile": profile.get("sampled"),
+        "labels": f"{classes}{more}" if counted else None,
+    }
+    return [Heading("Training data"), Facts(facts), Grid(["part of a sample", *names], rows)]
+
+
+def _drift(found: Drift) -> list[Block]:
+    rows = [[each.column, f"{each.psi:.3g}", f"{each.statistic:.3g}", f"{each.chance:.2g}"] for each in found.shifts]
+    first, *others = found.text.splitlines()
+    header = ("column", "PSI", "KS, or largest change of a share", "by chance")
+    return [Text(first), Listing([line.strip() for line in others]), Grid(header, rows[:_COLUMNS])]
 
 
 def _keeper(item: Mapping[str, Any]) -> str:
     return "yes" if item.get("as_recorded") else "not as DVC has recorded it" if item.get("outs") else "no"
 
 
-def _node(name: str, node: Mapping[str, Any]) -> str:
+def _settings(values: Mapping[str, Any]) -> list[Block]:
+    given = [(name, str(value)) for name, value in values.items() if value is not None]
+    unset = ", ".join(name for name, value in values.items() if value is None)
+    return [Grid(("key", "value"), given, as_code=True), Facts({"null": unset or None})]
+
+
+def _seeds(settings: Mapping[str, Any]) -> list[Block]:
+    if "run.seed" not in settings:
+        return []
+    says = (
+        "All randomness is a function of this seed, the purpose, the step and the shard; no generator's state is kept."
+    )
+    return [Facts({"run.seed": settings["run.seed"]}), Text(says)]
+
+
+def _node(name: str, node: Mapping[str, Any]) -> list[Block]:
     bits, host, packages = node.get("bits", {}), node.get("host", {}), node.get("packages", {})
     rows = {
         "Python": str(bits.get("python", "")).split(" ")[0],
         "packages": ", ".join(f"{package} {packages[package]}" for package in _PACKAGES if package in packages),
         "all packages": f"{len(packages)}, SHA-256 {bits.get('packages_sha256')}",
         "system": f"{host.get('os')}, {bits.get('system')} {host.get('kernel')}, {bits.get('libc')}",
-        "processor": f"{bits.get('cpu')}, {host.get('cores')} cores, kernels for {bits.get('capability')}",
+        "processor": f"{bits.get('cpu', host.get('cpu'))}, {host.get('cores')} cores, kernels for {bits.get('capability')}",
+        "memory": None if host.get("memory_bytes") is None else f"{host['memory_bytes'] / 2**30:.1f} GiB",
         "GPU": _gpu(bits.get("gpu") or {}),
         "variables": ", ".join(f"{key}={value}" for key, value in bits.get("variables", {}).items()) or None,
     }
-    return f"Node `{name}`\n\n{_bullets({key: value for key, value in rows.items() if value})}"
+    return [Heading(f"Node {name}"), Facts({key: value for key, value in rows.items() if value})]
 
 
 def _gpu(found: Mapping[str, Any]) -> str:
@@ -111,31 +249,73 @@ def _gpu(found: Mapping[str, Any]) -> str:
     return "; ".join([*found.get("models", ()), ", ".join(libraries)]) if found else ""
 
 
-def _section(title: str, *parts: str) -> list[str]:
-    kept = [part for part in parts if part]
-    return [f"## {title}", *kept] if kept else []
+def _events(events: Sequence[Mapping[str, Any]]) -> list[Block]:
+    if not events:
+        return []
+    counts = Counter(event["event"] for event in events)
+    notable = [event for event in events if event["event"] not in _COUNTED]
+    rows = [
+        (event["event"], ", ".join(f"{key}={value}" for key, value in event.items() if key != "event"))
+        for event in notable[-_LISTED:]
+    ]
+    facts = {kind.replace("_", " "): counts[kind] for kind in _COUNTED[:-2] if counts[kind]}
+    return [Facts(facts), Grid(("event", "what"), rows)]
 
 
-def _bullets(rows: Mapping[str, Any]) -> str:
-    return "\n".join(f"- {name}: `{_flat(value)}`" for name, value in rows.items() if value is not None)
+def _checklist(contents: CardContents) -> Grid:
+    """The questions of the ACM's badges and of the NeurIPS checklist that a record can answer."""
+    inputs, code = contents.data.get("inputs", []), contents.code
+    kept = [item["path"] for item in inputs if not (item.get("as_recorded") or item.get("in_code"))]
+    data = "no inputs are declared" if not inputs else "yes, each by its md5"
+    data = f"no: {_some(kept)} is kept by neither DVC nor git" if kept else data
+    same = next((sentence for sentence in contents.said if sentence.startswith("the same digest")), None)
+    other = next((sentence for sentence in contents.said if sentence.startswith("ALARM")), None)
+    rows = [
+        ("Is the code available?", "yes: code.bundle, of the exact work tree" if "tree" in code else "no"),
+        ("Are the data available?", data),
+        ("Are all settings and seeds stated?", "yes, above"),
+        ("Is the environment stated?", "yes: environment.json has every package" if contents.nodes else "no"),
+        ("Are the compute resources stated?", "yes: nodes above, workers under Execution" if contents.nodes else "no"),
+        (
+            "Is the result statistically significant?",
+            "this is one run of one seed; a sweep over run.seed gives a spread",
+        ),
+        (
+            "Has it been reproduced?",
+            other or same or "not when this was written; the run's tag `verdict` has the newest",
+        ),
+        (
+            "Can it be repeated exactly?",
+            "; ".join(contents.obstacles) or "nothing is known that would keep it from that",
+        ),
+    ]
+    return Grid(("question", "answer"), rows)
 
 
-def _list(sentences: Iterable[str]) -> str:
-    return "\n".join(f"- {_flat(sentence)}" for sentence in sentences)
+def _again(contents: CardContents) -> list[Block]:
+    run_id = contents.run_id
+    found: list[Block] = []
+    if contents.status != "finished":
+        found += [Text("This goes on with it from its last checkpoint:"), _command(contents, f"resume={run_id}")]
+    if contents.obstacles:
+        found += [Text("It may be that it cannot be repeated exactly:"), Listing(contents.obstacles), Text("To try:")]
+    else:
+        found.append(Text("This repeats it and says whether it came out the same:"))
+    found.append(_command(contents, f"rerun={run_id}"))
+    other = contents.before[0] if contents.before is not None else "RUN_ID"
+    found += [Text("These compare it with another run, and put its record into one file:")]
+    found += [_command(contents, f"compare={other},{run_id}", f"export={run_id} to={run_id[:8]}.zip")]
+    return found
 
 
-def _table(values: Mapping[str, Any]) -> str:
-    return _grid([("key", "value"), *((f"`{name}`", f"`{_flat(value)}`") for name, value in values.items())])
+def _command(contents: CardContents, *arguments: str) -> Code:
+    where = "" if contents.uri is None else f" tracking.uri={contents.uri}"
+    return Code("\n".join(f"python -m orchestrator {argument}{where}" for argument in arguments))
 
 
-def _grid(rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return "\n".join([lines[0], "|" + " --- |" * len(rows[0]), *lines[1:]])
-
-
-def _flat(value: Any) -> str:
-    """On one line, and unable to end the code that it is shown as."""
-    return " ".join(("null" if value is None else str(value)).replace("`", "'").split())
+def _shown(pictures: Iterable[Path], *stems: str) -> list[Block]:
+    found = {file.stem: file for file in pictures}
+    return [Picture(found[stem], _CAPTIONS[stem]) for stem in stems if stem in found]
 
 
 def _some(paths: Sequence[str]) -> str:

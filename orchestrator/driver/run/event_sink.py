@@ -16,6 +16,7 @@ from orchestrator.control import events
 from orchestrator.driver.record.record import Record
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import SavedCheckpoint
+from orchestrator.driver.run.drift_watch import DriftWatch, Found
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.engine.member.generation import Generation
 from orchestrator.records import trace
@@ -42,11 +43,18 @@ class Audience:
 
 class EventSink:
     """Receives the events of a run and writes them down. outcome: the result of the run so far; epsilon: of so many steps of a
-    private run."""
+    private run; drift_watch: begun with the first step."""
 
-    def __init__(self, record: Record, audience: Audience, epsilon: Callable[[int], float] | None = None) -> None:
+    def __init__(
+        self,
+        record: Record,
+        audience: Audience,
+        epsilon: Callable[[int], float] | None = None,
+        drift_watch: DriftWatch | None = None,
+    ) -> None:
         self._on_event, progress = audience.on_event, audience.display
         self._epsilon = epsilon
+        self._drift_watch = drift_watch
         self._record = record
         self._tracker = record.tracker
         self._journal = record.journal
@@ -105,6 +113,16 @@ class EventSink:
                 f"{self._tracker.trouble}"
             )
 
+        found = None if self._drift_watch is None else self._drift_watch.take()
+        if found is not None:
+            self._drifted(found)
+
+    def _drifted(self, found: Found) -> None:
+        self._record.drift_told = True
+        self.event("data_compared", run=found.run_id, **found.drift.as_dict())
+        if found.drift.is_any:
+            self._progress.say(f"note: since run {found.run_id} of this experiment {found.drift.text}")
+
     def event(self, event: str, **details: Any) -> None:
         """Append an event to the journal."""
         self._journal.append([{"event": event, **details}])
@@ -146,6 +164,8 @@ class EventSink:
         new = change.new
         if not new:
             return
+        if self._drift_watch is not None:
+            self._drift_watch.begin()
         now = time.monotonic()
         self.outcome.first_step_at = self.outcome.first_step_at or now
         for line in new:

@@ -35,6 +35,7 @@ from orchestrator.driver.record.record import Record
 from orchestrator.driver.report import pictures, summary
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import Saving
+from orchestrator.driver.run.drift_watch import DriftWatch
 from orchestrator.driver.run.event_sink import Audience, EventSink
 from orchestrator.driver.run.looks import Looks
 from orchestrator.driver.run.member_directory import MemberDirectory
@@ -115,8 +116,14 @@ class Job:
             trouble = pictures.draw(files.pictures, seen, tracker.name, _schedule(plan))
         if trouble is not None:
             display.say(f"note: {trouble}")
+        for sentence in record.compare_data():
+            display.say(sentence)
         for sentence in record.compare_with_like(outcome.digest):
             display.say(sentence)
+        if outcome.error is None:
+            saved = storage_of(plan, files) if outcome.checkpoint == outcome.steps else None
+            if (trouble := record.keep_model(outcome, saved)) is not None:
+                display.say(f"note: {trouble}")
         outcome.not_recorded = record.close(outcome)
         if outcome.not_recorded is not None:
             display.say(
@@ -154,13 +161,15 @@ class Job:
         for run_id in record.orphans:
             self.display.say(f"note: run {run_id} was left RUNNING by a driver that is gone; it is marked KILLED now")
         private = self._private(record)
-        event_sink = EventSink(record, self.audience, None if private is None else private.epsilon)
+        watch = DriftWatch(plan.run, record.data if private is None else {}, record.predecessor)
+        event_sink = EventSink(record, self.audience, None if private is None else private.epsilon, watch)
         storage = storage_of(plan, record.files)
         saving = Saving(Catalog(open_storage(storage), plan.checkpoints.keep))
         everywhere = plan.checkpoints.uri is not None
         directory = MemberDirectory(plan.exchange, this_node(), storage, everywhere=everywhere)
         keys = None if private is None else private.keys
-        with contextlib.closing(Looks(Mailbox(record.files.looks), plan, startup.members.look)) as looks:
+        mailbox = Mailbox(record.files.looks)
+        with contextlib.closing(watch), contextlib.closing(Looks(mailbox, plan, startup.members.look)) as looks:
             session = Session(startup, directory, saving, event_sink, looks, keys)
             session.run(self.pending_signal, ray.trouble)
         outcome = event_sink.outcome
@@ -170,8 +179,9 @@ class Job:
             try:
                 holder = session.save_weights(str(unfinished))
                 unfinished.rename(weights)
-                if private is None:  # it tells of the samples
-                    record.described = startup.members.profile(holder) or {}
+                told = startup.members.profile(holder) or {}
+                of_samples = () if private is None else ("profile", "partition")
+                record.described = {key: value for key, value in told.items() if key not in of_samples}
             except RunFailed as error:  # what was trained up to here stays in the report
                 outcome.error = error
                 unfinished.unlink(missing_ok=True)
@@ -196,7 +206,9 @@ class Job:
             here, also = str(self.project), self._variables()
             slots_here = [ActorPlacement(here, {**slot.options, **also}) for slot in slots]
             return ActorSlots(slots_here, ActorPlacement(here, {**anywhere, **also})), lambda _node: None
-        project = Project(self.project, self.settings.data.inputs, timeout_s, self._check)
+        begins = self.plan.run.initial
+        needed = [*self.settings.data.inputs, *([] if begins is None else [begins.file])]
+        project = Project(self.project, needed, timeout_s, self._check)
         workspaces = prepare_workspaces(project, {slot.node.id: slot.node for slot in slots}.values(), self.display.say)
         places = [
             ActorPlacement(workspace.project, {**slot.options, "runtime_env": dict(workspace.runtime_env)})

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
+from orchestrator.engine.compute import initial
 from orchestrator.errors import ConfigurationError, PipelineRaised
 from orchestrator.numerics.determinism import left_as_it_was
 from orchestrator.numerics.layout import Layout
@@ -122,6 +123,8 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
     pipeline = make_pipeline(kind, plan.run.pipeline.args, plan.run.seed)
     model = make_model(pipeline, plan.run.seed)
     refuse_unsupported(model)
+    if plan.run.initial is not None and plan.run.initial.digest is not None:  # one that a launch has fetched
+        initial.begin_with(model, plan.run.initial)
     refuse_statistics(model, plan)
     make_contribution(plan.update.contribution)
     if defines(kind, "optimizer"):  # of others the options are checked

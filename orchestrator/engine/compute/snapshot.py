@@ -79,7 +79,7 @@ def restore(state: TrainingState, model: torch.nn.Module, optimizer: torch.optim
     _check_optimizer(tree, _optimizer_tree(model, optimizer))
     with torch.no_grad():
         for name, target in targets.items():
-            _write(target, state.tensors[name])
+            write(target, state.tensors[name])
     _put_back(tree, model, optimizer)
     return dict(run_state)
 
@@ -114,7 +114,7 @@ def _model_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
     yield from model.named_buffers()
 
 
-def _write(target: torch.Tensor, source: torch.Tensor) -> None:
+def write(target: torch.Tensor, source: torch.Tensor) -> None:
     """Copy the source into the target, which may be an expanded buffer: of a dimension with stride 0 there is one
     element, and torch refuses to write it several times."""
     for dimension, stride in enumerate(target.stride()):

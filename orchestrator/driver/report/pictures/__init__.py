@@ -4,6 +4,7 @@ the members of a pipeline do in a step.
     places.py     where members stand: pure, no drawing
     series.py     what of a long trace can be seen: pure, no drawing
     drawing.py    both, with matplotlib, which only this module and the next import, and only when they draw
+    drifts.py     how the data of two runs differ
     sweeps.py     a sweep: its history, how much each key matters, its trials across the space
 
 A run is complete without its pictures: `draw` never raises, and returns a sentence that says what it could not do.
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from orchestrator.data.drift import Drift, Profile
 from orchestrator.plan import Variant
 from orchestrator.records.rests import Staleness
 from orchestrator.search.asking import Result, Trial
@@ -58,6 +60,19 @@ def draw(folder: Path, seen: Seen, title: str, schedule: Schedule) -> str | None
                 drawing.pipeline(*flow, title, folder / "pipeline.png")
     except Exception as error:  # whatever a drawing library can raise: the run is whole without its pictures
         return f"the pictures could not be drawn: {type(error).__name__}: {error}"
+    return None
+
+
+def draw_drift(path: Path, found: Drift, profiles: tuple[Profile, Profile], names: tuple[str, str]) -> str | None:
+    """Write the picture of the columns that differ most; None, or what went wrong. profiles, names: of the two runs."""
+    try:
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)
+        from orchestrator.driver.report.pictures import drifts
+
+        path.parent.mkdir(exist_ok=True)
+        drifts.draw(path, found, profiles, names)
+    except Exception as error:  # as above
+        return f"the drift could not be drawn: {type(error).__name__}: {error}"
     return None
 
 

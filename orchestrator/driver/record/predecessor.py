@@ -1,0 +1,40 @@
+"""What the run before had for data, and how this run's differ from them.
+
+It is a comfort: where the store cannot be asked, or the run before has no profile, nothing is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.data import drift
+from orchestrator.data.drift import Drift, Profile
+from orchestrator.tracking import Store, Tracker, predecessors
+
+
+@dataclass(frozen=True)
+class Predecessor:
+    """inputs: declared path -> md5."""
+
+    run_id: str
+    profile: Profile
+    inputs: Mapping[str, str]
+
+    def drift(self, profile: Profile | None) -> Drift | None:
+        """To the data that have this profile; None where that cannot be told."""
+        return None if profile is None else drift.compare(self.profile, profile)
+
+
+def find(store: Store, tracker: Tracker, target: str, folder: Path) -> Predecessor | None:
+    """Of the run that `tracker` follows. folder: the project's `.orchestrator`."""
+    try:
+        run_id = predecessors.predecessor(store, tracker, target)
+        told: dict[str, Any] = {} if run_id is None else predecessors.data_of(store, run_id, folder)
+    except Exception:  # MLflow's, requests', of a damaged file
+        return None
+    if run_id is None or not isinstance(told.get("profile"), dict):
+        return None
+    return Predecessor(run_id, told["profile"], {item["path"]: item["md5"] for item in told.get("inputs", [])})

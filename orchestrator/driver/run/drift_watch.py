@@ -1,0 +1,74 @@
+"""Whether the data drifted since the run before, found out beside the first steps, so that no launch waits for it.
+
+Only where declared inputs have changed is there anything to find: then a process of its own reads the data as the workers do
+(`data.profiling`). Whoever drives the run asks now and then what has come of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from orchestrator.data.drift import Drift
+from orchestrator.data.profiling import Profiling
+from orchestrator.driver.record.predecessor import Predecessor
+from orchestrator.plan import Run
+
+
+@dataclass(frozen=True)
+class Found:
+    """How the data differ from those of this run."""
+
+    run_id: str
+    drift: Drift
+
+
+class DriftWatch:
+    """run: of the plan; inputs: declared path -> md5; predecessor: finds it."""
+
+    def __init__(self, run: Run, inputs: dict[str, str], predecessor: Callable[[], Predecessor | None]) -> None:
+        self._run = run
+        self._inputs = inputs
+        self._predecessor = predecessor
+        self._found: Found | None = None
+        self._profiling: Profiling | None = None
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Begin to look, unless that has been done."""
+        if self._thread is None and self._inputs:
+            self._thread = threading.Thread(target=self._look, name="drift", daemon=True)
+            self._thread.start()
+
+    def take(self) -> Found | None:
+        """What was found, once."""
+        with self._lock:
+            found, self._found = self._found, None
+        return found
+
+    def close(self) -> None:
+        """Look no further. Safe to call twice."""
+        with self._lock:
+            self._is_closed = True
+            profiling = self._profiling
+        if profiling is not None:
+            profiling.close()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _look(self) -> None:
+        before = self._predecessor()
+        if before is None or not before.inputs or before.inputs == self._inputs:
+            return
+        with self._lock:
+            if self._is_closed:
+                return
+            source = self._run.pipeline
+            self._profiling = Profiling(source.target, source.args, self._run.seed)
+        found = before.drift(self._profiling.result())
+        with self._lock:
+            if found is not None and not self._is_closed:
+                self._found = Found(before.run_id, found)

@@ -1,0 +1,212 @@
+"""Models in MLflow: a run's as one of MLflow's logged models, registered where that is asked for; and weights from one.
+
+A logged model is a folder with an `MLmodel` file, which says how MLflow loads it: as a python_function whose loader is
+`orchestrator.serving`. MLflow's own flavour for PyTorch pickles the module, or needs an example input for torch.export, which
+nothing of a run tells. Sources: https://mlflow.org/docs/latest/ml/model/ (logged models), .../ml/model-registry/.
+
+What it does not do: read or write weights.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.errors import ConfigurationError, UsageError
+from orchestrator.tracking.store import Store, is_server, reason
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+LOADER = "orchestrator.serving"
+# Of the logged model of a run: runs:/RUN_ID/trained. Not the name of a folder of its artifacts, which MLflow's clients could
+# not list any more where the process has another store.
+NAME = "trained"
+_FOLDER = "model"  # of the run's artifacts, where its weights lie too
+WEIGHTS = "model.safetensors"
+ALIAS = "newest"  # of a registered model that is given none
+MLMODEL = "MLmodel"
+_MODELS, _RUNS = "models:/", "runs:/"
+
+
+@dataclass(frozen=True)
+class Registration:
+    """A name in the registry, and the alias that is to stand for the newest version."""
+
+    name: str
+    alias: str
+
+    @classmethod
+    def parse(cls, text: str) -> Registration:
+        """Of `NAME` or `NAME@ALIAS`."""
+        name, _, alias = text.partition("@")
+        return cls(name, alias or ALIAS)
+
+    @property
+    def uri(self) -> str:
+        return f"{_MODELS}{self.name}@{self.alias}"
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """What is to be logged. path: the folder, which gets its MLmodel file here; code: the folder in it from which Python
+    imports the pipeline; step: after which the weights are; params, tags: of the logged model."""
+
+    path: Path
+    code: str
+    step: int
+    params: Mapping[str, str]
+    tags: Mapping[str, str]
+
+
+class ModelLog:
+    """Logs the model of a run when it is called, step by step; called again after a failure it goes on where that was."""
+
+    def __init__(
+        self, client: MlflowClient, run_id: str, folder: ModelFolder, registration: Registration | None
+    ) -> None:
+        self._client = client
+        self._run_id = run_id
+        self._folder = folder
+        self._registration = registration
+        self._model_id: str | None = None
+        self._is_ready = False
+        self._version: str | None = None
+
+    def __call__(self) -> None:
+        """Raises what MLflow raises."""
+        if self._model_id is None:
+            self._model_id = self._created()
+        if not self._is_ready:
+            self._upload(self._model_id)
+            self._is_ready = True
+        if self._registration is not None:
+            self._register(self._registration, self._model_id)
+
+    def _created(self) -> str:
+        experiment_id = self._client.get_run(self._run_id).info.experiment_id
+        folder = self._folder
+        made = self._client.create_logged_model(
+            experiment_id, NAME, self._run_id, tags=dict(folder.tags), params=dict(folder.params)
+        )
+        return str(made.model_id)
+
+    def _upload(self, model_id: str) -> None:
+        from mlflow.entities import LoggedModelOutput
+        from mlflow.models.model import Model
+
+        described = Model(artifact_path=f"{_MODELS}{model_id}", run_id=self._run_id, model_id=model_id)
+        described.add_flavor(
+            "python_function",
+            loader_module=LOADER,
+            code=self._folder.code,
+            python_version=platform.python_version(),
+            env={"virtualenv": "python_env.yaml"},
+        )
+        (self._folder.path / MLMODEL).write_text(described.to_yaml(), encoding="utf-8")
+        self._client.log_model_artifacts(model_id, str(self._folder.path))
+        self._client.finalize_logged_model(model_id, "READY")
+        self._client.log_outputs(self._run_id, [LoggedModelOutput(model_id, self._folder.step)])
+
+    def _register(self, wanted: Registration, model_id: str) -> None:
+        from mlflow.exceptions import MlflowException
+
+        if self._version is None:
+            try:
+                self._client.create_registered_model(wanted.name)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+            made = self._client.create_model_version(
+                wanted.name,
+                self._source(model_id),
+                self._run_id,
+                tags=dict(self._folder.tags),
+                model_id=model_id,
+                await_creation_for=0,
+            )
+            self._version = str(made.version)
+        self._client.set_registered_model_alias(wanted.name, wanted.alias, self._version)
+        self._client.set_tag(self._run_id, "registered_model", f"{_MODELS}{wanted.name}/{self._version}")
+
+    def _source(self, model_id: str) -> str:
+        """MLflow looks `models:/` up in the store of the whole process, which is a server's own only."""
+        if is_server(self._client.tracking_uri):
+            return f"{_MODELS}{model_id}"
+        return str(self._client.get_logged_model(model_id).artifact_location)
+
+
+def pin(store: Store, name: str) -> str:
+    """The same model by a name that will always mean it: an alias becomes its version, the beginning of a run's id the whole.
+    Raises ConfigurationError where there is no such model."""
+    from mlflow.exceptions import MlflowException
+
+    if name.startswith(_RUNS):
+        run, _, path = name.removeprefix(_RUNS).partition("/")
+        try:
+            return f"{_RUNS}{store.find(run).run_id}/{path or NAME}"
+        except UsageError as error:
+            raise ConfigurationError([f"initial: {name}: {error.message}"], error.remedy) from None
+    wanted, _, alias = name.removeprefix(_MODELS).partition("@")
+    try:
+        if alias:
+            return f"{_MODELS}{wanted}/{store.client.get_model_version_by_alias(wanted, alias).version}"
+        if "/" in wanted:
+            store.client.get_model_version(*wanted.split("/", 1))
+        else:
+            store.client.get_logged_model(wanted)
+    except MlflowException as error:
+        raise ConfigurationError(
+            [f"initial: there is no {name} in {store.uri}: {reason(error)}"], _known(store, wanted.partition("/")[0])
+        ) from error
+    return name
+
+
+def fetch_weights(store: Store, pinned: str, target: Path) -> None:
+    """Bring the weights of a model into a file. Raises ConfigurationError where it has none that can be read without running
+    code of others."""
+    from mlflow.artifacts import download_artifacts
+    from mlflow.exceptions import MlflowException
+
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetching-") as place:
+        try:
+            found = download_artifacts(
+                artifact_uri=f"{_location(store, pinned)}/{WEIGHTS}", dst_path=place, tracking_uri=store.uri
+            )
+        except (MlflowException, OSError) as error:
+            raise ConfigurationError(
+                [f"initial: {pinned} has no {WEIGHTS} that can be had from {store.uri}: {reason(error)}"],
+                "name a model that a finished run of orchestrator has logged",
+            ) from error
+        shutil.move(found, target)
+
+
+def _location(store: Store, pinned: str) -> str:
+    """Where the files of a model lie. MLflow would look `models:/` and `runs:/` up in the store of the whole process."""
+    scheme, _, path = pinned.partition("/")
+    name, _, rest = path.partition("/")
+    if scheme == _RUNS[:-1]:
+        info = store.client.get_run(name).info
+        logged = store.client.search_logged_models([info.experiment_id], f"name = '{rest}'")
+        own = [model.artifact_location for model in logged if model.source_run_id == name]
+        return str(own[0] if own else f"{info.artifact_uri}/{_FOLDER if rest == NAME else rest}")
+    if rest:
+        found = str(store.client.get_model_version_download_uri(name, rest))
+        return _location(store, found) if found.startswith(_MODELS) else found
+    return str(store.client.get_logged_model(name).artifact_location)
+
+
+def _known(store: Store, name: str) -> str:
+    """A remedy: the names, or the versions and aliases, that there are."""
+    registered = {model.name: model for model in store.client.search_registered_models()}
+    if name not in registered:
+        names = f"; registered are: {', '.join(sorted(registered))}" if registered else "; none is registered"
+        return f"tracking.register=NAME registers the model of a run, and runs:/RUN_ID is the one of any{names}"
+    versions = sorted(int(each.version) for each in store.client.search_model_versions(f"name = '{name}'"))
+    aliases = ", ".join(f"{alias} (version {version})" for alias, version in registered[name].aliases.items())
+    return f"{name} has the versions {', '.join(map(str, versions)) or 'none'} and the aliases {aliases or 'none'}"

@@ -1,0 +1,38 @@
+"""What is found of the data beside the first steps is told once, and looked for with the first step and not before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from orchestrator.data.drift import Drift, Shift
+from orchestrator.driver.run.drift_watch import Found
+from orchestrator.driver.run.event_sink import Audience, EventSink
+from orchestrator.records import lines
+from orchestrator.records.lines import LineFile
+from orchestrator.records.merging import Change
+
+MOVED = Shift("0[1]", 0.7, 0.3, 0.0, drifted=True, text="0[1]: median 1 -> 2")
+
+
+def test_drift_is_told_once_with_the_run_that_it_is_since(tmp_path: Path) -> None:
+    shown: list[str] = []
+    done: list[str] = []
+    found = [Found("before", Drift((MOVED,)))]
+    watch: Any = SimpleNamespace(begin=lambda: done.append("begun"), take=lambda: found.pop() if found else None)
+    tracker = SimpleNamespace(tick=lambda: None, metrics=lambda *_: None, trouble=None)
+    record: Any = SimpleNamespace(tracker=tracker, journal=LineFile(tmp_path / "j"), trace=LineFile(tmp_path / "t"))
+    progress: Any = SimpleNamespace(say=shown.append, step=lambda *_: None)
+    sink = EventSink(record, Audience(progress), None, watch)
+    assert done == []
+    sink.lines(Change(0, [{"step": 0, "loss": "0x1p+0"}]))
+    assert done == ["begun"]
+    sink.tick()
+    sink.tick()
+    assert shown == ["note: since run before of this experiment the data have drifted:\n  0[1]: median 1 -> 2"]
+    assert record.drift_told
+    record.journal.close()
+    record.trace.close()
+    (event,) = lines.read(tmp_path / "j")
+    assert (event["event"], event["run"], event["drifted"]) == ("data_compared", "before", ["0[1]"])
