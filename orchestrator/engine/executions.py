@@ -102,6 +102,15 @@ def _require_memory(parts: Parts) -> None:
     free_footprint.require(free_footprint.worker_bytes(layout, schedule, plan, parameters=0, state=state))
 
 
+def _require_memory_for_a_step(parts: Parts) -> None:
+    """In lockstep, where contributions are added up as they come. Raises MemoryError."""
+    plan, optimizer, topology = parts.plan, parts.plan.update.optimizer, parts.plan.exchange.topology
+    if plan.update.compression is None and plan.data.privacy is None and plan.run.compute.device == "cpu":
+        schedule = build_schedule(topology.name, plan.cluster.members.start, **topology.options)
+        state = 0.0 if optimizer is None else remembered(optimizer.name, optimizer.options)
+        footprint.require_for_a_step(parts.replica.layout, schedule, plan, state)
+
+
 class Execution(Protocol):
     """One worker's way to execute a run. held: its state at a boundary."""
 
@@ -153,6 +162,7 @@ class LockstepExecution(_Unsplit):
         self._plan = plan
         self._services = parts.services
         codec = construction.make_codec(plan, replica.layout, len(replica.parameters))
+        _require_memory_for_a_step(parts)
         gradients = _contributing(parts, lambda: first_residuals(codec, replica.layout))
         plain = codec is None and plan.data.privacy is None
         self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan), contributes=plain)

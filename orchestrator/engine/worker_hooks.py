@@ -6,7 +6,7 @@ What it does not do: decide when. The loop decides, equally at every member.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +30,8 @@ from orchestrator.records.progress import Progress
 
 @dataclass
 class WorkerState:
-    """What a worker keeps between generations. has_state: of the run; a fresh worker has only the initial one. initial: a copy
-    of that, where shards keep state: with it the run may have to begin anew."""
+    """What a worker keeps between generations. has_state: of the run; a fresh worker has only the initial one. initial: makes
+    that anew, where a loss may send the run back to it."""
 
     plan: Plan
     services: ProcessServices
@@ -40,20 +40,20 @@ class WorkerState:
     loop: Loop
     timing: Timing
     has_state: bool = False
-    initial: TrainingState | None = None
+    initial: Callable[[], TrainingState] | None = None
 
     @property
     def progress(self) -> Progress | None:
         return self.loop.run_state.progress if self.has_state else None
 
     def keep_initial(self) -> None:
-        state = self.held.capture(self.loop.run_state.as_dict())
-        self.initial = TrainingState(state.values, {name: tensor.clone() for name, tensor in state.tensors.items()})
+        self.initial = self.held.initial(self.loop.run_state.as_dict())
 
     def go_back(self) -> None:
         """To the state in which the run began."""
         assert self.initial is not None
-        self.take_over(self.initial)
+        self.services.await_copied()
+        self.take_over(self.initial())
 
     def take_over(self, state: TrainingState) -> None:
         """Replace the state by this one. Raises CalledOff; or Inconsistent, where it does not fit; and has changed
@@ -93,7 +93,7 @@ class WorkerHooks:
             if restore[1] == INITIAL:
                 self._state.go_back()
             else:
-                self._state.take_over(self._services.load(restore[1]))
+                self._state.take_over(self._services.load(restore[1], self._state.held.wants))
         self._tell_run_states(transport)
         for donor in generation.donors_of(self._rank):
             state, entries = state_transfer.take(transport, generation.number, donor, self.deadline_s)

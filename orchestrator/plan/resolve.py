@@ -62,6 +62,7 @@ def resolve(settings: Settings) -> Plan:
         cadence=Cadence(settings.evaluation.every, settings.trace.digest_every, settings.trace.tensors_every),
         sync=Variant(settings.sync.name, settings.sync.options),
         pipelining=Variant(settings.cluster.pipeline.name, settings.cluster.pipeline.options),
+        recompute=settings.run.recompute,
     )
 
 

@@ -353,7 +353,8 @@ class World:
             assert begin.restore is not None
             assert begin.heirs == begin.inherited == ()
             assert not self.free or steps_of(highest) < (self.checkpoint or 0) or self._nobody_keeps(known, highest)
-            assert self._lost_rows(known, highest) or steps_of(highest) < (self.checkpoint or 0)
+            nobody = highest is None  # of those who are alive has begun
+            assert nobody or self._lost_rows(known, highest) or steps_of(highest) < (self.checkpoint or 0)
             assert donors <= {begin.members[begin.restore]}
             assert set(recipients) == set(begin.members) - {begin.members[begin.restore]}
             return

@@ -368,8 +368,9 @@ class Elastic:
             f"no end after {MOST_GENERATIONS} generations: {[member.ends for member in self.everybody]}"
         )
 
-    def load(self, where: str) -> TrainingState:
-        return self.saved.complete[int(where)][1]
+    def load(self, where: str, wanted: Callable[[str], bool] | None = None) -> TrainingState:
+        state = self.saved.complete[int(where)][1]
+        return replace(state, tensors={n: t for n, t in state.tensors.items() if wanted is None or wanted(n)})
 
     def _start(self, role: type[Worker] | type[Server]) -> Member:
         member = Member(self, next(self._numbers), role)

@@ -442,9 +442,9 @@ class Store:
         self._cluster.files.put(name, pieces)
         self._cluster.meet(self._member)
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         self._act("get")
-        return self._cluster.files.get(name)
+        return self._cluster.files.get(name, start, stop)
 
     def sizes(self) -> dict[str, int]:
         self._act("sizes")

@@ -110,6 +110,13 @@ class Generation:
         return self.schedule.peers_of(rank).union(self.donors_of(rank), self.recipients_of(rank), moving - {rank})
 
 
+Wanted = Callable[[str], bool]  # whether a tensor of this name is
+
+
+class Load(Protocol):
+    def __call__(self, where: str, /, wanted: Wanted | None = None) -> TrainingState: ...
+
+
 class Withdrawn(Exception):
     """This member leaves because a shard of another member failed; that member reports the error."""
 
@@ -148,7 +155,7 @@ class NoWriter:
         return True
 
 
-def _nothing_to_load(where: str) -> TrainingState:
+def _nothing_to_load(where: str, wanted: Wanted | None = None) -> TrainingState:  # noqa: ARG001
     raise AssertionError(f"this member cannot load {where}")
 
 
@@ -165,14 +172,15 @@ class ProcessServices:
     """What the process of a member provides to the engine.
 
     emit: takes `{"trace": line}` and events for the driver. unacknowledged: the entries that the driver may not have
-    received yet; they are sent with the state when this member gives it to others. load: the state in a checkpoint. slots:
-    where what so many shards keep outlives this process, given one row; None where that is nowhere.
+    received yet; they are sent with the state when this member gives it to others. load: the state in a checkpoint, of it
+    those tensors that are wanted. slots: where what so many shards keep outlives this process, given one row; None where
+    that is nowhere.
     """
 
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     emit: Emit = _ignore
     unacknowledged: Callable[[], list[Entry]] = list
-    load: Callable[[str], TrainingState] = _nothing_to_load
+    load: Load = _nothing_to_load
     writer: Writer = field(default_factory=NoWriter)
     slots: Callable[[int, Row], ShardSlots | None] = _nowhere
 

@@ -98,7 +98,7 @@ class HostedStage:
     ) -> None:
         model = workload.model
         trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        self._plan, self._cuts, self._index = plan, cuts, stage
+        self._plan, self._cuts, self._index, self._pipeline = plan, cuts, stage, workload.pipeline
         self._whole = len(whole.layout.slots), len(whole.counters)
         self._tied = [name for name in cuts.tied if name in trained]
         self._stage = Stage(model, cuts, stage)
@@ -113,11 +113,19 @@ class HostedStage:
         clipping = None if plan.update.clip is None or norm is None else PartialClipping(plan.update.clip, norm)
         updater = Updater(workload, replica, optimizer, plan.update, clipping)
         self._memory = Memory(layout.layout, regions, sums=sums_of(plan))
-        self.held = StageState(replica, updater, cuts, stage, self._stage.held, trained)
+        self.held = StageState(replica, updater, cuts, stage, self._stage.held, trained, self._made)
         places = tuple(place for place, name in enumerate(whole.counters) if name in cuts.owned(stage))
-        parts = StageParts(self._stage, cuts.stages, workload, replica, layout, places, self.held, norm)
+        parts = StageParts(self._stage, cuts.stages, workload, replica, layout, places, self.held, norm, plan.recompute)
         self.trainer = StageTrainer(parts, updater, DirectSum(layout.layout, self._memory, None), services)
         self.boundary = Stages(workload, self._stage, self.held, services.load)
+
+    def _made(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        """The stage's part of the model with its first values, and its optimizer."""
+        model = construction.make_model(self._pipeline, self._plan.run.seed)
+        part = Part(model, self._cuts.owned(self._index))
+        variant = self._plan.update.optimizer
+        assert variant is not None
+        return part, optimizers.build(variant.name, variant.options, part)
 
     def suit(self, generation: Generation, rank: int) -> None:
         """As `Memory.suit`. A held sum of which the generation does not tell is dropped: nobody has applied its step."""

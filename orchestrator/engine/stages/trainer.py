@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy
@@ -30,10 +30,11 @@ from orchestrator.engine.execution.run_state import RunState, SecondVote
 from orchestrator.engine.execution.summation import DirectSum
 from orchestrator.engine.member.generation import ProcessServices
 from orchestrator.engine.stages import messages
+from orchestrator.engine.stages.flight import Flight, begins_at_once
 from orchestrator.engine.stages.links import Links
 from orchestrator.engine.stages.parcels import Generators, Gradients, pack, unpack
 from orchestrator.engine.stages.part import PartLayout, spread
-from orchestrator.engine.stages.replay import Record, Stage
+from orchestrator.engine.stages.replay import Stage
 from orchestrator.engine.stages.second_vote import Ballot, HeldSum
 from orchestrator.engine.stages.stage_state import StageState
 from orchestrator.engine.stages.whole import take_gradients
@@ -48,7 +49,8 @@ from orchestrator.updates.clipping import Norm
 @dataclass(frozen=True)
 class StageParts:
     """What a member has built of its stage. held: its tensors, and those of others that it uses; counters: where its
-    counters stand among those of the whole model; norm: of the whole gradient, for clipping."""
+    counters stand among those of the whole model; norm: of the whole gradient, for clipping; recompute: whether forward passes
+    are computed anew before their backward passes."""
 
     stage: Stage
     stages: int
@@ -58,18 +60,7 @@ class StageParts:
     counters: tuple[int, ...]
     held: StageState
     norm: Norm | None
-
-
-@dataclass
-class _Flight:
-    """A shard between its forward and its backward pass. buffers: as its forward pass left them; loss: of the last stage."""
-
-    record: Record
-    generators: Generators
-    seeded: Generators
-    buffers: list[torch.Tensor]
-    weight: float = 0.0
-    loss: torch.Tensor | None = None
+    recompute: bool
 
 
 @dataclass
@@ -103,6 +94,7 @@ class StageTrainer:
         self._links = links
         self._group = group
         self._tensors, self._counters = whole
+        self._kept = begins_at_once(links.program) if self._parts.recompute else frozenset(links.shards)
         self._faults = {}
 
     def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:
@@ -114,7 +106,7 @@ class StageTrainer:
         self._parts.workload.plan([step], links.shards)
         options = self._updater.options()
         local = Grid(tuple(grid.exponents[place] for place in self._parts.layout.places), grid.shards)
-        tally, flights = _Tally(), dict[int, _Flight]()
+        tally, flights = _Tally(), dict[int, Flight]()
         for task in links.program:
             self._services.heartbeat.beat("compute", step, task.shard)
             self._services.writer.copied(0)
@@ -163,7 +155,7 @@ class StageTrainer:
         self.apply(state, consensus)
 
     def _forward(
-        self, task: Task, when: tuple[int, int], tally: _Tally, flights: dict[int, _Flight], _grid: Grid
+        self, task: Task, when: tuple[int, int], tally: _Tally, flights: dict[int, Flight], _grid: Grid
     ) -> None:
         step = when[0]
         parts, links, shard = self._parts, self._links, task.shard
@@ -176,22 +168,20 @@ class StageTrainer:
                     seeded = Generators.now()
                     came = None if arrived is None else messages.activations(*arrived, seeded)
                     record, leaves, value = parts.stage.forward(call.make, "training", came)
-                    flight = _Flight(record, Generators.now(), seeded, parts.replica.buffers())
-                    if leaves is None:
-                        judged = parts.workload.judge(value, call)
-                        flight.loss, mean, flight.weight = judged or (None, 0.0, 0.0)
-                        if judged is not None:
-                            tally.losses[shard] = mean
+                    flight = Flight(record, call, came, Generators.now(), seeded, parts.replica.buffers())
+                    if leaves is None and (judged := parts.workload.judge(value, call)) is not None:
+                        flight = replace(flight, loss=judged[0], weight=judged[2])
+                        tally.losses[shard] = judged[1]
                 parts.replica.check_shard()
             except OrchestratorError as error:
                 tally.faults[shard] = error
                 flight = None
         if flight is not None and (leaves is not None or flight.loss is not None):
-            flights[shard] = flight
+            flights[shard] = flight if shard in self._kept else flight.light()
         links.onward(task, when, leaves if flight is not None else None, None if flight is None else flight.seeded)
 
     def _backward(
-        self, task: Task, when: tuple[int, int], tally: _Tally, flights: dict[int, _Flight], grid: Grid
+        self, task: Task, when: tuple[int, int], tally: _Tally, flights: dict[int, Flight], grid: Grid
     ) -> None:
         parts, links, shard = self._parts, self._links, task.shard
         arrived = links.from_behind(task, when)
@@ -208,9 +198,11 @@ class StageTrainer:
         links.back(task, when, back, None if flight is None else flight.seeded)
 
     def _go_back(
-        self, flight: _Flight, arrived: tuple[torch.Tensor, int] | None, tally: _Tally, shard: int, grid: Grid
+        self, flight: Flight, arrived: tuple[torch.Tensor, int] | None, tally: _Tally, shard: int, grid: Grid
     ) -> Gradients:
         parts, replica = self._parts, self._parts.replica
+        flight = flight.whole(parts.stage, replica, parts.workload)
+        assert flight.record is not None
         parameters = {name: each for name, each in parts.stage.held.items() if isinstance(each, torch.nn.Parameter)}
         for parameter in parameters.values():
             parameter.grad = None
