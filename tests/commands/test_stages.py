@@ -62,33 +62,6 @@ def test_a_worker_is_killed_in_each_place_of_the_mesh_and_the_run_goes_on_elsewh
     assert digits.leftovers() == []
 
 
-@pytest.mark.ray
-@pytest.mark.long
-def test_the_last_worker_of_a_stage_takes_all_back_and_the_steps_lost_are_told(digits: Project) -> None:
-    """One column has no redundancy."""
-    run = CancellableTransport(
-        digits,
-        "conf=digits",
-        "run.steps=60",
-        "cluster.workers=2",
-        "cluster.stages=2",
-        "checkpoint.every=10",
-        "output=json",
-    )
-    (first, *_) = run.wait_for("generation_started")
-    run.wait_for("checkpoint_saved")
-    run.wait_for_steps(run.steps + 3)
-    run.kill(run.living()[first["members"][first["stages"].index(1)]])
-    done = run.end()
-    assert (done.code, done.report["digest"]) == (0, UNSPLIT), done.err
-    (recovery,) = (each for each in done.report["recoveries"] if each["kind"] != "joined")
-    assert recovery["kind"] == "restarted"
-    rank, checkpoint = next(each["restore"] for each in run.journal("generation_started") if each["restore"])
-    assert (rank, int(checkpoint) % 10) == (0, 0)
-    assert "what stage 1 had learned is lost with its last worker" in done.err
-    assert digits.leftovers() == []
-
-
 @pytest.mark.long
 @pytest.mark.ray
 def test_a_model_trains_in_stages_within_a_memory_in_which_no_worker_has_it_whole(tmp_path: Path) -> None:
