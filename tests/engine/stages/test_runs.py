@@ -130,7 +130,7 @@ class Remade(pipelines.Batchnorm):
         model = super().model()
         self._made += 1
         self.most.append(self._made)
-        if self.drifts and self._made > 1:
+        if self.drifts and self._made > 2:
             with torch.no_grad():
                 next(model.parameters()).add_(1)
         return model
@@ -146,7 +146,7 @@ def test_before_the_first_checkpoint_a_loss_sends_all_back_to_values_that_are_ma
     assert max(Remade.most) == 1
     told = survive(Remade, Layout(2, stages=2), [Fault(1, 60, "die")], **settings)
     assert (told.trace, told.digest, told.metrics) == (unsplit.trace, unsplit.digest, unsplit.metrics)
-    assert max(Remade.most) == 2
+    assert max(Remade.most) == 3, "when it gets its stage, and to go back"
 
 
 @pytest.mark.slow
