@@ -1,4 +1,4 @@
-"""`export=RUN_ID to=FOLDER|ZIP [data=true] [key=PATH] [license=URL]`: a record as one crate, which can be rerun elsewhere.
+"""`export=RUN_ID to=FOLDER|ZIP [data=true] [wheels=FOLDER] [key=PATH] [license=URL]`: a record as one crate.
 
 Everything comes from the record, the data from where a rerun takes them, hashed; the project is only read. The same record
 makes the same bytes, so two exports can be compared.
@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.commands import rebuild
 from orchestrator.driver.record.folders import project_folder
 from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
@@ -22,6 +24,7 @@ from orchestrator.provenance.crates import archive, crate, statement
 from orchestrator.provenance.crates.archive import Content
 from orchestrator.provenance.data import hashing, restoring
 from orchestrator.provenance.data.versions import Input
+from orchestrator.provenance.environment import container, own_wheel, packages
 from orchestrator.tracking import Past, Store
 
 
@@ -55,12 +58,14 @@ class Exported:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is asked for. with_data: the data themselves, too; key: the private key that signs; license: a URL."""
+    """What is asked for. with_data: the data themselves, too; key: the private key that signs; license: a URL; wheels: a
+    folder, of which the wheels of recorded packages travel along."""
 
     to: Path
     with_data: bool
     key: Path | None
     license: str | None
+    wheels: Path | None = None
 
 
 def export(name: str, wanted: Wanted, uri: str | None) -> Exported:
@@ -71,6 +76,7 @@ def export(name: str, wanted: Wanted, uri: str | None) -> Exported:
         raise UsageError(
             f"to={wanted.to}: there is no folder {wanted.to.absolute().parent}", "make it, or name another place"
         )
+    given = rebuild.wheels_in(wanted.wheels)
     signer = None if wanted.key is None else statement.signer(wanted.key)
     project = Path.cwd()
     folder = project_folder(project)
@@ -83,6 +89,9 @@ def export(name: str, wanted: Wanted, uri: str | None) -> Exported:
     with ExitStack() as held:
         files = _of_record(original, store, held)
         carried, told, notes = _data(original, project, folder, wanted, held)
+        wheel, without = _own_wheel(original)
+        files |= {**wheel, **_wheels(original, given)}
+        notes += without
         names: dict[str, str] = {}
         for path, (place, entries) in carried.items():
             names[path] = _name_of(path, len(names))
@@ -107,6 +116,31 @@ def _of_record(original: Recorded, store: Store, held: ExitStack) -> dict[str, C
         files |= {f"reruns/{again}/{file.name}": file for file in (place / again).iterdir()}
     files[crate.LOCK] = crate.lock(original.environments)
     return files
+
+
+def _own_wheel(original: Recorded) -> tuple[dict[str, Content], list[str]]:
+    """This package as a wheel, where it is the one of the run: an image that is built from the crate has no other place to take
+    it from. Otherwise a note."""
+    node = original.environments[0]
+    version, recorded = node.get("packages", {}).get("orchestrator"), node.get("bits", {}).get("orchestrator")
+    name = own_wheel.name_of(version)
+    if recorded == packages.own_sha256():
+        return {f"{container.WHEELS}/{name}": own_wheel.content(version)}, []
+    return {}, [
+        f"the run was made by another orchestrator than this one, so no wheel of it is in the crate: its {container.FILE} "
+        f"takes {name} from an index"
+    ]
+
+
+def _wheels(original: Recorded, folders: Sequence[Path]) -> dict[str, Content]:
+    """Those of the folders that are of recorded packages in their recorded versions, for who has no index with them."""
+    recorded = {name: version for node in original.environments for name, version in node.get("packages", {}).items()}
+    found = {}
+    for file in (file for folder in folders for file in sorted(folder.glob("*.whl"))):
+        name, version = f"{file.stem}--".split("-")[:2]
+        if recorded.get(packages.normalized(name)) == version:
+            found[f"{container.WHEELS}/{file.name}"] = file
+    return dict(found)
 
 
 Carried = dict[str, tuple[Path, list[str]]]

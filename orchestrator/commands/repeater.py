@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.commands import serving
+from orchestrator.commands.rebuild import Rebuilt
 from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.terminal import child_process, signals
 from orchestrator.driver.terminal.progress import ProgressDisplay
@@ -24,13 +26,14 @@ from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, R
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.data import restoring
 from orchestrator.provenance.environment import node
-from orchestrator.tracking import Store
+from orchestrator.tracking import Store, is_server
 
 
 @dataclass(frozen=True)
 class Repeater:
     """project: where the command was typed; folder: its `.orchestrator`; overrides: of the settings, those that leave the
-    result as it is; carried: where the data are that came with the record, by path; None of a record that did not travel."""
+    result as it is; carried: where the data are that came with the record, by path; None of a record that did not travel;
+    rebuilt: the environment to repeat it in, None for the one that runs here."""
 
     project: Path
     folder: Path
@@ -39,6 +42,7 @@ class Repeater:
     overrides: Sequence[str]
     display: ProgressDisplay
     carried: Mapping[str, Path] | None = None
+    rebuilt: Rebuilt | None = None
 
     def repeat(self, tags: Mapping[str, str], last: int | None = None) -> dict[str, Any]:
         """A run in a clean checkout of its own, ended after step `last`; the object that it reports."""
@@ -70,6 +74,8 @@ class Repeater:
         original, display = self.original, self.display
         with checkout.disposable(original.files.bundle, self.folder / "worktrees") as restored:
             display.say(f"the code of run {original.past.run_id} is restored: tree {restored.tree[:12]}")
+            if self.rebuilt is not None:
+                self.rebuilt.build_above(restored)
             for item in self._restore_data(restored):
                 display.say(f"  {item.path}: from the {item.source}")
                 for note in item.notes:
@@ -79,20 +85,35 @@ class Repeater:
 
     def _launch(self, what: str, restored: checkout.Restored, enough: Callable[[], bool]) -> dict[str, Any]:
         """Run it again as a command in the restored tree until it ends or there is enough of it; the object that it reports."""
-        command = [
-            *(sys.executable, "-m", "orchestrator", what),
-            *self.overrides,
-            *("strict=false", f"tracking.uri={self.store.uri}", "output=json"),
-        ]
-        variables = _variables(self.original, restored.root)
-        with signals.posted() as pending_signal:
-            done = child_process.run(command, restored.project, variables, pending_signal, enough)
+        python, variables = sys.executable, dict(os.environ)
+        if self.rebuilt is not None:
+            python, variables = self.rebuilt.python(restored), self.rebuilt.variables(variables, restored)
+        variables = _variables(self.original, restored.root, variables)
+        with self._store() as uri:
+            command = [
+                *(python, "-m", "orchestrator", what),
+                *self.overrides,
+                *("strict=false", f"tracking.uri={uri}", "output=json"),
+            ]
+            with signals.posted() as pending_signal:
+                done = child_process.run(command, restored.project, variables, pending_signal, enough)
         try:
             return dict(json.loads(done.out.splitlines()[-1]))
         except (IndexError, ValueError):
             raise RunFailed(
                 f"the repetition ended with code {done.code} and no report", "what it said stands above"
             ) from None
+
+    @contextmanager
+    def _store(self) -> Iterator[str]:
+        """The address of the store for the repetition: of a server, where its MLflow is not this one. Raises RunFailed."""
+        rebuilt = self.rebuilt
+        if rebuilt is None or rebuilt.has_this_mlflow or is_server(self.store.uri):
+            yield self.store.uri
+            return
+        self.store.experiment(self.original.settings(self.overrides).run.experiment)  # with the place of its artifacts
+        with serving.served(self.store.uri) as address:
+            yield address
 
     def _restore_data(self, restored: checkout.Restored) -> list[restoring.Restored]:
         """Where the record has travelled, the folder of the command need not know of the data: then the remotes that the
@@ -140,11 +161,11 @@ class Reached:
         return self._missing <= 0
 
 
-def _variables(original: Recorded, root: Path) -> dict[str, str]:
+def _variables(original: Recorded, root: Path, inherited: Mapping[str, str]) -> dict[str, str]:
     """The environment of the repetition: the variables that may change bits as they were, the snapshot before anything else on
     the search path."""
     recorded = next(iter(original.environments), {}).get("bits", {}).get("variables", {})
-    now = {name: value for name, value in os.environ.items() if name not in node.variables()}
+    now = {name: value for name, value in inherited.items() if name not in node.variables()}
     path = [str(root / entry) for entry in original.code.get("search_path", [])]
     before = [now["PYTHONPATH"]] if now.get("PYTHONPATH") else []
     return {**now, **recorded, **({"PYTHONPATH": os.pathsep.join([*path, *before])} if path else {})}

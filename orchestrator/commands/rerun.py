@@ -7,6 +7,8 @@ what determines the result, then the outcome. Execution settings, hosts and plac
 A crate of `export=` is unpacked and checked beside the work trees, and is repeated in the store of the folder where the
 command was typed, a new one if need be. Of a record that is not one's own nothing is executed without `trust=true` (trust.py).
 
+With `environment=rebuild` it runs in an environment made from the record (rebuild.py).
+
 With `explain=true` the repetition has digests of every tensor after each step, and when it diverges, a second one goes as far
 as the first step that differs, to see what comes out the same there and what does not.
 """
@@ -19,7 +21,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.commands import trust
+from orchestrator.commands import rebuild, trust
 from orchestrator.commands.compare import between
 from orchestrator.commands.repeater import Repeater, failure
 from orchestrator.driver.record import private
@@ -29,6 +31,7 @@ from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, UsageError
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.crates import crate, statement
+from orchestrator.provenance.environment import container
 from orchestrator.records import lines
 from orchestrator.records.explanation import Explanation, explain
 from orchestrator.records.verdict import Divergence, Verdict, judge
@@ -41,6 +44,7 @@ _OWN = (
     "output",
     "tracking.uri",
     "trust",
+    "wheels",
 )  # settings of this command, not of the repeated run
 _ELSEWHERE = ("checkpoint.uri=null", "cluster.address=null")  # places of others, which are theirs
 _SURROUNDINGS = ("environment", "package", "hardware")
@@ -104,12 +108,15 @@ class Rerun:
 @dataclass(frozen=True)
 class Wanted:
     """What the command asks for. check_environment: another environment leaves no run exact; explaining: what has diverged is
-    looked into by a second repetition; trusted: the code of others may be executed; key: that has to have signed a crate."""
+    looked into by a second repetition; trusted: the code of others may be executed; key: that has to have signed a crate;
+    rebuilding: in an environment made from the record; wheels: a folder of wheels for it."""
 
     check_environment: bool = True
     explaining: bool = False
     trusted: bool = False
     key: Path | None = None
+    rebuilding: bool = False
+    wheels: Path | None = None
 
 
 def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) -> Rerun:
@@ -125,7 +132,7 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) 
         if not (wanted.trusted or trust.is_own(original)):
             original.require()
             whose = f"run {original.past.run_id} was launched by {original.past.user or 'somebody unknown'}"
-            raise trust.Untrusted(whose, trust.examine(original, passed))
+            raise trust.Untrusted(whose, trust.examine(original, passed, rebuilding=wanted.rebuilding))
         return _repeat(Repeater(project, folder, store, original, passed, for_stream()), wanted)
     path = Path(name)
     if not path.exists():
@@ -140,7 +147,8 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) 
         passed = [*_ELSEWHERE, *passed]
         original.require()
         if not wanted.trusted:
-            raise trust.Untrusted(f"{path} is a record that was sent to you", trust.examine(original, passed))
+            found = trust.examine(original, passed, rebuilding=wanted.rebuilding)
+            raise trust.Untrusted(f"{path} is a record that was sent to you", found)
         store = Store(uri, folder)
         return _repeat(Repeater(project, folder, store, original, passed, display, came.carried), wanted)
 
@@ -149,7 +157,13 @@ def _repeat(repeater: Repeater, wanted: Wanted) -> Rerun:
     """Raises what keeps it from being started."""
     original = repeater.original
     original.require()
-    private.of_record(original.settings(repeater.overrides), original.files, original.past.run_id)
+    settings = original.settings(repeater.overrides)
+    private.of_record(settings, original.files, original.past.run_id)
+    if wanted.rebuilding:
+        rebuild.refuse_cluster(settings.cluster.address)
+        travelled = [] if repeater.carried is None else [original.files.path.parent / container.WHEELS]
+        wheels = rebuild.wheels_in(wanted.wheels, *travelled)
+        repeater = replace(repeater, rebuilt=rebuild.rebuild(original, repeater.folder, wheels, repeater.display))
     more = ["trace.tensors_every=1"] if wanted.explaining else []
     repeater = replace(repeater, overrides=[*repeater.overrides, *more, *_replay(original)])
     report = repeater.repeat({"rerun_of": original.past.run_id})
@@ -247,9 +261,23 @@ def _run_once_more(repeater: Repeater, repeated: Recorded, parted: Divergence) -
     return report["run_id"], explain(parted, repeater.original.trace(), repeated.trace(), lines.read(again))
 
 
+def _keep_lock(repeater: Repeater, repeated: Recorded) -> None:
+    """The files that the environment was made of belong to the repetition's record, and to that of the original where they are
+    those that it had, too: from then on they are asked for by their hashes."""
+    if repeater.rebuilt is None:
+        return
+    original = repeater.original
+    whose = [repeated, *([original] if repeater.rebuilt.as_recorded and repeater.carried is None else [])]
+    for each in whose:
+        if not each.files.pylock.exists():
+            each.files.pylock.write_text(repeater.rebuilt.pylock, encoding="utf-8")
+            repeater.keep({each.past.run_id: "run"}, each.files.pylock)
+
+
 def _publish(repeater: Repeater, repeated: Recorded, done: Rerun) -> None:
     """The verdict belongs to both runs, in MLflow and in the folder."""
     repeated.files.verdict.write_text(json.dumps({**done.as_dict(), "text": done.text}, indent=1) + "\n")
+    _keep_lock(repeater, repeated)
     new, first, word = repeated.past.run_id, done.rerun_of, str(done.word)
     if repeater.carried is not None:  # the original is in somebody else's store
         repeater.tag({new: {"verdict": word}})

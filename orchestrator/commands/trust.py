@@ -27,7 +27,7 @@ _OURS = "orchestrator"
 class WouldExecute:
     """command: as it is started in the restored code; names: of code that the settings name, the pipeline first; modules: that
     the run had imported from its own code, and from elsewhere; packages: those that are not as they were, "name recorded ->
-    here"; variables: that are set; data: path -> md5."""
+    here"; installs: those that pip would install, with environment=rebuild; variables: that are set; data: path -> md5."""
 
     command: list[str]
     names: list[str]
@@ -36,6 +36,7 @@ class WouldExecute:
     modules: list[str]
     elsewhere: list[str]
     packages: list[str]
+    installs: list[str]
     variables: dict[str, str]
     search_path: list[str]
     data: dict[str, str]
@@ -50,7 +51,11 @@ class WouldExecute:
             "modules of its code": _list(self.modules),
             "modules from elsewhere": _list(self.elsewhere),
             "folders searched for modules": _list(self.search_path),
-            "packages, recorded -> here": _list(self.packages),
+            **(
+                {"packages that pip would install": _list(self.installs)}
+                if self.installs
+                else {"packages, recorded -> here": _list(self.packages)}
+            ),
             "variables": _list([f"{name}={value}" for name, value in self.variables.items()]),
             "data": _list([f"{path} ({md5})" for path, md5 in self.data.items()]),
         }
@@ -73,8 +78,9 @@ def is_own(original: Recorded) -> bool:
     return original.past.user == user()
 
 
-def examine(original: Recorded, overrides: Sequence[str]) -> WouldExecute:
-    """Read it from the record; imports nothing of it. Raises ConfigurationError and NotRerunnable."""
+def examine(original: Recorded, overrides: Sequence[str], *, rebuilding: bool = False) -> WouldExecute:
+    """Read it from the record; imports nothing of it. rebuilding: the environment is made from the record, too. Raises
+    ConfigurationError and NotRerunnable."""
     settings = original.settings(overrides)
     code, bits = original.code, next(iter(original.environments), {})
     modules: dict[str, Any] = code.get("modules", {})
@@ -89,6 +95,7 @@ def examine(original: Recorded, overrides: Sequence[str]) -> WouldExecute:
         modules=own,
         elsewhere=sorted(set(modules) - set(own)),
         packages=_differing(bits.get("packages", {})),
+        installs=[f"{name} {version}" for name, version in bits.get("packages", {}).items()] if rebuilding else [],
         variables=dict(bits.get("bits", {}).get("variables", {})),
         search_path=list(code.get("search_path", [])),
         data={item.path: item.md5 for item in original.inputs},

@@ -32,6 +32,7 @@ _KINDS: tuple[Kind, ...] = ("code", "data", "setting", "package", "environment",
 _SHARES: tuple[Share, ...] = ("result", "outcome", "execution")
 _HEADINGS = {"result": "determines the result", "outcome": "the outcome", "execution": "only the execution"}
 _WIDTH = 60
+_OWN = "orchestrator"
 
 
 class Run(TypedDict, total=False):
@@ -194,9 +195,11 @@ def _of_hardware(found: Difference) -> Difference:
 
 
 def _packages(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Version and, in brackets, what tells builds apart."""
+    """Version and, in brackets, what tells builds apart; without this package where the node tells the hash of its source."""
     found = {}
     for name, version in node.get("packages", {}).items():
+        if name == _OWN and node.get("bits", {}).get(_OWN) is not None:
+            continue
         build = node.get("builds", {}).get(name, {})
         tells = [
             *(["editable"] if build.get("editable") else []),

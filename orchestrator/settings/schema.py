@@ -493,9 +493,11 @@ class Settings:
     trace: TraceSettings = field(default_factory=TraceSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     strict: bool = field(default=False, metadata=execution("Refuse to start a run that could not be repeated exactly."))
-    environment: Literal["check", "ignore"] = field(
+    environment: Literal["check", "ignore", "rebuild"] = field(
         default="check",
-        metadata=execution("rerun=: whether an environment that differs keeps the verdict from being exact."),
+        metadata=execution(
+            "rerun=: whether an environment that differs keeps the verdict from being exact; rebuild: it is made anew."
+        ),
     )
     output: Literal["text", "json"] = field(
         default="text", metadata=execution("json: the last line of stdout is one JSON object.")

@@ -11,11 +11,16 @@ from orchestrator.errors import UsageError
 from orchestrator.verbs import sweep
 from orchestrator.verbs.verb import Answer, Arguments, Verb
 
+_ENVIRONMENTS = ("check", "ignore", "rebuild")
+
 
 def _run(given: Arguments) -> Answer:
-    check = given.choice("environment", "check", "ignore") == "check"
+    environment = _environment(given)
+    check, rebuilding = environment != "ignore", environment == "rebuild"
     explaining, trusted = (given.choice(key, "false", "true") == "true" for key in ("explain", "trust"))
-    key = given.get("key")
+    key, wheels = given.get("key"), given.get("wheels")
+    if wheels is not None and not rebuilding:
+        raise UsageError("wheels= names a folder of wheels for environment=rebuild, which is not asked for", "add it")
     from orchestrator.commands.rerun import Wanted, rerun
     from orchestrator.commands.sweep_rerun import rerun_sweep
     from orchestrator.driver.sweep.record import find_sweep
@@ -26,8 +31,11 @@ def _run(given: Arguments) -> Answer:
     if past is not None:
         if explaining:
             raise UsageError("explain=true: a sweep has many runs", "name the one of its trials that has diverged")
+        if rebuilding:
+            raise UsageError("environment=rebuild: a sweep has many runs", "name one of its trials")
         return sweep.report_rerun(rerun_sweep(past, list(given.rest), uri, check_environment=check), given.as_json)
-    wanted = Wanted(check, explaining, trusted, None if key is None else Path(key))
+    places = [None if place is None else Path(place) for place in (key, wheels)]
+    wanted = Wanted(check, explaining, trusted, places[0], rebuilding, places[1])
     done = rerun(given.value, list(given.rest), uri, wanted)
     if done.verdict is not None:
         print(f"run {done.run_id} repeats run {done.rerun_of}\n{done.text}", file=sys.stderr)
@@ -37,6 +45,14 @@ def _run(given: Arguments) -> Answer:
     return Answer(done.exit_code, json.dumps(done.as_dict()) if given.as_json else None)
 
 
+def _environment(given: Arguments) -> str:
+    """Raises UsageError."""
+    found = given.get("environment") or _ENVIRONMENTS[0]
+    if found not in _ENVIRONMENTS:
+        raise UsageError(f"environment={found}: it is {', '.join(_ENVIRONMENTS[:-1])} or {_ENVIRONMENTS[-1]}")
+    return found
+
+
 def _refused(given: Arguments) -> dict[str, Any]:
     from orchestrator.commands.rerun import Rerun
 
@@ -44,13 +60,15 @@ def _refused(given: Arguments) -> dict[str, Any]:
 
 
 VERB = Verb(
-    forms=("rerun=RUN_ID|CRATE [environment=ignore] [explain=true] [trust=true] [key=value ...]",),
+    forms=("rerun=RUN_ID|CRATE [environment=ignore|rebuild] [explain=true] [trust=true] [key=value ...]",),
     about=(
         (
             "rerun=RUN_ID",
             "repeat that run exactly, in a clean checkout of its code with its data, and compare: exact, diverged\n"
             "(with the first step that differs), or inputs-differ (with what differs); explain=true: where it has\n"
-            "diverged, run that step once more, to tell chance within it from other causes",
+            "diverged, run that step once more, to tell chance within it from other causes;\n"
+            "environment=rebuild: in a new virtual environment with the recorded packages and interpreter, which pip\n"
+            "installs; wheels=FOLDER: wheels for it, besides pip's index",
         ),
         (
             "rerun=CRATE",

@@ -57,6 +57,7 @@ _FORMS = {
     "to": "PATH",
     "key": "PATH",
     "data": "true",
+    "wheels": "FOLDER",
     "license": "URL",
 }
 

@@ -232,6 +232,7 @@ IN_ADDRESSES = {
     "git": "password-of-the-git-remote",
     "dvc": "password-of-the-dvc-remote",
     "mlflow": "password-of-mlflow",
+    "package": "password-of-a-package",
 }
 SECRETS = {**IN_SETTINGS, **IN_VARIABLES, **IN_FILES, **IN_ADDRESSES}
 LEAKY = """\
@@ -289,6 +290,14 @@ def _plant(project: Project) -> None:
     write(project, {name: f"KEY={secret}\n" for name, secret in IN_FILES.items()})
     project.git("remote", "add", "origin", f"https://me:{IN_ADDRESSES['git']}@host.invalid/repository")
     shell(project, f"dvc remote add -q --local web https://me:{IN_ADDRESSES['dvc']}@host.invalid/data")
+    metadata = project.path.parent / "site" / "planted-1.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Name: planted\nVersion: 1\n")
+    address = f"https://me:{IN_ADDRESSES['package']}@host.invalid/planted"
+    (metadata / "direct_url.json").write_text(
+        json.dumps({"url": address, "vcs_info": {"vcs": "git", "commit_id": "0" * 40}})
+    )
+    project.variables["PYTHONPATH"] = f"{REPOSITORY}{os.pathsep}{metadata.parent}"
     mirror = f"https://me:{IN_VARIABLES['TORCH_MIRROR']}@host.invalid"
     project.variables |= {**IN_VARIABLES, "TORCH_MIRROR": mirror}
 

@@ -94,6 +94,19 @@ CASES: list[tuple[Callable[[Any], None], tuple[str, str, str, str]]] = [
 ]
 
 
+def test_this_package_is_compared_by_its_source() -> None:
+    """Not by how it was installed; where a node tells no hash of its source, by its version."""
+    editable, wheel = copy.deepcopy(RUN), copy.deepcopy(RUN)
+    for run, version in ((editable, "1"), (wheel, "2")):
+        run["environments"][0]["packages"]["orchestrator"] = version  # type: ignore[index]
+    assert rows(compare(editable, wheel)) == [("result", "package", "orchestrator", "1 -> 2")]
+    for run, sha256 in ((editable, "ab" * 32), (wheel, "ab" * 32)):
+        run["environments"][0]["bits"]["orchestrator"] = sha256  # type: ignore[index]
+    assert rows(compare(editable, wheel)) == []
+    wheel["environments"][0]["bits"]["orchestrator"] = "cd" * 32  # type: ignore[index]
+    assert [row[1:3] for row in rows(compare(editable, wheel))] == [("environment", "orchestrator")]
+
+
 def rows(found: Comparison) -> list[tuple[str, str, str, str]]:
     return [(one.share, one.kind, one.name, one.text) for one in found.differences]
 

@@ -88,3 +88,10 @@ def test_bash_completes_what_stands_behind_the_last_sign() -> None:
     )
     done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True)
     assert done.stdout == "ring tree\n"
+
+
+@pytest.mark.parametrize("given", ["environment=rebuild", "explain=true"])
+def test_what_is_of_one_run_is_refused_of_a_sweep(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.driver.sweep.record.find_sweep", lambda _name, _uri: object())
+    with pytest.raises(UsageError, match=f"{given}: a sweep has many runs"):
+        VERBS["rerun"].run(Arguments("last", (given,), 0.0))

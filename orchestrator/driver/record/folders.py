@@ -41,6 +41,8 @@ class RunFolder:
         self.code = self.path / "code.json"
         self.data = self.path / "data.json"
         self.environment = self.path / "environment.json"
+        self.dockerfile = self.path / "Dockerfile"
+        self.pylock = self.path / "pylock.toml"
         self.privacy = self.path / "privacy.json"
         self.identity = self.path / "identity.json"
         self.card = self.path / "card.md"
@@ -76,6 +78,7 @@ class RunFolder:
     def artifacts(self) -> list[Path]:
         """The existing files that are logged under `run/`."""
         code = [self.bundle, self.patch, self.code]
-        inputs = [self.settings, self.origins, *code, self.data, self.environment, self.privacy, self.identity]
+        surroundings = [self.environment, self.dockerfile, self.pylock]
+        inputs = [self.settings, self.origins, *code, self.data, *surroundings, self.privacy, self.identity]
         files = [*inputs, self.journal, self.trace, self.rests, self.card, self.verdict, self.error]
         return [file for file in files if file.exists()]

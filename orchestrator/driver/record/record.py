@@ -2,7 +2,7 @@
 
 What the run is made of goes into files that are artifacts too: `code.bundle` (the exact work tree), `code.patch` (to be read),
 `data.json`, `settings.yaml` with `settings_from.json` (what came from where), `environment.json` (per node), and
-`identity.json`: a hash over all of it. `card.md` says it to a person.
+`identity.json`: a hash over all of it. `card.md` says it to a person, `Dockerfile` to who rebuilds it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.plan.resolve import resolve
 from orchestrator.provenance.code import checkout, git, imported, snapshot, worktree
 from orchestrator.provenance.data.versions import Input
+from orchestrator.provenance.environment import container, lock
 from orchestrator.records import identity, lines, masking, rests
 from orchestrator.records.lines import LineFile
 from orchestrator.records.masking import Masker
@@ -117,7 +118,7 @@ class Record:
     def describe(self, node: str, environment: Mapping[str, Any], modules: list[dict[str, Any]]) -> list[str]:
         """The environment of a node, and the modules that a worker there has imported. Returns obstacles to a rerun."""
         first = not self._nodes
-        self._nodes[node] = dict(environment)
+        self._nodes[node] = dict(environment) if self._work is None else lock.placed(environment, str(self._work.root))
         _write(self.files.environment, {"nodes": self._nodes})
         if not first:
             return []
@@ -196,6 +197,9 @@ class Record:
             _write(self.files.environment, {"nodes": self._nodes})
             _write(self.files.code, self._code)
         self._identify()
+        built = container.dockerfile(self.tracker.run_id, list(self._nodes.values()))
+        if built is not None:
+            _put(self.files.dockerfile, built)
         _put(self.files.card, self._masker.text(self._card(outcome)))
         self.journal.append([ending])
         self.journal.close()

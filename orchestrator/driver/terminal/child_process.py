@@ -34,15 +34,19 @@ def run(
     environment: Mapping[str, str],
     pending_signal: PendingSignal,
     enough: Callable[[], bool] = never,
+    *,
+    together: bool = False,
 ) -> Done:
     """Run the command in a session of its own, so that a Ctrl-C reaches it once, through us; when we are killed, it is
-    terminated. enough: asked now and then; once it returns True, the child is terminated."""
+    terminated. enough: asked now and then; once it returns True, the child is terminated; together: its stderr is no longer
+    ours, but stands in `out` among its stdout."""
     child = subprocess.Popen(
         command,
         cwd=folder,
         env=dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if together else None,
         text=True,
         start_new_session=True,
         preexec_fn=end_with_parent,

@@ -70,6 +70,16 @@ def restore(bundle: Path, target: Path) -> Restored:
     )
 
 
+def tidy(restored: Restored) -> None:
+    """The recorded bytes and nothing else again, but for what git ignores: tools write into a tree from which they install.
+    Raises NotRerunnable."""
+    try:
+        git.run(restored.root, "clean", "--quiet", "--force", "-d", variables=git.ALONE)
+        git.run(restored.root, "reset", "--quiet", "--hard", variables=git.ALONE)
+    except git.GitError as error:
+        raise NotRerunnable(f"{restored.root} cannot be made clean: {error}", REMEDY) from None
+
+
 @contextmanager
 def disposable(bundle: Path, folder: Path) -> Iterator[Restored]:
     """A restored tree below `folder`, gone after use; what killed processes have left there goes first."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 RECORD, RUN, LOCK, DATA = "record", "run.json", "requirements.txt", "data"
 FORMAT = 1
 _SHOWN = 10
+_OWN = "orchestrator"
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,16 @@ def make(
 
 
 def lock(environments: Iterable[Mapping[str, Any]]) -> bytes:
-    """The packages of the nodes as pip reads them; what differs between nodes is a line each."""
-    lines = {f"{name}=={version}" for each in environments for name, version in each.get("packages", {}).items()}
+    """The packages of the nodes as pip reads them; what differs between nodes is a line each. Those that were installed from a
+    folder of the repository are in its code, and others of folders are nowhere."""
+    lines = set()
+    for each in environments:
+        for name, version in each.get("packages", {}).items():
+            origin = each.get("origins", {}).get(name, {})
+            if "commit" in origin:
+                lines.add(f"{name} @ {origin.get('vcs') or 'git'}+{origin['url']}@{origin['commit']}")
+            elif "path" not in origin or name == _OWN:
+                lines.add(f"{name}=={version}")
     return "".join(f"{line}\n" for line in sorted(lines)).encode()
 
 

@@ -37,6 +37,8 @@ _SAID = {
     "record/code.json": "Commit, tree and imported modules",
     "record/data.json": "The data that the run read, with their md5 and where they are kept",
     "record/environment.json": "Packages, interpreter, processor and variables of every node",
+    "record/Dockerfile": "Builds an image with the environment of the run, which repeats it",
+    "record/pylock.toml": "The files that the packages are installed from, with their hashes (PEP 751)",
     "record/identity.json": "One hash over all that determines the result",
     "record/trace.jsonl": "Loss and fingerprint of the gradient of each step",
     "record/journal.jsonl": "What the settings do not determine: members, generations, decisions, checkpoints",
@@ -54,6 +56,8 @@ _FORMATS = {
     ".md": "text/markdown",
     ".txt": "text/plain",
     ".csv": "text/csv",
+    ".toml": "application/toml",
+    ".whl": "application/zip",
     ".patch": "text/x-diff",
     ".bundle": "application/x-git-bundle",
 }

@@ -35,10 +35,12 @@ _INSTRUCTION_SETS = re.compile(r"sse4_[12]|avx\w*|fma|f16c|amx\w*|asimd\w*|neon|
 @dataclass(frozen=True)
 class Environment:
     """packages: name -> version; builds: name -> what tells two builds of that version apart: `sha256` of the files it
-    installed, `commit`, or `editable` with its `location`. bits and host as above."""
+    installed, `commit`, or `editable` with its `location`. origins: name -> where it came from, of what did not come from an
+    index (packages.py). bits and host as above."""
 
     packages: dict[str, str]
     builds: dict[str, dict[str, Any]]
+    origins: dict[str, dict[str, Any]]
     bits: dict[str, Any]
     host: dict[str, Any]
 
@@ -52,6 +54,7 @@ class Environment:
             "bits": {**self.bits, "packages_sha256": self.packages_sha256},
             "packages": self.packages,
             "builds": self.builds,
+            "origins": self.origins,
             "host": self.host,
         }
 
@@ -72,6 +75,7 @@ def capture(device: str = "cpu", *, portable: bool = False) -> Environment:
     return Environment(
         packages={name: version for name, (version, _) in found.items()},
         builds={name: build for name, (_, build) in found.items()},
+        origins=packages.origins(),
         bits=bits,
         host={**_host(), **(_processor() if portable else {})},
     )

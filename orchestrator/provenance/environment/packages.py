@@ -8,30 +8,51 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
+
+from orchestrator.records import masking
 
 PACKAGE = Path(__file__).resolve().parents[2]
 _OF_THE_INSTALLATION = re.compile(rb"[^/]*\.dist-info/(INSTALLER|REQUESTED|RECORD|direct_url\.json|uv_[^,]*)(,|$)")
 
 
-def installed() -> Iterator[tuple[str, tuple[str, dict[str, Any]]]]:
-    """(name, (version, build)): the first of each name, as an import finds it. The working directory is code and is left out,
+def installed(folders: Iterable[str] | None = None) -> Iterator[tuple[str, tuple[str, dict[str, Any]]]]:
+    """(name, (version, build)) of each distribution. folders: searched instead of this process's own."""
+    for name, version, place in _distributions(sys.path if folders is None else folders):
+        yield name, (version, _build(place) if place.suffix == ".dist-info" else {})
+
+
+def origins() -> dict[str, dict[str, Any]]:
+    """name -> where it came from, of what did not come from an index (PEP 610): `directory`, and `editable`; or `url` with
+    `vcs` and `commit`, or with the `sha256` of the file. No passwords."""
+    found = {name: _origin(_json(place / "direct_url.json")) for name, _, place in _distributions(sys.path)}
+    return {name: origin for name, origin in sorted(found.items()) if origin}
+
+
+def _distributions(folders: Iterable[str]) -> Iterator[tuple[str, str, Path]]:
+    """(name, version, metadata): the first of each name, as an import finds it. The working directory is code and is left out,
     and so is what `setup.py develop` leaves beside sources: a clean checkout has neither."""
     seen: set[str] = set()
-    for folder in dict.fromkeys(sys.path):
+    for folder in dict.fromkeys(folders):
         if not folder or Path(folder) == Path.cwd():
             continue
         for place in _metadata(Path(folder)):
-            stem, _, kind = place.name.rpartition(".")
-            name, _, version = stem.partition("-")
-            name = re.sub(r"[-_.]+", "-", name).lower()
+            name, _, version = place.name.rpartition(".")[0].partition("-")
+            name = normalized(name)
             if name not in seen:
                 seen.add(name)
-                yield name, (re.sub(r"-py\d.*", "", version) or "unknown", _build(place) if kind == "dist-info" else {})
+                yield name, re.sub(r"-py\d.*", "", version) or "unknown", place
+
+
+def normalized(name: str) -> str:
+    """As the record names a package (PEP 503)."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def sha256_of(packages: dict[str, str], builds: dict[str, dict[str, Any]]) -> str:
@@ -44,12 +65,12 @@ def sha256_of(packages: dict[str, str], builds: dict[str, dict[str, Any]]) -> st
     return total.hexdigest()
 
 
-def own_sha256() -> str:
-    """Of this package's source."""
+def own_sha256(package: Path = PACKAGE) -> str:
+    """Of this package's source, or of that of another copy."""
     total = hashlib.sha256()
-    for file in sorted(PACKAGE.rglob("*.py")):
+    for file in sorted(package.rglob("*.py")):
         total.update(
-            f"{file.relative_to(PACKAGE).as_posix()} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode()
+            f"{file.relative_to(package).as_posix()} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode()
         )
     return total.hexdigest()
 
@@ -84,6 +105,21 @@ def _is_of_the_build(line: bytes) -> bool:
     if b".pyc," in line or line.startswith(b"../") or not line:
         return False
     return b".dist-info/" not in line or _OF_THE_INSTALLATION.match(line) is None
+
+
+def _origin(told: dict[str, Any]) -> dict[str, Any]:
+    """Of a `direct_url.json`."""
+    url = masking.text(str(told.get("url", "")))
+    if "dir_info" in told:
+        where = {"directory": os.path.realpath(unquote(url.removeprefix("file://")))}
+        return {**where, **({"editable": True} if told["dir_info"].get("editable") else {})}
+    below = {"subdirectory": told["subdirectory"]} if told.get("subdirectory") else {}
+    if "vcs_info" in told:
+        vcs = told["vcs_info"]
+        return {"url": url, "vcs": vcs.get("vcs"), "commit": vcs.get("commit_id"), **below}
+    info = told.get("archive_info", {})
+    sha256 = info.get("hashes", {}).get("sha256") or str(info.get("hash", "")).removeprefix("sha256=")
+    return {"url": url, **({"sha256": sha256} if sha256 else {}), **below} if url else {}
 
 
 def _json(path: Path) -> dict[str, Any]:

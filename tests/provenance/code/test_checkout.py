@@ -149,6 +149,16 @@ def test_a_disposable_tree_goes_with_its_use(repository: Path, bundle: Path, tmp
     assert list((tmp_path / "trees").iterdir()) == []
 
 
+def test_what_a_tool_wrote_into_a_tree_is_undone(bundle: Path, tmp_path: Path) -> None:
+    """What git ignores may stay: no snapshot holds it."""
+    restored = checkout.restore(bundle, tmp_path / "again")
+    before = on_disk(restored.root)
+    write(restored.root, {"a.egg-info/SOURCES.txt": "x", "build/lib/a.py": "x", "a.py": "changed"})
+    assert on_disk(restored.root) != before
+    checkout.tidy(restored)
+    assert on_disk(restored.root) == before
+
+
 def test_what_a_killed_process_left_is_swept(bundle: Path, tmp_path: Path) -> None:
     trees = tmp_path / "trees"
     script = (

@@ -98,6 +98,31 @@ def test_builds_of_one_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert build_of(6, RECORD, direct_url__json="{") == one
 
 
+ORIGINS = [
+    ({"url": "file:///src/a%20b", "dir_info": {"editable": True}}, {"directory": "/src/a b", "editable": True}),
+    ({"url": "file:///src/a", "dir_info": {}}, {"directory": "/src/a"}),
+    (
+        {"url": "https://me:word@host/a", "vcs_info": {"vcs": "git", "commit_id": "abc"}, "subdirectory": "x"},
+        {"url": "https://host/a", "vcs": "git", "commit": "abc", "subdirectory": "x"},
+    ),
+    (
+        {"url": "https://host/a.whl?sig=abcdef", "archive_info": {"hashes": {"sha256": "12"}}},
+        {"url": "https://host/a.whl?sig=***", "sha256": "12"},
+    ),
+    ({"url": "file:///a.whl", "archive_info": {"hash": "sha256=34"}}, {"url": "file:///a.whl", "sha256": "34"}),
+]
+
+
+@pytest.mark.parametrize(("told", "origin"), ORIGINS)
+def test_where_a_package_came_from_is_told_without_passwords(
+    told: dict[str, object], origin: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = install(tmp_path / "from", "a-1", RECORD, direct_url__json=json.dumps(told))
+    install(folder, "b-1", RECORD)
+    monkeypatch.setattr(sys, "path", [str(folder)])
+    assert packages.origins() == {"a": origin}
+
+
 def test_the_first_of_a_name_counts_and_the_working_directory_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
