@@ -130,9 +130,9 @@ class Remade(pipelines.Batchnorm):
         model = super().model()
         self._made += 1
         self.most.append(self._made)
-        if self.drifts and self._made > 1:
+        if self.drifts and self._made > 2:
             with torch.no_grad():
-                next(model.parameters()).add_(1)
+                torch._foreach_add_(list(model.parameters()), 1.0)
         return model
 
 
@@ -146,13 +146,13 @@ def test_before_the_first_checkpoint_a_loss_sends_all_back_to_values_that_are_ma
     assert max(Remade.most) == 1
     told = survive(Remade, Layout(2, stages=2), [Fault(1, 60, "die")], **settings)
     assert (told.trace, told.digest, told.metrics) == (unsplit.trace, unsplit.digest, unsplit.metrics)
-    assert max(Remade.most) == 2
+    assert max(Remade.most) == 3, "when it gets its stage, and to go back"
 
 
 @pytest.mark.slow
 def test_first_values_that_come_out_otherwise_are_told() -> None:
     settings = {**EVERYTHING, "args": {**EVERYTHING["args"], "drifts": True}}
-    with pytest.raises(Inconsistent, match=r"model\(\) gave '0.bias|model\(\) gave '0.weight' another first value"):
+    with pytest.raises(Inconsistent, match=r"model\(\) gave '.*' another first value when it was called"):
         survive(Remade, Layout(2, stages=2), [Fault(1, 60, "die")], **settings)
 
 
