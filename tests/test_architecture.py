@@ -35,6 +35,7 @@ FLOORS = [
     "plan",
     "search",
     "settings",
+    "ensembles",
     "updates",
     "samples",
     "pipeline",
@@ -53,7 +54,7 @@ ROOMS = {
     "cluster": ["placement", "sessions", "actors", "jobs"],
     "engine": [
         *("worker", "server", "worker_hooks", "executions"),
-        *("asynchronous", "stages", "execution", "admission", "compute", "exchange", "member"),
+        *("asynchronous", "stages", "execution", "ensemble", "admission", "compute", "exchange", "member"),
     ],
     "provenance": ["crates", "data", "environment", "code"],
     "control": [

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from orchestrator.tracking import models
+from orchestrator.tracking.models import ModelFiles
 from orchestrator.tracking.store import Store, identity_of_process, reason
 
 if TYPE_CHECKING:
@@ -118,6 +120,14 @@ class Tracker:
     def artifact(self, path: Path, folder: str) -> None:
         """Remembered, like metrics: the file is read when it is sent."""
         self._later.append(lambda: self._client.log_artifact(self.run_id, str(path), folder))
+
+    def model(self, files: ModelFiles, tag: str) -> None:
+        """A model of this run, whose URI becomes this tag. Remembered, like metrics."""
+
+        def log() -> None:
+            self._client.set_tag(self.run_id, tag, models.log(self._client, self.run_id, files))
+
+        self._later.append(log)
 
     def end(self, status: Status) -> None:
         """Send all there is, the status last. `trouble` is None exactly when the store has everything."""
