@@ -147,14 +147,24 @@ def _compared(
             trials.append({**told, "verdict": None})
             continue
         after = Recorded(store.find(run_id), RunFolder(folder, run_id))
-        done = judged(before, after, check_environment=check_environment)
-        assert done.verdict is not None
-        word = done.verdict.word
+        word, text = _judged(before, after, check_environment=check_environment)
         if word != "exact" and parted is None:
-            parted = f"trial {place[0]}: {done.verdict.text}"
+            parted = f"trial {place[0]}: {text}"
         words.append(word)
         trials.append({**told, "verdict": word, "digest": after.past.digest})
     return SweepRerun(again.path.name, rerun_of, min(words, key=_WORST.index), trials, parted)
+
+
+def _judged(before: Recorded, after: Recorded, *, check_environment: bool) -> tuple[str, str]:
+    """The verdict on a run and its repetition: the word, and a sentence."""
+    if (
+        before.past.digest is None and not before.trace()
+    ):  # it failed before its first step, so there are no bits to compare
+        steps = len(after.trace())
+        return ("exact", "neither made a step") if not steps else ("diverged", f"it made no step, and {steps} now")
+    done = judged(before, after, check_environment=check_environment)
+    assert done.verdict is not None
+    return done.verdict.word, done.verdict.text
 
 
 def parting(before: Known, after: Known) -> str | None:

@@ -83,7 +83,8 @@ class Labels:
         if found is None or found.dtype.kind not in "biuf" or found.shape != (self._samples,):
             raise PipelineRaised(f"{hook} returned {_said(returned, found)} for {self._samples} samples", _WEIGHTS)
         weights: Real = found.astype(numpy.float64)
-        return self._used(weights)
+        used: Real = self._used(weights)
+        return used
 
     def _used(self, values: Any) -> Any:
         return values if self._subset is None else values[self._subset]

@@ -47,6 +47,7 @@ from orchestrator.settings import (
     ScheduleSettings,
     Settings,
     Steps,
+    SubsetSettings,
     SyncSettings,
     TopologySettings,
     TraceSettings,
@@ -144,6 +145,7 @@ def settings_for(
     sync: dict[str, Any] | None = None,
     partition: dict[str, Any] | None = None,
     sampling: dict[str, Any] | None = None,
+    subset: dict[str, Any] | None = None,
     compression: dict[str, Any] | None = None,
     local: dict[str, Any] | None = None,
     privacy: dict[str, Any] | None = None,
@@ -151,6 +153,7 @@ def settings_for(
 ) -> Settings:
     options, mode = dict(optimizer or {}), dict(sync or {"name": "bsp"})
     parts, draws = {"name": "shared", **(partition or {})}, {"name": "uniform", **(sampling or {})}
+    used = {"name": "all", **(subset or {})}
     return Settings(
         run=RunSettings(steps=None if epochs else steps, epochs=epochs, seed=seed, precision=precision),
         pipeline=PipelineSettings(target=f"{pipeline.__module__}:{pipeline.__name__}", args=args or {}),
@@ -160,6 +163,7 @@ def settings_for(
             loaders=loaders,
             partition=PartitionSettings(name=parts.pop("name"), options=parts),
             sampling=SamplingSettings(name=draws.pop("name"), options=draws),
+            subset=SubsetSettings(name=used.pop("name"), options=used),
         ),
         cluster=ClusterSettings(workers=Workers.parse(layout.workers), stages=layout.stages, step_timeout_s=PATIENCE_S),
         topology=TopologySettings(name=layout.topology, options=layout.options()),

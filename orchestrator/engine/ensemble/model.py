@@ -92,7 +92,8 @@ class EnsembleModel(nn.Module):
             found = outputs.std(0, correction=0)
         else:
             found = (_entropy(outputs.mean(0)) - _entropy(outputs).mean(0)).clamp_min(0.0)
-        return found.reshape(len(found), -1).mean(1)
+        by_row: Tensor = found.reshape(len(found), -1).mean(1)
+        return by_row
 
     def _check_classes(self, output: Tensor) -> None:
         """Raises PipelineRaised."""
