@@ -84,7 +84,7 @@ def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None) -> Sweep
         if first is not None:
             held.enter_context(recorded_project(first, project, folder, display))
         record = SweepRecord.reopen(changed, store, files)
-        passed = [each for each in given if not each.startswith("parallel=")]
+        passed = [each for each in given if not each.startswith(("parallel=", "ensemble."))]
         return _drive(changed, record, folder, passed, None if first is None else first.code.get("tree"))
 
 

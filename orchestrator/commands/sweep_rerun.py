@@ -17,7 +17,7 @@ from orchestrator.commands.repeater import Repeater
 from orchestrator.commands.rerun import EXIT, judged, why_not
 from orchestrator.driver.record.folders import RunFolder, project_folder
 from orchestrator.driver.record.recorded import Recorded
-from orchestrator.driver.sweep.record import Known, SweepFolder, folder_of
+from orchestrator.driver.sweep.record import ENSEMBLE, Known, SweepFolder, folder_of
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import ConfigurationError, Interrupted, NotRerunnable, OrchestratorError
 from orchestrator.search.outlook import Place
@@ -92,6 +92,7 @@ def rerun_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, check_
         (each for each in recorded.values() if each.past.status == "FINISHED"), next(iter(recorded.values()))
     )
     original.require()
+    passed += ["ensemble.register=null"] if past.kind == ENSEMBLE else []  # a repetition is no new version
     repeater = Repeater(project, folder, store, original, passed, for_stream())
     report = repeater.repeat_sweep(past.kind, files.settings, {"rerun_of": past.run_id})
     sweep_id = report["sweep_id"]

@@ -29,6 +29,8 @@ from orchestrator.numerics.determinism import left_as_it_was
 from orchestrator.numerics.digests import model_digest
 from orchestrator.pipeline import find
 from orchestrator.plan import Compute, Data, Run, Source
+from orchestrator.plan.resolve import resolve
+from orchestrator.search.sweeps import load_sweep
 from orchestrator.values import Steps
 from tests.engine import pipelines as p
 
@@ -231,6 +233,25 @@ def test_a_request_is_answered_with_what_the_ensemble_came_to(tmp_path: Path) ->
         answered(tmp_path / "answer.json")
     with pytest.raises(RunFailed, match="without an answer"):
         answered(tmp_path / "nothing.json")
+
+
+def test_members_of_a_pipeline_that_splits_at_random_have_the_same_samples(tmp_path: Path) -> None:
+    """`datasets()` is seeded by what members have in common, and by the run's own seed everywhere else."""
+    pipeline = "pipeline: {target: 'tests.engine.pipelines:Small'}\noptimizer: {name: sgd, lr: 0.1}\n"
+    file = tmp_path / "random.yaml"
+    file.write_text(f"run: {{steps: 1, seed: 3}}\n{pipeline}ensemble: {{members: 3, data: disjoint}}\n")
+    described = load_sweep(str(file), [])
+    assert described.ensemble is not None
+    plans = [resolve(described.settings_of(point)) for point in described.ensemble.points()]
+    works = [Workload(find(plan.run.pipeline.target, {}), plan.run, plan.data) for plan in plans]
+    assert len({plan.run.seed for plan in plans}) == 3
+    assert all(torch.equal(work.training_data[0][0], works[0].training_data[0][0]) for work in works)
+    parts = [work.subset.tolist() for work in works if work.subset is not None]
+    assert sorted(number for part in parts for number in part) == list(range(22))
+    assert [work.order.samples for work in works] == [len(part) for part in parts]
+    other = replace(plans[1].data, seed=None)
+    alone = Workload(find(plans[1].run.pipeline.target, {}), plans[1].run, other)
+    assert not torch.equal(alone.training_data[0][0], works[1].training_data[0][0])
 
 
 @pytest.mark.slow
