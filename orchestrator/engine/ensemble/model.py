@@ -108,4 +108,5 @@ class EnsembleModel(nn.Module):
 
 def _entropy(probabilities: Tensor) -> Tensor:
     """In nats, over the last dimension."""
-    return -torch.special.xlogy(probabilities, probabilities).sum(-1)
+    found: Tensor = -torch.special.xlogy(probabilities, probabilities).sum(-1)
+    return found

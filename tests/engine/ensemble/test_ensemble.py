@@ -104,7 +104,7 @@ def test_disagreement_has_its_bounds() -> None:
     """Two members, each sure of another class: log 2."""
     model = Blueprint("tests.engine.ensemble.test_ensemble:Knowing", {}, (1, 2), "mean", {}, "logits", -1).build()
     for member, sure in zip(model.members, (200.0, -200.0), strict=True):
-        member.sure.data.fill_(sure)  # type: ignore[union-attr]
+        torch.nn.init.constant_(member.get_parameter("sure"), sure)
     found = model.disagreement(torch.randn(3, p.FEATURES))
     # The second one divides its certainty between the other two classes.
     assert found.tolist() == pytest.approx([math.log(2)] * 3)
@@ -129,7 +129,7 @@ def test_weights_are_chosen_on_one_half_and_judged_by_the_other() -> None:
     work = workload(blueprint.target, {})
     model = blueprint.build(work.pipeline)
     for member, sure in zip(model.members, (0.0, 5.0, -5.0), strict=True):
-        member.sure.data.fill_(sure)  # type: ignore[union-attr]
+        torch.nn.init.constant_(member.get_parameter("sure"), sure)
     judging = Judge(work, 6, 0, 3)
     one, other = judging.halves(chooses=True)
     assert sorted(one + other) == list(range(40))
