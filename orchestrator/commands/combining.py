@@ -20,6 +20,7 @@ from orchestrator.engine.ensemble.request import Combined, Computing, Request, a
 from orchestrator.engine.ensemble.saved import Blueprint
 from orchestrator.errors import Interrupted, RunFailed
 from orchestrator.numerics.determinism import PORTABLE
+from orchestrator.records import lines
 from orchestrator.search.described import Sweep
 from orchestrator.search.members import Ensemble
 from orchestrator.settings import Settings
@@ -36,7 +37,11 @@ def combine(described: Sweep, record: SweepRecord, folder: Path, pending_signal:
     unfinished = record.files.model.with_suffix(".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     request = Request(
-        _blueprint(ensemble, settings), _computing(ensemble, settings, record), weights, digests, str(unfinished)
+        _blueprint(ensemble, settings),
+        _computing(ensemble, settings, record, folder),
+        weights,
+        digests,
+        str(unfinished),
     )
     found = _asked(request, settings, pending_signal)
     shutil.rmtree(record.files.model, ignore_errors=True)
@@ -70,11 +75,13 @@ def _blueprint(ensemble: Ensemble, settings: Settings) -> Blueprint:
     return Blueprint(target, args, seeds, ensemble.combine, dict(ensemble.options), ensemble.output, ensemble.classes)
 
 
-def _computing(ensemble: Ensemble, settings: Settings, record: SweepRecord) -> Computing:
-    first = record.known.ended[0, 0].run_id
-    steps = record.store.find(str(first)).steps or 0
+def _computing(ensemble: Ensemble, settings: Settings, record: SweepRecord, folder: Path) -> Computing:
     run = settings.run
     rows = settings.data.batch_size.at(0)
+    trace = RunFolder(folder, str(record.known.ended[0, 0].run_id)).trace
+    steps = (
+        len(list(lines.read(trace))) if trace.exists() else run.steps or 1
+    )  # early stopping may have ended it before
     return Computing(ensemble.seed, ensemble.seed, rows, steps, run.threads, run.precision, run.arithmetic)
 
 

@@ -1,4 +1,7 @@
-"""`sweep=NAME|PATH [key=value ...]`: a search over settings, each trial an ordinary run; and `resume=SWEEP_ID`."""
+"""`sweep=NAME|PATH [key=value ...]`: a search over settings, each trial an ordinary run; and `resume=SWEEP_ID`.
+
+An ensemble is a sweep whose trials are its members, which are then made one (`combining.py`).
+"""
 
 from __future__ import annotations
 

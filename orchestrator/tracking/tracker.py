@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from orchestrator.tracking import models
-from orchestrator.tracking.models import ModelFiles
+from orchestrator.tracking import logged
+from orchestrator.tracking.logged import ModelFiles
 from orchestrator.tracking.store import Store, identity_of_process, reason
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Tracker:
         """A model of this run, whose URI becomes this tag. Remembered, like metrics."""
 
         def log() -> None:
-            self._client.set_tag(self.run_id, tag, models.log(self._client, self.run_id, files))
+            self._client.set_tag(self.run_id, tag, logged.log(self._client, self.run_id, files))
 
         self._later.append(log)
 
