@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 from orchestrator.driver.record.folders import RunFolder
@@ -28,25 +27,37 @@ from orchestrator.settings import Settings
 _MODULE = "orchestrator.engine.ensemble"
 
 
-def combine(described: Sweep, record: SweepRecord, folder: Path, pending_signal: PendingSignal) -> Combined:
+def combine(described: Sweep, record: SweepRecord, folder: Path, pending_signal: PendingSignal) -> None:
     """Save the whole in the folder of the ensemble, write down what it came to. Raises Interrupted, RunFailed and what the
     process raises."""
+    try:
+        found = _combined(described, record, folder, pending_signal)
+    except OSError as error:
+        raise RunFailed(
+            f"the members cannot be combined in {record.files.path}: {error.strerror}",
+            f"make room on its disk, and go on with resume={record.sweep_id}",
+        ) from error
+    record.combined(found.as_dict())
+
+
+def _combined(described: Sweep, record: SweepRecord, folder: Path, pending_signal: PendingSignal) -> Combined:
     ensemble, settings = described.ensemble, described.settings
     assert ensemble is not None
     weights, digests = _models(record, folder, ensemble)
-    unfinished = record.files.model.with_suffix(".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    place = record.files.path / "combining"  # what a driver that was killed left there is of no use
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir()
     request = Request(
         _blueprint(ensemble, settings),
         _computing(ensemble, settings, record, folder),
         weights,
         digests,
-        str(unfinished),
+        str((place / "model").resolve()),
     )
-    found = _asked(request, settings, pending_signal)
+    found = _asked(request, place, settings, pending_signal)
     shutil.rmtree(record.files.model, ignore_errors=True)
-    unfinished.rename(record.files.model)
-    record.combined(found.as_dict())
+    (place / "model").rename(record.files.model)
+    shutil.rmtree(place)
     return found
 
 
@@ -79,20 +90,18 @@ def _computing(ensemble: Ensemble, settings: Settings, record: SweepRecord, fold
     run = settings.run
     rows = settings.data.batch_size.at(0)
     trace = RunFolder(folder, str(record.known.ended[0, 0].run_id)).trace
-    steps = (
-        len(list(lines.read(trace))) if trace.exists() else run.steps or 1
-    )  # early stopping may have ended it before
+    # Early stopping may have ended it before run.steps.
+    steps = len(list(lines.read(trace))) if trace.exists() else run.steps or 1
     return Computing(ensemble.seed, ensemble.seed, rows, steps, run.threads, run.precision, run.arithmetic)
 
 
-def _asked(request: Request, settings: Settings, pending_signal: PendingSignal) -> Combined:
+def _asked(request: Request, place: Path, settings: Settings, pending_signal: PendingSignal) -> Combined:
     portable = PORTABLE if settings.run.arithmetic == "portable" else {}
     path = {"PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
-    with tempfile.TemporaryDirectory(prefix="orchestrator-") as place:
-        asked, told = Path(place) / "request.json", Path(place) / "answer.json"
-        request.write(asked)
-        command = [sys.executable, "-m", _MODULE, str(asked), str(told)]
-        child_process.run(command, Path.cwd(), {**os.environ, **path, **portable}, pending_signal)
-        if pending_signal.signal is not None:
-            raise Interrupted(f"interrupted by {pending_signal.signal}")
-        return answered(told)
+    asked, told = ((place / name).resolve() for name in ("request.json", "answer.json"))
+    request.write(asked)
+    command = [sys.executable, "-m", _MODULE, str(asked), str(told)]
+    child_process.run(command, Path.cwd(), {**os.environ, **path, **portable}, pending_signal)
+    if pending_signal.signal is not None:
+        raise Interrupted(f"interrupted by {pending_signal.signal}")
+    return answered(told)

@@ -160,7 +160,7 @@ def _judged(before: Recorded, after: Recorded, *, check_environment: bool) -> tu
     """The verdict on a run and its repetition: the word, and a sentence."""
     if (
         before.past.digest is None and not before.trace()
-    ):  # it failed before its first step, so there are no bits to compare
+    ):  # it failed before its first step: there are no bits to compare
         steps = len(after.trace())
         return ("exact", "neither made a step") if not steps else ("diverged", f"it made no step, and {steps} now")
     done = judged(before, after, check_environment=check_environment)
