@@ -44,9 +44,7 @@ def assert_whole(project: Project, report: dict[str, Any]) -> None:
     for member in members:
         child = client.get_run(member["run_id"])
         assert child.data.tags[PARENT] == report["sweep_id"]
-        assert child.data.metrics["validation/accuracy"] == pytest.approx(
-            whole["of_members"][member["number"]]["validation/accuracy"]
-        )
+        assert child.data.tags["digest"] == member["digest"]
 
 
 def test_an_ensemble_is_one_model_that_loads_as_one(digits: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +67,7 @@ def test_an_ensemble_is_one_model_that_loads_as_one(digits: Project, monkeypatch
     # What MLflow loads of the registered model is the same one.
     code = (
         "import mlflow, numpy; mlflow.set_tracking_uri('sqlite:///.orchestrator/mlflow.db'); "
-        "images = numpy.load('data/digits/test_images.npy')[:, None] / 16; "
+        "images = numpy.load('data/digits/test_images.npy') / 16; "
         "found = mlflow.pyfunc.load_model('models:/digits/1').predict(images); "
         "numpy.save('predicted.npy', found['prediction'])"
     )
@@ -77,10 +75,11 @@ def test_an_ensemble_is_one_model_that_loads_as_one(digits: Project, monkeypatch
     assert loaded.code == 0, loaded.err
     import numpy
 
-    images = torch.from_numpy(numpy.load("data/digits/test_images.npy")).float()[:, None] / 16
+    images = torch.from_numpy(numpy.load("data/digits/test_images.npy")).float() / 16
     with torch.no_grad():
         expected = model(images).exp()
-    assert torch.equal(torch.from_numpy(numpy.load("predicted.npy")), expected)
+    # Another process, with other threads: the same parameters, to the last bits of their products.
+    assert torch.allclose(torch.from_numpy(numpy.load("predicted.npy")), expected, atol=1e-5)
     Path("predicted.npy").unlink()
 
 
@@ -96,6 +95,10 @@ def test_the_commands_of_the_page(digits: Project) -> None:
     whole = done.report["whole"]
     assert_whole(digits, done.report)
     accuracy = "validation/accuracy"
+    client = Store(None, digits.path / ".orchestrator").client
+    for member in done.report["trials"]:  # the process that judges them finds what their own runs have found
+        found = client.get_run(member["run_id"]).data.metrics[accuracy]
+        assert found == pytest.approx(whole["of_members"][member["number"]][accuracy])
     assert whole["metrics"][accuracy] > whole["mean_of_members"][accuracy]
     assert whole["agreed"][accuracy] > whole["disagreed"][accuracy]
     again = digits.shell(f"{rerun} output=json")
