@@ -100,6 +100,11 @@ class Worker:
             **more,
         }
 
+    def stand_by(self) -> None:
+        """Prepared, and without a place in the first generations: let go of the parameters, where it will host a stage of them.
+        Between `prepare` and the first `run`, from the compute thread."""
+        self._execution.stand_by()
+
     @property
     def progress(self) -> Progress | None:
         """None until this member has taken part in a generation: its state is the initial one then."""
@@ -124,7 +129,7 @@ class Worker:
             lambda: self.progress,
         )
         held, staged = self._state.held.rows
-        return replace(ended, held=held, staged=staged)
+        return replace(ended, held=held, staged=staged, holds_sum=self._state.held.holds_sum)
 
     def close(self) -> None:
         """Stop the loader processes. Safe to call twice."""

@@ -65,6 +65,14 @@ class WorkerState:
         self.loop.run_state = reached
         self.has_state = True
 
+    def follow(self, state: TrainingState) -> None:
+        """Be as far as whoever this state of the run is from, by the sum that is held. Raises as `take_over`."""
+        assert isinstance(self.held, StageState)
+        run_state = self.loop.run_state
+        reached = run_state.resumed(snapshot.run_state_of(state))
+        self.held.follow(run_state, reached.second_vote)
+        self.loop.run_state = reached
+
 
 class WorkerHooks:
     """What a worker does in one generation beside its steps; implements `engine.execution.loop.Hooks`."""
@@ -158,20 +166,22 @@ class WorkerHooks:
             state_transfer.give(transport, generation.number, servers, run_alone, [], self.deadline_s)
         if workers:
             entries = [entry for entry in self._services.unacknowledged() if _is_of_the_run(entry)]
-            state = self._state.held.capture(run_state.as_dict())
+            state = self._state.held.capture(run_state.handed_over())
             state_transfer.give(transport, generation.number, workers, state, entries, self.deadline_s)
 
     def _tell_run_states(self, transport: CancellableTransport) -> None:
-        """Of a model in stages: who has the parameters, but not all that is known of the run, is told that."""
+        """Of a model in stages: who has the parameters, but not all that is known of the run, is told that. Who has only the
+        sum by which they change applies that, with what it is told of the second vote."""
         number, stream = self._generation.number, state_transfer.RUN
         for donor, recipient in self._generation.run_states:
             if donor == self._rank:
-                run_alone = snapshot.of_the_run(self._state.loop.run_state.as_dict())
+                run_alone = snapshot.of_the_run(self._state.loop.run_state.handed_over())
                 entries = [entry for entry in self._services.unacknowledged() if _is_of_the_run(entry)]
                 state_transfer.give(transport, number, [recipient], run_alone, entries, self.deadline_s, stream)
             elif recipient == self._rank:
                 state, entries = state_transfer.take(transport, number, donor, self.deadline_s, stream)
-                self._state.take_over(state)
+                applies = recipient in self._generation.applies
+                (self._state.follow if applies else self._state.take_over)(state)
                 for entry in entries:
                     self._services.emit(entry)
 

@@ -133,6 +133,10 @@ class MemberActor:
         where they are not. Between generations: items are fetched in the compute thread."""
         return self._answer(self._profile)
 
+    def stand_by(self) -> None:
+        """After `prepare`, and before a generation in which it has no part."""
+        self._member.stand_by()
+
     def save_weights(self, path: str | None) -> None:
         """Write the model's parameters and persistent buffers as a safetensors file on this node; None: keep what would be in
         it for `read_weights`, in memory, since a file of a process that is killed would stay."""

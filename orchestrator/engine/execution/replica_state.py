@@ -27,6 +27,8 @@ class ReplicaState:
     """What a worker has at a boundary. shards: those it hosts; keeps_shard_state: whether shards have a state of their own.
     summation: None where the mode sums nothing that is kept."""
 
+    holds_sum = False  # who has the whole model applies a step as soon as it is added up
+
     def __init__(
         self,
         replica: Replica,

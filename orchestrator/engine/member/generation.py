@@ -43,9 +43,9 @@ class Generation:
 
     Where the model is cut into stages: stages: by worker's rank, the one that it hosts; groups: by stage, who add up its
     gradient and how (`schedule` is that of the vote, in which all take part); restorers: of each stage the rank that loads
-    the checkpoint of `restore`. Before the transfers of state, which are within a stage then, and in this order: a rank of
-    `applies` applies the sum that it holds (Ended.holds_sum), and of each pair of `run_states` the second gets the run's state
-    from the first, without parameters.
+    the checkpoint of `restore`. Before the transfers of state, which are within a stage then, the second of each pair of
+    `run_states` gets the run's state from the first, without parameters; with that a rank of `applies` applies the sum that it
+    holds (Ended.holds_sum). Whoever holds one and is not named drops it.
     """
 
     number: int
@@ -89,6 +89,8 @@ class Generation:
             **({"moves": self.moves} if self.moves else {}),
             **({"heirs": self.heirs} if self.heirs else {}),
             **({"stages": self.stages} if self.stages else {}),
+            **({"applies": self.applies} if self.applies else {}),
+            **({"run_states": self.run_states} if self.run_states else {}),
         }
 
     def donors_of(self, rank: int) -> list[int]:

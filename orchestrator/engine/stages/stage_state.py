@@ -15,7 +15,10 @@ from orchestrator.engine.compute import snapshot
 from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.shard_states import fitted
 from orchestrator.engine.compute.updater import Updater
+from orchestrator.engine.execution.run_state import RunState, SecondVote
 from orchestrator.engine.stages.cuts import Cuts
+from orchestrator.engine.stages.second_vote import HeldSum
+from orchestrator.errors import Inconsistent
 
 _MODEL = "model/"
 Packed = dict[str, Any]  # a dictionary as `checkpoints.state.pack` makes it
@@ -23,7 +26,7 @@ Packed = dict[str, Any]  # a dictionary as `checkpoints.state.pack` makes it
 
 class StageState:
     """Has the verbs of `engine.execution.replica_state.ReplicaState`. owned, guests: by name, the tensors of this stage, and
-    those of other stages that it uses; order: the names of all trained parameters of the model."""
+    those of other stages that it uses; order: the names of all trained parameters of the model. sum: one that it holds."""
 
     keeps_shard_state = False
     rows: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
@@ -40,12 +43,28 @@ class StageState:
         self.replica = replica
         self.cuts = cuts
         self.shards: tuple[int, ...] = ()
+        self.sum: HeldSum | None = None
         self.owned = {name: tensor for name, tensor in held.items() if cuts.owners[name] == stage}
         self.guests = {name: tensor for name, tensor in held.items() if cuts.owners[name] != stage}
         self._updater = updater
         self._order = {name: i for i, name in enumerate(order)}
         self._whole: Packed | None = None
         self._part: tuple[int, int] | None = None
+
+    @property
+    def holds_sum(self) -> bool:
+        return self.sum is not None
+
+    def follow(self, state: RunState, agreed: SecondVote) -> None:
+        """Apply the sum that it holds, of the step after this state: others have. Raises CalledOff and Inconsistent, and has
+        changed nothing then."""
+        if self.sum is None or self.sum.step != state.steps or not agreed:
+            held = "none" if self.sum is None else f"that of step {self.sum.step}"
+            raise Inconsistent(
+                f"a worker was to apply the sum of step {state.steps}, and holds {held}",
+                "this is a fault of orchestrator",
+            )
+        self.sum.apply(state, agreed)
 
     def start(self, steps: int) -> None:
         self._updater.start(steps)

@@ -8,13 +8,15 @@
 
 A micro-batch that fails, or counts nothing, is told on in both directions, so every program comes to its end, and the vote
 tells whose error it is. What a stage uses and another one owns is sent to it before each step and each evaluation; so
-nothing has to be sent between a step's sum and its end, and an interrupted step has changed nothing."""
+nothing has to be sent between a step's sum and its end, and an interrupted step has changed nothing. One that is interrupted
+after its sum keeps that: others may have applied theirs (`second_vote`)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy
 import torch
@@ -23,25 +25,24 @@ from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.updater import Updater
 from orchestrator.engine.compute.workload import NON_FINITE_REMEDY, Workload
 from orchestrator.engine.exchange.collectives import Exchange
-from orchestrator.engine.exchange.step_report import EMPTY, UNKNOWN, Consensus, StepReport, from_slots, to_slots
-from orchestrator.engine.execution.run_state import RunState
+from orchestrator.engine.exchange.step_report import EMPTY, UNKNOWN, Consensus, StepReport, to_slots
+from orchestrator.engine.execution.run_state import RunState, SecondVote
 from orchestrator.engine.execution.summation import DirectSum
 from orchestrator.engine.member.generation import ProcessServices
 from orchestrator.engine.stages import messages
-from orchestrator.engine.stages.links import Held, Links
+from orchestrator.engine.stages.links import Links
 from orchestrator.engine.stages.parcels import Generators, Gradients, pack, unpack
 from orchestrator.engine.stages.part import PartLayout, spread
 from orchestrator.engine.stages.replay import Record, Stage
+from orchestrator.engine.stages.second_vote import Ballot, HeldSum
+from orchestrator.engine.stages.stage_state import StageState
 from orchestrator.engine.stages.whole import take_gradients
-from orchestrator.errors import Inconsistent, NonFinite, OrchestratorError, PipelineRaised
-from orchestrator.numerics import exact
+from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
 from orchestrator.pipelining import Task
 from orchestrator.records import trace
 from orchestrator.updates import optimizers
 from orchestrator.updates.clipping import Norm
-
-_HIGH = 2**32
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class StageParts:
     replica: Replica
     layout: PartLayout
     counters: tuple[int, ...]
-    held: Held
+    held: StageState
     norm: Norm | None
 
 
@@ -84,13 +85,15 @@ class _Tally:
 
 
 class StageTrainer:
-    """Implements `engine.execution.lockstep.Member`. `take_on` comes with each generation."""
+    """Implements `engine.execution.lockstep.Member`. `take_on` comes with each generation. second_vote: the last one."""
 
     def __init__(self, parts: StageParts, updater: Updater, summation: DirectSum, services: ProcessServices) -> None:
         self._parts = parts
         self._updater = updater
         self._summation = summation
         self._services = services
+        self._ballot = Ballot(parts.stage.index, parts.stages, parts.norm)
+        self.second_vote: SecondVote = ()
         self._told_bytes = UNKNOWN
         self._faults: dict[int, OrchestratorError] = {}
 
@@ -104,6 +107,7 @@ class StageTrainer:
 
     def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:
         links = self._links
+        assert self._parts.held.sum is None, "a sum that was held is applied or dropped as a generation begins"
         if attempt == 0:
             links.refresh(self._parts.held)
         self._summation.clear()
@@ -132,23 +136,9 @@ class StageTrainer:
         self._summation.total(self._group, step, attempt, consensus)
         exchange.sent_bytes += self._group.sent_bytes - before + self._links.taken_bytes()
         own = self._parts.layout.fingerprint(self._summation.result)
-        norms = self._norms(consensus, torch.float32)
-        told = [*_agreeing(self._parts.stages, self._parts.stage.index, own), *norms]
-        agreed = exchange.maximum(step, attempt, messages.DONE, torch.tensor(told, dtype=torch.int64)).tolist()
-        prints = agreed[: 4 * self._parts.stages]
-        for stage in range(self._parts.stages):
-            high, not_high, low, not_low = prints[4 * stage : 4 * stage + 4]
-            if (high, low) != (~not_high, ~not_low):
-                raise Inconsistent(
-                    f"step {step}: the members that host stage {stage} have different sums of its gradients"
-                )
-        if self._parts.norm is not None:
-            self._parts.norm.of_tensors(_values(agreed[4 * self._parts.stages :], torch.float32))
-            if not self._parts.norm.is_finite:  # squares overflow: once more, in float64, as unsplit
-                wide = torch.tensor(self._norms(consensus, torch.float64), dtype=torch.int64)
-                agreed = exchange.maximum(step, attempt, messages.NORMS, wide).tolist()
-                self._parts.norm.of_tensors(_values(agreed, torch.float64))
-        return exact.wrap(sum(prints[4 * stage] * _HIGH + prints[4 * stage + 2] for stage in range(self._parts.stages)))
+        self._parts.held.sum = HeldSum(step, partial(self._follow, consensus, own))
+        self.second_vote = self._ballot.vote(exchange, step, attempt, own, partial(self._norms, consensus))
+        return self._ballot.learn(step, own, self.second_vote)
 
     def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:
         return trace.line(step, consensus.loss, fingerprint)
@@ -165,6 +155,12 @@ class StageTrainer:
         counters = [consensus.counters[place] for place in self._parts.counters]
         self._updater.apply(state.steps, state.reductions, agreed, counters, result)
         self._summation.commit()
+        self._parts.held.sum = None
+
+    def _follow(self, consensus: Consensus, own: int, state: RunState, agreed: SecondVote) -> None:
+        """Apply the present sum without having heard the end of the second vote: this is what it agreed on."""
+        self._ballot.learn(state.steps, own, agreed)
+        self.apply(state, consensus)
 
     def _forward(
         self, task: Task, when: tuple[int, int], tally: _Tally, flights: dict[int, _Flight], _grid: Grid
@@ -295,15 +291,3 @@ class StageTrainer:
         if sent_bytes not in (UNKNOWN, self._told_bytes):
             self._told_bytes = sent_bytes
             self._services.emit({"event": "sent", "step": step, "bytes": sent_bytes})
-
-
-def _agreeing(stages: int, stage: int, fingerprint: int) -> list[int]:
-    """For each stage the halves of its fingerprint, each with its complement, by which differing ones show."""
-    told = [EMPTY] * (4 * stages)
-    high, low = fingerprint >> 32, fingerprint & (_HIGH - 1)
-    told[4 * stage : 4 * stage + 4] = [high, ~high, low, ~low]
-    return told
-
-
-def _values(slots: Sequence[int], dtype: torch.dtype) -> list[torch.Tensor]:
-    return [torch.tensor(value, dtype=dtype) for _, value in sorted(from_slots(slots).items())]
