@@ -12,8 +12,9 @@ from orchestrator.records.rests import Staleness
 
 if TYPE_CHECKING:
     from orchestrator.commands.look import Look
+    from orchestrator.engine.ensemble.model import EnsembleModel
 
-__all__ = ["Run", "Staleness", "launch", "look", "staleness"]
+__all__ = ["Run", "Staleness", "launch", "load_ensemble", "look", "staleness"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,18 @@ def look(
     from orchestrator.commands import look as story
 
     return story.look(run_id, parameter, first=first, count=count, uri=uri)
+
+
+def load_ensemble(folder: str | Path) -> EnsembleModel:
+    """A trained ensemble as one torch module, in evaluation mode, from its folder `.orchestrator/ENSEMBLE_ID/model`.
+
+    Called as a member is, it returns what a member returns: logarithms of probabilities, whose softmax they are, or values; its
+    `disagreement` says of each row how much members disagree. The pipeline's class has to be importable. Raises
+    OrchestratorError where there is no ensemble, or its files are damaged.
+    """
+    from orchestrator.engine.ensemble.saved import load
+
+    return load(Path(folder))
 
 
 def staleness(run_id: str, *, uri: str | None = None) -> list[Staleness]:

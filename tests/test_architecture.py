@@ -36,6 +36,7 @@ FLOORS = [
     "plan",
     "search",
     "settings",
+    "ensembles",
     "updates",
     "samples",
     "pipeline",
@@ -54,7 +55,7 @@ ROOMS = {
     "cluster": ["placement", "sessions", "actors", "jobs"],
     "engine": [
         *("worker", "server", "worker_hooks", "executions"),
-        *("asynchronous", "stages", "execution", "admission", "compute", "exchange", "member"),
+        *("asynchronous", "stages", "execution", "ensemble", "admission", "compute", "exchange", "member"),
     ],
     "provenance": ["crates", "data", "environment", "code"],
     "control": [

@@ -59,7 +59,7 @@ def words(typed: str, verbs: tuple[str, ...], project: Path) -> list[str]:
 
 
 def _values(key: str, project: Path) -> list[str]:
-    if key == "conf":
+    if key in ("conf", "sweep", "ensemble"):
         return sorted(file.stem for file in (project / "conf").glob("*.yaml"))
     if key in _RUN_VERBS:
         runs = sorted((project / NAME).glob("*/settings.yaml"), key=lambda file: file.stat().st_mtime, reverse=True)

@@ -57,10 +57,11 @@ class Repeater:
                 self.tag({run_id: tags})
         return report
 
-    def repeat_sweep(self, settings: Path, tags: Mapping[str, str]) -> dict[str, Any]:
-        """A sweep with all its trials, in a clean checkout of its own; the object that it reports. settings: its file."""
+    def repeat_sweep(self, verb: str, settings: Path, tags: Mapping[str, str]) -> dict[str, Any]:
+        """A sweep or an ensemble (`verb`) with all its trials, in a clean checkout of its own; the object that it reports.
+        settings: its file."""
         with self._restored() as restored:
-            report = self._launch(f"sweep={settings.resolve()}", restored, child_process.never)
+            report = self._launch(f"{verb}={settings.resolve()}", restored, child_process.never)
             for files in (restored.project / self.folder.name).glob("*/"):
                 if (files / "lock").exists():
                     _bring_home(files, self.folder)

@@ -1,4 +1,7 @@
-"""`sweep=NAME|PATH [key=value ...]`: a search over settings, each trial an ordinary run; and `resume=SWEEP_ID`."""
+"""`sweep=NAME|PATH [key=value ...]`: a search over settings, each trial an ordinary run; and `resume=SWEEP_ID`.
+
+An ensemble is a sweep whose trials are its members, which are then made one (`combining.py`).
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from orchestrator.cluster.sessions import RaySession
 from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.cluster.sessions.local import LocalRay
+from orchestrator.commands import combining
 from orchestrator.commands.resume import recorded_project
 from orchestrator.commands.trials import Trials, failed_all
 from orchestrator.driver.record import initial, preflight
@@ -19,11 +24,12 @@ from orchestrator.driver.record.folders import project_folder
 from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.report import pictures
 from orchestrator.driver.sweep.board import Board, Seen, ranked, show_point
-from orchestrator.driver.sweep.record import SWEEP, Known, SweepRecord, folder_of
-from orchestrator.driver.sweep.report import SweepReport, report_of
+from orchestrator.driver.sweep.record import Known, SweepRecord, folder_of
+from orchestrator.driver.sweep.report import SweepReport, report_of, summary_of_whole
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.engine.compute import construction
+from orchestrator.ensembles import laws as combination_laws
 from orchestrator.errors import (
     ConfigurationError,
     Interrupted,
@@ -33,17 +39,18 @@ from orchestrator.errors import (
 )
 from orchestrator.plan.resolve import resolve
 from orchestrator.search import laws
+from orchestrator.search.described import Sweep
 from orchestrator.search.outlook import look, verify
-from orchestrator.search.sweeps import Sweep, load_sweep
+from orchestrator.search.sweeps import load_sweep
 from orchestrator.table import is_reference
 from orchestrator.tracking import Past, Store
 
 _LEAST_OVERRIDES = ("tracking.uri", "output")
 
 
-def sweep(entry: str, overrides: Sequence[str]) -> SweepReport:
+def sweep(entry: str, overrides: Sequence[str], kind: Literal["sweep", "ensemble"] = "sweep") -> SweepReport:
     """The whole story. Raises ConfigurationError before anything is started; an error of the sweep itself is in the report."""
-    described = load_sweep(entry, [each for each in overrides if not each.startswith("output=")])
+    described = load_sweep(entry, [each for each in overrides if not each.startswith("output=")], kind=kind)
     project = Path.cwd()
     if "initial.name" not in described.course.space:
         described = replace(described, settings=initial.pinned(described.settings, project))
@@ -60,7 +67,9 @@ def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None) -> Sweep
     folder = project_folder(project)
     store = Store(uri, folder)
     if past.status == "FINISHED":
-        raise UsageError(f"sweep {past.run_id} has finished", "there is nothing to go on with; launch another one")
+        raise UsageError(
+            f"{past.kind} {past.run_id} has finished", "there is nothing to go on with; launch another one"
+        )
     files = folder_of(store, folder, past)
     described = load_sweep(str(files.settings), [])
     given = [each for each in overrides if each.partition("=")[0] not in _LEAST_OVERRIDES]
@@ -69,19 +78,19 @@ def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None) -> Sweep
     if different:
         raise ConfigurationError(
             [f"{key}: it determines the trials, and here it has to stay as it was" for key in different],
-            "leave it out, or launch a new sweep; parallel and what changes only the execution may differ",
+            f"leave it out, or launch a new {past.kind}; parallel and what changes only the execution may differ",
         )
     files.lease()
     known = Known.read(files.journal)
     verify(changed.course, look(changed.course, known.ended, known.asked))
     display = for_stream()
-    display.say(f"going on with sweep {past.run_id}: {len(known.ended)} runs have ended")
+    display.say(f"going on with {past.kind} {past.run_id}: {len(known.ended)} runs have ended")
     first = _first_recorded(store, folder, known)
     with contextlib.ExitStack() as held:
         if first is not None:
             held.enter_context(recorded_project(first, project, folder, display))
         record = SweepRecord.reopen(changed, store, files)
-        passed = [each for each in given if not each.startswith("parallel=")]
+        passed = [each for each in given if not each.startswith(("parallel=", "ensemble."))]
         return _drive(changed, record, folder, passed, None if first is None else first.code.get("tree"))
 
 
@@ -99,6 +108,13 @@ def _check(described: Sweep, project: Path) -> None:
     course = described.course
     if is_reference(course.search.name) and (problems := laws.problems(course.space, course.search, course.seed)):
         raise ConfigurationError(problems)
+    ensemble = described.ensemble
+    if (
+        ensemble is not None
+        and is_reference(ensemble.combine)
+        and (problems := combination_laws.problems(ensemble.combine, ensemble.options, ensemble.members))
+    ):
+        raise ConfigurationError(problems)
     preflight.check(described.settings, project)
     construction.rehearse(resolve(described.settings))
 
@@ -108,9 +124,8 @@ def _drive(
 ) -> SweepReport:
     """Run the trials, write down what came of them, say it. overrides, tree: as `Trials` takes them."""
     course, known = described.course, record.known
-    board = Board(Seen(described.metric, course.search.trials, described.parallel, described.direction))
-    side = f", {described.parallel} side by side" if described.parallel > 1 else ""
-    board.say(f"sweep {record.sweep_id}: {course.search.trials} trials by {course.search.name}{side}")
+    board = Board(Seen(described.metric, course.search.trials, described.parallel, described.direction, described.noun))
+    board.say(_title(described, record.sweep_id))
     error: OrchestratorError | None = None
     with signals.posted() as pending_signal:
         try:
@@ -118,6 +133,9 @@ def _drive(
                 pending_signal.watch()
                 trials = Trials(described, record, ray, board, pending_signal, folder, overrides, tree)
                 error = failed_all(trials.complete(), known.ended)
+            if described.ensemble is not None:
+                combining.combine(described, record, folder, pending_signal)
+                record.log_model(described)
         except OrchestratorError as found:
             error = found
         except BaseException as found:
@@ -126,15 +144,25 @@ def _drive(
         finally:
             board.close()
         report = report_of(described, record, error)
-        trouble = pictures.draw_sweep(record.files.pictures, _shown(described, report))
+        trouble = _draw(described, record, report)
         if trouble is not None:
             board.say(f"note: {trouble}")
         lacking = record.close(report.status, report.as_dict())
         if lacking is not None:
-            board.say(f"warning: MLflow has not got all of this sweep: {lacking}")
+            board.say(f"warning: MLflow has not got all of this {described.kind}: {lacking}")
     if error is None and report.best is not None:
-        board.say(_summary(described, report))
+        board.say((_summary if described.ensemble is None else summary_of_whole)(described, report))
     return report
+
+
+def _title(described: Sweep, sweep_id: str) -> str:
+    side = f", {described.parallel} side by side" if described.parallel > 1 else ""
+    ensemble, search = described.ensemble, described.course.search
+    if ensemble is None:
+        return f"sweep {sweep_id}: {search.trials} trials by {search.name}{side}"
+    return (
+        f"ensemble {sweep_id}: {ensemble.members} members, data: {ensemble.data}, combined by {ensemble.combine}{side}"
+    )
 
 
 @contextlib.contextmanager
@@ -159,14 +187,13 @@ def _ray(described: Sweep, pending_signal: signals.PendingSignal, board: Board) 
         yield ray
 
 
-def _shown(described: Sweep, report: SweepReport) -> pictures.SweepSeen:
-    return pictures.SweepSeen(
-        described.settings.run.name or SWEEP,
-        described.metric,
-        described.direction,
-        described.course.space,
-        report.trials,
-    )
+def _draw(described: Sweep, record: SweepRecord, report: SweepReport) -> str | None:
+    """What went wrong, None where nothing did."""
+    title = described.settings.run.name or described.kind
+    if described.ensemble is not None:
+        return None if report.whole is None else pictures.draw_ensemble(record.files.pictures, report.whole, title)
+    seen = pictures.SweepSeen(title, described.metric, described.direction, described.course.space, report.trials)
+    return pictures.draw_sweep(record.files.pictures, seen)
 
 
 def _summary(described: Sweep, report: SweepReport) -> str:
@@ -174,7 +201,7 @@ def _summary(described: Sweep, report: SweepReport) -> str:
     assert best_one is not None
     table = "\n".join(f"  {line}" for line in ranked(report.trials, described.direction))
     return (
-        f"{described.settings.run.name or SWEEP}: {len(report.trials)} trials; the best is trial {best_one['number']}, "
+        f"{described.settings.run.name or 'sweep'}: {len(report.trials)} trials; the best is trial {best_one['number']}, "
         f"{described.metric} {best_one['value']:.6g} ({show_point(best_one['settings'])})\n{table}\n"
         f"  digest   {best_one['digest']}\n"
         f"  sweep    {report.sweep_id}, its files in .orchestrator/{report.sweep_id}/\n"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from orchestrator.commands.repeater import Repeater
 from orchestrator.commands.rerun import EXIT, judged, why_not
 from orchestrator.driver.record.folders import RunFolder, project_folder
 from orchestrator.driver.record.recorded import Recorded
-from orchestrator.driver.sweep.record import Known, SweepFolder, folder_of
+from orchestrator.driver.sweep.record import ENSEMBLE, Known, SweepFolder, folder_of
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import ConfigurationError, Interrupted, NotRerunnable, OrchestratorError
 from orchestrator.search.outlook import Place
@@ -39,6 +39,7 @@ class SweepRerun:
     trials: list[dict[str, Any]] = field(default_factory=list)
     parted: str | None = None
     error: OrchestratorError | None = None
+    kind: str = "sweep"
 
     @property
     def exit_code(self) -> int:
@@ -50,7 +51,8 @@ class SweepRerun:
     def text(self) -> str:
         if self.verdict == "exact":
             runs = len(self.trials)
-            return f"exact: all {runs} runs agree to the last bit, and so do the trials that were asked for and kept"
+            more = "what they were made into" if self.kind == "ensemble" else "the trials that were asked for and kept"
+            return f"exact: all {runs} runs agree to the last bit, and so do{'es' * (self.kind == 'ensemble')} {more}"
         return f"{self.verdict}: {self.parted}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -78,25 +80,31 @@ def rerun_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, check_
     known = Known.read(files.journal)
     if past.status != "FINISHED":
         raise NotRerunnable(
-            f"sweep {past.run_id} ({past.status}) has not finished", f"go on with it first: resume={past.run_id}"
+            f"{past.kind} {past.run_id} ({past.status}) has not finished", f"go on with it first: resume={past.run_id}"
         )
     passed = [each for each in overrides if each.partition("=")[0] not in _OWN]
     _refuse_changes(files, passed)
     recorded = {place: _recorded(store, folder, run_id) for place, run_id in sorted(known.begun.items())}
     if not recorded:
-        raise NotRerunnable(f"sweep {past.run_id} has no trial that began", "launch it again")
+        raise NotRerunnable(f"{past.kind} {past.run_id} has no trial that began", "launch it again")
     # One that failed may have ended before its record was whole.
     original = next(
         (each for each in recorded.values() if each.past.status == "FINISHED"), next(iter(recorded.values()))
     )
     original.require()
+    passed += ["ensemble.register=null"] if past.kind == ENSEMBLE else []  # a repetition is no new version
     repeater = Repeater(project, folder, store, original, passed, for_stream())
-    report = repeater.repeat_sweep(files.settings, {"rerun_of": past.run_id})
+    report = repeater.repeat_sweep(past.kind, files.settings, {"rerun_of": past.run_id})
     sweep_id = report["sweep_id"]
     if report["status"] != "finished":
-        return SweepRerun(sweep_id, past.run_id, None, error=why_not(original, {**report, "run_id": sweep_id}))
+        return SweepRerun(
+            sweep_id, past.run_id, None, error=why_not(original, {**report, "run_id": sweep_id}), kind=past.kind
+        )
     again = SweepFolder(folder, sweep_id)
-    done = _compared(store, folder, past.run_id, (known, recorded), again, check_environment=check_environment)
+    done = replace(
+        _compared(store, folder, past.run_id, (known, recorded), again, check_environment=check_environment),
+        kind=past.kind,
+    )
     again.verdict.write_text(json.dumps({**done.as_dict(), "text": done.text}, indent=1) + "\n")
     word = str(done.verdict)
     repeater.tag({sweep_id: {"verdict": word}, past.run_id: {"verdict": word, "verdict_by": sweep_id}})
@@ -140,14 +148,24 @@ def _compared(
             trials.append({**told, "verdict": None})
             continue
         after = Recorded(store.find(run_id), RunFolder(folder, run_id))
-        done = judged(before, after, check_environment=check_environment)
-        assert done.verdict is not None
-        word = done.verdict.word
+        word, text = _judged(before, after, check_environment=check_environment)
         if word != "exact" and parted is None:
-            parted = f"trial {place[0]}: {done.verdict.text}"
+            parted = f"trial {place[0]}: {text}"
         words.append(word)
         trials.append({**told, "verdict": word, "digest": after.past.digest})
     return SweepRerun(again.path.name, rerun_of, min(words, key=_WORST.index), trials, parted)
+
+
+def _judged(before: Recorded, after: Recorded, *, check_environment: bool) -> tuple[str, str]:
+    """The verdict on a run and its repetition: the word, and a sentence."""
+    if (
+        before.past.digest is None and not before.trace()
+    ):  # it failed before its first step: there are no bits to compare
+        steps = len(after.trace())
+        return ("exact", "neither made a step") if not steps else ("diverged", f"it made no step, and {steps} now")
+    done = judged(before, after, check_environment=check_environment)
+    assert done.verdict is not None
+    return done.verdict.word, done.verdict.text
 
 
 def parting(before: Known, after: Known) -> str | None:
@@ -168,4 +186,10 @@ def parting(before: Known, after: Known) -> str | None:
             )
     if before.cuts != after.cuts:
         return "other trials were kept"
-    return None
+    return _parting_of_wholes(before.combined or {}, after.combined or {})
+
+
+def _parting_of_wholes(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
+    """Of ensembles."""
+    different = [key for key in sorted({*before, *after}) if before.get(key) != after.get(key)]
+    return f"the whole of the same members came to another {' and '.join(different)}" if different else None

@@ -40,8 +40,8 @@ from orchestrator.errors import (
     Stalled,
     WorkerLost,
 )
+from orchestrator.search.described import Sweep
 from orchestrator.search.outlook import Ended, Outlook, Place, look
-from orchestrator.search.sweeps import Sweep
 from orchestrator.settings import Settings
 from orchestrator.tracking import PARENT
 
@@ -118,6 +118,12 @@ class Trials:
         except BaseException:
             self.board.leaves(place)
             raise
+        if ended.value is None and self.sweep.ensemble is not None:  # it needs every member: none counts as failed
+            self.board.leaves(place)
+            raise RunFailed(
+                f"member {place[0]}, run {ended.run_id}, failed: {ended.why}",
+                f"go on with it where that has another cause than its code: resume={self.record.sweep_id}",
+            )
         self.record.ended(place, ended)
         self.board.ends(place, ended.value, ended.why, last=place[1] == self.sweep.course.last)
 
@@ -133,7 +139,9 @@ class Trials:
                 )
             else:
                 settings = self._settings(place, point)
-                origins = dict.fromkeys(point, f"trial {place[0]} of sweep {self.record.sweep_id}")
+                origins = dict.fromkeys(
+                    point, f"{self.sweep.noun} {place[0]} of {self.sweep.kind} {self.record.sweep_id}"
+                )
                 run_id, outcome = launch(settings, origins, self._sharing, None, self._beside(place))
         except _OF_THE_TRIAL as error:
             return Ended(self.record.known.begun.get(place), None, None, f"{error.kind}: {error.message}")
@@ -152,6 +160,11 @@ class Trials:
         metric = self.sweep.metric
         value = metrics.get(metric)
         if value is None:
+            if self.sweep.ensemble is not None:
+                raise WrongMetricError(
+                    "an ensemble is judged by validation samples, and datasets() of the pipeline returns none",
+                    "return (train, validation) there",
+                )
             there = ", ".join(sorted(name for name, found in metrics.items() if found is not None))
             raise WrongMetricError(
                 f"objective.metric: runs have no {metric} at their end; there are {there}",
@@ -176,11 +189,12 @@ class Trials:
         number, rung = place
         settings = self.sweep.settings_of(dict(point), rung)
         suffix = f"-{rung}" if self.sweep.course.last else ""
-        name = f"{settings.run.name or 'sweep'}-{number:03d}{suffix}"
+        name = f"{settings.run.name or self.sweep.kind}-{number:03d}{suffix}"
         return replace(settings, run=replace(settings.run, name=name))
 
     def _beside(self, place: Place) -> Beside:
-        tags = {PARENT: self.record.sweep_id, "sweep": self.record.sweep_id, "trial": str(place[0])}
+        sweep = self.sweep
+        tags = {PARENT: self.record.sweep_id, sweep.kind: self.record.sweep_id, sweep.noun: str(place[0])}
         if self.sweep.course.last:
             tags["rung"] = str(place[1])
         return Beside(
@@ -199,7 +213,7 @@ class Trials:
             self.tree = self.tree or tree
             if tree != self.tree:
                 raise RunFailed(
-                    "the code of the project has changed since the sweep began",
+                    f"the code of the project has changed since the {self.sweep.kind} began",
                     f"it goes on with the code it began with: python -m orchestrator resume={self.record.sweep_id}",
                 )
 

@@ -22,19 +22,22 @@ _WEIGHTS = "return one number for each training sample, 0 or more, as a tensor, 
 
 
 class Labels:
-    """train: the training data set, of so many `samples`."""
+    """train: the training data set, of so many `samples`; subset: those of them that are used, None for all: what is told is
+    of these, in this order."""
 
-    def __init__(self, pipeline: Pipeline, train: Any, samples: int, seed: int) -> None:
+    def __init__(self, pipeline: Pipeline, train: Any, samples: int, seed: int, subset: Whole | None = None) -> None:
         self._pipeline = pipeline
         self._train = train
         self._samples = samples
         self._seed = seed
+        self._subset = subset
         self._read: dict[str, tuple[Whole, list[str]]] = {}
         self._weights: Real | None = None
 
     def population(self, shards: int) -> Population:
+        used = self._samples if self._subset is None else len(self._subset)
         return Population(
-            self._samples, shards, streams.seed_of(self._seed, "partition"), lambda by: self.of(by)[0], self.weights
+            used, shards, streams.seed_of(self._seed, "partition"), lambda by: self.of(by)[0], self.weights
         )
 
     def of(self, by: str) -> tuple[Whole, list[str]]:
@@ -65,7 +68,7 @@ class Labels:
         if found is None or found.dtype.kind not in "biuUS" or found.shape != (self._samples,):
             raise PipelineRaised(f"{hook} returned {_said(returned, found)} for {self._samples} samples", _LABELS)
         values, numbers = numpy.unique(found, return_inverse=True)
-        return numbers.astype(numpy.int64), [str(value) for value in values.tolist()]
+        return self._used(numbers.astype(numpy.int64)), [str(value) for value in values.tolist()]
 
     def _checked_weights(self) -> Real:
         hook = "weights(train)"
@@ -80,7 +83,11 @@ class Labels:
         if found is None or found.dtype.kind not in "biuf" or found.shape != (self._samples,):
             raise PipelineRaised(f"{hook} returned {_said(returned, found)} for {self._samples} samples", _WEIGHTS)
         weights: Real = found.astype(numpy.float64)
-        return weights
+        used: Real = self._used(weights)
+        return used
+
+    def _used(self, values: Any) -> Any:
+        return values if self._subset is None else values[self._subset]
 
 
 def _array(returned: Any) -> Any:

@@ -56,6 +56,7 @@ class Recipe:
     seed: int
     threads: int
     arithmetic: determinism.Arithmetic = "native"
+    data_seed: int | None = None  # of datasets(), where it is not that of the run
 
 
 Lost = Callable[[str], None]  # hears of each loader that died
@@ -215,7 +216,8 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     try:
         with naming("the pipeline's __init__"), streams.seeded(recipe.seed, "pipeline"):
             pipeline = find(recipe.target, recipe.args)(**recipe.args)
-        with naming("datasets()"), streams.seeded(recipe.seed, "datasets"):
+        data_seed = recipe.seed if recipe.data_seed is None else recipe.data_seed
+        with naming("datasets()"), streams.seeded(data_seed, "datasets"):
             train, _ = pipeline.datasets()
     except OrchestratorError as error:
         failure = error

@@ -8,6 +8,7 @@ the state of the last committed step, with or without the evaluation after it. A
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -86,6 +87,7 @@ class Worker:
         more = self._execution.prove(reference)
         return {
             **({} if division is None else {"partition": division.digest}),
+            **self._subset(),
             "steps": plan.run.length(self._workload.order.steps_of),
             "samples": self._workload.order.samples,
             "evaluation_batches": len(self._workload.evaluation_batches),
@@ -160,6 +162,10 @@ class Worker:
         """The same as a safetensors file."""
         self._execution.boundary.write_weights(0 if self._state is None else self._state.loop.run_state.steps, path)
 
+    def _subset(self) -> dict[str, str]:
+        subset = self._workload.subset
+        return {} if subset is None else {"subset": hashlib.sha256(subset.astype("<i8").tobytes()).hexdigest()}
+
     def _portability(self, replica: Replica, updater: Updater) -> dict[str, Any]:
         """Under portable arithmetic the operators that are not on the page; raises ConfigurationError where one that is comes
         out otherwise on this processor."""
@@ -216,7 +222,9 @@ class Worker:
             return
         if self._loaders is None:
             compute, source = run.compute, run.pipeline
-            recipe = Recipe(source.target, dict(source.args), run.seed, compute.threads, compute.arithmetic)
+            recipe = Recipe(
+                source.target, dict(source.args), run.seed, compute.threads, compute.arithmetic, self._plan.data.seed
+            )
             lost = lambda why: self._services.emit({"event": "loader_lost", "why": why})  # noqa: E731
             self._loaders = Loaders(recipe, loaders, lost)
             self._workload.prove(self._loaders)

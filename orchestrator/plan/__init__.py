@@ -98,7 +98,8 @@ class Run:
 @dataclass(frozen=True)
 class Data:
     """batch_size: rows of a whole step; loaders: processes per worker that fetch batches ahead; partition: which samples a
-    shard draws from, None for all; sampling: with which weights, None for each once in a pass; local: how long a shard trains
+    shard draws from, None for all; subset: which samples the run has at all, None for all; seed: of `datasets()`, None: that of
+    the run; sampling: with which weights, None for each once in a pass; local: how long a shard trains
     by itself in a step of the run, None for a single micro-batch; privacy: None where contributions are added as they are."""
 
     shards: int
@@ -108,6 +109,8 @@ class Data:
     sampling: Variant | None = None
     local: Span | None = None
     privacy: Privacy | None = None
+    subset: Variant | None = None
+    seed: int | None = None
 
 
 @dataclass(frozen=True)

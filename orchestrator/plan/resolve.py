@@ -31,6 +31,7 @@ from orchestrator.settings import (
     PartitionSettings,
     SamplingSettings,
     Settings,
+    SubsetSettings,
 )
 from orchestrator.topologies import TOPOLOGIES
 from orchestrator.updates.schedules import SCHEDULES
@@ -58,6 +59,8 @@ def resolve(settings: Settings) -> Plan:
             sampling=_variant(data.sampling, but="uniform"),
             local=Span(steps=settings.local.steps, epochs=settings.local.epochs) if settings.has_local_steps else None,
             privacy=_privacy(settings),
+            subset=_variant(data.subset, but="all"),
+            seed=data.subset.options.get("shared_seed"),
         ),
         update=_update(settings),
         exchange=_exchange(settings),
@@ -76,7 +79,9 @@ def _initial(settings: Settings) -> Initial | None:
 
 
 def _variant(
-    chosen: PartitionSettings | SamplingSettings | ContributionSettings | CompressionSettings, *, but: str
+    chosen: PartitionSettings | SamplingSettings | SubsetSettings | ContributionSettings | CompressionSettings,
+    *,
+    but: str,
 ) -> Variant | None:
     """but: the name of the entry that stands for nothing."""
     return None if chosen.name == but else Variant(chosen.name, chosen.options)

@@ -17,21 +17,23 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from orchestrator.ensembles import COMBINATIONS
 from orchestrator.errors import ConfigurationError
 from orchestrator.search import SEARCHES
 from orchestrator.search.asking import Search
 from orchestrator.search.declared import read_space
+from orchestrator.search.described import Sweep, source_of
 from orchestrator.search.grid import endless, size
 from orchestrator.search.halving import Rung
+from orchestrator.search.members import METRIC, read_ensemble
 from orchestrator.search.outlook import Course
-from orchestrator.search.space import Point, Space, corners
-from orchestrator.settings import Settings, as_yaml, determining, from_sources, sources, to_dict, to_yaml
+from orchestrator.search.space import Space, corners
+from orchestrator.settings import Settings, from_sources, sources
 from orchestrator.settings.schema import KEYS, SEED, shorthand
 from orchestrator.settings.sources import Leaf, Source
 from orchestrator.table import is_reference
@@ -55,65 +57,19 @@ OWN: dict[str, tuple[Any, Any, str, Literal["result", "execution"]]] = {
     "parallel": (Annotated[int, Field(ge=1)], 1, "How many trials run side by side.", "execution"),
 }  # fmt: skip
 RUNGS = "halving.rungs"  # whole numbers of steps, rising
-SECTIONS = ("conf", "space", "search", "objective", "halving", "parallel")
+SECTIONS = ("conf", "space", "search", "objective", "halving", "ensemble", "parallel")
 _MOST = 100_000  # points of a grid
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """A sweep whose every key was read. settings: of its runs, with the first point of the space; options: of the search, as
-    they were given; parallel: how many trials run side by side."""
-
-    settings: Settings
-    course: Course
-    options: Mapping[str, Any]
-    metric: str
-    parallel: int
-
-    @property
-    def direction(self) -> Literal["minimize", "maximize"]:
-        return self.course.search.direction
-
-    def settings_of(self, point: Point, rung: int | None = None) -> Settings:
-        """Of a run of a trial. rung: None for the last one. Raises ConfigurationError."""
-        found = [sources.from_text(to_yaml(self.settings), "the sweep"), _source(point, {})]
-        if rung is not None and rung < self.course.last:
-            steps = Leaf(("run", "steps"), Given(self.course.steps_of(rung), None, RUNGS))
-            found.append(Source([steps]))
-        return from_sources(found)
-
-    def as_dict(self) -> dict[str, Any]:
-        """What the file of the sweep holds beside the settings of its runs."""
-        course, search = self.course, self.course.search
-        own: dict[str, Any] = {
-            "space": {key: dimension.as_dict() for key, dimension in course.space.items()},
-            "search": {
-                "name": search.name,
-                "trials": search.trials,
-                "batch": search.batch,
-                "seed": course.seed,
-                **self.options,
-            },
-            "objective": {"metric": self.metric, "direction": self.direction},
-            "parallel": self.parallel,
-        }
-        if course.cuts:
-            own["halving"] = {"rungs": [cut.steps for cut in course.cuts], "factor": course.cuts[0].factor}
-        return own
-
-    def as_yaml(self) -> str:
-        """A file that describes this sweep whole."""
-        return as_yaml({**self.as_dict(), **to_dict(self.settings)})
-
-    def determining(self) -> dict[str, Any]:
-        """What determines its result."""
-        own = {key: value for key, value in self.as_dict().items() if key != "parallel"}
-        return {**own, "settings": determining(self.settings)}
-
-
-def load_sweep(entry: str, overrides: Sequence[str], *, folder: Path = Path("conf")) -> Sweep:
-    """The sweep of a file, a name in `folder` or a path, and of `key=value` overrides, which come last. Raises
-    ConfigurationError with every problem."""
+def load_sweep(
+    entry: str,
+    overrides: Sequence[str],
+    *,
+    kind: Literal["sweep", "ensemble"] | None = None,
+    folder: Path = Path("conf"),
+) -> Sweep:
+    """The sweep of a file, a name in `folder` or a path, and of `key=value` overrides, which come last. kind: what is wanted;
+    None for what the file describes. Raises ConfigurationError with every problem."""
     file, typed = sources.from_name(entry, folder, "sweep"), sources.from_command_line(overrides)
     if not file.readable:
         raise ConfigurationError(file.problems)
@@ -128,6 +84,10 @@ def load_sweep(entry: str, overrides: Sequence[str], *, folder: Path = Path("con
     for source in rest:
         source.leaves = [leaf for leaf in source.leaves if _near(leaf) is None]
     base = [sources.from_name(name, folder) for name in _names(own.pop(("conf",), None))]
+    if kind == "ensemble" or (kind is None and any(path[0] == "ensemble" for path in own)):
+        return _ensemble(own, [*base, *rest], problems)
+    if any(path[0] == "ensemble" for path in own):
+        raise ConfigurationError([f"ensemble: {entry} describes an ensemble, which sweep= does not train"], _OTHER_VERB)
     values, found = _values(own)
     problems += found
     space, places, found = read_space({path[1:]: given for path, given in own.items() if path[0] == "space"})
@@ -146,17 +106,44 @@ def load_sweep(entry: str, overrides: Sequence[str], *, folder: Path = Path("con
     return sweep
 
 
+def _ensemble(own: Mapping[tuple[str, ...], Given], described: Sequence[Source], problems: list[str]) -> Sweep:
+    """Raises ConfigurationError."""
+    problems += [
+        f"{given.where}: {'.'.join(path)}: an ensemble is trained and not searched; leave {path[0]} out"
+        for path, given in own.items()
+        if path[0] not in ("ensemble", "parallel")
+    ]
+    values, found = _values({path: given for path, given in own.items() if path[0] == "parallel"})
+    problems += found
+    settings: Settings | None = None
+    try:
+        settings = from_sources(list(described))
+    except ConfigurationError as error:
+        problems += error.problems
+    ensemble, found = read_ensemble({path: given for path, given in own.items() if path[0] == "ensemble"}, settings)
+    problems += found
+    if problems or settings is None or ensemble is None:
+        raise ConfigurationError(list(dict.fromkeys(problems)))
+    return Sweep(settings, ensemble.course(), {}, METRIC, values["parallel"], ensemble)
+
+
+_OTHER_VERB = "launch it with ensemble=NAME; a sweep has a space in place of the section ensemble"
+_SHORT = {("search",): ("search", "name"), ("ensemble", "combine"): ("ensemble", "combine", "name")}
+
+
 def _full(leaf: Leaf) -> Leaf:
-    return Leaf(("search", "name"), leaf.given) if leaf.path == ("search",) else leaf
+    return Leaf(_SHORT.get(leaf.path, leaf.path), leaf.given)
 
 
 def _merge(own: dict[tuple[str, ...], Given], new: Mapping[tuple[str, ...], Given]) -> None:
     """Put a later source over what is there; one that names another search leaves the options behind that this one lacks."""
-    before, now = own.get(("search", "name")), new.get(("search", "name"))
-    if before is not None and now is not None and before.value != now.value:
-        kept = SEARCHES.options(now.value) if now.value in SEARCHES else {}
-        for path in [path for path in own if path[0] == "search" and ".".join(path) not in OWN and path[1] not in kept]:
-            del own[path]
+    for section, table in ((("search",), SEARCHES), (("ensemble", "combine"), COMBINATIONS)):
+        before, now = own.get((*section, "name")), new.get((*section, "name"))
+        if before is not None and now is not None and before.value != now.value:
+            kept = {*(table.options(now.value) if now.value in table else ()), "name"}
+            for path in [path for path in own if path[:-1] == section and path[-1] not in kept]:
+                if ".".join(path) not in OWN:
+                    del own[path]
     own.update(new)
 
 
@@ -191,7 +178,7 @@ def _values(own: Mapping[tuple[str, ...], Given]) -> tuple[dict[str, Any], list[
                 values[key] = read(OWN[key][0], given)
             except MismatchError as mismatch:
                 problems.append(f"{given.where}: {key}: {mismatch}")
-        elif key != RUNGS and path[0] not in ("space", "search"):
+        elif key != RUNGS and path[0] not in ("space", "search", "ensemble"):
             known = [*OWN, RUNGS, "conf", "space"]
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
@@ -210,18 +197,12 @@ def _checked(base: Sequence[Source], space: Space, places: Mapping[str, str]) ->
             problems.append(f"{twice}: {key}: it is searched; leave it out here, or take it out of the space")
     for number, point in enumerate(corners(space)):
         try:
-            settings = from_sources([*base, _source(point, places)])
+            settings = from_sources([*base, source_of(point, places)])
         except ConfigurationError as error:
             problems += error.problems
         else:
             first = settings if number == 0 else first
     return first, problems
-
-
-def _source(point: Point, places: Mapping[str, str]) -> Source:
-    return Source(
-        [Leaf(tuple(key.split(".")), Given(value, None, places.get(key, "space"))) for key, value in point.items()]
-    )
 
 
 def _search(

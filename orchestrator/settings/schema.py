@@ -6,7 +6,7 @@ workers and servers are laid out: under `reduction: fast` sums follow the layout
 result too. `watched` marks what says when metrics are taken: it determines the result where early stopping or the plateau
 schedule depend on one. Settings are validated where they are built, in `Settings.__post_init__`, whoever builds them.
 
-Behind `topology`, `sync`, `schedule` and `contribution`, behind `data.partition` and `data.sampling` and behind
+Behind `topology`, `sync`, `schedule` and `contribution`, behind `data.partition`, `data.sampling` and `data.subset` and behind
 `cluster.pipeline` stands a table each (`orchestrator.table`): their sections have a name, and the options of what it names.
 Which options there are, and what they must be, says the table's entry. A section is known by its dotted path: `data.partition`
 is one within `data`.
@@ -29,6 +29,7 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.pipelining import PIPELINING
 from orchestrator.samples.partitions import PARTITIONS
 from orchestrator.samples.samplings import SAMPLINGS
+from orchestrator.samples.subsets import SUBSETS
 from orchestrator.settings import stages
 from orchestrator.synchrony import SYNCHRONY
 from orchestrator.table import Table, is_reference
@@ -62,7 +63,17 @@ from orchestrator.values import (
 MOST_CLIENTS, MOST_NOISE = 1 << 19, 1000.0  # of `privacy.lattice`, which needs torch
 TABLES: dict[str, Table[Any]] = {
     table.key: table
-    for table in (TOPOLOGIES, SYNCHRONY, SCHEDULES, CONTRIBUTIONS, COMPRESSIONS, PARTITIONS, SAMPLINGS, PIPELINING)
+    for table in (
+        TOPOLOGIES,
+        SYNCHRONY,
+        SCHEDULES,
+        CONTRIBUTIONS,
+        COMPRESSIONS,
+        PARTITIONS,
+        SAMPLINGS,
+        SUBSETS,
+        PIPELINING,
+    )
 }
 KeyPath = tuple[str, ...]
 
@@ -177,6 +188,16 @@ class SamplingSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SubsetSettings:
+    """Which training samples the run has; see `orchestrator/samples/subsets.py`. Options as those of a topology."""
+
+    name: str = field(default="all", metadata=result("Which of the training samples the run has at all."))
+    options: dict[str, Any] = field(
+        default_factory=dict, metadata=result("The options of a subset of your own.", NO_NAME)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataSettings:
     shards: int = field(
         default=8, metadata=result("The slices into which every step is divided; at most so many workers.", at_least(1))
@@ -194,6 +215,7 @@ class DataSettings:
     )
     partition: PartitionSettings = field(default_factory=PartitionSettings)
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    subset: SubsetSettings = field(default_factory=SubsetSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -897,6 +919,15 @@ def _unfit_for_noise(
     return None
 
 
+def _subsets_are_not_private(multiplier: float, subset: str) -> str | None:
+    if multiplier == 0 or subset == "all":
+        return None
+    return (
+        f"data.subset: what {subset} leaves to a run tells of other runs on the same clients, whose epsilons would have to be "
+        "added up; with privacy.noise_multiplier leave it out"
+    )
+
+
 def _clients_fit_the_sum(
     clipping_norm: float | None, clients: int | None, among: int | None, shards: int
 ) -> str | None:
@@ -1010,6 +1041,7 @@ RULES = (
         _clients_are_said_once,
     ),
     Rule(("initial.digest", "initial.name"), _digest_has_a_model),
+    Rule(("privacy.noise_multiplier", "data.subset.name"), _subsets_are_not_private),
     Rule(("schedule.end", "schedule.warmup"), _end_is_behind_warmup),
     Rule(("early_stopping.patience", "evaluation.every"), _stopping_needs_steps),
     Rule(("schedule.name", "evaluation.every"), _plateau_needs_steps),

@@ -13,7 +13,7 @@ import platform
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,18 +54,23 @@ class Registration:
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """What is to be logged. path: the folder, which gets its MLmodel file here; code: the folder in it from which Python
-    imports the pipeline; step: after which the weights are; params, tags: of the logged model."""
+    """What is to be logged. path: the folder, which gets its MLmodel file here; step: after which the weights are; params,
+    tags, name: of the logged model; loader: a module with `_load_pyfunc(path)`; code: the folder in `path` from which Python
+    imports the pipeline; tag: of the run, which gets the model's URI."""
 
     path: Path
-    code: str
     step: int
     params: Mapping[str, str]
-    tags: Mapping[str, str]
+    tags: Mapping[str, str] = field(default_factory=dict)
+    name: str = NAME
+    loader: str = LOADER
+    code: str | None = None
+    tag: str | None = None
 
 
 class ModelLog:
-    """Logs the model of a run when it is called, step by step; called again after a failure it goes on where that was."""
+    """Logs the model of a run when it is called, step by step; called again after a failure, in another process too, it goes
+    on where that was."""
 
     def __init__(
         self, client: MlflowClient, run_id: str, folder: ModelFolder, registration: Registration | None
@@ -87,12 +92,16 @@ class ModelLog:
             self._is_ready = True
         if self._registration is not None:
             self._register(self._registration, self._model_id)
+        if self._folder.tag is not None:
+            self._client.set_tag(self._run_id, self._folder.tag, f"{_MODELS}{self._model_id}")
 
     def _created(self) -> str:
-        experiment_id = self._client.get_run(self._run_id).info.experiment_id
-        folder = self._folder
+        run, folder = self._client.get_run(self._run_id), self._folder
+        if run.outputs is not None and run.outputs.model_outputs:  # by this run's driver before it was killed
+            self._is_ready = True
+            return str(run.outputs.model_outputs[0].model_id)
         made = self._client.create_logged_model(
-            experiment_id, NAME, self._run_id, tags=dict(folder.tags), params=dict(folder.params)
+            run.info.experiment_id, folder.name, self._run_id, tags=dict(folder.tags), params=dict(folder.params)
         )
         return str(made.model_id)
 
@@ -101,12 +110,14 @@ class ModelLog:
         from mlflow.models.model import Model
 
         described = Model(artifact_path=f"{_MODELS}{model_id}", run_id=self._run_id, model_id=model_id)
+        code = (
+            {} if self._folder.code is None else {"code": self._folder.code, "env": {"virtualenv": "python_env.yaml"}}
+        )
         described.add_flavor(
             "python_function",
-            loader_module=LOADER,
-            code=self._folder.code,
+            loader_module=self._folder.loader,
             python_version=platform.python_version(),
-            env={"virtualenv": "python_env.yaml"},
+            **code,
         )
         (self._folder.path / MLMODEL).write_text(described.to_yaml(), encoding="utf-8")
         self._client.log_model_artifacts(model_id, str(self._folder.path))
@@ -122,17 +133,22 @@ class ModelLog:
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":
                     raise
-            made = self._client.create_model_version(
-                wanted.name,
-                self._source(model_id),
-                self._run_id,
-                tags=dict(self._folder.tags),
-                model_id=model_id,
-                await_creation_for=0,
-            )
-            self._version = str(made.version)
+            versions = self._client.search_model_versions(f"name='{wanted.name}'")
+            mine = [version.version for version in versions if version.run_id == self._run_id]
+            self._version = str(mine[0]) if mine else self._made_version(wanted.name, model_id)
         self._client.set_registered_model_alias(wanted.name, wanted.alias, self._version)
         self._client.set_tag(self._run_id, "registered_model", f"{_MODELS}{wanted.name}/{self._version}")
+
+    def _made_version(self, name: str, model_id: str) -> str:
+        made = self._client.create_model_version(
+            name,
+            self._source(model_id),
+            self._run_id,
+            tags=dict(self._folder.tags),
+            model_id=model_id,
+            await_creation_for=0,
+        )
+        return str(made.version)
 
     def _source(self, model_id: str) -> str:
         """MLflow looks `models:/` up in the store of the whole process, which is a server's own only."""

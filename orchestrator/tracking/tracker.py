@@ -76,8 +76,15 @@ class Tracker:
             DatasetInput(Dataset(name, digest[:36], "dvc", json.dumps({"path": source, "md5": digest})), tags)
             for name, digest, source in data
         ]
+
+        def log() -> None:
+            try:
+                self._client.log_inputs(self.run_id, datasets=found)
+            except Exception:  # MLflow's own store, when two runs at once are the first to name these data
+                self._client.log_inputs(self.run_id, datasets=found)
+
         if found:
-            self._later.append(lambda: self._client.log_inputs(self.run_id, datasets=found))
+            self._later.append(log)
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Remember metrics; they are sent by `flush`, `tick` or `end`."""

@@ -16,7 +16,7 @@ def _run(given: Arguments) -> Answer:
     uri = given.get("tracking.uri")
     past = find_sweep(given.value, uri)
     if past is not None:
-        return sweep.report(resume_sweep(past, list(given.rest), uri), given.as_json)
+        return sweep.report(resume_sweep(past, list(given.rest), uri), given.as_json, past.kind)
     run_id, outcome = resume(given.value, list(given.rest), uri)
     return ended.report(run_id, outcome, given.as_json, given.started)
 

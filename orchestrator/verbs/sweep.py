@@ -21,10 +21,10 @@ def _run(given: Arguments) -> Answer:
     return report(sweep(given.value, list(given.rest)), given.as_json)
 
 
-def report(found: SweepReport, as_json: bool) -> Answer:
-    """Say how the sweep ended."""
+def report(found: SweepReport, as_json: bool, kind: str = "sweep") -> Answer:
+    """Say how the sweep ended, or an ensemble as its `kind` is."""
     if found.error is not None:
-        print(f"error: {found.error}\n  sweep {found.sweep_id}", file=sys.stderr)
+        print(f"error: {found.error}\n  {kind} {found.sweep_id}", file=sys.stderr)
         print(f"  go on: python -m orchestrator resume={found.sweep_id}", file=sys.stderr)
     code = 0 if found.error is None else found.error.exit_code
     return Answer(code, json.dumps(found.as_dict()) if as_json else None)
@@ -32,9 +32,9 @@ def report(found: SweepReport, as_json: bool) -> Answer:
 
 def report_rerun(done: SweepRerun, as_json: bool) -> Answer:
     if done.verdict is not None:
-        print(f"sweep {done.sweep_id} repeats sweep {done.rerun_of}\n{done.text}", file=sys.stderr)
+        print(f"{done.kind} {done.sweep_id} repeats {done.kind} {done.rerun_of}\n{done.text}", file=sys.stderr)
     if done.error is not None:
-        print(f"error: the repetition of sweep {done.rerun_of} failed: {done.error}", file=sys.stderr)
+        print(f"error: the repetition of {done.kind} {done.rerun_of} failed: {done.error}", file=sys.stderr)
     return Answer(done.exit_code, json.dumps(done.as_dict()) if as_json else None)
 
 

@@ -8,6 +8,7 @@ from orchestrator.verbs import (
     completion,
     conf,
     doctor,
+    ensemble,
     explain_key,
     export,
     jobs,
@@ -25,6 +26,7 @@ from orchestrator.verbs.verb import Verb
 VERBS: dict[str, Verb] = {
     "conf": conf.VERB,
     "sweep": sweep.VERB,
+    "ensemble": ensemble.VERB,
     "resume": resume.VERB,
     "rerun": rerun.VERB,
     "compare": compare.VERB,

@@ -14,7 +14,7 @@ from tests.projects import Done, Project
 REFUSED = {
     "": (
         2,
-        "exactly one of conf=NAME|PATH, sweep=NAME|PATH, resume=RUN_ID, rerun=RUN_ID|CRATE, compare=RUN_A,RUN_B, ",
+        "exactly one of conf=NAME|PATH, sweep=NAME|PATH, ensemble=NAME|PATH, resume=RUN_ID, rerun=RUN_ID|CRATE, ",
     ),
     "conf=goood": (2, "did you mean good?"),
     "conf=good run.sed=3": (2, "run.sed: no such key; did you mean run.seed?"),
@@ -159,6 +159,14 @@ REFUSED = {
     "submit conf=good to=http://127.0.0.1:1": (1, "the Ray at http://127.0.0.1:1 does not take jobs"),
     "status=unknown": (2, "no job unknown was submitted to a Ray from here"),
     "sweep=goood": (2, "sweep=goood: there is no file conf/goood.yaml"),
+    "ensemble=good ensemble.members=1": (2, "ensemble.members: must be at least 2"),
+    "ensemble=good search=tpe": (2, "an ensemble is trained and not searched; leave search out"),
+    "ensemble=good data.subset.shared_seed=3": (2, "ensemble.data says which samples a member has"),
+    "ensemble=good ensemble.combine=vote ensemble.output=values": (2, "members vote for classes"),
+    "ensemble=good ensemble.combine=faults:few": (2, "ensemble.combine: faults:few "),
+    "ensemble=good ensemble.combin=vote": (2, "ensemble.combin: no such key"),
+    "sweep=good ensemble.members=3": (2, "launch it with ensemble=NAME"),
+    "conf=good data.subset=bagging": (2, "data.subset.member: required by data.subset=bagging"),
     "sweep=good": (2, "space: required; it names the settings to search"),
     "sweep=good conf=good": (2, "exactly one of conf=NAME|PATH, "),
     "sweep=good space.optimizer.lr=[0.1,0.2]": (2, "search.trials: required by search=tpe"),

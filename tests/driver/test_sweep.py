@@ -10,13 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.commands.sweep_rerun import parting
 from orchestrator.driver.report import pictures
 from orchestrator.driver.sweep.board import Board, Row, Seen, TrialDisplay, ranked, show_point, summary, table
 from orchestrator.driver.sweep.record import Known
+from orchestrator.driver.sweep.report import SweepReport, summary_of_whole
 from orchestrator.errors import UsageError
 from orchestrator.search.asking import Trial
 from orchestrator.search.outlook import Cut, Ended
 from orchestrator.search.space import Choice, Range, Space
+from orchestrator.search.sweeps import load_sweep
 
 EVENTS = [
     {
@@ -30,8 +33,24 @@ EVENTS = [
     {"event": "ended", "trial": 0, "rung": 0, "run_id": "a", "value": None, "digest": None, "why": "NonFinite: nan"},
     {"event": "kept", "batch": 0, "rung": 0, "kept": [1]},
     {"event": "begun", "trial": 1, "rung": 1, "run_id": "c"},
+    {"event": "combined", "whole": {"digest": "w"}},
     {"event": "sweep_ended", "status": "killed"},
 ]
+WHOLE = {
+    "digest": "w" * 64,
+    "weights": [0.5, 0.5],
+    "samples": 10,
+    "chosen_on": 10,
+    "metrics": {"validation/loss": 0.3, "validation/accuracy": 0.9},
+    "mean_of_members": {"validation/loss": 0.4, "validation/accuracy": None},
+    "of_members": [
+        {"validation/loss": 0.5, "validation/accuracy": 0.8},
+        {"validation/loss": 0.3, "validation/accuracy": None},
+    ],
+    "disagreement": 0.25,
+    "agreed": {"validation/loss": 0.1, "validation/accuracy": 1.0},
+    "disagreed": {},
+}
 
 
 def test_the_journal_is_a_fold(tmp_path: Path) -> None:
@@ -43,6 +62,7 @@ def test_the_journal_is_a_fold(tmp_path: Path) -> None:
     assert known.begun == {(0, 0): "a", (1, 0): "b", (1, 1): "c"}
     assert known.ended == {(1, 0): Ended("b", 0.1, "d"), (0, 0): Ended("a", None, None, "NonFinite: nan")}
     assert known.cuts == [Cut(0, 0, (1,))]
+    assert known.combined == {"digest": "w"}
 
 
 @given(st.data())
@@ -174,3 +194,21 @@ def test_pictures_of_few_and_of_more_trials(tmp_path: Path, trials: int) -> None
     empty = pictures.SweepSeen("s", "validation/loss", "minimize", space, [])
     assert pictures.draw_sweep(tmp_path / "none", empty) is None
     assert not (tmp_path / "none").exists()
+
+
+def test_repetitions_of_an_ensemble_part_where_its_whole_differs() -> None:
+    before, after = Known(combined=dict(WHOLE)), Known(combined={**WHOLE, "weights": [1.0, 0.0], "digest": "x"})
+    assert parting(before, Known(combined=dict(WHOLE))) is None
+    assert parting(before, after) == "the whole of the same members came to another digest and weights"
+    assert parting(before, Known()) is not None
+
+
+def test_an_ensemble_is_told_beside_its_members_and_drawn(tmp_path: Path) -> None:
+    described = load_sweep("ensemble", ["ensemble.members=2", "ensemble.combine=weighted"])
+    text = summary_of_whole(described, SweepReport("e", whole=WHOLE))
+    assert "2 members, judged by 10 validation samples; weights chosen on 10 others, disagreement 0.25 nats" in text
+    assert "validation/accuracy  - (0.8 to 0.8)" in text
+    assert "rerun=e" in text
+    assert pictures.draw_ensemble(tmp_path / "pictures", WHOLE, "ensemble") is None
+    assert (tmp_path / "pictures" / "members.png").stat().st_size > 5000
+    assert table(Seen("loss", 2, 1, noun="member"), 80) == ["0 of 2 members"]

@@ -49,6 +49,7 @@ from orchestrator.settings import (
     ScheduleSettings,
     Settings,
     Steps,
+    SubsetSettings,
     SyncSettings,
     TopologySettings,
     TraceSettings,
@@ -148,6 +149,7 @@ def settings_for(
     sync: dict[str, Any] | None = None,
     partition: dict[str, Any] | None = None,
     sampling: dict[str, Any] | None = None,
+    subset: dict[str, Any] | None = None,
     compression: dict[str, Any] | None = None,
     local: dict[str, Any] | None = None,
     privacy: dict[str, Any] | None = None,
@@ -156,6 +158,7 @@ def settings_for(
 ) -> Settings:
     options, mode = dict(optimizer or {}), dict(sync or {"name": "bsp"})
     parts, draws = {"name": "shared", **(partition or {})}, {"name": "uniform", **(sampling or {})}
+    used = {"name": "all", **(subset or {})}
     return Settings(
         run=RunSettings(
             steps=None if epochs else steps, epochs=epochs, seed=seed, precision=precision, recompute=recompute
@@ -167,6 +170,7 @@ def settings_for(
             loaders=loaders,
             partition=PartitionSettings(name=parts.pop("name"), options=parts),
             sampling=SamplingSettings(name=draws.pop("name"), options=draws),
+            subset=SubsetSettings(name=used.pop("name"), options=used),
         ),
         cluster=ClusterSettings(
             workers=Workers.parse(layout.workers),

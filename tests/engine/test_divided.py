@@ -64,6 +64,9 @@ CASES: list[dict[str, Any]] = [
     {"batch_size": GROWING, "schedule": {"name": "cosine", "warmup": 2, "scale": "sqrt", "base_batch": 5}},
     {"schedule": {"scale": "linear", "base_batch": 5, "warmup": 3}, "optimizer": {"name": "lars", "weight_decay": 0.1}},
     {"optimizer": {"name": "lamb", "lr": 0.05, "weight_decay": 0.1}, "clip": 0.5},
+    {"subset": {"name": "bagging", "member": 1}, "epochs": 2},
+    {"subset": {"name": "disjoint", "member": 1, "members": 2, "shared_seed": 4}},
+    {"subset": {"name": "bagging", "member": 2}, "partition": DIRICHLET, "sampling": {"name": "weighted"}},
 ]
 
 
@@ -103,7 +106,8 @@ def test_another_seed_is_another_partition() -> None:
 
 @pytest.mark.slow
 def test_loaders_draw_the_same() -> None:
-    for case in ({"partition": DIRICHLET}, {"sampling": {"name": "weighted"}}):
+    bagged = {"subset": {"name": "bagging", "member": 1, "shared_seed": 9}}
+    for case in ({"partition": DIRICHLET}, {"sampling": {"name": "weighted"}}, bagged):
         _assert_same(train(Labelled, Layout(2), loaders=1, **case), train(Labelled, **case))
 
 

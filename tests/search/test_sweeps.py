@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import ConfigurationError
+from orchestrator.search.described import Sweep
 from orchestrator.search.space import Range, corners
-from orchestrator.search.sweeps import OWN, RUNGS, SECTIONS, Sweep, load_sweep
+from orchestrator.search.sweeps import OWN, RUNGS, SECTIONS, load_sweep
 from orchestrator.settings import determining, flat
 from tests.projects import REPOSITORY
 

@@ -50,7 +50,9 @@ def logged(store: Store, place: Path, registration: Registration | None, fails: 
     folder.mkdir()
     (folder / "model.safetensors").write_text(tracker.run_id)
     client: Any = store.client if fails is None else Failing(store.client, fails)
-    log = ModelLog(client, tracker.run_id, ModelFolder(folder, "code", 20, {"p": "1"}, {"digest": "d"}), registration)
+    log = ModelLog(
+        client, tracker.run_id, ModelFolder(folder, 20, {"p": "1"}, {"digest": "d"}, code="code"), registration
+    )
     if fails is not None:
         with pytest.raises(ConnectionError):
             log()

@@ -21,7 +21,7 @@ from orchestrator.provenance.code import git, imported, pushed, secrets, worktre
 from orchestrator.provenance.data import dvc_files, remote_state, versions
 from orchestrator.provenance.data.hashing import Scan, scan_input
 from orchestrator.records import masking
-from orchestrator.samples import samplings
+from orchestrator.samples import samplings, subsets
 from orchestrator.samples.partitions import PARTITIONS
 from orchestrator.samples.partitions import laws as partition_laws
 from orchestrator.settings import ScheduleSettings, Settings, Workers, flat
@@ -186,6 +186,7 @@ def _variant_problems(settings: Settings) -> list[str]:
     """Of variants of the user's own, which could not be looked at before they were imported."""
     topology, schedule, contribution = settings.topology, settings.schedule, settings.contribution
     partition, sampling, shards = settings.data.partition, settings.data.sampling, settings.data.shards
+    subset = settings.data.subset
     compression = settings.compression
     problems: list[str] = []
     if is_reference(partition.name):
@@ -195,6 +196,10 @@ def _variant_problems(settings: Settings) -> list[str]:
     if is_reference(sampling.name):
         problems += samplings.SAMPLINGS.problems(sampling.name, sampling.options) or samplings.problems(
             sampling.name, sampling.options, shards
+        )
+    if is_reference(subset.name):
+        problems += subsets.SUBSETS.problems(subset.name, subset.options) or subsets.problems(
+            subset.name, subset.options
         )
     if is_reference(topology.name):
         problems += TOPOLOGIES.problems(topology.name, topology.options) or topology_laws.problems(

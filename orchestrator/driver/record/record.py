@@ -231,7 +231,7 @@ class Record:
             return f"MLflow gets no model of this run: {error}"
         params = {"target": source.target, "parameters": str(told["parameters"])}
         tags = {"digest": str(outcome.digest)}
-        self._model = models.ModelFolder(self.files.model, model_folder.CODE, outcome.steps, params, tags)
+        self._model = models.ModelFolder(self.files.model, outcome.steps, params, tags, code=model_folder.CODE)
         if state is not None:
             return None
         return "the model is logged without the state of its training: there is no checkpoint of the last step"

@@ -35,7 +35,7 @@ class Recorded:
         names no run, ConfigurationError."""
         past = store.find(name)
         if past.kind != "run":
-            raise UsageError(f"{past.run_id} is no run but a {past.kind}", "name one of its runs; list them with: runs")
+            raise UsageError(f"{past.run_id} is not a run: {past.kind}", "name one of its runs; list them with: runs")
         return cls.of(store, folder, past)
 
     @classmethod

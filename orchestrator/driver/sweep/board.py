@@ -34,12 +34,13 @@ class Row:
 
 @dataclass
 class Seen:
-    """What there is to show. trials: how many there will be; ended: how many have."""
+    """What there is to show. trials: how many there will be; ended: how many have; noun: what one of them is called."""
 
     metric: str
     trials: int
     parallel: int
     direction: str = "minimize"
+    noun: str = "trial"
     running: dict[Place, Row] = field(default_factory=dict)
     ended: int = 0
     failed: int = 0
@@ -65,7 +66,7 @@ def show_point(point: Mapping[str, Any]) -> str:
 
 def table(seen: Seen, width: int) -> list[str]:
     """The lines of the table, none longer than the width."""
-    rows: list[tuple[str, ...]] = [("trial", "step", "loss", "settings")]
+    rows: list[tuple[str, ...]] = [(seen.noun, "step", "loss", "settings")]
     for place in sorted(seen.running):
         row = seen.running[place]
         loss = "" if row.loss is None else f"{row.loss:.4g}"
@@ -81,8 +82,8 @@ def summary(seen: Seen) -> str:
     failed = f", {seen.failed} failed" if seen.failed else ""
     best = ""
     if seen.best is not None and seen.best.value is not None:
-        best = f"; best: trial {seen.best.number}, {seen.metric} {seen.best.value:.4g}, {show_point(seen.best.point)}"
-    return f"{seen.ended} of {seen.trials} trials{failed}{best}"
+        best = f"; best: {seen.noun} {seen.best.number}, {seen.metric} {seen.best.value:.4g}, {show_point(seen.best.point)}"
+    return f"{seen.ended} of {seen.trials} {seen.noun}s{failed}{best}"
 
 
 class Board:
@@ -106,7 +107,7 @@ class Board:
         with self._lock:
             if text.startswith(_WARNINGS) and text not in self._said:
                 self._said.add(text)
-                self._print(f"trial {place[0]}: {text}")
+                self._print(f"{self._seen.noun} {place[0]}: {text}")
 
     def begins(self, place: Place, point: Mapping[str, Any], steps: int) -> None:
         with self._lock:
@@ -134,7 +135,7 @@ class Board:
                 f"failed: {(why or '').splitlines()[0]}" if value is None else f"{self._seen.metric} {value:.4g}{news}"
             )
             steps = f", {row.done} steps" if row.done else ""
-            self._print(f"trial {row.number}{steps}: {came} ({show_point(row.point)})")
+            self._print(f"{self._seen.noun} {row.number}{steps}: {came} ({show_point(row.point)})")
 
     def leaves(self, place: Place) -> None:
         """The run of a trial was ended from outside."""

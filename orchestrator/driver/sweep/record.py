@@ -23,11 +23,14 @@ from orchestrator.errors import ConfigurationError, NotRerunnable, RunFailed, Us
 from orchestrator.records import lines
 from orchestrator.records.lines import LineFile
 from orchestrator.search.asking import Trial
+from orchestrator.search.described import Sweep
 from orchestrator.search.outlook import Cut, Ended, Place
-from orchestrator.search.sweeps import Sweep
 from orchestrator.tracking import KIND, Past, Store, Tracker
+from orchestrator.tracking.models import ModelFolder, Registration
 
 SWEEP = "sweep"  # as the kind of an MLflow run, and as the folder of its artifacts
+ENSEMBLE = "ensemble"  # as a kind
+_LOADER = "orchestrator.engine.ensemble.pyfunc"
 _MLFLOW: Mapping[Status, Any] = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 
 
@@ -41,6 +44,7 @@ class SweepFolder:
         self.journal = self.path / "sweep.jsonl"
         self.verdict = self.path / "verdict.json"
         self.pictures = self.path / "pictures"
+        self.model = self.path / "model"  # of an ensemble
 
     def lease(self) -> None:
         """Keep every other driver away. Raises UsageError."""
@@ -53,12 +57,13 @@ class SweepFolder:
 @dataclass
 class Known:
     """What the journal tells. asked: batches of trials; begun: the newest run of each place; ended: what it came to; cuts:
-    decisions."""
+    decisions; combined: of an ensemble, what the whole came to."""
 
     asked: list[list[Trial]] = field(default_factory=list)
     begun: dict[Place, str] = field(default_factory=dict)
     ended: dict[Place, Ended] = field(default_factory=dict)
     cuts: list[Cut] = field(default_factory=list)
+    combined: dict[str, Any] | None = None
 
     @classmethod
     def read(cls, journal: Path) -> Known:
@@ -84,6 +89,8 @@ class Known:
                 self.ended[event["trial"], event["rung"]] = Ended(**told)
             case "kept":
                 self.cuts.append(Cut(event["batch"], event["rung"], tuple(event["kept"])))
+            case "combined":
+                self.combined = dict(event["whole"])
 
 
 class SweepRecord:
@@ -109,9 +116,9 @@ class SweepRecord:
         with store.usable():
             experiment_id = store.experiment(run.experiment)
             store.mark_orphans(experiment_id)
-            tracker = Tracker.create(store, experiment_id, run.name or SWEEP, every_s=tracking.every_s)
+            tracker = Tracker.create(store, experiment_id, run.name or sweep.kind, every_s=tracking.every_s)
             tracker.describe(
-                _parameters(sweep), {KIND: SWEEP, "mlflow.source.name": given, "mlflow.source.type": "LOCAL"}
+                _parameters(sweep), {KIND: sweep.kind, "mlflow.source.name": given, "mlflow.source.type": "LOCAL"}
             )
         files = SweepFolder(folder, tracker.run_id)
         files.lease()
@@ -146,6 +153,28 @@ class SweepRecord:
     def cut(self, cut: Cut) -> None:
         self._note({"event": "kept", "batch": cut.batch, "rung": cut.rung, "kept": list(cut.kept)})
 
+    def combined(self, whole: Mapping[str, Any]) -> None:
+        """What an ensemble came to, whose files are in its folder."""
+        self._note({"event": "combined", "whole": dict(whole)})
+
+    def log_model(self, sweep: Sweep) -> None:
+        """Of an ensemble, as one model."""
+        ensemble, whole = sweep.ensemble, self.known.combined
+        assert ensemble is not None
+        assert whole is not None
+        told: list[tuple[int, dict[str, Any]]] = [(0, {"disagreement": whole["disagreement"]})]
+        for name, value in whole["metrics"].items():
+            told.append((0, {name: value, f"mean_of_members/{name}": whole["mean_of_members"][name]}))
+            told += [(member, {f"members/{name}": each[name]}) for member, each in enumerate(whole["of_members"])]
+        for member, values in told:
+            self.tracker.metrics(member, {name: value for name, value in values.items() if value is not None})
+        self.tracker.tag("digest", whole["digest"])
+        name = sweep.settings.run.name or ENSEMBLE
+        described = {"members": str(ensemble.members), "combine": ensemble.combine, "digest": whole["digest"]}
+        registration = None if ensemble.register is None else Registration.parse(ensemble.register)
+        folder = ModelFolder(self.files.model, 0, described, name=name, loader=_LOADER, tag="model")
+        self.tracker.model(folder, registration)
+
     def _note(self, event: Mapping[str, Any]) -> None:
         """Raises RunFailed when it is not on its way to the disk: what follows from it must not begin."""
         with self._lock:
@@ -169,7 +198,7 @@ class SweepRecord:
         for each in report["trials"]:
             if each["value"] is not None:
                 self.tracker.metrics(each["number"], {f"trials/{metric}": each["value"]})
-        if best is not None:
+        if best is not None and self.known.combined is None:
             self.tracker.metrics(0, {metric: best["value"]})
             for key in ("number", "run_id", "digest"):
                 self.tracker.tag(
@@ -184,9 +213,9 @@ class SweepRecord:
 
 
 def find_sweep(name: str, uri: str | None) -> Past | None:
-    """The sweep of this name; None where it names a run. Raises UsageError for a name that names nothing."""
+    """The sweep or ensemble of this name; None where it names a run. Raises UsageError for a name that names nothing."""
     past = Store(uri, project_folder(Path.cwd())).find(name)
-    return past if past.kind == SWEEP else None
+    return past if past.kind in (SWEEP, ENSEMBLE) else None
 
 
 def folder_of(store: Store, folder: Path, past: Past) -> SweepFolder:

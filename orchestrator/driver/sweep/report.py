@@ -10,19 +10,21 @@ from orchestrator.driver.report.outcome import Status
 from orchestrator.driver.sweep.record import SweepRecord
 from orchestrator.errors import Interrupted, OrchestratorError
 from orchestrator.search.asking import best
+from orchestrator.search.described import Sweep
 from orchestrator.search.outlook import Outlook, Place, look
-from orchestrator.search.sweeps import Sweep
 
 
 @dataclass(frozen=True)
 class SweepReport:
-    """What a sweep came to. sweep_id: None where it was refused; trials, best: as the JSON object has them."""
+    """What a sweep came to. sweep_id: None where it was refused; trials, best: as the JSON object has them; whole: of an
+    ensemble that has been combined."""
 
     sweep_id: str | None
     trials: list[dict[str, Any]] = field(default_factory=list)
     best: dict[str, Any] | None = None
     objective: Mapping[str, str] = field(default_factory=dict)
     error: OrchestratorError | None = None
+    whole: Mapping[str, Any] | None = None
 
     @property
     def status(self) -> Status:
@@ -38,6 +40,8 @@ class SweepReport:
             "trials": self.trials,
             "best": self.best,
         }
+        if self.whole is not None:
+            report["whole"] = dict(self.whole)
         if self.error is not None:
             error = self.error.as_dict()
             report["error"] = {key: error[key] for key in ("kind", "message", "remedy")}
@@ -55,7 +59,8 @@ def report_of(described: Sweep, record: SweepRecord, error: OrchestratorError | 
     kept = ("number", "run_id", "settings", "value", "digest")
     chosen = None if found is None else {key: trials[found.trial.number][key] for key in kept}
     objective = {"metric": described.metric, "direction": described.direction}
-    return SweepReport(record.sweep_id, trials, chosen, objective, error)
+    whole = None if known.combined is None else {**known.combined, "model": str(record.files.model)}
+    return SweepReport(record.sweep_id, trials, chosen, objective, error, whole)
 
 
 def _was_asked(record: SweepRecord, number: int) -> bool:
@@ -89,3 +94,38 @@ def _trial(described: Sweep, record: SweepRecord, outlook: Outlook, number: int)
             for rung, each in ended
         ]
     return found
+
+
+def summary_of_whole(described: Sweep, report: SweepReport) -> str:
+    """What an ensemble came to, beside its members, for a person."""
+    ensemble, whole = described.ensemble, report.whole
+    assert ensemble is not None
+    assert whole is not None
+    rows = [("", "members (least to most)", "whole", "where members agree", "where they do not")]
+    for name, value in whole["metrics"].items():
+        of_members = [each[name] for each in whole["of_members"] if each[name] is not None]
+        span = f" ({_short(min(of_members))} to {_short(max(of_members))})" if of_members else ""
+        halves = (_short(whole[half].get(name)) for half in ("agreed", "disagreed"))
+        rows.append((name, f"{_short(whole['mean_of_members'][name])}{span}", _short(value), *halves))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    table = [
+        "  " + "  ".join(cell.ljust(wide) for cell, wide in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    chosen = f"; weights chosen on {whole['chosen_on']} others" if whole["chosen_on"] else ""
+    unit = " nats" if ensemble.output == "logits" else ""
+    disagreement = "" if whole["disagreement"] is None else f", disagreement {whole['disagreement']:.4g}{unit}"
+    return "\n".join(
+        [
+            f"{described.settings.run.name or described.kind}: {ensemble.members} members, judged by {whole['samples']} "
+            f"validation samples{chosen}{disagreement}",
+            *table,
+            f"  weights  {', '.join(f'{weight:.3g}' for weight in whole['weights'])}",
+            f"  digest   {whole['digest']}",
+            f"  model    .orchestrator/{report.sweep_id}/model/, in MLflow the model of run {report.sweep_id}",
+            f"  again    python -m orchestrator rerun={report.sweep_id}",
+        ]
+    )
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

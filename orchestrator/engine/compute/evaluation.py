@@ -110,15 +110,21 @@ def combine(
     agreed = exchange.maximum(step, 0, EVALUATION, told).tolist()
     values = from_slots(agreed[: batches * width])
     rows = [[values[batch * width + i] for i in range(width)] for batch in range(batches)]
-    means = {_LOSS: _mean([(row[0], row[1]) for row in rows])}
-    for i, name in enumerate(_from_words(agreed[batches * width :])):
-        means[f"validation/{name}"] = _mean([(row[_FIXED + i], row[2]) for row in rows])
+    means = means_of(_from_words(agreed[batches * width :]), rows)
     for name in watched:
         if name not in means:
             raise PipelineRaised(
                 f"there is no metric {name!r} to watch; there are {', '.join(means)}",
                 "see early_stopping.metric, schedule.metric",
             )
+    return means
+
+
+def means_of(names: Sequence[str], rows: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Over all batches. rows: of each batch what `Workload.evaluate` gives with these names; NaN where no batch has weight."""
+    means = {_LOSS: _mean([(row[0], row[1]) for row in rows])}
+    for i, name in enumerate(names):
+        means[f"validation/{name}"] = _mean([(row[_FIXED + i], row[2]) for row in rows])
     return means
 
 

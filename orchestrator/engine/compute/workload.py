@@ -29,6 +29,7 @@ from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.pipeline import Pipeline, has_rate, naming, takes_step
 from orchestrator.plan import Data, Run, Variant
 from orchestrator.privacy.keys import Keys
+from orchestrator.samples.subsets import chosen
 from orchestrator.updates import optimizers
 from orchestrator.updates.optimizers import kept_aside
 from orchestrator.values import Span
@@ -72,19 +73,21 @@ class Workload:
         self.pipeline = construction.make_pipeline(kind, run.pipeline.args, seed)
         with naming("reading the parameters of loss()"):
             self._takes_step = takes_step(self.pipeline)
-        with naming("datasets()"), streams.seeded(seed, "datasets"):
+        with naming("datasets()"), streams.seeded(seed if data.seed is None else data.seed, "datasets"):
             self._train, self._validation = self._datasets()
         self.model = construction.make_model(self.pipeline, seed)
         if run.initial is not None:
             initial.begin_with(self.model, run.initial)
         samples = _length(self._train, "training")
-        self._labels = Labels(self.pipeline, self._train, samples, seed)
+        self.subset = None if data.subset is None else chosen(data.subset.name, data.subset.options, samples)
+        self._labels = Labels(self.pipeline, self._train, samples, seed, self.subset)
+        samples = samples if self.subset is None else len(self.subset)
         self.division = divide(self._labels, data)
         self.order, self._sampler = _order(seed, samples, data, self.division)
         self._stretch = _stretch(data, self._sampler)
         self._weighs = data.privacy is None
-        held_out = 0 if self._validation is None else _length(self._validation, "validation")
-        self.evaluation_batches = evaluation_batches(held_out, max(1, data.batch_size.at(0) // data.shards))
+        self.held_out = 0 if self._validation is None else _length(self._validation, "validation")
+        self.evaluation_batches = evaluation_batches(self.held_out, max(1, data.batch_size.at(0) // data.shards))
 
     @property
     def training_data(self) -> Any:
@@ -282,7 +285,12 @@ class Workload:
 
         The caller has called `model.eval()`. step: the one before it; -1: none yet.
         """
-        indices = self.evaluation_batches[batch]
+        return self.evaluate_batch(step, batch, self.evaluation_batches[batch], self.model)
+
+    def evaluate_batch(
+        self, step: int, batch: int, indices: Sequence[int], model: torch.nn.Module
+    ) -> tuple[list[str], list[float]]:
+        """As `evaluate`, of these validation samples and in the place of the model another one."""
         where = _evaluated(step, batch)
         with naming(f"reading samples ({where})"), streams.seeded(self._seed, "evaluation samples", step, batch):
             items = fetch(self._validation, indices, self.pipeline.collate)
@@ -290,32 +298,40 @@ class Workload:
             items = self._staging.batch(items)
             with self._autocast():
                 updates = (step + 1) * self._stretch
-                loss, weight = _mean_and_weight(self._loss(items, updates), len(indices), where)
-                metrics = _numbers(self.pipeline.metrics(self.model, items), where)
+                loss, weight = _mean_and_weight(self._loss(items, updates, model), len(indices), where)
+                metrics = _numbers(self.pipeline.metrics(model, items), where)
             values = [loss.item(), weight, float(len(indices)), *metrics.values()]
         return list(metrics), values
 
-    def _loss(self, batch: Any, updates: int) -> Any:
-        """updates: how many the model has had."""
+    def _loss(self, batch: Any, updates: int, model: torch.nn.Module | None = None) -> Any:
+        """updates: how many the model has had; model: another than its own."""
         more = {"step": updates} if self._takes_step else {}
-        return self.pipeline.loss(self.model, batch, **more)
+        return self.pipeline.loss(self.model if model is None else model, batch, **more)
 
     def _known(self, step: int, shard: int) -> _MicroBatch:
         return self._planned.get((step, shard)) or self._micro_batch(step, shard)
 
     def _micro_batch(self, step: int, shard: int) -> _MicroBatch:
         return _MicroBatch(
-            Key(step, shard, tuple(self._sampler.indices(step, shard))),
+            Key(step, shard, tuple(self._indices(step, shard))),
             f"step {step}, shard {shard}",
             streams.seed_of(self._seed, "samples", step, shard),
             streams.seed_of(self._seed, "compute", step, shard),
         )
 
+    def _indices(self, step: int, shard: int) -> list[int]:
+        """Of the samples of micro-batch (step, shard), as the data set numbers them."""
+        found = self._sampler.indices(step, shard)
+        if self.subset is None:
+            return found
+        used: list[int] = self.subset[found].tolist()
+        return used
+
     def _fetch(self, micro_batch: _MicroBatch) -> Any:
         if self._loaders is not None:
             step, shard, _ = key = micro_batch.key
             stretches = range(0, self._steps + 1, self._stretch)
-            return self._loaders.batch(key, upcoming(step, shard, self._hosted, stretches, self._sampler.indices))
+            return self._loaders.batch(key, upcoming(step, shard, self._hosted, stretches, self._indices))
         return self._read(micro_batch)
 
     def _read(self, micro_batch: _MicroBatch) -> Any:

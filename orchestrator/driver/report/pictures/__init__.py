@@ -108,3 +108,16 @@ def draw_sweep(folder: Path, seen: SweepSeen) -> str | None:
     except Exception as error:  # as above
         return f"the pictures could not be drawn: {type(error).__name__}: {error}"
     return None
+
+
+def draw_ensemble(folder: Path, whole: Mapping[str, Any], title: str) -> str | None:
+    """Write `members.png` into `folder`: members beside the whole; None, or what went wrong. whole: as the report has it."""
+    try:
+        logging.getLogger("matplotlib").setLevel(logging.ERROR)
+        from orchestrator.driver.report.pictures import sweeps
+
+        folder.mkdir(exist_ok=True)
+        sweeps.members(whole, title, folder / "members.png")
+    except Exception as error:  # as above
+        return f"the pictures could not be drawn: {type(error).__name__}: {error}"
+    return None

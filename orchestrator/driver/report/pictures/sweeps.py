@@ -85,6 +85,37 @@ def parallel(space: Space, trials: Trials, metric: str, direction: str, title: s
     figure.savefig(path)
 
 
+def members(whole: Mapping[str, Any], title: str, path: Path) -> None:
+    """For each metric its members as dots, their mean as a line, and the whole; also the whole on those samples on which
+    members disagree least and most."""
+    names = list(whole["metrics"])
+    figure = Figure(
+        figsize=(3.6 * len(names) + 0.8, 3.8), dpi=130, facecolor="white",
+        layout=ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.12),
+    )  # fmt: skip
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, x=0.02, ha="left", fontsize=13, fontweight="bold", color=_INK)
+    for place, name in enumerate(names):
+        axes = figure.add_subplot(1, len(names), place + 1)
+        columns: list[tuple[str, list[float | None]]] = [
+            ("members", [each[name] for each in whole["of_members"]]),
+            ("whole", [whole["metrics"][name]]),
+            ("agreed on", [whole["agreed"].get(name)]),
+            ("not agreed on", [whole["disagreed"].get(name)]),
+        ]
+        for x, (_, values) in enumerate(columns):
+            there = [value for value in values if value is not None]
+            colour = _TRIALS if x == 0 else _BEST if x == 1 else _PRUNED
+            axes.scatter([x] * len(there), there, s=36, color=colour, zorder=3)
+        mean = whole["mean_of_members"][name]
+        if mean is not None:
+            axes.hlines(mean, -0.3, 0.3, color=_TRIALS, linewidth=1.4)
+        axes.set_xticks(range(len(columns)), [label for label, _ in columns], rotation=20)
+        axes.set_xlim(-0.5, len(columns) - 0.5)
+        finish(axes, name)
+    figure.savefig(path)
+
+
 def _height(dimension: Dimension, value: Any) -> float:
     """From 0 to 1."""
     if isinstance(dimension, Choice):
