@@ -59,10 +59,15 @@ def resolve(settings: Settings) -> Plan:
         exchange=_exchange(settings),
         cluster=_cluster(settings),
         checkpoints=Checkpoints(settings.checkpoint.every, settings.checkpoint.keep, settings.checkpoint.uri),
-        cadence=Cadence(settings.evaluation.every, settings.trace.digest_every, settings.trace.tensors_every),
+        cadence=_cadence(settings),
         sync=Variant(settings.sync.name, settings.sync.options),
         pipelining=Variant(settings.cluster.pipeline.name, settings.cluster.pipeline.options),
     )
+
+
+def _cadence(settings: Settings) -> Cadence:
+    trace = settings.trace
+    return Cadence(settings.evaluation.every, trace.digest_every, trace.tensors_every, trace.timeline)
 
 
 def _variant(

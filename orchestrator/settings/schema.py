@@ -443,6 +443,12 @@ class TraceSettings:
             at_least(0),
         ),
     )
+    timeline: bool = field(
+        default=False,
+        metadata=execution(
+            "Whether timeline.json shows what each worker does when, for ui.perfetto.dev or chrome://tracing."
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

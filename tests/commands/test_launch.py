@@ -166,10 +166,13 @@ def test_mlflow_has_one_complete_run_per_launch(digits: Project, launched: Done)
     recorded = (
         "code.bundle code.json code.patch data.json environment.json identity.json settings.yaml settings_from.json"
     )
-    assert artifacts == {f"run/{name}" for name in ("card.md", "journal.jsonl", "trace.jsonl", *recorded.split())}
+    assert artifacts == {
+        f"run/{name}" for name in ("card.md", "journal.jsonl", "times.jsonl", "trace.jsonl", *recorded.split())
+    }
     assert [file.path for file in store.client.list_artifacts(report["run_id"], "model")] == ["model/model.safetensors"]
     assert [file.path for file in store.client.list_artifacts(report["run_id"], "pictures")] == [
         "pictures/loss.png",
+        "pictures/time.png",
         "pictures/topology.svg",
     ]
     assert set(digits.runs().values()) == {"FINISHED"}

@@ -34,6 +34,9 @@ class RunFolder:
         self.journal = self.path / "journal.jsonl"
         self.trace = self.path / "trace.jsonl"
         self.rests = self.path / "rests.jsonl"
+        self.times = self.path / "times.jsonl"
+        self.spans = self.path / "timeline.jsonl"  # until the end; then it is `timeline`
+        self.timeline = self.path / "timeline.json"
         self.settings = self.path / "settings.yaml"
         self.origins = self.path / "settings_from.json"
         self.bundle = self.path / "code.bundle"
@@ -77,5 +80,6 @@ class RunFolder:
         """The existing files that are logged under `run/`."""
         code = [self.bundle, self.patch, self.code]
         inputs = [self.settings, self.origins, *code, self.data, self.environment, self.privacy, self.identity]
-        files = [*inputs, self.journal, self.trace, self.rests, self.card, self.verdict, self.error]
+        told = [self.journal, self.trace, self.rests, self.times, self.timeline]
+        files = [*inputs, *told, self.card, self.verdict, self.error]
         return [file for file in files if file.exists()]

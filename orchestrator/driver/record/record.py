@@ -28,7 +28,7 @@ from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.plan.resolve import resolve
 from orchestrator.provenance.code import checkout, git, imported, snapshot, worktree
 from orchestrator.provenance.data.versions import Input
-from orchestrator.records import identity, lines, masking, rests
+from orchestrator.records import identity, lines, masking, rests, times
 from orchestrator.records.lines import LineFile
 from orchestrator.records.masking import Masker
 from orchestrator.settings import Settings, determining, flat, to_yaml
@@ -223,6 +223,7 @@ class Record:
             **({} if outcome.epsilon is None else {"epsilon": outcome.epsilon}),
             "identity": identity.get("identity"),
             "memory": self.memory,
+            "time": times.sentence(outcome.times) or None,
             "error": error,
         }
         if lost:

@@ -16,6 +16,7 @@ from orchestrator.control import events
 from orchestrator.driver.record.record import Record
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import SavedCheckpoint
+from orchestrator.driver.run.time_log import TimeLog
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.engine.member.generation import Generation
 from orchestrator.records import trace
@@ -42,9 +43,16 @@ class Audience:
 
 class EventSink:
     """Receives the events of a run and writes them down. outcome: the result of the run so far; epsilon: of so many steps of a
-    private run."""
+    private run; time_log: where members' reports of their time go, None for nowhere."""
 
-    def __init__(self, record: Record, audience: Audience, epsilon: Callable[[int], float] | None = None) -> None:
+    def __init__(
+        self,
+        record: Record,
+        audience: Audience,
+        epsilon: Callable[[int], float] | None = None,
+        time_log: TimeLog | None = None,
+    ) -> None:
+        self._time_log = time_log
         self._on_event, progress = audience.on_event, audience.display
         self._epsilon = epsilon
         self._record = record
@@ -209,6 +217,11 @@ class EventSink:
             self._sent_step = step
             self.outcome.bytes_per_step = sent_bytes
             self._tracker.metrics(step, {"exchange/bytes_per_step": sent_bytes})
+
+    def times(self, role: str, member: int, window: Mapping[str, Any]) -> None:
+        """Record where the time of a member went."""
+        if self._time_log is not None:
+            self._time_log.add(f"{role} {member}", window)
 
     def recovered(self, command: events.Recovered) -> None:
         seconds = round(command.seconds, 3)

@@ -67,6 +67,7 @@ class Loop:
         self._batches: int = run_manifest["evaluation_batches"]
         self._timing = timing
         self._heartbeat = heartbeat
+        self._times = heartbeat.times
         self.run_state = RunState.start(plan, len(run_manifest["layout"]["slots"]))
         self._unpublished: tuple[int, Mapping[str, float]] | None = None  # steps, and the metrics after them
 
@@ -86,6 +87,7 @@ class Loop:
         """Run steps until the end of the run or a halt. saving: this generation has writers of checkpoints."""
         agreed = Requests(busy=True)  # at the first boundary nobody has asked the writers
         is_running, saved = False, -1
+        self._times.begins_at(self.run_state.steps)
         while True:
             self._complete(exchange, hooks)
             if self.ended:
@@ -106,6 +108,7 @@ class Loop:
 
     def _commit(self, outcome: Outcome) -> None:
         before, steps, lines = self.run_state.steps, outcome.steps, outcome.lines
+        self._times.stepped(steps)
         by_cadence = self._timing.evaluation.due(before, steps) or outcome.requests.evaluate
         evaluation_due = self._batches > 0 and (by_cadence or steps == self._steps)
         save_due = self._timing.checkpoint.due(before, steps) or outcome.requests.save
@@ -122,21 +125,27 @@ class Loop:
         """Finish the last step: evaluate where that is due, then report."""
         if self.run_state.evaluation_due:
             step = self.run_state.steps - 1
+            self._times.hold("evaluate")
             results = hooks.evaluate(step)
             metrics = evaluation.combine(exchange, step, self._batches, results, self.run_state.watched())
             self.run_state = self.run_state.evaluated(metrics)
             self._unpublished = self.run_state.steps, metrics
+            self._times.release()
         # Reporting may be interrupted too: of a model in stages all members take part in a digest.
         known = self._unpublished
         told = known[1] if known is not None and known[0] == self.run_state.steps else None
         rest = None if self.run_state.free is None else self.run_state.free.unpublished
         if self.run_state.unpublished or rest is not None:
+            self._times.hold("report")
             hooks.publish(self.run_state.unpublished, rest, told, last=self.ended)
+            self._times.release()
             self._unpublished = None
             self.run_state = self.run_state.published()
 
     def _save(self, hooks: Hooks) -> None:
+        self._times.hold("checkpoint")
         hooks.save(self.run_state.saved())
+        self._times.release()
         self.run_state = self.run_state.saved()
         self._timing.checkpoint.restart()
 
