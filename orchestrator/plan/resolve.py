@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.errors import ConfigurationError
 from orchestrator.plan import (
     Cadence,
     Checkpoints,
@@ -37,6 +38,13 @@ from orchestrator.values import Span
 
 
 def resolve(settings: Settings) -> Plan:
+    """Raises ConfigurationError where something is still to be measured."""
+    if settings.tuning.auto:
+        keys = ", ".join(settings.tuning.auto)
+        raise ConfigurationError(
+            [f"{keys}: auto is decided by a measurement when a run is launched"],
+            "give a value here; `python -m orchestrator tune conf=...` measures, and says which",
+        )
     run, data = settings.run, settings.data
     return Plan(
         run=Run(

@@ -44,6 +44,7 @@ from orchestrator.settings.schema import (
     TopologySettings,
     TraceSettings,
     TrackingSettings,
+    TuningSettings,
 )
 from orchestrator.settings.views import (
     as_yaml,
@@ -84,6 +85,7 @@ __all__ = [
     "TopologySettings",
     "TraceSettings",
     "TrackingSettings",
+    "TuningSettings",
     "Workers",
     "as_yaml",
     "choices",

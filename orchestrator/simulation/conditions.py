@@ -32,7 +32,8 @@ class Conditions:
 
     stragglers: this share of the workers computes slower_by times as long, always; jitter: relative standard deviation of
     a micro-batch, log-normal; stalls: with this probability a worker's step waits stall_s. cores: that all workers share, 0
-    where each has its own. failure_s: mean time until a worker is lost, exponential, 0 for never; detect_s: until that is
+    where each has its own; background_s: processor time of a worker's step beside its computing thread, which counts where
+    cores are shared. failure_s: mean time until a worker is lost, exponential, 0 for never; detect_s: until that is
     known and the others have left; start_s: until another worker is ready. save_s: a checkpoint holds up a step for. seed: of
     all that is drawn.
     """
@@ -46,6 +47,7 @@ class Conditions:
     stalls: float = 0.0
     stall_s: float = 0.2
     cores: int = 0
+    background_s: float = 0.0
     failure_s: float = 0.0
     detect_s: float = 0.1
     start_s: float = 5.0
@@ -102,6 +104,11 @@ KEYS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "stalls": ("stalls", _share, "probability that a worker stalls in a step"),
     "stall": ("stall_s", time_of, "for how long"),
     "cores": ("cores", int, "that all workers share; 0: each has its own"),
+    "background": (
+        "background_s",
+        time_of,
+        "processor time of a worker's step beside its computing thread, where cores are shared",
+    ),
     "failures": ("failure_s", time_of, "mean time until a worker is lost; 0s: never"),
     "detection": ("detect_s", time_of, "until a loss is known and the others have left the step"),
     "start": ("start_s", time_of, "until another worker is ready"),

@@ -54,14 +54,17 @@ def shared(seconds: float, busy_s: float, cores: int) -> float:
     return max(seconds, busy_s / cores) if cores else seconds
 
 
-def lockstep(conditions: Conditions, times: Times, exchanged: Exchanged) -> Stepped:
+def lockstep(
+    conditions: Conditions, times: Times, exchanged: Exchanged, played: npt.NDArray[np.float64] | None = None
+) -> Stepped:
+    """played: seconds of each step, where it was played task by task (`cores.py`)."""
     workers, cores = times.shape[1], conditions.cores
     update = shared(conditions.update_s, conditions.update_s * workers, cores)
     exchange = shared(exchanged.seconds, exchanged.busy_s, cores)
     computing = times.max(axis=1)
     if cores:
         computing = np.maximum(computing, times.sum(axis=1) / cores)
-    whole = computing + exchange + update
+    whole = computing + exchange + update if played is None else played
     mean = float(times.mean())
     waiting = float((computing - times.mean(axis=1)).mean()) / float(whole.mean()) if not cores else 0.0
     return Stepped(float(whole.mean()), float(np.median(whole)), float(whole.max()), mean, exchange, waiting)

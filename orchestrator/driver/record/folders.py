@@ -35,6 +35,7 @@ class RunFolder:
         self.trace = self.path / "trace.jsonl"
         self.rests = self.path / "rests.jsonl"
         self.times = self.path / "times.jsonl"
+        self.tuning = self.path / "tuning.json"
         self.spans = self.path / "timeline.jsonl"  # until the end; then it is `timeline`
         self.timeline = self.path / "timeline.json"
         self.settings = self.path / "settings.yaml"
@@ -80,6 +81,6 @@ class RunFolder:
         """The existing files that are logged under `run/`."""
         code = [self.bundle, self.patch, self.code]
         inputs = [self.settings, self.origins, *code, self.data, self.environment, self.privacy, self.identity]
-        told = [self.journal, self.trace, self.rests, self.times, self.timeline]
+        told = [self.journal, self.trace, self.rests, self.times, self.timeline, self.tuning]
         files = [*inputs, *told, self.card, self.verdict, self.error]
         return [file for file in files if file.exists()]

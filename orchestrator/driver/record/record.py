@@ -114,6 +114,11 @@ class Record:
         """How much memory a worker needs, in words, once that is known."""
         return executions.sentence(self.run_manifest, resolve(self._settings))
 
+    def keep_tuning(self, tuning: Mapping[str, Any]) -> None:
+        """How settings of the execution were chosen by a measurement."""
+        _write(self.files.tuning, tuning)
+        self.journal.append([{"event": "tuned", "chosen": tuning["chosen"], "reason": tuning["reason"]}])
+
     def describe(self, node: str, environment: Mapping[str, Any], modules: list[dict[str, Any]]) -> list[str]:
         """The environment of a node, and the modules that a worker there has imported. Returns obstacles to a rerun."""
         first = not self._nodes
