@@ -130,8 +130,8 @@ def _tuned(settings: Settings, keys: tuple[str, ...], display: ProgressDisplay, 
     project = Path.cwd()
     fixed = replace(settings, tuning=replace(settings.tuning, auto=()))
     preflight.check(fixed, project)
-    model = _model(fixed)
-    with _probing(fixed, display) as prober:
+    model = model_of(fixed)
+    with probing(fixed, display) as prober:
         topologies = _topologies(fixed, free="topology" in keys)
         workers = (
             numbers_of_workers(settings.data.shards, int(prober.cpus / settings.cluster.cpus_per_worker))
@@ -176,7 +176,7 @@ def _tuned(settings: Settings, keys: tuple[str, ...], display: ProgressDisplay, 
     )
 
 
-def _model(settings: Settings) -> Model:
+def model_of(settings: Settings) -> Model:
     elements = construction.rehearse(resolve(settings)).parameters
     if not elements:
         raise UsageError(
@@ -228,12 +228,14 @@ def _with(settings: Settings, chosen: Mapping[str, Any]) -> Settings:
 
 
 @contextlib.contextmanager
-def _probing(settings: Settings, display: ProgressDisplay) -> Iterator[Prober]:
-    """With a Ray for all pieces, joined or started here, and a folder for their records."""
+def probing(settings: Settings, display: ProgressDisplay, most: int = 0) -> Iterator[Prober]:
+    """With a Ray for all pieces, joined or started here, and a folder for their records. most: workers of a piece, where that
+    is more than this machine has cores."""
     cluster, timeout_s = settings.cluster, settings.cluster.start_timeout_s
     cores = len(os.sched_getaffinity(0))
     folder = Path(tempfile.mkdtemp(prefix="orchestrator-tune-"))
-    room = cluster.cpus_per_worker * (cores + cluster.spares + 2)
+    servers = max(1, resolve(settings).cluster.members.servers)
+    room = cluster.cpus_per_worker * (max(cores, most, cluster.workers.start) + servers)
     ray: Any = LocalRay(room, timeout_s, lambda: None) if cluster.address is None else JoinedRay(cluster.address)
     try:
         with ray as session:

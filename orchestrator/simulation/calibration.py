@@ -78,15 +78,27 @@ def measured(layout: Layout, windows: Sequence[Mapping[str, Any]], driver_s: flo
     return Measured(layout, min(walls), busy, process, driver_s, sum(each["steps"] for each in quiet))
 
 
+def together(found: Sequence[Measured]) -> Measured:
+    """Of several runs of one layout: the shortest step, and the medians of what it costs."""
+    return Measured(
+        found[0].layout,
+        min(each.wall_s for each in found),
+        {kind: statistics.median(each.busy_s[kind] for each in found) for kind in found[0].busy_s},
+        statistics.median(each.process_s for each in found),
+        statistics.median(each.driver_s for each in found),
+        sum(each.steps for each in found),
+    )
+
+
 def calibrate(model: Model, points: Sequence[Measured], cores: int, byte_s: float) -> Conditions:
     """points: at least one run of one worker without servers, who talks to nobody; those of more give the cost of messages.
     cores: that workers share, 0 where each has its own; byte_s: processor time of adding a byte."""
     alone = [each for each in points if each.layout.workers == 1]
-    together = [each for each in points if each.layout.workers > 1]
+    several = [each for each in points if each.layout.workers > 1]
     exchange = statistics.median(_exchanged(each) for each in alone)
     network = Network(latency_s=0.0, bandwidth=1e12, byte_s=byte_s)
-    if together:
-        found = [_message_s(model, each, exchange, network) for each in together]
+    if several:
+        found = [_message_s(model, each, exchange, network) for each in several]
         network = replace(network, message_s=statistics.median(found))
     background = statistics.median(
         max(0.0, each.process_s - sum(each.busy_s.values())) + each.driver_s / each.layout.workers for each in points
@@ -98,9 +110,9 @@ def calibrate(model: Model, points: Sequence[Measured], cores: int, byte_s: floa
         cores=cores,
         background_s=background,
     )
-    if not together:
+    if not several:
         return conditions
-    return replace(conditions, network=replace(network, latency_s=_latency(model, together[0], conditions)))
+    return replace(conditions, network=replace(network, latency_s=_latency(model, several[0], conditions)))
 
 
 def _message_s(model: Model, point: Measured, alone_s: float, network: Network) -> float:
