@@ -31,6 +31,7 @@ from orchestrator.cluster.sessions.local import LocalRay
 from orchestrator.commands.launch import launch
 from orchestrator.driver.record import preflight
 from orchestrator.driver.run.job import Beside
+from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.engine.compute import construction
@@ -259,11 +260,11 @@ class Prober:
     def measure(self, layout: Layout) -> Measured:
         """Raises Interrupted, RunFailed, and what the run raises."""
         self.display.say(f"measuring {in_words(layout)}")
-        watch = _Watch(self.settings.tuning.seconds)
-        beside = Beside(self.folder, _Quiet(), watch.pending_signal)
-        settings = self._piece(layout)
         sharing = lambda _plan: contextlib.nullcontext(self.ray)  # noqa: E731
-        run_id, outcome = launch(settings, {}, sharing, None, beside, watch.heard)
+        with signals.posted() as pending_signal:
+            watch = _Watch(self.settings.tuning.seconds, pending_signal)
+            beside = Beside(self.folder, _Quiet(), pending_signal)
+            run_id, outcome = launch(self._piece(layout), {}, sharing, None, beside, watch.heard)
         if outcome.error is not None and watch.pending_signal.signal != _STOPPED:
             raise outcome.error
         if outcome.error is not None and not isinstance(outcome.error, Interrupted):
@@ -294,8 +295,8 @@ class Prober:
 class _Watch:
     """Ends a piece once it has run so long. driver_s: processor seconds of this process for a step."""
 
-    def __init__(self, seconds: float) -> None:
-        self.pending_signal = PendingSignal()
+    def __init__(self, seconds: float, pending_signal: PendingSignal) -> None:
+        self.pending_signal = pending_signal
         self._seconds = seconds
         self._first: tuple[int, float, float] | None = None
         self.driver_s = 0.0

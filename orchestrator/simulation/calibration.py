@@ -1,14 +1,16 @@
 """The conditions of a true cluster, from what members report of their time in a few short runs. Pure.
 
     compute_s      processor time of computing, over the shards               runs of one worker
+    contention     how much more that is where workers share caches           runs of several workers
     update_s       of the rest of a step, the vote with oneself included      runs of one worker
     message_s      of exchange and waiting beyond that, over the messages     runs of several workers
     background_s   of the processes beside their computing thread, and the driver's, over the workers
     byte_s         is measured apart: adding one vector to another
     latency_s      what is left between the predicted and the measured time of a step of two workers
 
-All but the last are processor time, which whatever else the machine does disturbs little; a step's time is the shortest of its
-windows, for a busy machine only slows down. Four figures and one come from two runs, so everything else is a prediction.
+All but the last are processor time, which whatever else the machine does disturbs little. A step's time is the median of a
+run's windows, and the least of several runs, for a busy machine only slows down. All this comes from two runs, of one worker
+and of two, so everything else is a prediction.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ def measured(layout: Layout, windows: Sequence[Mapping[str, Any]], driver_s: flo
         kind: statistics.median(each["busy"].get(kind, 0.0) / each["steps"] for each in quiet) for kind in times.KINDS
     }
     process = statistics.median(each["process"] / each["steps"] for each in quiet)
-    return Measured(layout, min(walls), busy, process, driver_s, sum(each["steps"] for each in quiet))
+    return Measured(layout, statistics.median(walls), busy, process, driver_s, sum(each["steps"] for each in quiet))
 
 
 def together(found: Sequence[Measured]) -> Measured:
@@ -95,6 +97,7 @@ def calibrate(model: Model, points: Sequence[Measured], cores: int, byte_s: floa
     cores: that workers share, 0 where each has its own; byte_s: processor time of adding a byte."""
     alone = [each for each in points if each.layout.workers == 1]
     several = [each for each in points if each.layout.workers > 1]
+    compute = statistics.median(map(_computed, alone)) / model.shards
     exchange = statistics.median(_exchanged(each) for each in alone)
     network = Network(latency_s=0.0, bandwidth=1e12, byte_s=byte_s)
     if several:
@@ -105,7 +108,8 @@ def calibrate(model: Model, points: Sequence[Measured], cores: int, byte_s: floa
     )
     conditions = Conditions(
         network=network,
-        compute_s=statistics.median(each.busy_s["compute"] for each in alone) / model.shards,
+        compute_s=compute,
+        contention=max(1.0, statistics.median(map(_computed, several)) / model.shards / compute) if several else 1.0,
         update_s=statistics.median(_rest(each) for each in alone) + exchange,
         cores=cores,
         background_s=background,
@@ -129,7 +133,8 @@ def predicted(model: Model, layout: Layout, conditions: Conditions) -> float:
     """Seconds of a step."""
     schedule = build_schedule(layout.topology, layout.workers, **model.options.get(layout.topology, {}))
     hosted = [len(each) for each in assign_shards(model.shards, layout.workers)]
-    computing = [conditions.compute_s * shards for shards in hosted]
+    each = conditions.compute_s * (conditions.contention if layout.workers > 1 else 1.0)
+    computing = [each * shards for shards in hosted]
     return play_step(schedule, computing, model.sizes, conditions, shards=max(hosted)).seconds
 
 
@@ -147,6 +152,11 @@ def _latency(model: Model, point: Measured, conditions: Conditions) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if short(middle) else (low, middle)
     return low
+
+
+def _computed(point: Measured) -> float:
+    """Processor seconds of all shards."""
+    return point.busy_s["compute"] * point.layout.workers
 
 
 def _of_steps(seconds: Mapping[str, float]) -> float:

@@ -28,7 +28,8 @@ class Network:
 
 @dataclass(frozen=True)
 class Conditions:
-    """compute_s: of one shard's micro-batch; update_s: of the rest of a worker's step (optimizer, vote, trace).
+    """compute_s: of one shard's micro-batch, by a worker that is alone; with several it takes `contention` times as long, where
+    they share caches and memory; update_s: of the rest of a worker's step (optimizer, vote, trace).
 
     stragglers: this share of the workers computes slower_by times as long, always; jitter: relative standard deviation of
     a micro-batch, log-normal; stalls: with this probability a worker's step waits stall_s. cores: that all workers share, 0
@@ -40,6 +41,7 @@ class Conditions:
 
     network: Network = Network()
     compute_s: float = 0.02
+    contention: float = 1.0
     update_s: float = 0.001
     stragglers: float = 0.0
     slower_by: float = 3.0
@@ -97,6 +99,7 @@ KEYS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "network.message": ("message_s", time_of, "processor time of handing over or taking a message"),
     "network.add": ("byte_s", lambda text: 1 / rate_of(text), "rate at which a member adds up or copies what it takes"),
     "compute": ("compute_s", time_of, "of the micro-batch of one shard"),
+    "contention": ("contention", _factor, "how many times as long that takes with several workers, which share caches"),
     "update": ("update_s", time_of, "of the rest of a worker's step"),
     "stragglers": ("stragglers", _share, "share of the workers that are slow"),
     "slower_by": ("slower_by", _factor, "how many times as long they take"),

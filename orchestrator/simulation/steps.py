@@ -39,7 +39,8 @@ def micro_batches(conditions: Conditions, workers: int, hosted: npt.NDArray[np.i
     random = np.random.default_rng([conditions.seed, workers, steps])
     slow = np.zeros(workers, bool)
     slow[random.permutation(workers)[: round(conditions.stragglers * workers)]] = True
-    base = conditions.compute_s * hosted * np.where(slow, conditions.slower_by, 1.0)
+    each = conditions.compute_s * (conditions.contention if workers > 1 else 1.0)
+    base = each * hosted * np.where(slow, conditions.slower_by, 1.0)
     times = np.broadcast_to(base, (steps, workers)).copy()
     if conditions.jitter:
         sigma = np.sqrt(np.log1p(conditions.jitter**2))

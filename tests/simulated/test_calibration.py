@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.simulation.calibration import Layout, Measured, Model, calibrate, measured, predicted
+from orchestrator.simulation.calibration import Layout, Measured, Model, calibrate, measured, predicted, together
 from orchestrator.simulation.candidates import Candidate, candidates, choose, numbers_of_workers, table
 from orchestrator.simulation.conditions import Conditions, Network
 from orchestrator.simulation.cores import messages_of
@@ -22,8 +23,9 @@ def as_measured(layout: Layout, conditions: Conditions) -> Measured:
     """What members would report under these conditions."""
     schedule = build_schedule(layout.topology, layout.workers)
     messages = messages_of(schedule) * conditions.network.message_s / layout.workers
+    contention = conditions.contention if layout.workers > 1 else 1.0
     busy = {
-        "compute": conditions.compute_s * MODEL.shards / layout.workers,
+        "compute": conditions.compute_s * contention * MODEL.shards / layout.workers,
         "wait": messages / 2,
         "exchange": messages / 2,
     }
@@ -36,19 +38,27 @@ def as_measured(layout: Layout, conditions: Conditions) -> Measured:
     compute=st.floats(1e-4, 1e-1),
     update=st.floats(1e-5, 1e-2),
     message=st.floats(1e-6, 1e-3),
+    contention=st.floats(1, 2),
     background=st.floats(0, 1e-3),
     latency=st.floats(0, 1e-3),
     topology=st.sampled_from(NAMES),
 )
 def test_two_runs_tell_the_conditions(
-    compute: float, update: float, message: float, background: float, latency: float, topology: str
+    compute: float,
+    update: float,
+    message: float,
+    contention: float,
+    background: float,
+    latency: float,
+    topology: str,
 ) -> None:
     true = Conditions(
-        network=Network(latency, 1e12, message), compute_s=compute, update_s=update, background_s=background, cores=2
+        network=Network(latency, 1e12, message), compute_s=compute, contention=contention, update_s=update, cores=2
     )
+    true = replace(true, background_s=background)
     points = [as_measured(layout, true) for layout in (Layout("ring", 1), Layout(topology, 2))]
     found = calibrate(MODEL, points, 2, 0.0)
-    assert (found.compute_s, found.update_s) == pytest.approx((compute, update))
+    assert (found.compute_s, found.contention, found.update_s) == pytest.approx((compute, contention, update))
     assert (found.network.message_s, found.background_s) == pytest.approx((message, background), abs=1e-9)
     layout = Layout(topology, 2)
     assert predicted(MODEL, layout, found) == pytest.approx(predicted(MODEL, layout, true), rel=1e-3, abs=1e-6)
@@ -58,7 +68,7 @@ def window(first: int, steps: int, member: str = "worker 0", **seconds: float) -
     return {"member": member, "first": first, "steps": steps, "seconds": seconds, "busy": dict(seconds), "process": 1.0}
 
 
-def test_a_step_is_the_shortest_of_its_windows_and_the_first_step_is_none() -> None:
+def test_a_step_is_the_median_of_its_windows_and_the_first_step_is_none() -> None:
     windows = [
         window(0, 1, compute=0.001),
         window(1, 4, compute=4.0, exchange=4.0),
@@ -68,8 +78,15 @@ def test_a_step_is_the_shortest_of_its_windows_and_the_first_step_is_none() -> N
     ]
     found = measured(Layout("ring", 1), windows)
     assert found is not None
-    assert (found.wall_s, found.busy_s["compute"], found.busy_s["exchange"], found.steps) == (1.5, 1.0, 0.75, 6)
+    assert (found.wall_s, found.busy_s["compute"], found.busy_s["exchange"], found.steps) == (1.75, 1.0, 0.75, 6)
     assert measured(Layout("ring", 1), windows[:1]) is None
+    halves = together([found, replace(found, wall_s=1.0, process_s=3.0, driver_s=2.0)])
+    assert (halves.wall_s, halves.process_s, halves.driver_s, halves.steps) == (
+        1.0,
+        (found.process_s + 3.0) / 2,
+        1.0,
+        12,
+    )
     only = measured(Layout("ring", 1), windows[3:4])
     assert only is not None
     assert only.wall_s == 0.1, "an evaluation is no part of a step"
@@ -89,10 +106,14 @@ def test_as_many_workers_are_tried_as_have_something_to_do() -> None:
     assert numbers_of_workers(5, 0) == [1]
 
 
+def _layouts() -> list[Layout]:
+    return [Layout(name, number) for name in NAMES for number in range(1, 5)]
+
+
 def test_of_cheap_messages_all_workers_are_best_and_of_dear_ones_a_single_one() -> None:
     for message, workers in ((1e-6, 4), (1.0, 1)):
         conditions = Conditions(network=Network(0.0, 1e12, message), compute_s=1e-2, update_s=1e-4, cores=4)
-        found = candidates(MODEL, NAMES, range(1, 5), [0], lambda _, conditions=conditions: conditions)
+        found = candidates(MODEL, NAMES, range(1, 5), [0], dict.fromkeys(_layouts(), conditions).__getitem__)
         assert len(found) == 1 + 3 * len(NAMES)
         assert found == sorted(found, key=lambda each: each.predicted_s)
         assert choose(found, NAMES).candidate.layout.workers == workers

@@ -36,7 +36,7 @@ class RunFolder:
         self.rests = self.path / "rests.jsonl"
         self.times = self.path / "times.jsonl"
         self.tuning = self.path / "tuning.json"
-        self.spans = self.path / "timeline.jsonl"  # until the end; then it is `timeline`
+        self.spans = self.path / "timeline.jsonl"  # of which `timeline` is made at the end, of a resumed run anew
         self.timeline = self.path / "timeline.json"
         self.settings = self.path / "settings.yaml"
         self.origins = self.path / "settings_from.json"

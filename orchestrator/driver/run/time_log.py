@@ -77,7 +77,6 @@ class TimeLog:
                 for number, event in enumerate(events):
                     file.write((",\n" if number else "\n") + json.dumps(event))
                 file.write("\n]}\n")
-            self._files.spans.unlink()
         except OSError as error:
             self._say(
                 f"warning: {self._files.timeline} cannot be written: {error.strerror}; the run is whole without it"
