@@ -20,7 +20,7 @@ FIRST = ("topology=parameter_server", "cluster.workers=2", "transport=tcp", "dat
 OTHERS = (("ring", 4), ("tree", 3), ("peer_to_peer", 5), ("ring", 1))
 FIELDS = {
     "run_id", "status", "steps", "digest", "loss", "metrics", "workers", "generations", "recoveries", "launch_s",
-    "steps_per_s", "bytes_per_step",
+    "steps_per_s", "bytes_per_step", "times",
 }  # fmt: skip
 
 BESIDE = """

@@ -52,13 +52,17 @@ def test_a_run_at_a_server_is_as_complete_as_one_in_the_projects_store(project: 
         file.path for folder in ("run", "model", "pictures") for file in store.client.list_artifacts(run_id, folder)
     }
     assert artifacts == {
-        *(f"run/{name}" for name in ("journal.jsonl", "trace.jsonl", "settings.yaml", "environment.json", "card.md")),
+        *(
+            f"run/{name}"
+            for name in ("journal.jsonl", "times.jsonl", "trace.jsonl", "settings.yaml", "environment.json", "card.md")
+        ),
         *(
             f"run/{name}"
             for name in ("settings_from.json", "code.bundle", "code.patch", "code.json", "data.json", "identity.json")
         ),
         "model/model.safetensors",
         "pictures/loss.png",
+        "pictures/time.png",
         "pictures/topology.svg",
     }
     fetched = store.client.download_artifacts(run_id, "run/trace.jsonl", str(project.path))
