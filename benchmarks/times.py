@@ -71,7 +71,13 @@ def run(conf: str, workers: int, topology: str, steps: int) -> tuple[float, floa
     """(turns in a step of worker 0, processor seconds of its step)."""
     from concurrent.futures import ThreadPoolExecutor
 
-    overrides = [f"run.steps={steps}", f"cluster.workers={workers}", f"topology={topology}", "evaluation.every=null"]
+    overrides = [
+        f"run.steps={steps}",
+        f"cluster.workers={workers}",
+        f"topology={topology}",
+        "evaluation.every=null",
+        "run.arithmetic=native",
+    ]
     plan = resolve(load([conf], overrides))
     schedule = build_schedule(topology, workers)
     hub, regions = Hub(schedule.members), [LocalRegions() for _ in range(schedule.members)]
