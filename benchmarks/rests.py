@@ -36,7 +36,7 @@ MODES: dict[str, dict[str, Any]] = {
     "rests always": {"name": "bap", "rest_every": 1},
 }
 CONDITIONS: dict[str, Mapping[str, float] | None] = {"sleeping": {}, "digits": None}
-WORKERS, MARKS, SLEEP_S = 3, 20, 0.02
+WORKERS, MARKS, SLEEP_S = 3, 400, 0.02  # so many updates later the driver has opened the record
 PATIENCE_S = 300.0
 T = TypeVar("T")
 

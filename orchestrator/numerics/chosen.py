@@ -2,6 +2,7 @@
 
     places = the k largest magnitudes, of equal ones the first; none of zeros
     packed = the distance of each place from the one before, in bytes of 7 bits
+    values = rounded to the nearest with 8 bits (bfloat16), ties to even: two bytes each
     mean   = sum of values * weight, shard after shard, in float64
 
 These sums are not exact, so they are made in one order, that of the shards, wherever the shards are. The order is part of the
@@ -24,18 +25,20 @@ from orchestrator.numerics.exact import LOOPS, start_of
 
 _DIGITS: Final = 2048
 _MOST_BYTES: Final = 9  # of a gap
+_VALUE_BYTES: Final = 2
+_LARGEST: Final = numpy.float32(3.3895313892515355e38)  # of bfloat16; what is above would become infinite
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """Elements of one vector. packed: their places, uint8; values: float32."""
+    """Elements of one vector. packed: their places, uint8; values: float32, of which the upper 16 bits tell all."""
 
     packed: torch.Tensor
     values: torch.Tensor
 
     @classmethod
     def of(cls, vector: torch.Tensor, count: int, *, keeps: bool) -> Self:
-        """The `count` largest elements of a float32 vector. keeps: zeros take their place in it."""
+        """The `count` largest elements of a float32 vector. keeps: what rounding leaves of them takes their place in it."""
         count = min(count, vector.numel())
         histogram = torch.empty(_DIGITS, dtype=torch.int64)
         places = torch.empty(count, dtype=torch.int64)
@@ -45,9 +48,10 @@ class Chosen:
         places = places[:found]
         packed = torch.empty(_MOST_BYTES * found, dtype=torch.uint8)
         size = LOOPS.pack_gaps(start_of(places), found, start_of(packed))
-        values = vector[places]
+        exact = vector[places]
+        values = rounded(exact)
         if keeps:
-            vector[places] = 0.0
+            vector[places] = exact - values
         return cls(packed[:size].clone(), values)
 
     def add(self, weight: float, total: torch.Tensor) -> None:
@@ -57,6 +61,13 @@ class Chosen:
         LOOPS.add_chosen(
             packed, self.packed.numel(), values, count, weight, start_of(total, torch.float64), total.numel()
         )
+
+
+def rounded(values: torch.Tensor) -> torch.Tensor:
+    """Each of these finite float32 values to the nearest bfloat16, as float32; in integers, so alike on every processor."""
+    bits = numpy.clip(values.numpy(), -_LARGEST, _LARGEST).view(numpy.uint32)
+    up = numpy.uint32(0x7FFF) + ((bits >> numpy.uint32(16)) & numpy.uint32(1))
+    return torch.from_numpy(((bits + up) & numpy.uint32(0xFFFF0000)).view(numpy.float32))
 
 
 @dataclass(frozen=True)
@@ -77,7 +88,8 @@ def pack(rows: Sequence[Row]) -> torch.Tensor:
             numbers += [-1, 0] if chosen is None else [chosen.values.numel(), chosen.packed.numel()]
     found = [chosen for row in rows for chosen in row.vectors if chosen is not None]
     head = torch.tensor(numbers, dtype=torch.int64).view(torch.uint8)
-    return torch.cat([head, *(each.values.view(torch.uint8) for each in found), *(each.packed for each in found)])
+    values = [(each.values.view(torch.int32) >> 16).to(torch.int16).view(torch.uint8) for each in found]
+    return torch.cat([head, *values, *(each.packed for each in found)])
 
 
 def unpack(payload: torch.Tensor, vectors: int) -> list[Row]:
@@ -86,7 +98,7 @@ def unpack(payload: torch.Tensor, vectors: int) -> list[Row]:
     width = 2 + 2 * vectors
     numbers = _numbers(payload, 1 + count * width)[1:].reshape(count, width)
     at = 8 * (1 + count * width)
-    gaps = at + 4 * int(numbers[:, 2::2].clip(0).sum())
+    gaps = at + _VALUE_BYTES * int(numbers[:, 2::2].clip(0).sum())
     rows = []
     for shard, weight, *sizes in numbers.tolist():
         found: list[Chosen | None] = []
@@ -94,9 +106,10 @@ def unpack(payload: torch.Tensor, vectors: int) -> list[Row]:
             if elements < 0:
                 found.append(None)
                 continue
-            values = payload[at : at + 4 * elements].clone().view(torch.float32)
+            end = at + _VALUE_BYTES * elements
+            values = (payload[at:end].clone().view(torch.int16).to(torch.int32) << 16).view(torch.float32)
             found.append(Chosen(payload[gaps : gaps + size].contiguous(), values))
-            at, gaps = at + 4 * elements, gaps + size
+            at, gaps = end, gaps + size
         rows.append(Row(shard, float(numpy.int64(weight).view(numpy.float64)), found))
     return rows
 

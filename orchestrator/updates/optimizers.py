@@ -27,6 +27,7 @@ from orchestrator.errors import PipelineRaised
 from orchestrator.pipeline import naming
 from orchestrator.references import raised
 from orchestrator.table import Table, is_reference
+from orchestrator.updates.eager import leave_the_compiler_out
 from orchestrator.updates.lamb import Lamb
 from orchestrator.updates.lars import Lars
 
@@ -39,6 +40,7 @@ OPTIMIZERS: Table[Callable[..., torch.optim.Optimizer]] = Table(
     hidden=("differentiable", "capturable"),
 )
 CLASSES = tuple(getattr(torch.optim, name) for name in _ON_OFFER)
+leave_the_compiler_out(CLASSES)  # at once: torch wraps the step of a class when its first optimizer is built
 # Attributes that torch's own classes have only with some options, or with a schedule of torch.
 _AT_TIMES = {"step", "_opt_called", "_step_supports_amp_scaling", "_need_device_dtype_check_for_fused"}
 _TRIED = 64  # a tensor of so many rows and columns, large enough that what counts rows does not

@@ -12,13 +12,38 @@ import pytest
 import yaml
 
 from orchestrator.settings import Settings, load
-from tests.projects import REPOSITORY, Project
+from tests.projects import REPOSITORY, Project, make_digits
 
 PAGE = (REPOSITORY / "docs" / "privacy.md").read_text()
 COMMANDS = [
     line for block in re.findall(r"^```bash\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE) for line in block.splitlines()
 ]
 EXAMPLES = [textwrap.dedent(block) for block in re.findall(r"(?:^    .*\n)+", PAGE, re.MULTILINE)]
+MASKED = """
+import os, signal
+
+from orchestrator.privacy.masks import Masks
+from pipelines.digits import Digits
+
+
+class DiesOnce(Digits):
+    \"\"\"The first worker that has masked its sum of the fourth step is killed, before it sends anything of it.\"\"\"
+
+    def __init__(self, mark, **options):
+        super().__init__(**options)
+        add = Masks.add
+
+        def add_and_die(masks, step, attempt, total):
+            add(masks, step, attempt, total)
+            if step == 3:
+                try:
+                    os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+                except FileExistsError:
+                    return
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        Masks.add = add_and_die
+"""
 NEEDED = {"run": {"steps": 1}, "pipeline": {"target": "a:B"}}
 
 
@@ -63,6 +88,28 @@ def test_the_commands_of_the_page_and_the_secret_is_nowhere(digits: Project, tmp
     assert wrong.code == 4, wrong.err
     assert "began with another secret" in wrong.err
     del digits.variables["XDG_CONFIG_HOME"]
+
+
+@pytest.mark.long
+@pytest.mark.ray
+def test_a_worker_killed_right_after_masking_changes_no_bit(tmp_path: Path) -> None:
+    project = make_digits(tmp_path / "project")
+    (project.path / "masked.py").write_text(MASKED)
+    project.commit()
+    mark = tmp_path / "mark"
+    given = ["conf=private", "run.steps=6", "evaluation.every=6", "cluster.workers=3", "output=json"]
+    given += ["pipeline.target=masked:DiesOnce", f"pipeline.args.mark={mark}", f"privacy.secret={tmp_path / 'secret'}"]
+    mark.touch()  # nobody is killed; noise follows from the settings, and so they have to be the same
+    plain, whole = (project.run(*given, f"secure_aggregation={masked}") for masked in ("false", "true"))
+    mark.unlink()
+    killed = project.run(*given)
+    assert [done.code for done in (plain, whole, killed)] == [0, 0, 0], (plain.err, whole.err, killed.err)
+    assert mark.exists()
+    assert [each["kind"] for each in killed.report["recoveries"]][:1] == ["lost"]
+    assert plain.report["digest"] == whole.report["digest"] == killed.report["digest"]
+    traces = {(project.folder(done.report["run_id"]) / "trace.jsonl").read_bytes() for done in (plain, whole, killed)}
+    assert len(traces) == 1
+    assert project.leftovers() == []
 
 
 def _shows(data: bytes, value: bytes) -> bool:

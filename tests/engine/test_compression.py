@@ -43,7 +43,7 @@ CASES: list[tuple[type[Pipeline], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda n: CASES[n][0].__name__)
+@pytest.mark.parametrize("number", thinned(range(len(CASES)), 3), ids=lambda n: CASES[n][0].__name__)
 def test_every_layout_gives_the_same_run(number: int) -> None:
     _try(METHODS[number % len(METHODS)], number)
 
@@ -62,7 +62,7 @@ def _try(method: dict[str, Any], number: int) -> None:
         _assert_same(train(pipeline, layout, compression=method, **settings), reference)
 
 
-@pytest.mark.parametrize("layout", [*LAYOUTS, *LONELY], ids=str)
+@pytest.mark.parametrize("layout", thinned([*LAYOUTS, *LONELY], 3), ids=str)
 def test_one_model_on_all_layouts(layout: Layout) -> None:
     _assert_same(train(p.Batchnorm, layout, steps=3, compression=QUANTIZE), _batchnorm())
 

@@ -14,6 +14,7 @@ from orchestrator.settings import Every
 from tests.engine import pipelines as p
 from tests.engine.elastic import Elastic, Fault, Saved, elastic_settings, survive
 from tests.engine.runs import Layout, Run, members_end, rotating, settings_for, train
+from tests.products import thinned
 
 
 class _Labelled(Pipeline):
@@ -66,7 +67,7 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: str(CASES[number]))
+@pytest.mark.parametrize("number", thinned(range(len(CASES)), 3), ids=lambda number: str(CASES[number]))
 def test_every_layout_gives_the_same_run(number: int) -> None:
     reference = train(Labelled, **CASES[number])
     for layout in rotating(2, number):

@@ -19,6 +19,7 @@ from tests.engine import pipelines as p
 from tests.engine.elastic import Elastic, Fault, Saved, elastic_settings, survive
 from tests.engine.runs import Layout, Run, members_end, rotating, settings_for, train
 from tests.engine.test_divided import Labelled, LabelledBatchnorm
+from tests.products import thinned
 
 INNER = {"name": "sgd", "lr": 0.05}
 MEAN = {"name": "sgd", "lr": 1.0}
@@ -52,7 +53,7 @@ def _assert_same(run: Run, reference: Run) -> None:
     assert run.digest == reference.digest
 
 
-@pytest.mark.parametrize("number", range(len(CASES)), ids=lambda number: str(CASES[number]))
+@pytest.mark.parametrize("number", thinned(range(len(CASES)), 3), ids=lambda number: str(CASES[number]))
 def test_every_layout_gives_the_same_run(number: int) -> None:
     case = CASES[number]
     reference = train(LabelledBatchnorm, **case)
@@ -69,7 +70,9 @@ COMPRESSED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(COMPRESSED)), ids=lambda number: str(COMPRESSED[number]["compression"]))
+@pytest.mark.parametrize(
+    "number", thinned(range(len(COMPRESSED)), 3), ids=lambda number: str(COMPRESSED[number]["compression"])
+)
 def test_compressed_rounds_too(number: int) -> None:
     case = COMPRESSED[number]
     reference = train(LabelledBatchnorm, **case)

@@ -24,6 +24,7 @@ from orchestrator.numerics import digests
 from orchestrator.numerics.digests import model_digest
 from orchestrator.updates.optimizers import OPTIMIZERS, build, problems
 from tests.checkpoints.stores import InMemory
+from tests.products import thinned
 
 SWITCHES = ("foreach", "fused", "nesterov", "maximize", "amsgrad", "centered", "decoupled_weight_decay")
 BEFORE, AFTER = 3, 2
@@ -142,7 +143,7 @@ def variants() -> Iterator[tuple[str, dict[str, Any]]]:
                     yield name, options
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", thinned(OPTIMIZERS, 3))
 def test_every_optimizer_goes_on_as_if_nothing_had_happened(name: str) -> None:
     """The same bytes as on disk, without waiting for the disk; the tests below use files."""
     chosen = [options for variant, options in variants() if variant == name]

@@ -38,6 +38,7 @@ ASYNCHRONOUS: dict[str, dict[str, Any]] = {
     "ssp": {**IDENTITIES["plain"], "sync": {"name": "ssp", "staleness": 1, "rest_every": 3}},
     "asp": {**IDENTITIES["sparse"], "sync": {"name": "asp", "threshold": 0.05, "rest_every": 20}},
     "asp, bounded": {**IDENTITIES["rich"], "sync": {"name": "asp", "staleness": 2, "rest_every": 1}},
+    "gossip": {**IDENTITIES["rich"], "sync": {"name": "gossip", "graph": "ring", "rest_every": 2}},
 }
 
 
@@ -93,7 +94,8 @@ def calm(identity: str, layout: Layout) -> Plan:
 
 
 def _layout(dice: Random, identity: str) -> Settings:
-    topology = dice.choice(["ring", "tree", "parameter_server", "peer_to_peer"])
+    served = [] if identity == "gossip" else ["parameter_server"]
+    topology = dice.choice(["ring", "tree", *served, "peer_to_peer"])
     start = dice.choice([1, 2, 2, 3, 3, 4])
     ranged = dice.random() < 0.3 and identity != "fast"
     workers: Any = {"min": dice.randint(1, start), "max": dice.randint(start, 4)} if ranged else start

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from orchestrator.numerics.portable import used
 from orchestrator.updates import optimizers
 from orchestrator.updates.eager import leave_the_compiler_out
 
@@ -80,3 +81,9 @@ def test_hooks_of_a_step_are_called(without_the_compiler: None) -> None:  # noqa
     optimizer.register_step_post_hook(lambda *_: called.append("after"))
     optimizer.step()
     assert called == ["after"]
+
+
+def test_what_records_operators_does_not_import_it_either(without_the_compiler: None) -> None:  # noqa: ARG001
+    with used.recorded() as names:
+        torch.ones(2, 3).mm(torch.ones(3, 2))
+    assert names == {"mm"}

@@ -30,7 +30,6 @@ from orchestrator.updates import optimizers
 from orchestrator.updates.compressions import COMPRESSIONS
 from orchestrator.updates.compressions.codec import Codec, Model
 from orchestrator.updates.contributions import CONTRIBUTIONS
-from orchestrator.updates.eager import leave_the_compiler_out
 from orchestrator.updates.transforms import Chain
 
 _FEW_ROWS = 16  # with fewer the mean of a batch is a poor guess at the mean of the data
@@ -58,7 +57,6 @@ def make_model(pipeline: Pipeline, seed: int) -> torch.nn.Module:
 
 def make_optimizer(pipeline: Pipeline, model: torch.nn.Module, plan: Plan) -> torch.optim.Optimizer:
     """Raises PipelineRaised, ConfigurationError."""
-    leave_the_compiler_out(optimizers.CLASSES)
     if not defines(type(pipeline), "optimizer"):
         variant = plan.update.optimizer
         if variant is None:
