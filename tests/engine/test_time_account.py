@@ -18,6 +18,7 @@ from orchestrator.engine.member.time_account import TimeAccount
 from orchestrator.engine.stages.messages import ACTIVATIONS, WAITS
 from orchestrator.records import times
 from orchestrator.records.progress import Activity
+from orchestrator.simulation import calibration
 from orchestrator.transports.base import Received, Tag
 from tests.engine.pipelines import Mlp
 from tests.engine.runs import Layout, train, windows_of
@@ -183,6 +184,25 @@ def test_every_step_of_every_member_is_accounted_for(topology: str, sync: str) -
         assert seconds["wait"] + seconds["exchange"] > 0
         assert (seconds["compute"] > 0) == (member < 3), member
         assert min(seconds["evaluate"], seconds["connect"]) > 0
+
+
+def test_what_members_report_is_enough_to_predict_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_account, "_SHORTEST_S", 0.0)  # a window for each step
+    points = []
+    for layout in (Layout(1), Layout(2)):
+        told = windows_of(Mlp, layout, steps=12)
+        windows = [{"member": f"worker {rank}", **each} for rank, many in told.items() for each in many]
+        found = calibration.measured(calibration.Layout("ring", layout.workers), windows, driver_s=1e-4)
+        assert found is not None
+        assert found.steps >= 8 * layout.workers
+        points.append(found)
+    model = calibration.Model(5, (8e3, 4e3), {})
+    conditions = calibration.calibrate(model, points, 2, 1e-10)
+    assert conditions.compute_s > 0
+    assert conditions.update_s > 0
+    assert conditions.background_s >= 5e-5
+    alone = calibration.predicted(model, calibration.Layout("ring", 1), conditions)
+    assert alone == pytest.approx(5 * conditions.compute_s + conditions.update_s, rel=0.5)
 
 
 def test_a_timeline_changes_no_bit() -> None:
