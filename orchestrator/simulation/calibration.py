@@ -6,7 +6,7 @@
     message_s      of exchange and waiting beyond that, over the messages     runs of several workers
     background_s   of the processes beside their computing thread, and the driver's, over the workers
     byte_s         is measured apart: adding one vector to another
-    latency_s      what is left between the predicted and the measured time of a step of two workers
+    latency_s      what is left between the predicted and the measured time of a step of two workers, if the machine were quiet
 
 All but the last are processor time, which whatever else the machine does disturbs little. A step's time is the median of a
 run's windows, and the least of several runs, for a busy machine only slows down. All this comes from two runs, of one worker
@@ -116,7 +116,10 @@ def calibrate(model: Model, points: Sequence[Measured], cores: int, byte_s: floa
     )
     if not several:
         return conditions
-    return replace(conditions, network=replace(network, latency_s=_latency(model, several[0], conditions)))
+    # What else the machine does slows all alike: as much as it slows a worker that waits for nobody.
+    slowed = max(1.0, min(each.wall_s / predicted(model, each.layout, conditions) for each in alone))
+    quiet = replace(several[0], wall_s=several[0].wall_s / slowed)
+    return replace(conditions, network=replace(network, latency_s=_latency(model, quiet, conditions)))
 
 
 def _message_s(model: Model, point: Measured, alone_s: float, network: Network) -> float:

@@ -62,6 +62,8 @@ def test_two_runs_tell_the_conditions(
     assert (found.network.message_s, found.background_s) == pytest.approx((message, background), abs=1e-9)
     layout = Layout(topology, 2)
     assert predicted(MODEL, layout, found) == pytest.approx(predicted(MODEL, layout, true), rel=1e-3, abs=1e-6)
+    busy = calibrate(MODEL, [replace(each, wall_s=3 * each.wall_s) for each in points], 2, 0.0)
+    assert predicted(MODEL, layout, busy) == pytest.approx(predicted(MODEL, layout, true), rel=1e-3, abs=1e-6)
 
 
 def window(first: int, steps: int, member: str = "worker 0", **seconds: float) -> dict[str, Any]:
