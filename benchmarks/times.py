@@ -12,6 +12,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +29,7 @@ from orchestrator.engine.member.time_account import TimeAccount  # noqa: E402
 from orchestrator.engine.worker import Generation, ProcessServices, Server, Worker  # noqa: E402
 from orchestrator.plan.resolve import resolve  # noqa: E402
 from orchestrator.records import times  # noqa: E402
+from orchestrator.records.progress import Activity  # noqa: E402
 from orchestrator.settings import load  # noqa: E402
 from orchestrator.topologies import build_schedule  # noqa: E402
 from orchestrator.transports.memory import Hub, LocalRegions  # noqa: E402
@@ -37,40 +41,38 @@ LAYOUTS = [
     ("digits", 4, "peer_to_peer"),
     ("characters", 4, "ring"),
 ]
-_TURNS = 20_000
+_TURNS = 2_000
 
 
 class Counted(TimeAccount):
-    turns = 0
+    turns = waits = 0
 
-    def _turn(self, kind: int, step: int | None, shard: int | None) -> None:
-        self.turns += 1
-        super()._turn(kind, step, shard)
+    def _turn(self, kind: int, step: int | None, shard: int | None, *, busy: bool = True) -> None:
+        self.turns += busy
+        self.waits += not busy
+        super()._turn(kind, step, shard, busy=busy)
 
 
-def turn_s() -> float:
-    """Of one turn, between two products that leave little of it in the caches; the median."""
+def turns_s() -> tuple[float, float]:
+    """Of one turn, and of one around a wait, between two products that leave little of it in the caches; medians."""
     account, weights = TimeAccount(), torch.randn(256, 256)
     account.turn("state_transfer")
-    found = []
-    for number in range(_TURNS // 10):
+
+    def timed(action: Callable[[], object]) -> float:
         torch.mm(weights, weights)
-        began = time.thread_time_ns()
-        account.turn("compute" if number % 2 else "exchange")
-        middle = time.thread_time_ns()
-        found.append(middle - began - _clock_ns())
-    return statistics.median(found) * 1e-9
+        nothing = time.perf_counter_ns()
+        began = time.perf_counter_ns()
+        action()
+        return (time.perf_counter_ns() - began - (began - nothing)) * 1e-9
+
+    activities: tuple[Activity, Activity] = ("compute", "exchange")
+    turns = [timed(partial(account.turn, activities[number % 2])) for number in range(_TURNS)]
+    waits = [timed(account.waits) for _ in range(_TURNS)]
+    return statistics.median(turns), statistics.median(waits)
 
 
-def _clock_ns() -> int:
-    began = time.thread_time_ns()
-    return time.thread_time_ns() - began
-
-
-def run(conf: str, workers: int, topology: str, steps: int) -> tuple[float, float]:
-    """(turns in a step of worker 0, processor seconds of its step)."""
-    from concurrent.futures import ThreadPoolExecutor
-
+def run(conf: str, workers: int, topology: str, steps: int) -> tuple[float, float, float]:
+    """(turns in a step of worker 0, those around waits, processor seconds of its step)."""
     overrides = [
         f"run.steps={steps}",
         f"cluster.workers={workers}",
@@ -97,19 +99,20 @@ def run(conf: str, workers: int, topology: str, steps: int) -> tuple[float, floa
         for life in lives:
             life.result()
     busy = times.added([each for each in told if each.get("event") == "times"], "busy")
-    return account.turns / steps, sum(busy.values()) / steps
+    return account.turns / steps, account.waits / steps, sum(busy.values()) / steps
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=40)
     steps = parser.parse_args().steps
-    each = turn_s()
-    print(f"a turn: {1e6 * each:.2f} us")
-    print("| run | workers | turns per step | a step's own work, ms | share |\n|---|---:|---:|---:|---:|")
+    turn, wait = turns_s()
+    print(f"a turn: {1e6 * turn:.2f} us; around a wait: {1e6 * wait:.2f} us")
+    print("| run | workers | turns | around waits | a step's own work, ms | share |\n|---|---:|---:|---:|---:|---:|")
     for conf, workers, topology in LAYOUTS:
-        turns, busy = run(conf, workers, topology, steps)
-        print(f"| {conf}, {topology} | {workers} | {turns:.1f} | {1e3 * busy:.2f} | {turns * each / busy:.2%} |")
+        turns, waits, busy = run(conf, workers, topology, steps)
+        share = (turns * turn + waits * wait) / busy
+        print(f"| {conf}, {topology} | {workers} | {turns:.1f} | {waits:.1f} | {1e3 * busy:.2f} | {share:.2%} |")
 
 
 if __name__ == "__main__":

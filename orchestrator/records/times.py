@@ -13,7 +13,7 @@ A member reports windows of time, each of some steps (`engine.member.time_accoun
 
 A window is {"first", "steps", "started", "wall", "seconds", "busy", "process"}: its first step and how many it has, when it
 began in seconds of the epoch, its length, seconds of each kind, processor seconds of the computing thread of each kind, and of
-the whole process. The kinds of a window add up to its length.
+the whole process. The kinds of a window add up to its length. What little a wait computes counts as exchange.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@
     take()                     the window that has passed, once it is long enough to be worth a message
 
 Windows grow with the run, from a quarter of a second to a hundredth of what has passed, so that a long run has some hundreds
-of them. A turn reads two clocks, and one that changes nothing reads none; `benchmarks/times.py` measures what that costs.
+of them. A turn reads two clocks, around a wait one, and one that changes nothing none; `benchmarks/times.py` measures what that
+costs.
 
 What it does not do: lock. Only the compute thread calls it.
 """
@@ -73,12 +74,12 @@ class TimeAccount:
         """Returns the kind that it leaves."""
         before = self._kind
         if before >= 0 and not self._held:
-            self._turn(_WAIT, self._step, None)
+            self._turn(_WAIT, self._step, None, busy=False)
         return before
 
     def goes_on(self, before: int) -> None:
         if before >= 0 and not self._held:
-            self._turn(before, self._step, None)
+            self._turn(before, self._step, None, busy=False)
 
     def hold(self, kind: str) -> None:
         if self._kind < 0:
@@ -142,15 +143,20 @@ class TimeAccount:
         self._seconds, self._busy = [0.0] * len(KINDS), [0.0] * len(KINDS)
         self._spans: list[list[Any]] = []
 
-    def _turn(self, kind: int, step: int | None, shard: int | None) -> None:
-        now, busy, before = time.monotonic(), thread_time(), self._kind
+    def _turn(self, kind: int, step: int | None, shard: int | None, *, busy: bool = True) -> None:
+        """busy: whether the thread's own clock is read, which takes a call of the system. Without that its time counts for what
+        follows: a wait has little, and is part of an exchange."""
+        now, before = time.monotonic(), self._kind
         self._seconds[before] += now - self._since
-        self._busy[before] += max(0.0, busy - self._busy_since)
+        if busy:
+            own = thread_time()
+            self._busy[before] += max(0.0, own - self._busy_since)
+            self._busy_since = own
         if self._spans_left and now > self._since:
             self._spans_left -= 1
             since = round(self._since - self._started, 7)
             self._spans.append([KINDS[before], self._step, self._shard, since, round(now - self._since, 7)])
-        self._kind, self._since, self._busy_since = kind, now, busy
+        self._kind, self._since = kind, now
         self._step, self._shard = step, shard
 
 
