@@ -100,6 +100,32 @@ def test_so_they_may_in_a_replay(first: int) -> None:
     assert_repeated(told, first, faults)
 
 
+@pytest.mark.parametrize("first", thinned(range(PERIOD), 6))
+def test_gossip_may_be_disturbed_at_any_moment(first: int) -> None:
+    """Also between the sum of a rest and its last message: who has not heard that, is where it was."""
+
+    def gossip(layout: Layout, faults: list[Fault], **how: Any) -> tuple[Told, Elastic]:
+        sync = {"name": "gossip", "rest_every": 2}
+        run = Elastic(elastic_settings(p.Batchnorm, layout, **RICH, sync=sync), layout, faults, **how)
+        return run.run(), run
+
+    layout, other = [Layout(3), Layout(3, "tree"), Layout(3, "peer_to_peer")][first % 3], Layout(2)
+    whole, _ = gossip(other, [])
+    called_off, run = gossip(layout, [Fault(first % 2, first + PERIOD * i, "call off") for i in range(6)])
+    assert run.went_back == 0
+    assert (called_off.trace, called_off.digest, called_off.metrics) == (whole.trace, whole.digest, whole.metrics)
+    told, run = gossip(layout, [Fault(i, first + PERIOD * i, "die") for i in range(2)])
+    assert run.went_back == 0
+    faults = [Fault(1, first + 7, "die"), Fault(0, first + PERIOD, "call off")]
+    again, _ = gossip(other, faults, replay=told.rests)
+    assert (again.rests, again.trace, again.metrics, again.digest) == (
+        told.rests,
+        told.trace,
+        told.metrics,
+        told.digest,
+    )
+
+
 @pytest.mark.parametrize("at", thinned(range(4, 60, 4), 3))
 def test_members_may_join_at_any_moment(at: int) -> None:
     told, run = run_of(Layout(1), [Fault(0, at, "join"), Fault(0, at, "join"), Fault(0, at + 30, "join")], at)

@@ -76,6 +76,15 @@ class Mixing:
         }
 
 
+@dataclass(frozen=True)
+class Mean:
+    """Of all models. model: int64; fingerprint: of their sum; distances: of the hosted models from it, squared, by shard."""
+
+    model: torch.Tensor
+    fingerprint: int
+    distances: Mapping[int, float]
+
+
 class ShardModels:
     """The models of the hosted shards, with their optimizers and statistics. shards: those that are hosted."""
 
@@ -135,19 +144,21 @@ class ShardModels:
             self._states.stage(shard, self._row(shard))
         self._statistics.contribute(self._updates.buffers(), consensus.magnitudes, contribution)
 
-    def adopt(self, consensus: RestConsensus) -> tuple[int, dict[int, float]]:
-        """The replica becomes the mean of all models; returns the fingerprint of their sum, and of each hosted one the square
-        of its distance from the mean."""
-        replica, summed, shards = self._replica, self._memory.result, len(consensus.clocks)
-        total = summed.clone()
+    def averaged(self, consensus: RestConsensus) -> Mean:
+        """The mean of all models, from their sum; nothing is changed by it."""
+        total = self._memory.result.clone()
         total[self._statistics.start :] = 0
-        mean = torch.round(total.double().div_(shards)).long()
-        self._fixed.values(mean, replica.flat)
-        replica.adopt(self._statistics.means(consensus.magnitudes, summed, shards), consensus.counters)
+        mean = torch.round(total.double().div_(len(consensus.clocks))).long()
+        distances = {shard: self._distance(model, mean) for shard, model in self.models.items()}
+        return Mean(mean, exact.fingerprint_of_integers(total), distances)
+
+    def adopt(self, consensus: RestConsensus, mean: Mean) -> None:
+        """The replica becomes the mean of all models. After the last message of the rest: who is interrupted before, is
+        where it was."""
+        summed, shards = self._memory.result, len(consensus.clocks)
+        self._fixed.values(mean.model, self._replica.flat)
+        self._replica.adopt(self._statistics.means(consensus.magnitudes, summed, shards), consensus.counters)
         self._states.commit()
-        return exact.fingerprint_of_integers(total), {
-            shard: self._distance(model, mean) for shard, model in self.models.items()
-        }
 
     def give_up(self) -> None:
         """Back to the last rest."""
@@ -290,9 +301,10 @@ class Gossip:
         consensus = agree(self._exchange, free.rests, report, shape)
         self._models.contribute(consensus)
         self._exchange.total(free.rests, 0, 1.0)
-        printed, distances = self._models.adopt(consensus)
-        slots = torch.tensor(to_slots(shape.shards, distances), dtype=torch.int64)
+        mean = self._models.averaged(consensus)
+        slots = torch.tensor(to_slots(shape.shards, mean.distances), dtype=torch.int64)
         apart = from_slots(self._exchange.maximum(free.rests, 1, REST, slots).tolist())
+        self._models.adopt(consensus, mean)
         lines, _ = reports.lines(tuple(entries), state.steps, end, last=False, per_line=shape.shards)
         record: dict[str, Any] = {
             "rest": free.rests,
@@ -301,7 +313,7 @@ class Gossip:
             "heirs": [list(pair) for pair in free.heirs] if repeated is None else repeated["heirs"],
             "updates": "",
             "evaluate": consensus.requests.evaluate if repeated is None else repeated["evaluate"],
-            "parameters": f"{printed % 2**64:016x}",
+            "parameters": f"{mean.fingerprint % 2**64:016x}",
             "consensus_distance": math.sqrt(math.fsum(apart.values()) / shape.shards).hex(),
             "spectral_gap": self._mixing.gap.hex(),
         }
