@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +41,13 @@ PREDICTED = [
     *(Layout("tree", workers) for workers in (2, 4, 8)),
     *(Layout("parameter_server", workers) for workers in (1, 3)),
     *(Layout("peer_to_peer", workers) for workers in (2, 4, 8)),
+]
+FEW = [
+    Layout("ring", 4),
+    Layout("ring", 8),
+    Layout("tree", 4),
+    Layout("parameter_server", 3),
+    Layout("peer_to_peer", 4),
 ]
 SHARDS = 8
 KILLS = (0.25, 0.5, 0.75)  # of the steps
@@ -97,12 +103,12 @@ def _progress(folder: Path) -> tuple[int, list[int]]:
     return lines, [pids[worker] for worker in sorted(pids)]
 
 
-def measure(settings: Settings, rounds: int) -> tuple[list[Measured], Model, float]:
+def measure(settings: Settings, rounds: int, others: list[Layout]) -> tuple[list[Measured], Model, float]:
     """Every layout, the fitted ones first, with the model and what adding a byte costs."""
     from orchestrator.commands.tune import added_s, model_of, probing
     from orchestrator.driver.terminal.progress import for_stream
 
-    display, layouts = for_stream(), [*FITTED, *PREDICTED]
+    display, layouts = for_stream(), [*FITTED, *others]
     found: dict[Layout, list[Measured]] = {layout: [] for layout in layouts}
     with probing(settings, display, max(layout.workers for layout in layouts)) as prober:
         for _ in range(rounds):
@@ -115,6 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=3.0, help="of a piece")
+    parser.add_argument("--few", action="store_true", help="five of the predicted layouts instead of twelve")
     parser.add_argument("--conf", default="digits")
     parser.add_argument("--kills", type=int, default=0, metavar="STEPS", help="of the run in which workers are killed")
     arguments = parser.parse_args()
@@ -125,7 +132,7 @@ def main() -> None:
             sys.path.insert(0, str(folder))
             settings = load([arguments.conf], [f"tuning.seconds={arguments.seconds}", "run.steps=100000"])
             environment.prepare_environment(settings.cluster.address)
-            measured, model, byte_s = measure(replace(settings), arguments.rounds)
+            measured, model, byte_s = measure(settings, arguments.rounds, FEW if arguments.few else PREDICTED)
         conditions = calibrate(model, measured[: len(FITTED)], cores, byte_s)
         network = conditions.network
         print(
