@@ -45,11 +45,11 @@ _TURNS = 2_000
 
 
 class Counted(TimeAccount):
-    turns = waits = 0
+    turns = around_waits = 0
 
     def _turn(self, kind: int, step: int | None, shard: int | None, *, busy: bool = True) -> None:
         self.turns += busy
-        self.waits += not busy
+        self.around_waits += not busy
         super()._turn(kind, step, shard, busy=busy)
 
 
@@ -99,7 +99,7 @@ def run(conf: str, workers: int, topology: str, steps: int) -> tuple[float, floa
         for life in lives:
             life.result()
     busy = times.added([each for each in told if each.get("event") == "times"], "busy")
-    return account.turns / steps, account.waits / steps, sum(busy.values()) / steps
+    return account.turns / steps, account.around_waits / steps, sum(busy.values()) / steps
 
 
 def main() -> None:
