@@ -49,6 +49,8 @@ _ADVICE = {
     "CUDA out of memory": "raise data.shards or lower data.batch_size: a shard computes batch_size / shards rows at once",
     "Expected more than 1 value per channel": "batch normalisation needs two rows: where an epoch's last batch leaves a "
     "shard one, choose another data.batch_size or fewer data.shards, or have the data set leave the surplus out",
+    "can't allocate memory": "a worker has not the memory for this: cut the model into stages (cluster.stages=2), "
+    "raise data.shards or lower data.batch_size, or let fewer workers share a machine",
     "device-side assert": "a GPU does not say more: look for an index or a label out of range, or run once with run.device=cpu",
 }
 

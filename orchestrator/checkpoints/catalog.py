@@ -13,14 +13,14 @@ What this does not do: run twice at a time on one folder (rule D7); the lease on
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
 from orchestrator.checkpoints.manifest import Blob, Manifest, is_blob, manifest_name, steps_among
-from orchestrator.checkpoints.parts import read_part
+from orchestrator.checkpoints.parts import read_part, read_some
 from orchestrator.checkpoints.state import TrainingState
 from orchestrator.checkpoints.storage import Storage
 from orchestrator.errors import CheckpointDamaged
@@ -143,11 +143,12 @@ def read(storage: Storage, step: int) -> Manifest:
     return manifest
 
 
-def load(storage: Storage, manifest: Manifest) -> TrainingState:
-    """The state, every file and every tensor verified. Raises CheckpointDamaged, or OSError when the storage fails."""
+def load(storage: Storage, manifest: Manifest, wanted: Callable[[str], bool] | None = None) -> TrainingState:
+    """The state, every file and every tensor verified. wanted: which tensors, by their names; the others are neither read nor
+    verified. Raises CheckpointDamaged, or OSError when the storage fails."""
     tensors: dict[str, torch.Tensor] = {}
     for blob in manifest.blobs:
-        tensors.update(read_part(storage, blob))
+        tensors.update(read_part(storage, blob) if wanted is None else read_some(storage, blob, wanted))
     return TrainingState(manifest.values, tensors)
 
 

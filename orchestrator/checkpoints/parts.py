@@ -16,7 +16,7 @@ import hashlib
 import itertools
 import json
 import struct
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,6 +138,31 @@ def read_part(storage: Storage, blob: Blob) -> dict[str, torch.Tensor]:
     if read.keys() != blob.tensors.keys():
         raise CheckpointDamaged(f"its file {blob.name} holds other tensors than the manifest says")
     return {name: _tensor(name, read[name]["data"], entry) for name, entry in blob.tensors.items()}
+
+
+def read_some(storage: Storage, blob: Blob, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
+    """These tensors of a blob, every bit of them verified, one after the other; the others are not read. Raises as
+    `read_part`."""
+    found: dict[str, torch.Tensor] = {}
+    names = [name for name in blob.tensors if wanted(name)]
+    if not names:
+        return found
+    try:
+        header = storage.get(blob.name, 0, _LENGTH_BYTES)
+        begin = _LENGTH_BYTES + min(int.from_bytes(header, "little"), blob.size_bytes)
+        header = storage.get(blob.name, 0, begin)
+        if _name(header) != blob.name:
+            raise CheckpointDamaged(f"its file {blob.name} was altered: the digest of its header is another one")
+        fields = json.loads(header[_LENGTH_BYTES:])
+        for name in names:
+            if name not in fields:
+                raise CheckpointDamaged(f"its file {blob.name} holds other tensors than the manifest says")
+            start, stop = fields[name]["data_offsets"]
+            data = bytearray(storage.get(blob.name, begin + start, begin + stop))
+            found[name] = _tensor(name, data, blob.tensors[name])
+    except FileNotFoundError as error:
+        raise CheckpointDamaged(f"its file {blob.name} is missing") from error
+    return found
 
 
 def _tensor(name: str, data: bytearray, entry: TensorEntry) -> torch.Tensor:

@@ -29,7 +29,8 @@ class Storage(Protocol):
     def put(self, name: str, pieces: Sequence[Buffer]) -> None:
         """The pieces one after the other as one file, in place of one that has the name."""
 
-    def get(self, name: str) -> bytes: ...
+    def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        """The bytes from start to stop, or to the end; fewer where the file is shorter."""
 
     def sizes(self) -> dict[str, int]:
         """Name -> bytes of every file."""
@@ -94,8 +95,10 @@ class LocalFolder:
             os.close(descriptor)
         self._sync()
 
-    def get(self, name: str) -> bytes:
-        return (self._folder / name).read_bytes()
+    def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        with (self._folder / name).open("rb") as file:
+            file.seek(start)
+            return file.read(-1 if stop is None else stop - start)
 
     def sizes(self) -> dict[str, int]:
         found = {}
@@ -149,8 +152,8 @@ class Remote:
             self._act("mkdir", self._root)  # a place with real folders
             self._act("pipe_file", self._path(name), data)
 
-    def get(self, name: str) -> bytes:
-        return bytes(self._act("cat_file", self._path(name)))
+    def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        return bytes(self._act("cat_file", self._path(name), start=start or None, end=stop))
 
     def sizes(self) -> dict[str, int]:
         try:

@@ -57,8 +57,11 @@ def simulate(
 ) -> Simulated:
     """workers, parameters: as typed; None for those of the configuration. Raises UsageError."""
     started = time.monotonic()
+    cluster = load(conf, overrides).cluster
+    if cluster.stages > 1:
+        raise UsageError("cluster.stages: the time of a model in stages is not simulated", "leave it out")
     settings = load(conf, [*overrides, "cluster.workers=1"])
-    number = load(conf, overrides).cluster.workers.most if workers is None else _workers(workers)
+    number = cluster.workers.most if workers is None else _workers(workers)
     notes = []
     shards = settings.data.shards
     if number > shards:

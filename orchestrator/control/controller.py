@@ -54,7 +54,7 @@ from orchestrator.control.membership import (
     waiting,
 )
 from orchestrator.control.rendezvous.conclusion import awaits_cause, conclude, emit_recoveries
-from orchestrator.control.rendezvous.formation import ask, begin, end_interrupted, form, worth_saving
+from orchestrator.control.rendezvous.formation import ask, begin, end_interrupted, form, stand_by, worth_saving
 from orchestrator.control.rendezvous.scaling import RETRY_S, start_failed, start_missing
 from orchestrator.errors import ClusterUnavailable, RunFailed, WorkerLost
 from orchestrator.records.progress import Progress, in_words, just_committed, passed
@@ -122,6 +122,7 @@ def _ready(decision: Decision, event: Ready) -> None:
         ask(decision, "regroup", f"{member.name} is ready to join after {now - member.asked:.1f} s")
     else:
         decision.say(f"{member.name} is ready as a spare")
+        stand_by(decision, member)
 
 
 def _is_missing(state: ControllerState, member: Member) -> bool:

@@ -172,11 +172,11 @@ class Begin:
 
     shards: by worker rank; stages: by worker rank, the stage that it hosts, of which these are the shards; none where every
     worker has the whole model. state_transfers: (donor rank, recipient rank), within a stage. With stages two things come
-    before these: applies: the ranks that apply the sum they hold; run_states: (donor rank, recipient rank) of the state of the
-    run, without parameters, also between stages. restore: the rank that first loads the newest checkpoint; it is the donor
-    then, and with stages the first of `restorers`, one of each, which all load it. without_servers: the topology wants servers
-    and none lives, so the workers use another exact topology. moves: (donor rank, recipient rank, shards): what these shards
-    keep, where they keep anything.
+    before these: run_states: (donor rank, recipient rank) of the state of the run, without parameters, also between stages;
+    applies: the ranks that with it apply the sum they hold. restore: the rank that first loads the newest checkpoint; it is the
+    donor then, and with stages the first of `restorers`, one of each, which all load it. without_servers: the topology wants
+    servers and none lives, so the workers use another exact topology. moves: (donor rank, recipient rank, shards): what these
+    shards keep, where they keep anything.
     heirs: (lost, heir): what this shard keeps is lost with its only holder, and it goes on with what that one keeps. inherited:
     all such pairs since the replicas were equal last, in order, which the record of a run has to tell.
     forgets: all go back to what the donor restores, also those who are farther; where there is no checkpoint, to the state
@@ -200,6 +200,13 @@ class Begin:
     restorers: tuple[int, ...] = ()
     applies: tuple[int, ...] = ()
     run_states: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class StandBy:
+    """This worker has no place now. Of a model in stages it lets go of the parameters by which it has proved itself."""
+
+    member: int
 
 
 @dataclass(frozen=True)
@@ -244,4 +251,4 @@ class End:
     error: OrchestratorError | None
 
 
-Command = Start | Begin | CallOff | Ask | Kill | Recovered | End
+Command = Start | Begin | StandBy | CallOff | Ask | Kill | Recovered | End

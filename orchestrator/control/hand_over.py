@@ -27,9 +27,9 @@ class Standing:
 
 @dataclass(frozen=True)
 class HandOver:
-    """What is done before the first step, in this order. applies: the ranks that apply the sum they hold. run_states: from whom
-    to whom the state of the run goes, without parameters. transfers: within a stage, all that it keeps. lost: the stages that
-    cannot get to where the farthest worker is."""
+    """What is done before the first step. run_states: from whom to whom the state of the run goes, without parameters, and with
+    it what the last second vote agreed on. applies: the ranks that apply the sum they hold by that. transfers: after that, and
+    within a stage, all that it keeps. lost: the stages that cannot get to where the farthest worker is."""
 
     applies: tuple[int, ...] = ()
     run_states: tuple[Transfer, ...] = ()

@@ -25,11 +25,11 @@ class Requirements:
     """What a run requires.
 
     start: workers that must be ready to begin; least: it pauses below; most: it grows to. servers: 0 where the
-    topology has none. stages: into so many the model is cut; above 1 each worker hosts one of them; hands_over: a step is then
-    committed by a second vote, so that a loss costs no step while every stage keeps a worker; otherwise any loss sends all
-    back. checkpoint: the newest committed one when the run begins, so None unless it is a resume. whole: no generation begins
-    without all of them, because the layout determines the result. stores: checkpoints can be written. inherits: what a lost
-    shard kept is replaced by what another one keeps; otherwise all go back.
+    topology has none. stages: into so many the model is cut; above 1 each worker hosts one of them, and a step is committed by
+    a second vote, so that a loss costs no step while every stage keeps a worker. checkpoint: the newest committed one when the
+    run begins, so None unless it is a resume. whole: no generation begins without all of them, because the layout determines
+    the result. stores: checkpoints can be written. inherits: what a lost shard kept is replaced by what another one keeps;
+    otherwise all go back.
     start_timeout_s: how long a start may go without progress. generation, member: the first numbers to give, above all that
     an earlier part of the run has used.
     """
@@ -41,7 +41,6 @@ class Requirements:
     spares: int = 0
     servers: int = 0
     stages: int = 1
-    hands_over: bool = False
     start_timeout_s: float
     step_timeout_s: float
     checkpoint: int | None = None
@@ -318,8 +317,6 @@ def _goes_back(state: ControllerState, workers: Sequence[Member], stages: Sequen
     if lost := _stage_hand_over(state, workers, stages).lost:
         which = f"stage{'s' * (len(lost) > 1)} {', '.join(map(str, lost))}"
         return f"what {which} had learned is lost with {'their' if lost[1:] else 'its'} last worker"
-    if state.generation is not None and state.generation.lost and not state.requirements.hands_over:
-        return "a worker of a model in stages was lost"
     return None
 
 

@@ -40,7 +40,7 @@ from orchestrator.engine.execution.timing import Timing
 from orchestrator.engine.member.generation import Generation, ProcessServices
 from orchestrator.engine.stages.planning import plan_stages, prove, summary
 from orchestrator.engine.stages.stage_state import StageState
-from orchestrator.engine.stages.staged import HostedStage, WholeNames
+from orchestrator.engine.stages.staged import HostedStage, StagedLockstep, Waiting, WholeNames
 from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import allocator
 from orchestrator.numerics.staging import Staging
@@ -102,6 +102,15 @@ def _require_memory(parts: Parts) -> None:
     free_footprint.require(free_footprint.worker_bytes(layout, schedule, plan, parameters=0, state=state))
 
 
+def _require_memory_for_a_step(parts: Parts) -> None:
+    """In lockstep, where contributions are added up as they come. Raises MemoryError."""
+    plan, optimizer, topology = parts.plan, parts.plan.update.optimizer, parts.plan.exchange.topology
+    if plan.update.compression is None and plan.data.privacy is None and plan.run.compute.device == "cpu":
+        schedule = build_schedule(topology.name, plan.cluster.members.start, **topology.options)
+        state = 0.0 if optimizer is None else remembered(optimizer.name, optimizer.options)
+        footprint.require_for_a_step(parts.replica.layout, schedule, plan, state)
+
+
 class Execution(Protocol):
     """One worker's way to execute a run. held: its state at a boundary."""
 
@@ -118,6 +127,9 @@ class Execution(Protocol):
     def prove(self, reference: str) -> dict[str, Any]:
         """Before the first generation: that what is particular to this way computes the same bits; returns more for the run
         manifest. reference: of the first micro-batch."""
+
+    def stand_by(self) -> None:
+        """Until its first generation, whenever that comes, keep no parameters that will be another worker's."""
 
     def suit(self, generation: Generation, rank: int) -> None:
         """Allocate what a generation needs, before its peers connect."""
@@ -138,6 +150,9 @@ class _Unsplit:
     def prove(self, reference: str) -> dict[str, Any]:  # noqa: ARG002
         return {}
 
+    def stand_by(self) -> None:
+        pass
+
 
 class LockstepExecution(_Unsplit):
     """All replicas are equal after each step. The sum is direct, or of what a compression makes of the gradients."""
@@ -147,6 +162,7 @@ class LockstepExecution(_Unsplit):
         self._plan = plan
         self._services = parts.services
         codec = construction.make_codec(plan, replica.layout, len(replica.parameters))
+        _require_memory_for_a_step(parts)
         gradients = _contributing(parts, lambda: first_residuals(codec, replica.layout))
         plain = codec is None and plan.data.privacy is None
         self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan), contributes=plain)
@@ -282,6 +298,7 @@ class StagedExecution:
         self._plan, self._workload = parts.plan, parts.workload
         self._regions, self._services = parts.regions, parts.services
         self._replica: Replica | None = parts.replica
+        self._waiting: Waiting | None = None
         self._hosted: HostedStage | None = None
 
     @property
@@ -299,11 +316,18 @@ class StagedExecution:
         self._services.emit({"event": "stages_proved", "seconds": [round(each, 4) for each in seconds]})
         return {"stages": summary(self._cuts, self._workload.model)}
 
+    def stand_by(self) -> None:
+        if self._replica is not None:
+            names, self._replica = WholeNames.of(self._replica), None  # its memory goes with it
+            self._waiting = Waiting(self._workload, names)
+
     def suit(self, generation: Generation, rank: int) -> None:
         if self._hosted is None:
-            assert self._replica is not None
-            names = WholeNames(self._replica.layout, tuple(self._replica.counter_names()))
-            self._replica = None  # its memory goes with it
+            if self._replica is not None:
+                names, self._replica = WholeNames.of(self._replica), None
+            else:
+                assert self._waiting is not None
+                names, self._waiting = self._waiting.over(self._plan.run.seed), None
             self._hosted = HostedStage(
                 *(self._plan, self._workload, names, self._cuts, generation.stages[rank]), self._regions, self._services
             )
@@ -313,7 +337,7 @@ class StagedExecution:
     def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
         exchange = self._here.take_on(moment.generation, moment.rank, moment.transport, moment.deadline_s)
         contents = StepContents.of(self._plan, moment.run_manifest)
-        return Lockstep(self._here.trainer, exchange, contents, moment.timing.requests), exchange
+        return StagedLockstep(self._here.trainer, exchange, contents, moment.timing.requests), exchange
 
     @property
     def _here(self) -> HostedStage:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,7 +66,10 @@ class Worker:
         self._workload = Workload(kind, plan.run, plan.data, self._staging)
         construction.refuse_statistics(self._workload.model, plan)
         self._services.heartbeat.beat("prepare")
-        replica = Replica(self._workload.model, self._staging)
+        in_stages = plan.cluster.members.stages > 1
+        replica = Replica(self._workload.model, self._staging, watches_all=not in_stages)
+        if in_stages:  # it may be short of memory, and what the model took before is free now
+            allocator.give_back()
         before = construction.make_contribution(plan.update.contribution)
         optimizer = construction.make_optimizer(self._workload.pipeline, self._workload.model, plan)
         updater = Updater(self._workload, replica, optimizer, plan.update)
@@ -78,7 +82,7 @@ class Worker:
                 ["early_stopping and schedule=plateau watch a metric, but datasets() returned no validation set"]
             )
         division = self._workload.division
-        reference = proof.reference(self._workload, replica)
+        reference = proof.reference(self._workload, replica, sparing=in_stages)
         more = self._execution.prove(reference)
         return {
             **({} if division is None else {"partition": division.digest}),
@@ -97,6 +101,11 @@ class Worker:
             "machine": determinism.machine(device),
             **more,
         }
+
+    def stand_by(self) -> None:
+        """Prepared, and without a place in the first generations: let go of the parameters, where it will host a stage of them.
+        Between `prepare` and the first `run`, from the compute thread."""
+        self._execution.stand_by()
 
     @property
     def progress(self) -> Progress | None:
@@ -122,7 +131,7 @@ class Worker:
             lambda: self.progress,
         )
         held, staged = self._state.held.rows
-        return replace(ended, held=held, staged=staged)
+        return replace(ended, held=held, staged=staged, holds_sum=self._state.held.holds_sum)
 
     def close(self) -> None:
         """Stop the loader processes. Safe to call twice."""
@@ -141,6 +150,10 @@ class Worker:
     def state(self) -> dict[str, torch.Tensor]:
         """The model's parameters and persistent buffers, tied tensors once, as tensors of their own in host memory."""
         return self._execution.boundary.state(0 if self._state is None else self._state.loop.run_state.steps)
+
+    def write_weights(self, path: Path) -> None:
+        """The same as a safetensors file."""
+        self._execution.boundary.write_weights(0 if self._state is None else self._state.loop.run_state.steps, path)
 
     def _portability(self, replica: Replica, updater: Updater) -> dict[str, Any]:
         """Under portable arithmetic the operators that are not on the page; raises ConfigurationError where one that is comes

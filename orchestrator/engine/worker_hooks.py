@@ -6,7 +6,7 @@ What it does not do: decide when. The loop decides, equally at every member.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,8 +32,8 @@ from orchestrator.records.progress import Progress
 
 @dataclass
 class WorkerState:
-    """What a worker keeps between generations. has_state: of the run; a fresh worker has only the initial one. initial: a copy
-    of that, where shards keep state: with it the run may have to begin anew."""
+    """What a worker keeps between generations. has_state: of the run; a fresh worker has only the initial one. initial: makes
+    that anew, where a loss may send the run back to it."""
 
     plan: Plan
     services: ProcessServices
@@ -42,20 +42,20 @@ class WorkerState:
     loop: Loop
     timing: Timing
     has_state: bool = False
-    initial: TrainingState | None = None
+    initial: Callable[[], TrainingState] | None = None
 
     @property
     def progress(self) -> Progress | None:
         return self.loop.run_state.progress if self.has_state else None
 
     def keep_initial(self) -> None:
-        state = self.held.capture(self.loop.run_state.as_dict())
-        self.initial = TrainingState(state.values, {name: tensor.clone() for name, tensor in state.tensors.items()})
+        self.initial = self.held.initial(self.loop.run_state.as_dict())
 
     def go_back(self) -> None:
         """To the state in which the run began."""
         assert self.initial is not None
-        self.take_over(self.initial)
+        self.services.await_copied()
+        self.take_over(self.initial())
 
     def take_over(self, state: TrainingState) -> None:
         """Replace the state by this one. Raises CalledOff; or Inconsistent, where it does not fit; and has changed
@@ -66,6 +66,14 @@ class WorkerState:
         self.held.restore(state, (run_state.advances, reached.advances))
         self.loop.run_state = reached
         self.has_state = True
+
+    def follow(self, state: TrainingState) -> None:
+        """Be as far as whoever this state of the run is from, by the sum that is held. Raises as `take_over`."""
+        assert isinstance(self.held, StageState)
+        run_state = self.loop.run_state
+        reached = run_state.resumed(snapshot.run_state_of(state))
+        self.held.follow(run_state, reached.second_vote)
+        self.loop.run_state = reached
 
 
 class WorkerHooks:
@@ -87,7 +95,7 @@ class WorkerHooks:
             if restore[1] == INITIAL:
                 self._state.go_back()
             else:
-                self._state.take_over(self._services.load(restore[1]))
+                self._state.take_over(self._services.load(restore[1], self._state.held.wants))
         self._tell_run_states(transport)
         for donor in generation.donors_of(self._rank):
             state, entries = state_transfer.take(transport, generation.number, donor, self.deadline_s)
@@ -161,20 +169,22 @@ class WorkerHooks:
             state_transfer.give(transport, generation.number, servers, run_alone, [], self.deadline_s)
         if workers:
             entries = [entry for entry in self._services.unacknowledged() if _is_of_the_run(entry)]
-            state = self._state.held.capture(run_state.as_dict())
+            state = self._state.held.capture(run_state.handed_over())
             state_transfer.give(transport, generation.number, workers, state, entries, self.deadline_s)
 
     def _tell_run_states(self, transport: CancellableTransport) -> None:
-        """Of a model in stages: who has the parameters, but not all that is known of the run, is told that."""
+        """Of a model in stages: who has the parameters, but not all that is known of the run, is told that. Who has only the
+        sum by which they change applies that, with what it is told of the second vote."""
         number, stream = self._generation.number, state_transfer.RUN
         for donor, recipient in self._generation.run_states:
             if donor == self._rank:
-                run_alone = snapshot.of_the_run(self._state.loop.run_state.as_dict())
+                run_alone = snapshot.of_the_run(self._state.loop.run_state.handed_over())
                 entries = [entry for entry in self._services.unacknowledged() if _is_of_the_run(entry)]
                 state_transfer.give(transport, number, [recipient], run_alone, entries, self.deadline_s, stream)
             elif recipient == self._rank:
                 state, entries = state_transfer.take(transport, number, donor, self.deadline_s, stream)
-                self._state.take_over(state)
+                applies = recipient in self._generation.applies
+                (self._state.follow if applies else self._state.take_over)(state)
                 for entry in entries:
                     self._services.emit(entry)
 

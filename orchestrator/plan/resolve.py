@@ -70,6 +70,7 @@ def resolve(settings: Settings) -> Plan:
         cadence=_cadence(settings),
         sync=Variant(settings.sync.name, settings.sync.options),
         pipelining=Variant(settings.cluster.pipeline.name, settings.cluster.pipeline.options),
+        recompute=settings.run.recompute,
     )
 
 

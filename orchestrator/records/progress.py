@@ -16,8 +16,9 @@ Activity = Literal["prepare", "compute", "exchange", "update", "evaluate", "chec
 
 @dataclass(frozen=True)
 class Progress:
-    """steps: committed ones; evaluated: no evaluation is due after the last of them; rests: how often replicas that run free in
-    between have become equal, None in lockstep, where they are after each step."""
+    """steps: committed ones; evaluated: no evaluation is due after the last of them, and it is reported, which all take part in
+    where a digest of a model in stages is due; rests: how often replicas that run free in between have become equal, None in
+    lockstep, where they are after each step."""
 
     steps: int
     evaluated: bool = True

@@ -140,6 +140,12 @@ class RunSettings:
     tf32: bool = field(
         default=False, metadata=result("cuda: whether float32 products may be computed in TF32, faster and coarser.")
     )
+    recompute: bool = field(
+        default=False,
+        metadata=execution(
+            "With `cluster.stages`: compute forward passes once more before backward, and keep no activations in between."
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

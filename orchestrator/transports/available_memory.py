@@ -1,4 +1,5 @@
-"""How much memory can be had now: what the machine has, or, if less, what the control groups of this process leave.
+"""How much memory can be had now: what the machine has, or, if less, what the control groups of this process leave, or the
+limit of its addresses (`ulimit -v`).
 
 Why ask: a memfd that is too large is not refused by the kernel. It takes page after page until the OOM killer chooses
 a victim, which may be anybody. Asked before, a full memory is an ordinary error with two numbers in it.
@@ -24,7 +25,17 @@ def available_bytes(root: Path = Path("/")) -> int:
     """`root` holds proc/ and sys/, for tests."""
     lines = (root / "proc/meminfo").read_text().splitlines()
     machine = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    return min([machine, *(_left(group) for group in _control_groups(root))])
+    return min([machine, *(_left(group) for group in _control_groups(root)), *_addresses(root / "proc/self")])
+
+
+def _addresses(process: Path) -> Iterator[int]:
+    """What its limit leaves, if it has one."""
+    limits = process / "limits"
+    lines = limits.read_text().splitlines() if limits.exists() else []
+    limit = next((line.split()[3] for line in lines if line.startswith("Max address space")), "unlimited")
+    if limit != "unlimited":
+        in_use = next(line for line in (process / "status").read_text().splitlines() if line.startswith("VmSize:"))
+        yield max(0, int(limit) - int(in_use.split()[1]) * 1024)
 
 
 def _control_groups(root: Path) -> Iterator[Path]:

@@ -53,6 +53,10 @@ class Mapping:
     def __init__(self, fd: int, size_bytes: int, writable: bool) -> None:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         address = _libc.mmap(None, size_bytes, protection, mmap.MAP_SHARED, fd, 0)
+        if address in (None, _MAP_FAILED) and ctypes.get_errno() == errno.ENOMEM:
+            raise MemoryError(
+                f"a shared region of {size_bytes} bytes cannot be mapped: no addresses are left (ulimit -v)"
+            )
         if address in (None, _MAP_FAILED):
             raise OSError(ctypes.get_errno(), f"cannot map a region of {size_bytes} bytes")
         self.address: int = address

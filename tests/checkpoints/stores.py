@@ -23,10 +23,10 @@ class InMemory:
     def put(self, name: str, pieces: Sequence[Buffer]) -> None:
         self.files[name] = b"".join(pieces)
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         if name not in self.files:
             raise FileNotFoundError(name)
-        return self.files[name]
+        return self.files[name][start:stop]
 
     def sizes(self) -> dict[str, int]:
         return {name: len(data) for name, data in self.files.items()}
@@ -55,8 +55,8 @@ class Failing:
     def delete(self, name: str) -> None:
         self._change("delete", name)
 
-    def get(self, name: str) -> bytes:
-        return self._storage.get(name)
+    def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        return self._storage.get(name, start, stop)
 
     def sizes(self) -> dict[str, int]:
         return self._storage.sizes()

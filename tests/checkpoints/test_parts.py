@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from orchestrator.checkpoints import parts
 from orchestrator.checkpoints.manifest import Blob, TensorEntry
-from orchestrator.checkpoints.parts import Copier, divide, read_part, share_of, write_part
+from orchestrator.checkpoints.parts import Copier, divide, read_part, read_some, share_of, write_part
 from orchestrator.errors import CheckpointDamaged
 from tests.checkpoints.stores import InMemory, raw
 
@@ -118,3 +119,42 @@ def test_a_manifest_that_says_something_else_is_not_believed(entries: dict[str, 
     blob = write_part(storage, Copier().copy({"a": torch.ones(2)}))
     with pytest.raises(CheckpointDamaged, match=re.escape(words)):
         read_part(storage, Blob(blob.name, blob.size_bytes, entries))
+
+
+def test_some_tensors_are_read_without_the_others() -> None:
+    class Counting(InMemory):
+        read_bytes = 0
+
+        def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+            found = super().get(name, start, stop)
+            self.read_bytes += len(found)
+            return found
+
+    storage, tensors = Counting(), {**zoo(), "large": torch.ones(100_000)}
+    blob = write_part(storage, Copier().copy(tensors))
+    for wanted in (set[str](), {"large"}, tensors.keys() - {"large"}):
+        storage.read_bytes = 0
+        found = read_some(storage, blob, wanted.__contains__)
+        assert found.keys() == wanted
+        assert all(raw(found[name]) == raw(tensors[name]) for name in wanted)
+        assert (storage.read_bytes > 400_000) == ("large" in wanted)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda data: data[:4], "the digest of its header is another one"),
+        (lambda data: data[:20] + b"?" + data[21:], "the digest of its header is another one"),
+        (lambda data: data[:-1] + b"!", "the tensor 'a' was altered"),
+        (lambda data: data[:-1], "the tensor 'a' is no float32"),
+    ],
+)
+def test_what_is_read_of_a_blob_is_verified(damage: Any, words: str) -> None:
+    storage = InMemory()
+    blob = write_part(storage, Copier().copy({"a": torch.ones(2)}))
+    storage.files[blob.name] = damage(storage.files[blob.name])
+    with pytest.raises(CheckpointDamaged, match=re.escape(words)):
+        read_some(storage, blob, lambda _: True)
+    del storage.files[blob.name]
+    with pytest.raises(CheckpointDamaged, match="is missing"):
+        read_some(storage, blob, lambda _: True)

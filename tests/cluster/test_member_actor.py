@@ -12,13 +12,15 @@ from orchestrator.errors import NonFinite
 
 FAULTS = {
     "RunFailed no memory left": MemoryError(),
+    "RunFailed DefaultCPUAllocator: can't allocate memory": RuntimeError("DefaultCPUAllocator: can't allocate memory"),
     "RunFailed CUDA out of memory": torch.OutOfMemoryError("CUDA out of memory"),
     "RunFailed CUDA error: unspecified": torch.AcceleratorError("CUDA error: unspecified\n"),
     "NonFinite the loss": NonFinite("the loss"),
     "RunFailed KeyError: 'x'": KeyError("x"),
 }
 REMEDIES = [
-    "fewer workers, or more memory",
+    "fewer workers on a machine, or more memory; or cut the model into stages (cluster.stages",
+    "or cut the model into stages (cluster.stages",
     "let fewer workers share a GPU",
     "CUDA_LAUNCH_BLOCKING=1",
     "",

@@ -274,7 +274,8 @@ def check(project: Project, done: Done, run: Disturbed, reference: Done) -> None
 
 
 def check_journal(events: Sequence[dict[str, Any]], shards: int = SHARDS) -> None:
-    """Generation numbers and member ids only grow; every shard has one host; who is not there any more was lost."""
+    """Generation numbers and member ids only grow; every shard has one host, of each stage; who is not there any more was
+    lost."""
     number, present, lost, started = -1, set[int](), set[int](), set[int]()
     for event in events:
         kind = event["event"]
@@ -286,7 +287,10 @@ def check_journal(events: Sequence[dict[str, Any]], shards: int = SHARDS) -> Non
             lost.add(member_of(event))
         elif kind == "generation_started":
             assert event["number"] > number, event
-            assert sorted(shard for hosted in event["shards"] for shard in hosted) == list(range(shards)), event
+            hosted: dict[int, list[int]] = {}
+            for stage, own in zip(event.get("stages", [0] * len(event["shards"])), event["shards"], strict=True):
+                hosted.setdefault(stage, []).extend(own)
+            assert all(sorted(each) == list(range(shards)) for each in hosted.values()), event
             members = set(event["members"])
             assert len(members) == len(event["members"]), event
             assert not members & lost, event

@@ -42,6 +42,7 @@ from orchestrator.control.events import (
     Ready,
     Recovered,
     Role,
+    StandBy,
     Start,
     Stepped,
     Tick,
@@ -60,7 +61,7 @@ class Process:
     """A member as it really is. news: what it has said and the driver has not heard yet, in order. held, staged: the shards
     whose state it has as of its progress, and as of the step after it; to_receive: whose it still has to get, and from whom;
     to_inherit: lost ones have still to get their heirs'. learned: as of which step it has its stage's parameters; summed: it
-    holds the sum of that one; to_apply: it is to apply that; told_by: who is to give it the run's state."""
+    holds the sum of that one; to_apply: it is to apply that once it is told; told_by: who is to give it the run's state."""
 
     id: int
     role: Role
@@ -119,7 +120,7 @@ class World:
         self.near, self.races, self.poison, self.cut = near, races, poison, cut
         self.shard_state = shard_state
         self.free = requirements.inherits
-        self.staged, self.second_vote = requirements.stages > 1, second_vote and requirements.hands_over
+        self.staged, self.second_vote = requirements.stages > 1, second_vote
         self.saved = {requirements.checkpoint: AT_REST.index(requirements.checkpoint or 0)}  # rests, by steps
         self.run_manifest = {"steps": steps, "shard_state": shard_state}
         self.now = 0.0
@@ -228,6 +229,11 @@ class World:
                 self.processes[command.member] = Process(command.member, command.role)
             elif isinstance(command, Begin):
                 self._begin(command)
+            elif isinstance(command, StandBy):
+                spare = self.processes[command.member]
+                assert self.staged
+                assert spare.stage is None
+                assert command.member not in self.begins[-1].members
             elif isinstance(command, CallOff):
                 self._call_off(command)
             elif isinstance(command, Ask):
@@ -293,12 +299,9 @@ class World:
         known = [process for process in self.processes.values() if process.id not in self.known_dead]
         highest = latest(process.progress for process in known)
         top = steps_of(highest)
-        if begin.forgets and self.requirements.hands_over:
+        if begin.forgets:
             lost = [stage for stage in range(self.requirements.stages) if not self._is_hosted(known, stage, top)]
             assert lost or self._goes_back(known), "all go back though every stage has a living host"
-        elif begin.forgets:
-            assert self.state.generation is not None
-            assert self.state.generation.lost or begin.workers
         if begin.restore is not None:
             assert begin.forgets or highest is None or top < (self.checkpoint or 0)
             assert begin.restorers[0] == begin.restore
@@ -312,6 +315,7 @@ class World:
         learned = {rank: 0 if top == 0 else process.learned for rank, process in enumerate(here)}
         for rank in begin.applies:
             assert here[rank].summed
+            assert rank in [recipient for _, recipient in begin.run_states]
             learned[rank] = (learned[rank] or 0) + 1
         for donor, recipient in begin.run_states:
             assert donor in whole
@@ -349,7 +353,8 @@ class World:
             assert begin.restore is not None
             assert begin.heirs == begin.inherited == ()
             assert not self.free or steps_of(highest) < (self.checkpoint or 0) or self._nobody_keeps(known, highest)
-            assert self._lost_rows(known, highest) or steps_of(highest) < (self.checkpoint or 0)
+            nobody = highest is None  # of those who are alive has begun
+            assert nobody or self._lost_rows(known, highest) or steps_of(highest) < (self.checkpoint or 0)
             assert donors <= {begin.members[begin.restore]}
             assert set(recipients) == set(begin.members) - {begin.members[begin.restore]}
             return
@@ -463,8 +468,6 @@ class World:
             yield "notice"
         if process.to_restore:
             yield "restore"
-        elif process.to_apply:
-            yield "apply"
         elif process.told_by is not None:
             donor = self.processes[process.told_by]
             if donor.acts and not donor.to_restore:
@@ -515,11 +518,11 @@ class World:
             process.held = {shard: (advances, shard) for shard in range(self.requirements.shards)}
             process.staged = {}
             process.learned = self.checkpoint
-        elif action == "apply":
-            process.to_apply = False
-            self._commit_step(process)
         elif action == "be told":
             assert process.told_by is not None
+            if process.to_apply:
+                process.to_apply = False
+                self._commit_step(process)
             process.progress, process.told_by = self._at(self.processes[process.told_by]), None
         elif action == "sum":
             process.summed = True
@@ -663,13 +666,13 @@ class World:
 
     def _busy_before(self, process: Process) -> bool:
         gives_rows = any(process.id == donor for peer in self._peers(process) for donor, _ in peer.to_receive)
-        takes = process.to_restore or process.to_take or process.to_inherit or process.to_apply
+        takes = process.to_restore or process.to_take or process.to_inherit
         takes = takes or process.told_by is not None or any(peer.told_by == process.id for peer in self._peers(process))
         return takes or bool(process.to_give or process.to_receive) or gives_rows
 
     def _donor(self, process: Process) -> Process | None:
         donor = next(peer for peer in self._peers(process) if process.id in peer.to_give)
-        busy = donor.to_restore or donor.to_apply or donor.told_by is not None
+        busy = donor.to_restore or donor.told_by is not None
         return donor if donor.acts and not busy else None
 
     def _lost_peers(self, process: Process) -> list[tuple[int, bool]]:

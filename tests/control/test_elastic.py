@@ -54,7 +54,6 @@ class Run(RuleBasedStateMachine):
         shard_state=st.booleans(),
         inherits=st.booleans(),
         stages=st.sampled_from([1, 1, 2, 3]),
-        hands_over=st.booleans(),
     )
     def launch(
         self,
@@ -70,7 +69,6 @@ class Run(RuleBasedStateMachine):
         shard_state: bool = False,
         inherits: bool = False,
         stages: int = 1,
-        hands_over: bool = False,
         second_vote: bool = True,
     ) -> None:
         if stages > 1:  # which servers and what shards keep do not go with
@@ -83,7 +81,6 @@ class Run(RuleBasedStateMachine):
             spares=spares,
             servers=servers,
             stages=stages,
-            hands_over=hands_over,
             start_timeout_s=10_000.0,
             step_timeout_s=STEP_TIMEOUT_S,
             checkpoint=2 if resumed else None,
@@ -273,16 +270,15 @@ def test_and_where_lost_shards_inherit(lives: int) -> None:
     hunt(range(lives), inherits=True)
 
 
-@pytest.mark.parametrize("hands_over", [False, True])
 @pytest.mark.parametrize("lives", thinned(LIVES, 2))
-def test_and_where_the_model_is_cut_into_stages(lives: int, hands_over: bool) -> None:
-    hunt(range(lives), stages=True, hands_over=hands_over)
+def test_and_where_the_model_is_cut_into_stages(lives: int) -> None:
+    hunt(range(lives), stages=True)
 
 
 def test_without_the_second_vote_stages_would_be_left_behind() -> None:
     """A member commits as soon as it has its stage's sum; then it dies, or another stage's sum does. The world finds it."""
     with pytest.raises(AssertionError) as caught:
-        hunt(range(150), stages=True, hands_over=True, second_vote=False)
+        hunt(range(150), stages=True, second_vote=False)
     assert "all go back though every stage has a living host" in str(caught.value.__cause__)
 
 
@@ -300,7 +296,6 @@ def live(
     shard_state: bool = False,
     inherits: bool = False,
     stages: bool = False,
-    hands_over: bool = False,
     second_vote: bool = True,
 ) -> None:
     """One run with faults of all kinds."""
@@ -308,7 +303,6 @@ def live(
     cut = dice.randint(2, 3) if stages else 1
     run.launch(
         stages=cut,
-        hands_over=hands_over,
         second_vote=second_vote,
         workers=dice.randint(1, 4),
         least=dice.randint(1, 4),
@@ -351,7 +345,6 @@ def live(
     shard=st.integers(0, 5),
     seed=st.integers(0, 2**32),
     stages=st.integers(1, 2),
-    hands_over=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
 def test_a_poisonous_micro_batch_ends_the_run_by_its_name(
@@ -365,7 +358,6 @@ def test_a_poisonous_micro_batch_ends_the_run_by_its_name(
     shard: int,
     seed: int,
     stages: int,
-    hands_over: bool,
 ) -> None:
     """On the driver's machine, where it is certain what the dead did. Each loss may be one of all state, and of all that
     the driver has not heard yet; without checkpoints the run begins anew each time."""
@@ -376,7 +368,6 @@ def test_a_poisonous_micro_batch_ends_the_run_by_its_name(
         most=max(workers, stages),
         spares=spares,
         stages=stages,
-        hands_over=hands_over,
         start_timeout_s=100_000.0,
         step_timeout_s=100_000.0,
     )

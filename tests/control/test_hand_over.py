@@ -75,6 +75,9 @@ def test_everybody_comes_to_the_top(case: tuple[list[Standing], int]) -> None:
     whole = [standing.progress == top for standing in standings]
     for rank in found.applies:
         assert standings[rank].holds_sum
+        assert [recipient for _, recipient in found.run_states].count(
+            rank
+        ) == 1  # from whom it hears of the second vote
         assert behind(parameters[rank], top) == 1
         parameters[rank] = top
     for donor, recipient in found.run_states:

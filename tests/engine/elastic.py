@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -63,12 +64,20 @@ EVERYTHING: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
+class Sending:
+    """The moment before a member sends its n-th message of a phase."""
+
+    phase: int
+    nth: int
+
+
+@dataclass(frozen=True)
 class Fault:
     """Before the `at`-th thing that a member does, this happens to it, or is asked of it. Members are numbered in order of
     their start, the first servers behind the first workers. join: a fresh worker is started, and a regroup asked for."""
 
     member: int
-    at: int
+    at: int | Sending
     what: What
 
 
@@ -76,7 +85,8 @@ class Fault:
 class Told:
     """What a run has told in the end. generations: how many there were; of each member, by its number: how many things it
     did, how many it had done when it entered each generation, and how each ended; rests: their records, where replicas run free
-    in between."""
+    in between; went_back: how often all went back to a checkpoint; applied: how many sums were applied by members that had
+    missed the end of the second vote."""
 
     trace: list[Line]
     digest: str | None
@@ -87,6 +97,8 @@ class Told:
     ends: list[list[str]]
     stopped: bool
     rests: list[dict[str, Any]] = field(default_factory=list)
+    went_back: int = 0
+    applied: int = 0
 
 
 class Dead(BaseException):
@@ -168,13 +180,15 @@ class Counted(Heartbeat):
 class Scripted:
     """A transport that meets the script at each verb but the farewells."""
 
-    def __init__(self, inner: Transport, meet: Callable[[], None]) -> None:
+    def __init__(self, inner: Transport, meet: Callable[[], None], meet_sending: Callable[[int], None]) -> None:
         self._inner = inner
         self._meet = meet
+        self._meet_sending = meet_sending
         self.close, self.abort = inner.close, inner.abort
 
     def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
         self._meet()
+        self._meet_sending(tag.phase)
         self._inner.send(peer, tag, payload, note)
 
     def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
@@ -229,6 +243,7 @@ class Member:
         self.hub: Hub | None = None
         self.ends: list[str] = []
         self.stage: int | None = None
+        self._sent: Counter[int] = Counter()
         self._run = run
         self.regions = LocalRegions()
         writes = Writes(run.saved, run.busy_for)
@@ -248,6 +263,10 @@ class Member:
         assert isinstance(self.member, Worker)
         return self.member.state()
 
+    def stand_by(self) -> None:
+        assert isinstance(self.member, Worker)
+        self.member.stand_by()
+
     @property
     def progress(self) -> Progress | None:
         return self.member.progress
@@ -259,13 +278,19 @@ class Member:
         for what in self._run.script.pop((self.number, number), ()):
             self._suffer(what)
 
+    def meet_sending(self, phase: int) -> None:
+        number = self._sent[phase]
+        self._sent[phase] += 1
+        for what in self._run.script.pop((self.number, Sending(phase, number)), ()):
+            self._suffer(what)
+
     def live(self, generation: Generation, rank: int, hub: Hub) -> Ended | Dead:
         self.generation, self.rank, self.hub = generation.number, rank, hub
         self.entered.append(self.actions)
 
         def connect() -> Transport:
             self.meet()
-            return Scripted(hub.transport(rank, self.regions), self.meet)
+            return Scripted(hub.transport(rank, self.regions), self.meet, self.meet_sending)
 
         try:
             return self.member.run(generation, rank, connect, self._run.run_manifest)
@@ -312,8 +337,8 @@ class Elastic:
         self.plan = replace(plan, update=replace(plan.update, contribution=contribution), replay=tuple(replay))
         self.went_back = 0
         self.lasting = lasting_memory.created() if outlives else None
-        self.lost = False  # somebody, since the last generation began
-        self.script: dict[tuple[int, int], list[What]] = {}
+        self.applied = 0
+        self.script: dict[tuple[int, int | Sending], list[What]] = {}
         for fault in faults:
             self.script.setdefault((fault.member, fault.at), []).append(fault.what)
         self.saved = saved or Saved()
@@ -343,8 +368,9 @@ class Elastic:
             f"no end after {MOST_GENERATIONS} generations: {[member.ends for member in self.everybody]}"
         )
 
-    def load(self, where: str) -> TrainingState:
-        return self.saved.complete[int(where)][1]
+    def load(self, where: str, wanted: Callable[[str], bool] | None = None) -> TrainingState:
+        state = self.saved.complete[int(where)][1]
+        return replace(state, tensors={n: t for n, t in state.tensors.items() if wanted is None or wanted(n)})
 
     def _start(self, role: type[Worker] | type[Server]) -> Member:
         member = Member(self, next(self._numbers), role)
@@ -357,6 +383,9 @@ class Elastic:
         fresh = [self._start(Worker) for _ in range(self._wanted(len(workers)))]
         self.joining = 0
         assert all(member.run_manifest == self.run_manifest for member in fresh)
+        if self.generations and self._layout.stages > 1:
+            for member in fresh:
+                member.stand_by()
         workers += fresh
         servers += [self._start(Server) for _ in range(self._servers - len(servers))]
         self.members = [*workers, *servers]
@@ -403,7 +432,7 @@ class Elastic:
         return generation
 
     def _regroup_in_stages(self, workers: list[Member]) -> Generation:
-        """As control.membership does without a hand-over: a loss sends all back to the last checkpoint."""
+        """As control.membership does: all go back to the last checkpoint where a stage has lost its last worker."""
         for member, stage in zip(
             workers, assign_stages([member.stage for member in workers], self._layout.stages), strict=True
         ):
@@ -411,17 +440,23 @@ class Elastic:
         stage_of = tuple(member.stage for member in workers if member.stage is not None)
         schedule = build_schedule(self._layout.topology, len(workers), **self.settings.topology.options)
         first = in_stages(schedule, self.plan, stage_of)
-        standings = [Standing(stage, member.progress) for stage, member in zip(stage_of, workers, strict=True)]
+        standings = [
+            Standing(stage, member.progress, member.ended is not None and member.ended.holds_sum)
+            for stage, member in zip(stage_of, workers, strict=True)
+        ]
         planned = hand_over(standings, self._layout.stages)
         generation = replace(
             first,
             number=self.generations,
             state_transfers=planned.transfers,
             run_states=planned.run_states,
+            applies=planned.applies,
             writers=tuple(range(len(workers))),
         )
-        if self.generations and (planned.lost or self.lost):
-            self.went_back += 1
+        self.applied += len(planned.applies)
+        resumes = self.generations == 0 and bool(self.saved.complete)
+        self.went_back += bool(planned.lost)
+        if planned.lost or resumes:
             where = str(len(self.saved.complete) - 1) if self.saved.complete else INITIAL
             restorers = tuple(stage_of.index(stage) for stage in range(self._layout.stages))
             behind = tuple((restorers[stage], rank) for rank, stage in enumerate(stage_of) if rank not in restorers)
@@ -431,8 +466,8 @@ class Elastic:
                 restorers=restorers,
                 state_transfers=behind,
                 run_states=(),
+                applies=(),
             )
-        self.lost = False
         self.generations += 1
         return generation
 
@@ -465,7 +500,11 @@ class Elastic:
         return ControllerState(requirements=requirements, started=0, run_manifest=self.run_manifest), seen
 
     def _wanted(self, workers: int) -> int:
-        if workers == 0 or self._keeps_width or self._layout.stages > 1:
+        if self._layout.stages > 1 and not self._keeps_width:
+            living = [member.stage for member in self.members]
+            empty = self._layout.stages - len(set(living)) if self.generations else 0
+            return empty + min(self.joining, self.settings.data.shards * self._layout.stages - workers - empty)
+        if workers == 0 or self._keeps_width:
             return self._layout.workers - workers + self.joining
         return min(self.settings.data.shards - workers, self.joining)
 
@@ -481,7 +520,6 @@ class Elastic:
         for rank, (member, end) in enumerate(zip(list(self.members), ends, strict=True)):
             member.ends.append("dead" if isinstance(end, Dead) else end.kind)
             if isinstance(end, Dead):
-                self.lost = True
                 member.member.close()
                 self.members.remove(member)
             else:
@@ -517,6 +555,8 @@ class Elastic:
             [member.ends for member in self.everybody],
             workers[0].kind == "stop",
             rests,
+            self.went_back,
+            self.applied,
         )
 
 

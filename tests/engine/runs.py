@@ -41,6 +41,7 @@ from orchestrator.settings import (
     LocalOptimizerSettings,
     LocalSettings,
     OptimizerSettings,
+    OrderSettings,
     PartitionSettings,
     PipelineSettings,
     PrivacySettings,
@@ -60,7 +61,7 @@ from orchestrator.transports.memory import Hub, LocalRegions
 
 PATIENCE_S = 120.0  # for what has to come; reached only when a test fails
 
-Wire = Callable[[Hub, int, LocalRegions], Transport]
+Wire = Callable[[Hub, int, Any], Transport]  # the last is what the run's `regions` made
 End = Ended | BaseException
 
 SGD = {"name": "sgd", "lr": 0.1}
@@ -140,6 +141,8 @@ def settings_for(
     digest_every: int = 1,
     tensors_every: int = 0,
     precision: Any = "float32",
+    recompute: bool = False,
+    pipeline_order: str = "1f1b",
     loaders: int = 0,
     schedule: dict[str, Any] | None = None,
     early_stopping: dict[str, Any] | None = None,
@@ -155,7 +158,9 @@ def settings_for(
     options, mode = dict(optimizer or {}), dict(sync or {"name": "bsp"})
     parts, draws = {"name": "shared", **(partition or {})}, {"name": "uniform", **(sampling or {})}
     return Settings(
-        run=RunSettings(steps=None if epochs else steps, epochs=epochs, seed=seed, precision=precision),
+        run=RunSettings(
+            steps=None if epochs else steps, epochs=epochs, seed=seed, precision=precision, recompute=recompute
+        ),
         pipeline=PipelineSettings(target=f"{pipeline.__module__}:{pipeline.__name__}", args=args or {}),
         data=DataSettings(
             shards=shards,
@@ -164,7 +169,12 @@ def settings_for(
             partition=PartitionSettings(name=parts.pop("name"), options=parts),
             sampling=SamplingSettings(name=draws.pop("name"), options=draws),
         ),
-        cluster=ClusterSettings(workers=Workers.parse(layout.workers), stages=layout.stages, step_timeout_s=PATIENCE_S),
+        cluster=ClusterSettings(
+            workers=Workers.parse(layout.workers),
+            stages=layout.stages,
+            pipeline=OrderSettings(name=pipeline_order),
+            step_timeout_s=PATIENCE_S,
+        ),
         topology=TopologySettings(name=layout.topology, options=layout.options()),
         reduction=reduction,
         optimizer=OptimizerSettings(name=options.pop("name", None), options=options),
@@ -195,10 +205,17 @@ def _schedule(given: dict[str, Any]) -> ScheduleSettings:
     return ScheduleSettings(**own, options={key: value for key, value in given.items() if key not in own})
 
 
-def train(pipeline: type[Pipeline], layout: Layout = ONE, replay: Any = (), **settings: Any) -> Run:
+def train(
+    pipeline: type[Pipeline],
+    layout: Layout = ONE,
+    replay: Any = (),
+    wire: Any = Hub.transport,
+    regions: Any = None,
+    **settings: Any,
+) -> Run:
     """The run, after checking that all its workers tell the same. replay: records of rests that are repeated. Raises the first
-    exception of a member."""
-    members = _Members(settings_for(pipeline, layout, **settings), replay=replay)
+    exception of a member. wire, regions: a Wire, and what makes its members' regions."""
+    members = _Members(settings_for(pipeline, layout, **settings), wire, replay, regions)
     ends = members.run()
     for end in ends:
         if isinstance(end, BaseException):
@@ -270,7 +287,11 @@ class _Members:
     """The members of one run, prepared; their run manifests have to agree, as the controller wants."""
 
     def __init__(
-        self, settings: Settings, wire: Wire = Hub.transport, replay: Sequence[Mapping[str, Any]] = ()
+        self,
+        settings: Settings,
+        wire: Wire = Hub.transport,
+        replay: Sequence[Mapping[str, Any]] = (),
+        regions: Callable[[], Any] | None = None,
     ) -> None:
         plan = replace(resolve(settings), replay=tuple(replay))
         self._wire = wire
@@ -278,7 +299,7 @@ class _Members:
             settings.topology.name, settings.cluster.workers.start, **settings.topology.options
         )
         self._hub = Hub(self._schedule.members)
-        self._regions = [LocalRegions() for _ in range(self._schedule.members)]
+        self._regions = [(regions or LocalRegions)() for _ in range(self._schedule.members)]
         kinds = [Worker] * self._schedule.workers + [Server] * self._schedule.servers
         self.said: list[list[dict[str, Any]]] = [[] for _ in kinds]
         accounts = [TimeAccount(spans=plan.cadence.timeline) for _ in kinds]

@@ -93,7 +93,7 @@ class Scene:
     def trace(self) -> list[Line]:
         return [entry["trace"] for entry in self.said if "trace" in entry]
 
-    def _load(self, where: str) -> TrainingState:
+    def _load(self, where: str, wanted: Any = None) -> TrainingState:  # noqa: ARG002
         assert (where, self._restored is not None) == ("there", True)
         assert self._restored is not None
         return self._restored

@@ -182,3 +182,15 @@ def test_who_has_not_the_memory_says_so_before_the_start(mode: dict[str, Any], m
     assert isinstance(error, MemoryError)
     assert str(error).startswith("a worker needs about 0.")
     assert str(error).endswith(" MB for a model whose replicas run free, and 0.0 MB of memory are available")
+
+
+def test_in_lockstep_too_where_its_first_steps_would_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    adam = {"name": "adam", "lr": 0.01}
+    monkeypatch.setattr(footprint, "available_bytes", lambda: 100_000)
+    (error,) = members_end(p.Wide, On(2, "peer_to_peer"), optimizer=adam)
+    assert isinstance(error, MemoryError)
+    elements = 6 * 2000 + 2000 + 2000 * 3 + 3
+    assert str(error).startswith("a worker needs at least 0.")
+    assert f"beside the {elements:,} parameters that it trains, and 0.1 MB of memory are available" in str(error)
+    monkeypatch.setattr(footprint, "available_bytes", lambda: 1 << 40)
+    assert not [end for end in members_end(p.Wide, On(2, "peer_to_peer"), optimizer=adam) if isinstance(end, Exception)]

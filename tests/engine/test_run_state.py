@@ -31,10 +31,11 @@ def test_the_progress_tells_committed_steps_and_whether_the_last_is_evaluated() 
     run_state = START.committed(grid, 1, (trace.line(0, 1.5, -3),), None, evaluation_due=True, save_due=True)
     assert (run_state.progress, run_state.grid, run_state.save_due) == (Progress(1, evaluated=False), grid, True)
     run_state = run_state.evaluated({"validation/loss": 2.0})
+    assert run_state.progress == Progress(1, evaluated=False)  # all take part in reporting, of a model in stages
+    run_state = run_state.published()
     assert run_state.progress == Progress(1)
-    run_state = run_state.published().committed(
-        grid, 2, (trace.line(1, 1.5, -3),), None, evaluation_due=False, save_due=False
-    )
+    run_state = run_state.committed(grid, 2, (trace.line(1, 1.5, -3),), None, evaluation_due=False, save_due=False)
+    run_state = run_state.published()
     assert (run_state.progress, run_state.save_due) == (Progress(2), True)  # a checkpoint that was postponed stays due
     assert not run_state.saved().save_due
 
@@ -63,3 +64,6 @@ def test_it_travels_whole(best: float | None) -> None:
         plateau=replace(patience, watching=Watching("validation/loss", 3, "min")),
     )
     assert START.resumed(json.loads(json.dumps(run_state.as_dict(), allow_nan=False))) == run_state
+    with_vote = replace(run_state, second_vote=((-(2**63), 4), (2**63 - 1,)))
+    assert START.resumed(json.loads(json.dumps(with_vote.handed_over()))) == with_vote
+    assert with_vote.as_dict() == run_state.as_dict()  # a checkpoint has no use for it

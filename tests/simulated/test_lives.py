@@ -49,6 +49,29 @@ def test_whatever_is_lost_every_step_is_done_or_the_reason_said(workers: int, se
     assert lived == live(Life(requirements(workers), conditions, 60, lambda living: workers / living, checkpoint))
 
 
+def mesh(workers: int, stages: int) -> Requirements:
+    return Requirements(
+        shards=8, start=workers, least=stages, most=workers, stages=stages, start_timeout_s=1e9, step_timeout_s=1e9
+    )
+
+
+def test_of_a_model_in_stages_only_the_loss_of_a_stages_last_worker_costs_steps() -> None:
+    """Members 0 and 2 host stage 0, members 1 and 3 stage 1."""
+    step_s = lambda _workers: 1.0  # noqa: E731
+    kept = live(Life(mesh(4, 2), QUIET, 40, step_s, checkpoint=10, losses=[(17.5, 0), (17.6, 0)]))
+    assert (kept.steps, kept.again, kept.losses, kept.ended) == (40, 0, 2, None)
+    lost = live(Life(mesh(4, 2), QUIET, 40, step_s, checkpoint=10, losses=[(17.5, 1), (17.6, 2)]))
+    assert (lost.steps, lost.again, lost.losses, lost.ended) == (40, 7, 2, None)
+
+
+@given(st.integers(2, 3), st.integers(0, 3), st.integers(0, 1000), st.integers(1, 20))
+def test_a_mesh_however_ragged_comes_to_its_end(stages: int, more: int, seed: int, checkpoint: int) -> None:
+    conditions = Conditions(failure_s=90.0, detect_s=0.1, start_s=3.0, seed=seed)
+    lived = live(Life(mesh(stages + more, stages), conditions, 60, lambda living: 2.0 / living, checkpoint))
+    assert (lived.steps == 60) == (lived.ended is None)
+    assert lived.again == 0 or lived.losses > 0
+
+
 def test_what_is_taken_for_very_many_is_what_the_controller_has_for_many() -> None:
     """A loss costs its detection and half a step, while another worker is at hand at once."""
     conditions = Conditions(failure_s=6400.0, detect_s=0.5, start_s=0.0, seed=1)

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from orchestrator.commands.simulate import simulate
 from orchestrator.errors import UsageError
 from orchestrator.simulation import report
 from orchestrator.simulation.conditions import KEYS, Conditions, conditions
@@ -75,6 +76,12 @@ def test_the_trace_has_what_was_computed_and_sent() -> None:
     assert len(sends) == report._TRACED_STEPS * 4 * 6
     assert all(each["ph"] == "X" and each["dur"] >= 0 for each in events)
     assert report.chrome_trace(question(65), ("ring", {})) is None
+
+
+def test_a_model_in_stages_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    with pytest.raises(UsageError, match=r"cluster\.stages: the time of a model in stages is not simulated"):
+        simulate(["digits"], ["cluster.stages=2"], "4", "1M", Conditions())
 
 
 @pytest.mark.long

@@ -21,7 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from orchestrator.checkpoints import catalog, writer
 from orchestrator.checkpoints.storage import Buffer
@@ -31,6 +31,8 @@ from orchestrator.engine import worker_hooks
 from orchestrator.engine.execution import timing
 from orchestrator.engine.member import cancellation, crash_record, heartbeat, time_account
 from orchestrator.engine.member.generation import Generation
+from orchestrator.errors import RunFailed
+from orchestrator.numerics import allocator
 from orchestrator.plan import Plan, Variant
 from orchestrator.plan.resolve import resolve
 from orchestrator.records.progress import Activity, Progress, in_words
@@ -57,6 +59,9 @@ class Misfortune:
 
     def beats(self, member: Member) -> None:
         """Once it has noted where it is."""
+
+    def sends(self, member: Member, tag: Tag) -> None:
+        """Before it sends this message."""
 
     def prepares(self, member: Member) -> None:
         """May raise what preparing may raise."""
@@ -199,15 +204,24 @@ class Cluster:
         packed = pickle.dumps(arguments)
 
         def act() -> None:
-            answer = pickle.dumps(getattr(member.actor, verb)(*pickle.loads(packed)))
+            try:
+                answer = pickle.dumps(getattr(member.actor, verb)(*pickle.loads(packed)))
+            except RunFailed as error:
+                failed = RayTaskError(verb, "", error)  # type: ignore[no-untyped-call]
+                reference.done, reference.error = True, failed
+            else:
+                reference.done, reference.value = True, pickle.loads(answer)
             if verb == "prepare":
                 member.ready = True
-            reference.done, reference.value = True, pickle.loads(answer)
             self._show(reference, self._late(self.lateness_s))
 
         if verb == "take":
             act = self._in_a_thread_of_its_own(member, act)
-        group = "compute" if verb in ("prepare", "run", "profile", "save_weights", "read_weights") else "control"
+        group = (
+            "compute"
+            if verb in ("prepare", "run", "stand_by", "profile", "save_weights", "read_weights")
+            else "control"
+        )
         member.calls[group].append((self.schedule.now + self._late(self.lateness_s), act))
         return reference
 
@@ -330,6 +344,7 @@ class Wire:
         self._peers = [peer for peer, to in hub.messages if to == rank]
 
     def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
+        self._cluster.misfortune.sends(self._member, tag)
         self._cluster.meet(self._member)
         self._check(peer)
         self._inner.send(peer, tag, payload, note)
@@ -427,9 +442,9 @@ class Store:
         self._cluster.files.put(name, pieces)
         self._cluster.meet(self._member)
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         self._act("get")
-        return self._cluster.files.get(name)
+        return self._cluster.files.get(name, start, stop)
 
     def sizes(self) -> dict[str, int]:
         self._act("sizes")
@@ -521,6 +536,7 @@ def simulated(cluster: Cluster) -> Iterator[None]:
         (member_actor, "Lease", lambda _: SimpleNamespace(renew=lambda: None)),
         (member_actor, "capture_prints", lambda _: None),
         (member_actor.MemberActor, "_describe", lambda *_: {"environment": {}, "modules": []}),
+        (allocator, "give_back", lambda: None),  # takes as long as a run: all processes are this one
         (crash_record, "CrashRecord", lambda: SimpleNamespace(fd=0, note=None)),
         (heartbeat, "Heartbeat", lambda _, times: Beating(cluster, times)),
         (sockets, "Listener", Listener),

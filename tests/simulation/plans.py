@@ -11,8 +11,10 @@ from random import Random
 from typing import Any
 
 from orchestrator.driver.terminal.signals import PendingSignal
+from orchestrator.engine.stages import messages
 from orchestrator.records.progress import steps_of
 from orchestrator.settings import CheckpointSettings, ClusterSettings, Every, Settings, Workers
+from orchestrator.transports.base import Tag
 from tests.engine import pipelines
 from tests.engine.elastic import EVERYTHING
 from tests.engine.runs import Layout, settings_for
@@ -21,6 +23,7 @@ from tests.simulation.cluster import Cluster, Member, Misfortune
 STEP_TIMEOUT_S = 8.0
 START_TIMEOUT_S = 120.0
 MOST_LIVES = 5
+_AT_THE_VOTE = 0.05
 _BUSY = ("compute", "evaluate", "update", "checkpoint")  # where who stands still is to blame
 _KINDS = [
     *["die"] * 4,
@@ -40,6 +43,7 @@ ASYNCHRONOUS: dict[str, dict[str, Any]] = {
     "asp, bounded": {**IDENTITIES["rich"], "sync": {"name": "asp", "staleness": 2, "rest_every": 1}},
     "gossip": {**IDENTITIES["rich"], "sync": {"name": "gossip", "graph": "ring", "rest_every": 2}},
 }
+STAGED = {"rich": (2, 2, 3), "plain": (2,), "sparse": (2,)}  # by identity: into how many stages its model is cut
 
 
 class Crash(BaseException):
@@ -53,6 +57,7 @@ class Plan:
     layouts: one per life, of which there is another when the driver is killed, or the run is interrupted or rightly fails.
     haste, lateness_s: see `Schedule`, `Cluster`. budget: how much happens. apart: some members live on another node.
     everywhere: checkpoints are reached there, too. wild: more happens than a run has to bear. shard_state: shards keep state.
+    Where a model is cut into stages, each layout has a number of its own, and some have the whole model.
     """
 
     seed: int
@@ -68,10 +73,15 @@ class Plan:
     shard_state: bool = False
 
 
-def plan(seed: int, *, shard_state: bool = False, identities: Sequence[str] = (*IDENTITIES, "rich")) -> Plan:
+def plan(
+    seed: int, *, shard_state: bool = False, staged: bool = False, identities: Sequence[str] = (*IDENTITIES, "rich")
+) -> Plan:
     dice = Random(seed)
-    identity = dice.choice(identities)
+    identity = dice.choice(list(STAGED) if staged else identities)
     layouts = [_layout(dice, identity) for _ in range(MOST_LIVES)]
+    if staged:
+        cuts = [dice.choice(STAGED[identity]), *(dice.choice([1, *STAGED[identity]]) for _ in range(1, MOST_LIVES))]
+        layouts = [_cut(dice, each, stages) for each, stages in zip(layouts, cuts, strict=True)]
     return Plan(
         seed,
         identity,
@@ -80,7 +90,7 @@ def plan(seed: int, *, shard_state: bool = False, identities: Sequence[str] = (*
         lateness_s=dice.choice([0.0, 0.1, 1.0]),
         budget=dice.choice([1, 2, 3, 4, 6, 9]),
         apart=dice.random() < 0.2,
-        everywhere=dice.random() < 0.7 or shard_state or identity in ASYNCHRONOUS,
+        everywhere=dice.random() < 0.7 or shard_state or staged or identity in ASYNCHRONOUS,
         wild=dice.random() < 0.2,
         misses_farewells=dice.random() < 0.2,
         shard_state=shard_state,
@@ -109,6 +119,15 @@ def _layout(dice: Random, identity: str) -> Settings:
     )
     every = dice.choice([None, Every(steps=1), Every(steps=2), Every(steps=3), Every(seconds=0.5)])
     return replace(plain, cluster=cluster, checkpoint=CheckpointSettings(every=every, keep=dice.choice([1, 2, 3])))
+
+
+def _cut(dice: Random, whole: Settings, stages: int) -> Settings:
+    """In so many stages, with workers that need not be a multiple of them, and without servers."""
+    topology = replace(whole.topology, name="ring", options={}) if whole.topology.options else whole.topology
+    start = dice.randint(stages, stages + 3)
+    workers: Any = {"min": dice.randint(stages, start), "max": dice.randint(start, 6)} if dice.random() < 0.3 else start
+    cluster = replace(whole.cluster, workers=Workers.parse(workers), stages=stages)
+    return replace(whole, cluster=cluster if stages > 1 else whole.cluster, topology=topology)
 
 
 def _with_cluster_of(first: Settings, other: Settings) -> Settings:
@@ -196,6 +215,12 @@ class Chance(Misfortune):
             member.stuck = True
             self.cluster.tell(f"{member.name} is stuck {member.last_beat}")
             self.cluster.schedule.wait_for(lambda: False)
+
+    def sends(self, member: Member, tag: Tag) -> None:
+        """Of a model in stages members often die while a second vote ends, when some have heard what is agreed and others have
+        not: mere chance seldom comes upon that."""
+        if tag.phase == messages.DONE and self._left > 0 and self._dice.random() < _AT_THE_VOTE:
+            self._die(member)
 
     def stores(self, verb: str) -> None:
         if self._refusals > 0 and (verb == "put" or self._out_of_reach):

@@ -3,6 +3,7 @@
     python -m tests.simulation.runs 0-999         these seeds
     python -m tests.simulation.runs --story 7     seed 7, with all that happened
     python -m tests.simulation.runs --shard-state 0-99     of runs whose shards keep state
+    python -m tests.simulation.runs --staged 0-99          of models in stages
     python -m tests.simulation.runs --asynchronous 0-99    of runs whose replicas run free, and their replays
 
 A run has several lives: a driver that is killed or interrupted, or a run that rightly failed, is resumed on another layout.
@@ -36,7 +37,7 @@ from orchestrator.driver.run.event_sink import Audience, EventSink
 from orchestrator.driver.run.job import requirements
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.session import RunStart, Session, Startup
-from orchestrator.errors import CheckpointDamaged, ClusterUnavailable, Interrupted, Stalled, WorkerLost
+from orchestrator.errors import CheckpointDamaged, ClusterUnavailable, Interrupted, RunFailed, Stalled, WorkerLost
 from orchestrator.plan import Plan as ResolvedPlan
 from orchestrator.records.lines import LineFile, read
 from orchestrator.settings import Settings
@@ -70,6 +71,11 @@ class Told:
                 assert self.is_live or found.setdefault(event["step"], event["metrics"]) == event["metrics"], event
                 found[event["step"]] = event["metrics"]
         return found
+
+    @property
+    def applied(self) -> int:
+        """How many sums were applied by workers that had missed the end of the second vote."""
+        return sum(len(event.get("applies", ())) for event in self.journal if event["event"] == "generation_started")
 
     is_live: bool = False  # replicas run free, so what is done again comes out otherwise
 
@@ -183,6 +189,8 @@ class Run:
         except WorkerLost as error:
             assert not any(member.role == "worker" and member.is_well for member in self._present())
             outcome.error = error
+        except RunFailed as error:
+            outcome.error = error
 
     def _look_for_trouble(self) -> str | None:
         self._cluster.meet()
@@ -241,6 +249,8 @@ class Run:
             return not self._plan.everywhere
         if "trained weights were lost" in text:
             return True  # see _save_weights
+        if "trained weights could not be put together: the checkpoint of step" in text:
+            return chance.spoils_checkpoints
         return self._plan.wild and not chance.is_quiet and isinstance(error, _RIGHTLY)
 
     def _say(self, text: str) -> None:
@@ -253,7 +263,9 @@ def _nothing(*_: Any) -> None:
 
 def _words(settings: Settings) -> str:
     cluster, topology, checkpoint = settings.cluster, settings.topology, settings.checkpoint
-    width = f"{cluster.workers.least} to {cluster.workers.most} workers, {cluster.spares} spares"
+    width = (
+        f"{cluster.workers.least} to {cluster.workers.most} workers, {cluster.spares} spares, {cluster.stages} stages"
+    )
     return f"{width}, {topology.name} {topology.options}, checkpoints {checkpoint.every}, {checkpoint.keep} kept"
 
 
@@ -311,9 +323,9 @@ def check_repeated(told: Told, before: Told) -> None:
         assert getattr(outcome, what) == getattr(expected, what), (what, getattr(outcome, what))
 
 
-def live(seed: int, *, shard_state: bool = False) -> Told:
+def live(seed: int, *, shard_state: bool = False, staged: bool = False) -> Told:
     """The run of this seed; raises AssertionError, with its story, when it is not what it has to be."""
-    drawn = plan(seed, shard_state=shard_state)
+    drawn = plan(seed, shard_state=shard_state, staged=staged)
     whole = undisturbed(drawn.identity, _determining(drawn.layouts[0]), shard_state)
     with tempfile.TemporaryDirectory() as folder:
         run = Run(drawn, Path(folder))
@@ -345,14 +357,14 @@ def check(told: Told, whole: Told) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     seeds = [seed for argument in arguments if not argument.startswith("--") for seed in _seeds(argument)]
-    failed, begun, lives = [], time.monotonic(), 0
+    failed, begun, lives, applied = [], time.monotonic(), 0, 0
     for seed in seeds:
         try:
             if "--asynchronous" in arguments:
                 told, again = live_and_repeated(seed)
                 lives += len(again.outcomes)
             else:
-                told = live(seed, shard_state="--shard-state" in arguments)
+                told = live(seed, shard_state="--shard-state" in arguments, staged="--staged" in arguments)
         except AssertionError as error:
             failed.append(seed)
             if "--story" in arguments:
@@ -361,10 +373,14 @@ def main(arguments: Sequence[str]) -> int:
                 print(str(error).splitlines()[0], flush=True)
             continue
         lives += len(told.outcomes)
+        applied += told.applied
         if "--story" in arguments:
             print("\n".join(told.story))
     seconds = time.monotonic() - begun
-    print(f"{len(seeds) - len(failed)} of {len(seeds)} are fine, {seconds:.1f} s; {lives} lives; failed: {failed}")
+    held = f"; {applied} held sums were applied" if "--staged" in arguments else ""
+    print(
+        f"{len(seeds) - len(failed)} of {len(seeds)} are fine, {seconds:.1f} s; {lives} lives{held}; failed: {failed}"
+    )
     return 1 if failed else 0
 
 

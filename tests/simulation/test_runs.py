@@ -13,6 +13,7 @@ from tests.simulation.plans import plan
 
 SEEDS = 48
 FREE_SEEDS = 48
+STAGED_SEEDS = 1000
 TOGETHER = 8
 
 
@@ -23,6 +24,9 @@ def test_a_plan_is_a_function_of_its_seed_and_has_every_layout() -> None:
     assert {settings.topology.name for settings in layouts} == {"ring", "tree", "parameter_server", "peer_to_peer"}
     assert {settings.cluster.workers.start for settings in layouts} == {1, 2, 3, 4}
     assert {settings.topology.options.get("servers") for settings in layouts} == {None, 1, 2}
+    meshes = [settings.cluster for seed in range(60) for settings in plan(seed, staged=True).layouts]
+    assert {cluster.stages for cluster in meshes} == {1, 2, 3}
+    assert any(cluster.workers.start % cluster.stages for cluster in meshes), "some are ragged from the start"
 
 
 @pytest.mark.slow
@@ -45,6 +49,13 @@ def test_whatever_happens_the_run_ends_as_if_nothing_had(first: int) -> None:
 def test_so_it_does_where_shards_keep_state(first: int) -> None:
     for seed in range(first, first + TOGETHER):
         runs.live(seed, shard_state=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", thinned(range(0, STAGED_SEEDS, TOGETHER), STAGED_SEEDS // TOGETHER))
+def test_so_it_does_where_the_model_is_cut_into_stages(first: int) -> None:
+    for seed in range(first, first + TOGETHER):
+        runs.live(seed, staged=True)
 
 
 @pytest.mark.slow

@@ -54,5 +54,16 @@ def test_the_tightest_group_counts(
     assert available_bytes(tmp_path) == expected
 
 
+@pytest.mark.parametrize(
+    ("limit", "expected"), [("unlimited", MACHINE), ("1000000", 1_000_000 - 300 * 1024), ("1000", 0)]
+)
+def test_a_limit_of_addresses_counts(tmp_path: Path, limit: str, expected: int) -> None:
+    limits = f"Limit  Soft Limit  Hard Limit  Units\nMax data size  5  5  bytes\nMax address space  {limit}  unlimited  bytes"
+    status = "Name:\tpython\nVmPeak:\t    900 kB\nVmSize:\t    300 kB"
+    write(tmp_path, {"proc/meminfo": MEMINFO, "proc/self/cgroup": "0::/", "proc/self/limits": limits})
+    write(tmp_path, {"proc/self/status": status})
+    assert available_bytes(tmp_path) == expected
+
+
 def test_this_machine_has_some() -> None:
     assert available_bytes() > 1 << 20

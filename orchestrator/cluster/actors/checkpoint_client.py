@@ -45,12 +45,12 @@ class CheckpointClient:
     def wait(self, timeout_s: float | None = None) -> bool:
         return self._writer is None or self._writer.wait(timeout_s)
 
-    def load(self, step: str) -> TrainingState:
-        """The state in the checkpoint of that step, with every byte verified. Raises CheckpointDamaged, also where it
-        cannot be read."""
+    def load(self, step: str, wanted: Callable[[str], bool] | None = None) -> TrainingState:
+        """The state in the checkpoint of that step, with every byte verified. wanted: as for `catalog.load`. Raises
+        CheckpointDamaged, also where it cannot be read."""
         assert self._storage is not None
         try:
-            return load(self._storage, read(self._storage, int(step)))
+            return load(self._storage, read(self._storage, int(step)), wanted)
         except (CheckpointDamaged, OSError) as error:
             why = error.message if isinstance(error, CheckpointDamaged) else str(error)
             raise CheckpointDamaged(

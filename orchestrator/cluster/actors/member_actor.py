@@ -36,6 +36,11 @@ _OF_A_GPU = {
     "OutOfMemoryError": "raise data.shards or lower data.batch_size, let fewer workers share a GPU, or use a smaller model",
     "AcceleratorError": "a GPU tells late and not whose work failed; run once with CUDA_LAUNCH_BLOCKING=1, or run.device=cpu",
 }
+_OF_MEMORY = (
+    "use a smaller model, fewer workers on a machine, or more memory; or cut the model into stages (cluster.stages, "
+    "docs/model-parallel.md)"
+)
+_NO_MEMORY = "can't allocate memory"  # in what torch says then, which raises a plain RuntimeError
 _URGENT = "generation_running"  # what tells that a recovery is over does not wait for more to say
 
 
@@ -134,15 +139,19 @@ class MemberActor:
         where they are not. Between generations: items are fetched in the compute thread."""
         return self._answer(self._profile)
 
+    def stand_by(self) -> None:
+        """After `prepare`, and before a generation in which it has no part."""
+        self._member.stand_by()
+
     def save_weights(self, path: str | None) -> None:
         """Write the model's parameters and persistent buffers as a safetensors file on this node; None: keep what would be in
         it for `read_weights`, in memory, since a file of a process that is killed would stay."""
-        from safetensors.torch import save, save_file
+        from safetensors.torch import save
 
         if path is None:
             self._weights = save(self._member.state())
         else:
-            save_file(self._member.state(), path)
+            self._member.write_weights(Path(path))
 
     def read_weights(self, offset: int, limit: int) -> bytes:
         """A piece of the weights kept in memory; they are released with the last piece, which is empty."""
@@ -243,9 +252,10 @@ class MemberActor:
         except errors.OrchestratorError as error:
             return {"failed": error.as_dict()}
         except MemoryError as error:
-            text = str(error) or "no memory left"
-            return {"failed": errors.RunFailed(text, "use a smaller model, fewer workers, or more memory").as_dict()}
+            return {"failed": errors.RunFailed(str(error) or "no memory left", _OF_MEMORY).as_dict()}
         except Exception as error:
+            if _NO_MEMORY in str(error):
+                return {"failed": errors.RunFailed(str(error).strip(), _OF_MEMORY, traceback.format_exc()).as_dict()}
             remedy = _OF_A_GPU.get(type(error).__name__)
             if remedy is not None:
                 return {"failed": errors.RunFailed(str(error).strip(), remedy, traceback.format_exc()).as_dict()}

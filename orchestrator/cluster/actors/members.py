@@ -131,6 +131,10 @@ class Members:
         """Have the member ask for "regroup", "stop" or "save" at its next vote."""
         self._members[member].actor.ask.remote(what)
 
+    def stand_by(self, member: int) -> None:
+        """Have the worker let go of what it can make anew, until it takes part in a generation."""
+        self._members[member].actor.stand_by.remote()
+
     def describe(self, member: int, origin: str | None) -> None:
         """Have the member report what its process is made of; "described" is heard."""
         self._ask(member, "described", self._members[member].actor.describe.remote(origin))
@@ -244,4 +248,6 @@ def this_node() -> str:
 
 
 def _unwritten(path: str, why: Exception) -> RunFailed:
+    if isinstance(why, RunFailed):  # of a model in stages they come from the last checkpoint
+        return RunFailed(f"the trained weights could not be put together: {why.message}", why.remedy)
     return RunFailed(f"the trained weights could not be written to {path}: {why}", "make room on its disk")

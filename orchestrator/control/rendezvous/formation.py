@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.control.decision import Decision
-from orchestrator.control.events import Ask, Begin
+from orchestrator.control.events import Ask, Begin, StandBy
 from orchestrator.control.faults import fault_attribution
 from orchestrator.control.membership import (
     ControllerState,
@@ -123,10 +123,19 @@ def begin(decision: Decision, plan: Begin) -> None:
         )
     decision.enter("running")
     decision.do(plan)
+    for worker in living(decision.state, "worker"):
+        if worker.ready is not None and worker.id not in plan.members:
+            stand_by(decision, worker)
     decision.say(_summary(plan, steps))
     if decision.state.interrupted is not None:
         ask(decision, "stop", "the run was interrupted")
     start_missing(decision)
+
+
+def stand_by(decision: Decision, worker: Member) -> None:
+    """One that is ready and has no place. Where every worker has the whole model, a spare has it too."""
+    if decision.state.requirements.stages > 1 and worker.stage is None:
+        decision.do(StandBy(worker.id))
 
 
 def _summary(plan: Begin, steps: int) -> str:

@@ -308,6 +308,8 @@ class Session:
                     self._members.start(member, role, self._actor_slots.take(member))
                 case events.Begin():
                     self._begin(command, reason)
+                case events.StandBy(member):
+                    self._members.stand_by(member)
                 case events.CallOff(generation, members):
                     for member in members:
                         self._members.call_off(member, generation)

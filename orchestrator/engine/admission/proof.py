@@ -11,10 +11,11 @@ import contextlib
 import hashlib
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 
+from orchestrator.checkpoints.state import digest as digest_of
 from orchestrator.engine.admission import state_detection
 from orchestrator.engine.compute import evaluation
 from orchestrator.engine.compute.replica import Replica
@@ -27,14 +28,13 @@ from orchestrator.pipeline import naming
 Loss = Callable[[int, int], tuple[float, float] | None]
 
 
-def reference(workload: Workload, replica: Replica) -> str:
-    """A digest of the gradient of the first micro-batch. Raises Inconsistent; PipelineRaised for what may not be changed or
-    used, and for a fault in the metrics."""
+def reference(workload: Workload, replica: Replica, *, sparing: bool = False) -> str:
+    """A digest of the gradient of the first micro-batch. sparing: `fingerprint_sparing` takes it. Raises Inconsistent;
+    PipelineRaised for what may not be changed or used, and for a fault in the metrics."""
     compiled = _compiled()
     batches = range(min(2, workload.order.shards))
-    first = _prove(
-        workload, "micro-batch (step 0, shard 0)", batches, lambda shard: fingerprint(workload, replica, shard)
-    )
+    take = fingerprint_sparing if sparing else fingerprint
+    first = _prove(workload, "micro-batch (step 0, shard 0)", batches, lambda shard: take(workload, replica, shard))
     if first is not None:  # else the words of the step come first
         batches = range(min(2, len(workload.evaluation_batches)))
         _prove(workload, "validation batch 0", batches, lambda batch: _evaluated(workload, replica, batch))
@@ -93,15 +93,84 @@ def _look(workload: Workload) -> state_detection.Observations:
         return state_detection.look(workload.held(), workload.model)
 
 
-def fingerprint(workload: Workload, replica: Replica, shard: int, loss: Loss | None = None) -> str | None:
-    """Of all that micro-batch (step 0, shard) would put into the sum; None where it fails, as its step will. loss: as
-    `Workload.loss`, which it is unless another one is given. Raises
+def fingerprint(workload: Workload, replica: Replica, shard: int) -> str | None:
+    """Of all that micro-batch (step 0, shard) would put into the sum; None where it fails, as its step will. Raises
     PipelineRaised where it changes what has to stay, and where the GPU failed of it: nothing is computed there any more."""
-    replica.begin_shard()
     digest = hashlib.sha256()
+    tensors = _contributed(replica, lambda: workload.loss(0, shard))
+    if tensors is None:
+        return None
+    for slot, tensor in zip(replica.layout.slots, tensors, strict=False):
+        if tensor is not None:
+            update(digest, slot.name, tensor)
+    replica.begin_shard()
+    return digest.hexdigest()
+
+
+def fingerprint_sparing(
+    workload: Workload, replica: Replica, shard: int, loss: Loss | None = None, kept: Collection[str] = ()
+) -> str | None:
+    """As `fingerprint`, another one: of the digests of all tensors. Each gradient is let go of as soon as it is whole, since a
+    worker that is to host a stage has not the memory for all. loss: as `Workload.loss`, which it is unless another one is
+    given; kept: the parameters whose gradients `loss` needs."""
+    parameters = dict(zip((slot.name for slot in replica.layout.slots), replica.parameters, strict=False))
+    compute = lambda: (loss or workload.loss)(0, shard)  # noqa: E731
+    taken, tensors = _spared(replica, compute, {name: parameters[name] for name in parameters.keys() - set(kept)})
+    if taken.twice:
+        taken, tensors = _spared(replica, compute, {})
+    if tensors is None:
+        return None
+    slots = replica.layout.slots
+    found = {slot.name: digest_of(each) for slot, each in zip(slots, tensors, strict=False) if each is not None}
+    replica.forget()
+    replica.begin_shard()
+    return hashlib.sha256(repr(sorted((taken.digests | found).items())).encode()).hexdigest()
+
+
+def _spared(
+    replica: Replica, compute: Callable[[], object], parameters: dict[str, torch.nn.Parameter]
+) -> tuple[_Taken, list[torch.Tensor | None] | None]:
+    """What was taken of these parameters' gradients, and `_contributed` of the rest."""
+    with _taking(parameters) as taken:
+        return taken, _contributed(replica, compute)
+
+
+class _Taken:
+    """Digests of gradients that were let go of. twice: one came in two parts, as from two activation checkpoints."""
+
+    def __init__(self) -> None:
+        self.digests: dict[str, str] = {}
+        self.twice = False
+
+    def take(self, name: str) -> Callable[[torch.Tensor], None]:
+        def hook(parameter: torch.Tensor) -> None:
+            self.twice = self.twice or name in self.digests
+            if parameter.grad is not None and parameter.grad.layout == torch.strided:
+                self.digests[name] = digest_of(parameter.grad)
+                parameter.grad = None
+
+        return hook
+
+
+@contextlib.contextmanager
+def _taking(parameters: dict[str, torch.nn.Parameter]) -> Iterator[_Taken]:
+    taken = _Taken()
+    handles = [
+        each.register_post_accumulate_grad_hook(taken.take(name))  # type: ignore[no-untyped-call]
+        for name, each in parameters.items()
+    ]
     try:
-        computed = (loss or workload.loss)(0, shard)
-        tensors = replica.contribution() if computed is not None else []
+        yield taken
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _contributed(replica: Replica, compute: Callable[[], object]) -> list[torch.Tensor | None] | None:
+    """What a micro-batch puts into the sum, nothing where it weighs nothing; None where it fails."""
+    replica.begin_shard()
+    try:
+        tensors = replica.contribution() if compute() is not None else []
     except OrchestratorError as error:
         if isinstance(error.__context__, torch.AcceleratorError):
             raise
@@ -109,11 +178,7 @@ def fingerprint(workload: Workload, replica: Replica, shard: int, loss: Loss | N
         return None
     replica.check_shard()
     replica.check_step()
-    for slot, tensor in zip(replica.layout.slots, tensors, strict=False):
-        if tensor is not None:
-            update(digest, slot.name, tensor)
-    replica.begin_shard()
-    return digest.hexdigest()
+    return tensors
 
 
 def _evaluated(workload: Workload, replica: Replica, batch: int) -> str:

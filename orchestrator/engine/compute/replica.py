@@ -39,8 +39,16 @@ class Replica:
     Raises PipelineRaised for models that cannot be trained exactly, naming the tensor and the remedy.
     """
 
-    def __init__(self, model: torch.nn.Module, staging: Staging | None = None, layout: Layout | None = None) -> None:
-        """layout: where the exchanged tensors lie, if that does not follow from them alone: of a part of a model."""
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        staging: Staging | None = None,
+        layout: Layout | None = None,
+        *,
+        watches_all: bool = True,
+    ) -> None:
+        """layout: where the exchanged tensors lie, if that does not follow from them alone: of a part of a model. watches_all:
+        until the first step; not so where a part of this model makes a replica of its own before that."""
         staging = staging or Direct()
         refuse_unsupported(model)
         self.model = model
@@ -70,7 +78,8 @@ class Replica:
         frozen = [(name, _in_memory(parameter)) for name, parameter in self._frozen.items()]
         self._turns = [itertools.cycle(_in_pieces(whole)) for whole in (flat, frozen)]
         self.begin_step()
-        self._watch([*flat, *frozen])
+        if watches_all:
+            self._watch([*flat, *frozen])
         self.begin_shard()
 
     @property

@@ -1,4 +1,5 @@
-"""How much memory a worker needs for a model: what its regions hold, and what the parameters need beside them. Pure.
+"""How much memory a worker needs for a model: what its regions hold, and what the parameters need beside them. Pure, but for
+`require_for_a_step`.
 
 What it does not know: activations, batches, temporaries, copies for checkpoints; the regions of a compression, which are small
 beside what it holds; nor what the optimizer of a pipeline remembers before it has taken a step.
@@ -16,6 +17,7 @@ from orchestrator.numerics.layout import Layout, most_waiting
 from orchestrator.plan import Plan
 from orchestrator.topologies import build_schedule
 from orchestrator.topologies.schedule import Action, Add, Finish, Schedule, program
+from orchestrator.transports.available_memory import available_bytes
 from orchestrator.updates import optimizers
 
 _FLOAT32: Final = int(torch.float32.itemsize)
@@ -74,6 +76,20 @@ def worker_bytes(
     return regions + round((parameters + trained * (gradients + (state or 0))) * _FLOAT32)
 
 
+def require_for_a_step(layout: Layout, schedule: Schedule, plan: Plan, state: float) -> None:
+    """Raises MemoryError where a worker in lockstep, whose parameters are here, has not the memory now for one gradient, its
+    sum and the optimizer's state, which remembers `state` elements of each: a run that would end in its first steps."""
+    trained = sum(slot.elements for slot in layout.slots)
+    regions = max(region_bytes(layout, schedule, rank, sums_of(plan)) for rank in range(schedule.workers))
+    needed = regions + round(trained * (1 + state) * _FLOAT32)
+    available = available_bytes()
+    if needed > available:
+        raise MemoryError(
+            f"a worker needs at least {in_words(needed)} beside the {trained:,} parameters that it trains, and "
+            f"{in_words(available)} of memory are available"
+        )
+
+
 def sentence(run_manifest: Mapping[str, Any], plan: Plan, bytes_of: Callable[..., int] = worker_bytes) -> str | None:
     """What a worker of the first generation needs, in words; None where the workers have not told their parameters. bytes_of:
     as `worker_bytes`, of this way to execute the run."""
@@ -83,7 +99,7 @@ def sentence(run_manifest: Mapping[str, Any], plan: Plan, bytes_of: Callable[...
     schedule = build_schedule(topology.name, plan.cluster.members.start, **topology.options)
     state = None if optimizer is None else optimizers.remembered(optimizer.name, optimizer.options)
     if "stages" in run_manifest:
-        return _of_stages(run_manifest["stages"], run_manifest["parameters"])
+        return _of_stages(run_manifest["stages"], run_manifest["parameters"], plan, state or 0.0)
     layout, parameters = Layout.from_dict(run_manifest["layout"]), run_manifest["parameters"]
     feedback = run_manifest["shard_state"]
     size = bytes_of(layout, schedule, plan, parameters=parameters, state=state, feedback=feedback)
@@ -91,14 +107,24 @@ def sentence(run_manifest: Mapping[str, Any], plan: Plan, bytes_of: Callable[...
     return f"each worker holds {parameters:,} parameters and needs about {in_words(size)} for them{without}"
 
 
-def _of_stages(stages: Mapping[str, Any], parameters: int) -> str:
-    """Where the model is cut, what each stage holds, and its part of the computation."""
+def _of_stages(stages: Mapping[str, Any], parameters: int, plan: Plan, state: float) -> str:
+    """Where the model is cut, what each stage holds and about needs for it, and its part of the computation. state: as for
+    `worker_bytes`."""
     begins = ["the first layers", *stages["borders"]]
     told = [
-        f"stage {i} from {begin} ({held:,} parameters, {share:.0%} of the computation)"
+        f"stage {i} from {begin} ({held:,} parameters, {in_words(_stage_bytes(held, plan, state))}, "
+        f"{share:.0%} of the computation)"
         for i, (begin, held, share) in enumerate(zip(begins, stages["parameters"], stages["shares"], strict=True))
     ]
     return f"the model of {parameters:,} parameters is cut: {', '.join(told)}"
+
+
+def _stage_bytes(parameters: int, plan: Plan, state: float) -> int:
+    """About what a worker needs that hosts a stage of so many parameters, without partial sums."""
+    sums, stages = sums_of(plan), plan.cluster.members.stages
+    hosted = -(-plan.data.shards // max(1, plan.cluster.members.start // stages))
+    held = 1 + min(hosted, max(2, most_waiting(parameters))) + (plan.update.clip is not None) + state
+    return round(parameters * (sums.dtype.itemsize + sums.result.itemsize + held * _FLOAT32))
 
 
 def sums_of(plan: Plan) -> exact.Sums:

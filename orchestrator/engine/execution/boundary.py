@@ -7,9 +7,11 @@ stages all members take part in each (`engine.stages.boundary`), so all call the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
 
 import torch
+from safetensors.torch import save_file
 
 from orchestrator.engine.compute import evaluation
 from orchestrator.engine.compute.replica import Replica
@@ -36,6 +38,9 @@ class Boundary(Protocol):
         """The whole model's parameters and persistent buffers, once the run has finished with so many steps, in host memory of
         their own."""
 
+    def write_weights(self, steps: int, path: Path) -> None:
+        """The same as a safetensors file."""
+
 
 class Whole:
     """Implements `Boundary` for a worker that holds all of the model. total_shards: of the run."""
@@ -60,3 +65,6 @@ class Whole:
     def state(self, steps: int) -> dict[str, torch.Tensor]:  # noqa: ARG002
         state = distinct_state(self._workload.model)
         return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in state.items()}
+
+    def write_weights(self, steps: int, path: Path) -> None:
+        save_file(self.state(steps), path)

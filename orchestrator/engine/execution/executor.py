@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.engine.exchange.step_report import Requests
-from orchestrator.engine.execution.run_state import Clocks, RunState
+from orchestrator.engine.execution.run_state import Clocks, RunState, SecondVote
 from orchestrator.numerics.grid import Grid
 from orchestrator.records.trace import Line
 
@@ -14,13 +14,14 @@ from orchestrator.records.trace import Line
 @dataclass(frozen=True)
 class Outcome:
     """What one advance has done. steps: those that are done in all; lines: of the trace, one for each that was done now; grid:
-    for the next one; requests: of all members together; free: where replicas run free."""
+    for the next one; requests: of all members together; free: where replicas run free; second_vote: as of `RunState`."""
 
     steps: int
     lines: tuple[Line, ...]
     grid: Grid
     requests: Requests
     free: Clocks | None = None
+    second_vote: SecondVote = ()
 
 
 class Executor(Protocol):

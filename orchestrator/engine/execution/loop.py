@@ -69,12 +69,13 @@ class Loop:
         self._heartbeat = heartbeat
         self._times = heartbeat.times
         self.run_state = RunState.start(plan, len(run_manifest["layout"]["slots"]))
-        self._unpublished: tuple[int, Mapping[str, float]] | None = None  # steps, and the metrics after them
 
     @property
     def ended(self) -> bool:
         """Whether no step and no evaluation is left to do."""
-        run_state = self.run_state
+        return self._ended(self.run_state)
+
+    def _ended(self, run_state: RunState) -> bool:
         replayed = run_state.free is not None and run_state.free.rests == self._rests
         is_last = run_state.steps == self._steps or replayed or run_state.stopped_early
         return is_last and not run_state.evaluation_due
@@ -113,7 +114,13 @@ class Loop:
         evaluation_due = self._batches > 0 and (by_cadence or steps == self._steps)
         save_due = self._timing.checkpoint.due(before, steps) or outcome.requests.save
         self.run_state = self.run_state.committed(
-            outcome.grid, steps, lines, outcome.free, evaluation_due=evaluation_due, save_due=save_due
+            outcome.grid,
+            steps,
+            lines,
+            outcome.free,
+            evaluation_due=evaluation_due,
+            save_due=save_due,
+            second_vote=outcome.second_vote,
         )
         if evaluation_due:
             self._timing.evaluation.restart()
@@ -122,25 +129,23 @@ class Loop:
             self._heartbeat.heard("save")  # from now on it is due, wherever this member goes
 
     def _complete(self, exchange: Exchange, hooks: Hooks) -> None:
-        """Finish the last step: evaluate where that is due, then report."""
-        if self.run_state.evaluation_due:
-            step = self.run_state.steps - 1
+        """Finish the last step: evaluate where that is due, then report. Of a model in stages all members take part in a
+        digest, so reporting may be interrupted too; then the evaluation is repeated with it, to have all equally far."""
+        run_state, metrics = self.run_state, None
+        if run_state.evaluation_due:
+            step = run_state.steps - 1
             self._times.hold("evaluate")
             results = hooks.evaluate(step)
-            metrics = evaluation.combine(exchange, step, self._batches, results, self.run_state.watched())
-            self.run_state = self.run_state.evaluated(metrics)
-            self._unpublished = self.run_state.steps, metrics
+            metrics = evaluation.combine(exchange, step, self._batches, results, run_state.watched())
+            run_state = run_state.evaluated(metrics)
             self._times.release()
-        # Reporting may be interrupted too: of a model in stages all members take part in a digest.
-        known = self._unpublished
-        told = known[1] if known is not None and known[0] == self.run_state.steps else None
-        rest = None if self.run_state.free is None else self.run_state.free.unpublished
-        if self.run_state.unpublished or rest is not None:
+        rest = None if run_state.free is None else run_state.free.unpublished
+        if run_state.unpublished or rest is not None:
             self._times.hold("report")
-            hooks.publish(self.run_state.unpublished, rest, told, last=self.ended)
+            hooks.publish(run_state.unpublished, rest, metrics, last=self._ended(run_state))
             self._times.release()
-            self._unpublished = None
-            self.run_state = self.run_state.published()
+            run_state = run_state.published()
+        self.run_state = run_state
 
     def _save(self, hooks: Hooks) -> None:
         self._times.hold("checkpoint")

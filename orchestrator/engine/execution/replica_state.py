@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +27,8 @@ class ReplicaState:
     """What a worker has at a boundary. shards: those it hosts; keeps_shard_state: whether shards have a state of their own.
     summation: None where the mode sums nothing that is kept."""
 
+    holds_sum = False  # who has the whole model applies a step as soon as it is added up
+
     def __init__(
         self,
         replica: Replica,
@@ -46,6 +48,16 @@ class ReplicaState:
     def start(self, steps: int) -> None:
         """Set the length of the run."""
         self._updater.start(steps)
+
+    def initial(self, values: dict[str, Any]) -> Callable[[], TrainingState]:
+        """Before the first step: what gives the state of this moment later. values: beside it."""
+        state = self.capture(values)
+        kept = TrainingState(state.values, {name: tensor.clone() for name, tensor in state.tensors.items()})
+        return lambda: kept
+
+    def wants(self, name: str) -> bool:  # noqa: ARG002
+        """Whether `restore` uses the tensor of this name."""
+        return True
 
     def capture(self, values: dict[str, Any]) -> TrainingState:
         """What all workers have alike, as views of what is in use, with these values beside it."""

@@ -21,6 +21,8 @@ from orchestrator.records.progress import Progress
 from orchestrator.records.trace import Line
 from orchestrator.updates.patience import Patience
 
+SecondVote = tuple[tuple[int, ...], ...]  # the vectors on which it agreed
+
 
 @dataclass(frozen=True)
 class Clocks:
@@ -64,7 +66,8 @@ class RunState:
     grid: for the next step. steps: committed ones. evaluation_due: after the last of them. save_due: a checkpoint, at
     the next boundary where it can be taken. unpublished: the trace lines since the last boundary, without digest, until
     its evaluation is done. stopping, plateau: what early stopping and the plateau schedule have seen. free: of replicas that
-    run free; None in lockstep.
+    run free; None in lockstep. second_vote: of a model in stages, what it agreed on for the last step: with it a worker that
+    missed its end applies the sum that it holds. It is handed over, and no part of a checkpoint.
     """
 
     grid: Grid
@@ -75,6 +78,7 @@ class RunState:
     stopping: Patience | None = None
     plateau: Patience | None = None
     free: Clocks | None = None
+    second_vote: SecondVote = ()
 
     @classmethod
     def start(cls, plan: Plan, tensors: int) -> RunState:
@@ -86,7 +90,7 @@ class RunState:
     @property
     def progress(self) -> Progress:
         rests = None if self.free is None else self.free.rests
-        return Progress(self.steps, evaluated=not self.evaluation_due, rests=rests)
+        return Progress(self.steps, evaluated=not self.evaluation_due and not self.unpublished, rests=rests)
 
     @property
     def advances(self) -> int:
@@ -115,6 +119,7 @@ class RunState:
         *,
         evaluation_due: bool,
         save_due: bool,
+        second_vote: SecondVote = (),
     ) -> RunState:
         """steps: done in all; lines: of those done now (a server has none where replicas run free)."""
         return replace(
@@ -125,6 +130,7 @@ class RunState:
             free=free,
             evaluation_due=evaluation_due,
             save_due=self.save_due or save_due,
+            second_vote=second_vote,
         )
 
     def evaluated(self, metrics: Mapping[str, float]) -> RunState:
@@ -159,8 +165,13 @@ class RunState:
             **({} if self.free is None else {"free": self.free.as_dict()}),
         }
 
+    def handed_over(self) -> dict[str, Any]:
+        """`as_dict`, with what only members of the present time have a use for."""
+        second_vote = {"second_vote": [list(agreed) for agreed in self.second_vote]} if self.second_vote else {}
+        return {**self.as_dict(), **second_vote}
+
     def resumed(self, values: Mapping[str, Any]) -> RunState:
-        """The run state that `as_dict` described, in a run of this plan."""
+        """The run state that `as_dict` or `handed_over` described, in a run of this plan."""
         return replace(
             self,
             grid=Grid(tuple(values["grid"]), self.grid.shards),
@@ -171,6 +182,7 @@ class RunState:
             stopping=_resumed(self.stopping, values["stopping"]),
             plateau=_resumed(self.plateau, values["plateau"]),
             free=None if self.free is None else Clocks.from_dict(values["free"]),
+            second_vote=tuple(tuple(agreed) for agreed in values.get("second_vote", ())),
         )
 
 

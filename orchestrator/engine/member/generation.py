@@ -43,9 +43,9 @@ class Generation:
 
     Where the model is cut into stages: stages: by worker's rank, the one that it hosts; groups: by stage, who add up its
     gradient and how (`schedule` is that of the vote, in which all take part); restorers: of each stage the rank that loads
-    the checkpoint of `restore`. Before the transfers of state, which are within a stage then, and in this order: a rank of
-    `applies` applies the sum that it holds (Ended.holds_sum), and of each pair of `run_states` the second gets the run's state
-    from the first, without parameters.
+    the checkpoint of `restore`. Before the transfers of state, which are within a stage then, the second of each pair of
+    `run_states` gets the run's state from the first, without parameters; with that a rank of `applies` applies the sum that it
+    holds (Ended.holds_sum). Whoever holds one and is not named drops it.
     """
 
     number: int
@@ -89,6 +89,8 @@ class Generation:
             **({"moves": self.moves} if self.moves else {}),
             **({"heirs": self.heirs} if self.heirs else {}),
             **({"stages": self.stages} if self.stages else {}),
+            **({"applies": self.applies} if self.applies else {}),
+            **({"run_states": self.run_states} if self.run_states else {}),
         }
 
     def donors_of(self, rank: int) -> list[int]:
@@ -106,6 +108,13 @@ class Generation:
             peer for donor, recipient, _ in self.moves for peer in (donor, recipient) if rank in (donor, recipient)
         }
         return self.schedule.peers_of(rank).union(self.donors_of(rank), self.recipients_of(rank), moving - {rank})
+
+
+Wanted = Callable[[str], bool]  # whether a tensor of this name is
+
+
+class Load(Protocol):
+    def __call__(self, where: str, /, wanted: Wanted | None = None) -> TrainingState: ...
 
 
 class Withdrawn(Exception):
@@ -146,7 +155,7 @@ class NoWriter:
         return True
 
 
-def _nothing_to_load(where: str) -> TrainingState:
+def _nothing_to_load(where: str, wanted: Wanted | None = None) -> TrainingState:  # noqa: ARG001
     raise AssertionError(f"this member cannot load {where}")
 
 
@@ -163,14 +172,15 @@ class ProcessServices:
     """What the process of a member provides to the engine.
 
     emit: takes `{"trace": line}` and events for the driver. unacknowledged: the entries that the driver may not have
-    received yet; they are sent with the state when this member gives it to others. load: the state in a checkpoint. slots:
-    where what so many shards keep outlives this process, given one row; None where that is nowhere.
+    received yet; they are sent with the state when this member gives it to others. load: the state in a checkpoint, of it
+    those tensors that are wanted. slots: where what so many shards keep outlives this process, given one row; None where
+    that is nowhere.
     """
 
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
     emit: Emit = _ignore
     unacknowledged: Callable[[], list[Entry]] = list
-    load: Callable[[str], TrainingState] = _nothing_to_load
+    load: Load = _nothing_to_load
     writer: Writer = field(default_factory=NoWriter)
     slots: Callable[[int, Row], ShardSlots | None] = _nowhere
 

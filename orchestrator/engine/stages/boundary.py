@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from orchestrator.checkpoints.state import TrainingState
+from orchestrator.checkpoints.weights import write_weights
 from orchestrator.engine.compute import evaluation
 from orchestrator.engine.compute.workload import Workload
 from orchestrator.engine.exchange.collectives import Exchange
+from orchestrator.engine.member.generation import Load
 from orchestrator.engine.stages import messages
 from orchestrator.engine.stages.cuts import Way
 from orchestrator.engine.stages.links import Links
@@ -31,14 +33,13 @@ from orchestrator.transports.base import Tag
 
 _PIECE_BYTES: Final = 4 << 20
 _WORD_BYTES: Final = 7  # of a digest, so that no word is negative
+_MODEL: Final = "model/"
 
 
 class Stages:
     """Implements `engine.execution.boundary.Boundary`. `take_on` comes with each generation."""
 
-    def __init__(
-        self, workload: Workload, stage: Stage, held: StageState, load: Callable[[str], TrainingState]
-    ) -> None:
+    def __init__(self, workload: Workload, stage: Stage, held: StageState, load: Load) -> None:
         self._workload = workload
         self._stage = stage
         self._held = held
@@ -115,8 +116,16 @@ class Stages:
 
     def state(self, steps: int) -> dict[str, torch.Tensor]:
         """From the last checkpoint: no member has it all."""
-        state = self._load(str(steps))
-        return {name: state.tensors[f"model/{name}"] for name in self._tensors}
+        state = self._load(str(steps), lambda name: name.removeprefix(_MODEL) in self._tensors)
+        return {name: state.tensors[_MODEL + name] for name in self._tensors}
+
+    def write_weights(self, steps: int, path: Path) -> None:
+        """From the last checkpoint too, one tensor after the other."""
+
+        def read(name: str) -> torch.Tensor:
+            return self._load(str(steps), lambda each: each == _MODEL + name).tensors[_MODEL + name]
+
+        write_weights(path, self._tensors, read)
 
     def _stage_of(self, rank: int) -> int:
         return next(stage for stage, ranks in enumerate(self._links.groups) if rank in ranks)

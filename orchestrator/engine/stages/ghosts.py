@@ -91,17 +91,18 @@ class Watcher(Protocol):
 
 class Ghost(torch.Tensor):
     """A tensor of another stage. key: which output of a module it is, or the name of a parameter or a buffer, None for another
-    result; value: once the border has given it one."""
+    result; value: once the border has given it one; walk: the forward pass in which it did."""
 
     key: Key | str | None
     value: torch.Tensor | None
+    walk: object
     watcher: Watcher
     home: torch.device
 
     @staticmethod
     def of(meta: torch.Tensor, watcher: Watcher, key: Key | str | None = None, home: str = "cpu") -> Ghost:
         ghost = torch.Tensor._make_subclass(Ghost, meta, False)
-        ghost.key, ghost.value, ghost.watcher, ghost.home = key, None, watcher, torch.device(home)
+        ghost.key, ghost.value, ghost.walk, ghost.watcher, ghost.home = key, None, None, watcher, torch.device(home)
         return ghost
 
     @staticmethod
@@ -117,6 +118,12 @@ class Ghost(torch.Tensor):
         """The tensor on the meta device, as one of torch's own class."""
         with torch._C.DisableTorchFunctionSubclass():
             return self.as_subclass(torch.Tensor)
+
+    def shape_alone(self) -> torch.Tensor:
+        """A tensor like `bare` that is no view: torch would keep this one alive for it, and with it a model, in a cycle that
+        Python cannot see."""
+        with torch._C.DisableTorchFunctionSubclass():
+            return _meta(self)
 
     def __hash__(self) -> int:
         return id(self)

@@ -14,7 +14,14 @@ from typing import Any, Final
 import numpy
 import torch
 
-from orchestrator.engine.stages.parcels import Activations, Generators, Gradients, Parcel
+from orchestrator.engine.stages.parcels import (
+    Activations,
+    Generators,
+    Gradients,
+    Parcel,
+    same_generators,
+    same_of_numpy,
+)
 from orchestrator.errors import PipelineRaised
 from orchestrator.transports.base import Tag, Transport
 
@@ -136,7 +143,7 @@ def _changed(now: Generators, seeded: Seeded) -> tuple[dict[str, Any], list[torc
     if now.python != seeded.python:
         version, words, gauss = now.python
         changed["python"] = [version, list(words), None if gauss is None else gauss.hex()]
-    if not _same(now.numpy_state, seeded.numpy_state):
+    if not same_of_numpy(now.numpy_state, seeded.numpy_state):
         state = now.numpy_state
         key = [int(word) for word in state["state"]["key"]]
         changed["numpy"] = [key, int(state["state"]["pos"]), int(state["has_gauss"]), float(state["gauss"]).hex()]
@@ -160,18 +167,8 @@ def _restored(changed: dict[str, Any], states: torch.Tensor, seeded: Seeded) -> 
 def check_undrawn(seeded: Seeded) -> None:
     """Behind the loss of a validation batch. Raises PipelineRaised where it has drawn from the generators, which its metrics go
     on with: the first stage cannot know their states."""
-    if not alike(Generators.now(), seeded):
+    if not same_generators(Generators.now(), seeded):
         raise PipelineRaised(
             "loss() draws random numbers in evaluation, and metrics() would go on with the generators as it leaves them",
             "draw them in training only, where model.training is true, or set cluster.stages=1",
         )
-
-
-def alike(now: Generators, seeded: Seeded) -> bool:
-    return not _changed(now, seeded)[0]
-
-
-def _same(left: Any, right: Any) -> bool:
-    others = ("has_gauss", "gauss")
-    alike = left["state"]["pos"] == right["state"]["pos"] and all(left[key] == right[key] for key in others)
-    return alike and bool(numpy.array_equal(left["state"]["key"], right["state"]["key"]))

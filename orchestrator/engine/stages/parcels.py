@@ -46,6 +46,18 @@ class Generators(NamedTuple):
         numpy.random.set_state(self.numpy_state)
 
 
+def same_generators(left: Generators, right: Generators) -> bool:
+    if left.python != right.python or not torch.equal(left.torch_state, right.torch_state):
+        return False
+    return same_of_numpy(left.numpy_state, right.numpy_state)
+
+
+def same_of_numpy(left: Any, right: Any) -> bool:
+    others = ("has_gauss", "gauss")
+    alike = left["state"]["pos"] == right["state"]["pos"] and all(left[key] == right[key] for key in others)
+    return alike and bool(numpy.array_equal(left["state"]["key"], right["state"]["key"]))
+
+
 @dataclass(frozen=True)
 class Activations:
     """From a stage to the next one. flows: for each tensor, whether a gradient comes back; places: (which tensor of the

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from orchestrator.engine.stages.cuts import Cuts, Way
 from orchestrator.engine.stages.ghosts import Ghost, Key, ValueNeeded
 from orchestrator.engine.stages.parcels import Activations, Generators, Gradients, Parcel, pack, unpack
+from orchestrator.engine.stages.stubs import Stubs
 from orchestrator.errors import PipelineRaised
 
 _REMEDY: Final = (
@@ -106,6 +107,7 @@ class Stage:
         self._twice = [name for name in self.held if name in earlier]  # ghosts in the prefix, values behind it
         self._ghosts = {name: Ghost.like(tensors[name], self, name) for name in [*self._foreign, *self._twice]}
         self._switch = torch.zeros((), requires_grad=True)
+        self._stubs = Stubs(model, self, lambda: self._walk) if index else None
         self._handles = [
             handle
             for name, module in model.named_modules()
@@ -116,6 +118,9 @@ class Stage:
         ]
 
     def close(self) -> None:
+        """Of several stages of a model, the last one first."""
+        if self._stubs is not None:
+            self._stubs.close()
         for handle in self._handles:
             handle.remove()
 
@@ -179,6 +184,8 @@ class Stage:
 
     def value_of(self, ghost: Ghost) -> torch.Tensor | None:
         walk = self._walk
+        if walk is not None and ghost.walk is not walk:  # an earlier forward pass has left it somewhere
+            ghost.value = None
         if ghost.value is not None or walk is None or not walk.own:
             return ghost.value
         if isinstance(ghost.key, str):  # the code took the parameter before the border
@@ -189,7 +196,7 @@ class Stage:
             return self.held[ghost.key]
         if ghost.key is None or ghost.key not in walk.values:
             raise ValueNeeded(f"behind its border the code uses {ghost}, which does not come over it")
-        ghost.value = walk.values[ghost.key]
+        ghost.value, ghost.walk = walk.values[ghost.key], walk
         return ghost.value
 
     def _put(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -254,7 +261,7 @@ class Stage:
         for place, n in came.places:
             old, leaves[place] = leaves[place], values[n]
             if type(old) is Ghost:
-                old.value = values[n]
+                old.value, old.walk = values[n], walk
                 if isinstance(old.key, tuple):
                     walk.values[old.key] = values[n]
         for key, n in came.skips:

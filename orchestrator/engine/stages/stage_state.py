@@ -3,27 +3,33 @@ other."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from orchestrator.checkpoints.parts import divide
-from orchestrator.checkpoints.state import TrainingState
+from orchestrator.checkpoints.state import TrainingState, digest
 from orchestrator.engine.compute import snapshot
 from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.shard_states import fitted
 from orchestrator.engine.compute.updater import Updater
+from orchestrator.engine.execution.run_state import RunState, SecondVote
 from orchestrator.engine.stages.cuts import Cuts
+from orchestrator.engine.stages.second_vote import HeldSum
+from orchestrator.errors import Inconsistent
+from orchestrator.numerics import allocator
 
-_MODEL = "model/"
+_MODEL, _OPTIMIZER = "model/", "optimizer/state/"
 Packed = dict[str, Any]  # a dictionary as `checkpoints.state.pack` makes it
+Made = tuple[torch.nn.Module, torch.optim.Optimizer]  # this stage's part of a model, and an optimizer of it
 
 
 class StageState:
     """Has the verbs of `engine.execution.replica_state.ReplicaState`. owned, guests: by name, the tensors of this stage, and
-    those of other stages that it uses; order: the names of all trained parameters of the model."""
+    those of other stages that it uses; order: the names of all trained parameters of the model; make: this stage's part once
+    more, with its first values. sum: one that it holds."""
 
     keeps_shard_state = False
     rows: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
@@ -36,19 +42,68 @@ class StageState:
         stage: int,
         held: Mapping[str, torch.Tensor],
         order: Sequence[str],
+        make: Callable[[], Made],
     ) -> None:
         self.replica = replica
         self.cuts = cuts
         self.shards: tuple[int, ...] = ()
+        self.sum: HeldSum | None = None
         self.owned = {name: tensor for name, tensor in held.items() if cuts.owners[name] == stage}
         self.guests = {name: tensor for name, tensor in held.items() if cuts.owners[name] != stage}
         self._updater = updater
+        self._make = make
         self._order = {name: i for i, name in enumerate(order)}
         self._whole: Packed | None = None
         self._part: tuple[int, int] | None = None
 
+    @property
+    def holds_sum(self) -> bool:
+        return self.sum is not None
+
+    def follow(self, state: RunState, agreed: SecondVote) -> None:
+        """Apply the sum that it holds, of the step after this state: others have. Raises CalledOff and Inconsistent, and has
+        changed nothing then."""
+        if self.sum is None or self.sum.step != state.steps or not agreed:
+            held = "none" if self.sum is None else f"that of step {self.sum.step}"
+            raise Inconsistent(
+                f"a worker was to apply the sum of step {state.steps}, and holds {held}",
+                "this is a fault of orchestrator",
+            )
+        self.sum.apply(state, agreed)
+
     def start(self, steps: int) -> None:
         self._updater.start(steps)
+
+    def initial(self, values: dict[str, Any]) -> Callable[[], TrainingState]:
+        """Made anew by the pipeline when it is asked for, since a copy would take as much memory as the parameters; then the
+        optimizer's state is let go of before."""
+        transforms, optimizer = dict(self._updater.state), self._updater.optimizer
+        expected = {name: digest(tensor) for name, tensor in self.capture(values).tensors.items()}
+
+        def again() -> TrainingState:
+            optimizer.state.clear()
+            for parameter in self.replica.parameters:
+                parameter.grad = None
+            state = snapshot.capture(*self._make(), values, transforms)
+            found = {name: digest(tensor) for name, tensor in state.tensors.items()}
+            allocator.give_back()
+            if found != expected:
+                name = min(name for name in expected | found if found.get(name) != expected.get(name))
+                raise Inconsistent(
+                    f"model() gave {name.removeprefix(_MODEL)!r} another first value when it was called once more",
+                    "model() must depend on nothing but its arguments, its files and the seeded generators; with "
+                    "checkpoint.every a run goes back to a checkpoint instead",
+                )
+            return state
+
+        return again
+
+    def wants(self, name: str) -> bool:
+        """Whether `restore` uses the tensor of this name."""
+        if name.startswith(_OPTIMIZER):  # parameter/key, and either may have a slash
+            parts = name.removeprefix(_OPTIMIZER).split("/")
+            return any("/".join(parts[:end]) in self.owned for end in range(1, len(parts)))
+        return not name.startswith(_MODEL) or name.removeprefix(_MODEL) in self.owned
 
     def capture(self, values: dict[str, Any]) -> TrainingState:
         """What all members of this stage have alike."""
@@ -95,11 +150,7 @@ class StageState:
         pass
 
     def _of_this_stage(self, state: TrainingState) -> TrainingState:
-        tensors = {
-            name: tensor
-            for name, tensor in state.tensors.items()
-            if not name.startswith(_MODEL) or name.removeprefix(_MODEL) in self.owned
-        }
+        tensors = {name: tensor for name, tensor in state.tensors.items() if self.wants(name)}
         tree = _dictionary(state.values["optimizer"])
         groups = [_dictionary(group) for group in tree["groups"]]
         for group in groups:

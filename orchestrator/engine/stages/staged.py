@@ -6,16 +6,22 @@ first generation it hosts a stage, and keeps that stage's parameters, gradients 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from orchestrator.engine.compute import construction
 from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.updater import Updater
 from orchestrator.engine.compute.workload import Workload
 from orchestrator.engine.exchange.collectives import Exchange, Memory
 from orchestrator.engine.exchange.footprint import sums_of
+from orchestrator.engine.exchange.step_report import Requests
+from orchestrator.engine.execution.executor import Outcome
+from orchestrator.engine.execution.lockstep import Lockstep, StepContents
+from orchestrator.engine.execution.run_state import RunState
 from orchestrator.engine.execution.summation import DirectSum
 from orchestrator.engine.member.generation import Generation, ProcessServices
 from orchestrator.engine.stages.boundary import Stages
@@ -25,6 +31,9 @@ from orchestrator.engine.stages.part import Part, PartLayout
 from orchestrator.engine.stages.replay import Stage
 from orchestrator.engine.stages.stage_state import StageState
 from orchestrator.engine.stages.trainer import StageParts, StageTrainer
+from orchestrator.errors import Inconsistent
+from orchestrator.numerics import allocator
+from orchestrator.numerics.digests import model_digest
 from orchestrator.numerics.layout import Layout
 from orchestrator.pipelining import programs
 from orchestrator.plan import Plan
@@ -39,6 +48,39 @@ class WholeNames:
 
     layout: Layout
     counters: tuple[str, ...]
+
+    @classmethod
+    def of(cls, replica: Replica) -> WholeNames:
+        return cls(replica.layout, tuple(replica.counter_names()))
+
+
+class Waiting:
+    """A worker that has proved itself and has no stage yet: its model has no values meanwhile. names: of the whole."""
+
+    def __init__(self, workload: Workload, names: WholeNames) -> None:
+        self._workload = workload
+        self._names = names
+        self._digest = model_digest(workload.model)
+        for tensor in _tensors(workload.model).values():
+            tensor.data = tensor.data.new_empty(0)
+        allocator.give_back()
+
+    def over(self, seed: int) -> WholeNames:
+        """The model has its first values again, made anew. Raises Inconsistent where they are others."""
+        model = self._workload.model
+        fresh = _tensors(construction.make_model(self._workload.pipeline, seed))
+        for name, tensor in _tensors(model).items():
+            tensor.data = fresh[name].data
+        if model_digest(model) != self._digest:
+            raise Inconsistent(
+                "model() gave other first values when it was called once more",
+                "model() must depend on nothing but its arguments, its files and the seeded generators",
+            )
+        return self._names
+
+
+def _tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 class HostedStage:
@@ -56,7 +98,7 @@ class HostedStage:
     ) -> None:
         model = workload.model
         trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        self._plan, self._cuts, self._index = plan, cuts, stage
+        self._plan, self._cuts, self._index, self._pipeline = plan, cuts, stage, workload.pipeline
         self._whole = len(whole.layout.slots), len(whole.counters)
         self._tied = [name for name in cuts.tied if name in trained]
         self._stage = Stage(model, cuts, stage)
@@ -71,14 +113,24 @@ class HostedStage:
         clipping = None if plan.update.clip is None or norm is None else PartialClipping(plan.update.clip, norm)
         updater = Updater(workload, replica, optimizer, plan.update, clipping)
         self._memory = Memory(layout.layout, regions, sums=sums_of(plan))
-        self.held = StageState(replica, updater, cuts, stage, self._stage.held, trained)
+        self.held = StageState(replica, updater, cuts, stage, self._stage.held, trained, self._made)
         places = tuple(place for place, name in enumerate(whole.counters) if name in cuts.owned(stage))
-        parts = StageParts(self._stage, cuts.stages, workload, replica, layout, places, self.held, norm)
+        parts = StageParts(self._stage, cuts.stages, workload, replica, layout, places, self.held, norm, plan.recompute)
         self.trainer = StageTrainer(parts, updater, DirectSum(layout.layout, self._memory, None), services)
         self.boundary = Stages(workload, self._stage, self.held, services.load)
 
+    def _made(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        """The stage's part of the model with its first values, and its optimizer."""
+        model = construction.make_model(self._pipeline, self._plan.run.seed)
+        part = Part(model, self._cuts.owned(self._index))
+        variant = self._plan.update.optimizer
+        assert variant is not None
+        return part, optimizers.build(variant.name, variant.options, part)
+
     def suit(self, generation: Generation, rank: int) -> None:
-        """As `Memory.suit`."""
+        """As `Memory.suit`. A held sum of which the generation does not tell is dropped: nobody has applied its step."""
+        if rank not in generation.applies:
+            self.held.sum = None
         group = generation.groups[self._index]
         self._memory.suit(group.schedule, group.place(rank))
 
@@ -93,6 +145,28 @@ class HostedStage:
         self.trainer.take_on(links, own, self._whole)
         self.boundary.take_on(links, exchange, self._plan.data.shards)
         return exchange
+
+
+class StagedLockstep:
+    """An Executor: lockstep whose steps are committed by a second vote. A checkpoint that is due at one member, which was
+    interrupted before it could take it, is asked for in the vote, for all take part in one."""
+
+    def __init__(
+        self, trainer: StageTrainer, exchange: Exchange, contents: StepContents, requests: Callable[[], Requests]
+    ) -> None:
+        self._trainer = trainer
+        self._requests = requests
+        self._save_due = False
+        self._lockstep = Lockstep(trainer, exchange, contents, self._asked)
+
+    def advance(self, state: RunState) -> Outcome:
+        self._save_due = state.save_due
+        outcome = self._lockstep.advance(state)
+        return replace(outcome, second_vote=self._trainer.second_vote)
+
+    def _asked(self) -> Requests:
+        asked = self._requests()
+        return replace(asked, save=asked.save or self._save_due)
 
 
 class Among:

@@ -8,7 +8,7 @@
 A stage cannot begin where glue would have to cross, behind a point where the code reads the value of a bound tensor, or
 within an activation checkpoint, whose second forward pass would not find the border.
 
-Costs are counted, not measured: floating-point operations of products, and elements of all other results. So every member
+Costs are counted, not measured: floating-point operations of products, elements of all results, and calls. So every member
 chooses the same borders by itself, on a busy machine too.
 """
 
@@ -31,7 +31,10 @@ from torch.utils.flop_counter import flop_registry
 from orchestrator.engine.stages.ghosts import ABOUT, VALUE_READS, Key, name_of, writes
 from orchestrator.errors import PipelineRaised
 
-_PER_ELEMENT: Final = 8  # what a result costs beside products, in floating-point operations: memory, not arithmetic
+# What a result costs beside products, in floating-point operations: memory, and the call itself. With these the part of the
+# forward time before a border is off by 0.06 in the mean, over 14 models and sizes; with products and 8 an element by 0.09.
+_PER_ELEMENT: Final = 32
+_PER_CALL: Final = 200_000
 _CHECKPOINT: Final = "torch/utils/checkpoint.py"
 
 
@@ -223,7 +226,8 @@ class _Costs(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        cost = float(sum(_PER_ELEMENT * leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)))
+        elements = sum(leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor))
+        cost = float(_PER_CALL + _PER_ELEMENT * elements)
         counted = flop_registry.get(func._overloadpacket)
         if counted is not None:
             cost += float(counted(*args, **(kwargs or {}), out_val=out))

@@ -8,13 +8,15 @@
 
 A micro-batch that fails, or counts nothing, is told on in both directions, so every program comes to its end, and the vote
 tells whose error it is. What a stage uses and another one owns is sent to it before each step and each evaluation; so
-nothing has to be sent between a step's sum and its end, and an interrupted step has changed nothing."""
+nothing has to be sent between a step's sum and its end, and an interrupted step has changed nothing. One that is interrupted
+after its sum keeps that: others may have applied theirs (`second_vote`)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy
 import torch
@@ -23,31 +25,32 @@ from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.compute.updater import Updater
 from orchestrator.engine.compute.workload import NON_FINITE_REMEDY, Workload
 from orchestrator.engine.exchange.collectives import Exchange
-from orchestrator.engine.exchange.step_report import EMPTY, UNKNOWN, Consensus, StepReport, from_slots, to_slots
-from orchestrator.engine.execution.run_state import RunState
+from orchestrator.engine.exchange.step_report import EMPTY, UNKNOWN, Consensus, StepReport, to_slots
+from orchestrator.engine.execution.run_state import RunState, SecondVote
 from orchestrator.engine.execution.summation import DirectSum
 from orchestrator.engine.member.generation import ProcessServices
 from orchestrator.engine.stages import messages
-from orchestrator.engine.stages.links import Held, Links
+from orchestrator.engine.stages.flight import Flight, begins_at_once
+from orchestrator.engine.stages.links import Links
 from orchestrator.engine.stages.parcels import Generators, Gradients, pack, unpack
 from orchestrator.engine.stages.part import PartLayout, spread
-from orchestrator.engine.stages.replay import Record, Stage
+from orchestrator.engine.stages.replay import Stage
+from orchestrator.engine.stages.second_vote import Ballot, HeldSum
+from orchestrator.engine.stages.stage_state import StageState
 from orchestrator.engine.stages.whole import take_gradients
-from orchestrator.errors import Inconsistent, NonFinite, OrchestratorError, PipelineRaised
-from orchestrator.numerics import exact
+from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
 from orchestrator.pipelining import Task
 from orchestrator.records import trace
 from orchestrator.updates import optimizers
 from orchestrator.updates.clipping import Norm
 
-_HIGH = 2**32
-
 
 @dataclass(frozen=True)
 class StageParts:
     """What a member has built of its stage. held: its tensors, and those of others that it uses; counters: where its
-    counters stand among those of the whole model; norm: of the whole gradient, for clipping."""
+    counters stand among those of the whole model; norm: of the whole gradient, for clipping; recompute: whether forward passes
+    are computed anew before their backward passes."""
 
     stage: Stage
     stages: int
@@ -55,20 +58,9 @@ class StageParts:
     replica: Replica
     layout: PartLayout
     counters: tuple[int, ...]
-    held: Held
+    held: StageState
     norm: Norm | None
-
-
-@dataclass
-class _Flight:
-    """A shard between its forward and its backward pass. buffers: as its forward pass left them; loss: of the last stage."""
-
-    record: Record
-    generators: Generators
-    seeded: Generators
-    buffers: list[torch.Tensor]
-    weight: float = 0.0
-    loss: torch.Tensor | None = None
+    recompute: bool
 
 
 @dataclass
@@ -84,13 +76,15 @@ class _Tally:
 
 
 class StageTrainer:
-    """Implements `engine.execution.lockstep.Member`. `take_on` comes with each generation."""
+    """Implements `engine.execution.lockstep.Member`. `take_on` comes with each generation. second_vote: the last one."""
 
     def __init__(self, parts: StageParts, updater: Updater, summation: DirectSum, services: ProcessServices) -> None:
         self._parts = parts
         self._updater = updater
         self._summation = summation
         self._services = services
+        self._ballot = Ballot(parts.stage.index, parts.stages, parts.norm)
+        self.second_vote: SecondVote = ()
         self._told_bytes = UNKNOWN
         self._faults: dict[int, OrchestratorError] = {}
 
@@ -100,17 +94,19 @@ class StageTrainer:
         self._links = links
         self._group = group
         self._tensors, self._counters = whole
+        self._kept = begins_at_once(links.program) if self._parts.recompute else frozenset(links.shards)
         self._faults = {}
 
     def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:
         links = self._links
+        assert self._parts.held.sum is None, "a sum that was held is applied or dropped as a generation begins"
         if attempt == 0:
             links.refresh(self._parts.held)
         self._summation.clear()
         self._parts.workload.plan([step], links.shards)
         options = self._updater.options()
         local = Grid(tuple(grid.exponents[place] for place in self._parts.layout.places), grid.shards)
-        tally, flights = _Tally(), dict[int, _Flight]()
+        tally, flights = _Tally(), dict[int, Flight]()
         for task in links.program:
             self._services.heartbeat.beat("compute", step, task.shard)
             self._services.writer.copied(0)
@@ -132,23 +128,9 @@ class StageTrainer:
         self._summation.total(self._group, step, attempt, consensus)
         exchange.sent_bytes += self._group.sent_bytes - before + self._links.taken_bytes()
         own = self._parts.layout.fingerprint(self._summation.result)
-        norms = self._norms(consensus, torch.float32)
-        told = [*_agreeing(self._parts.stages, self._parts.stage.index, own), *norms]
-        agreed = exchange.maximum(step, attempt, messages.DONE, torch.tensor(told, dtype=torch.int64)).tolist()
-        prints = agreed[: 4 * self._parts.stages]
-        for stage in range(self._parts.stages):
-            high, not_high, low, not_low = prints[4 * stage : 4 * stage + 4]
-            if (high, low) != (~not_high, ~not_low):
-                raise Inconsistent(
-                    f"step {step}: the members that host stage {stage} have different sums of its gradients"
-                )
-        if self._parts.norm is not None:
-            self._parts.norm.of_tensors(_values(agreed[4 * self._parts.stages :], torch.float32))
-            if not self._parts.norm.is_finite:  # squares overflow: once more, in float64, as unsplit
-                wide = torch.tensor(self._norms(consensus, torch.float64), dtype=torch.int64)
-                agreed = exchange.maximum(step, attempt, messages.NORMS, wide).tolist()
-                self._parts.norm.of_tensors(_values(agreed, torch.float64))
-        return exact.wrap(sum(prints[4 * stage] * _HIGH + prints[4 * stage + 2] for stage in range(self._parts.stages)))
+        self._parts.held.sum = HeldSum(step, partial(self._follow, consensus, own))
+        self.second_vote = self._ballot.vote(exchange, step, attempt, own, partial(self._norms, consensus))
+        return self._ballot.learn(step, own, self.second_vote)
 
     def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:
         return trace.line(step, consensus.loss, fingerprint)
@@ -165,9 +147,15 @@ class StageTrainer:
         counters = [consensus.counters[place] for place in self._parts.counters]
         self._updater.apply(state.steps, state.reductions, agreed, counters, result)
         self._summation.commit()
+        self._parts.held.sum = None
+
+    def _follow(self, consensus: Consensus, own: int, state: RunState, agreed: SecondVote) -> None:
+        """Apply the present sum without having heard the end of the second vote: this is what it agreed on."""
+        self._ballot.learn(state.steps, own, agreed)
+        self.apply(state, consensus)
 
     def _forward(
-        self, task: Task, when: tuple[int, int], tally: _Tally, flights: dict[int, _Flight], _grid: Grid
+        self, task: Task, when: tuple[int, int], tally: _Tally, flights: dict[int, Flight], _grid: Grid
     ) -> None:
         step = when[0]
         parts, links, shard = self._parts, self._links, task.shard
@@ -180,22 +168,20 @@ class StageTrainer:
                     seeded = Generators.now()
                     came = None if arrived is None else messages.activations(*arrived, seeded)
                     record, leaves, value = parts.stage.forward(call.make, "training", came)
-                    flight = _Flight(record, Generators.now(), seeded, parts.replica.buffers())
-                    if leaves is None:
-                        judged = parts.workload.judge(value, call)
-                        flight.loss, mean, flight.weight = judged or (None, 0.0, 0.0)
-                        if judged is not None:
-                            tally.losses[shard] = mean
+                    flight = Flight(record, call, came, Generators.now(), seeded, parts.replica.buffers())
+                    if leaves is None and (judged := parts.workload.judge(value, call)) is not None:
+                        flight = replace(flight, loss=judged[0], weight=judged[2])
+                        tally.losses[shard] = judged[1]
                 parts.replica.check_shard()
             except OrchestratorError as error:
                 tally.faults[shard] = error
                 flight = None
         if flight is not None and (leaves is not None or flight.loss is not None):
-            flights[shard] = flight
+            flights[shard] = flight if shard in self._kept else flight.light()
         links.onward(task, when, leaves if flight is not None else None, None if flight is None else flight.seeded)
 
     def _backward(
-        self, task: Task, when: tuple[int, int], tally: _Tally, flights: dict[int, _Flight], grid: Grid
+        self, task: Task, when: tuple[int, int], tally: _Tally, flights: dict[int, Flight], grid: Grid
     ) -> None:
         parts, links, shard = self._parts, self._links, task.shard
         arrived = links.from_behind(task, when)
@@ -212,9 +198,11 @@ class StageTrainer:
         links.back(task, when, back, None if flight is None else flight.seeded)
 
     def _go_back(
-        self, flight: _Flight, arrived: tuple[torch.Tensor, int] | None, tally: _Tally, shard: int, grid: Grid
+        self, flight: Flight, arrived: tuple[torch.Tensor, int] | None, tally: _Tally, shard: int, grid: Grid
     ) -> Gradients:
         parts, replica = self._parts, self._parts.replica
+        flight = flight.whole(parts.stage, replica, parts.workload)
+        assert flight.record is not None
         parameters = {name: each for name, each in parts.stage.held.items() if isinstance(each, torch.nn.Parameter)}
         for parameter in parameters.values():
             parameter.grad = None
@@ -295,15 +283,3 @@ class StageTrainer:
         if sent_bytes not in (UNKNOWN, self._told_bytes):
             self._told_bytes = sent_bytes
             self._services.emit({"event": "sent", "step": step, "bytes": sent_bytes})
-
-
-def _agreeing(stages: int, stage: int, fingerprint: int) -> list[int]:
-    """For each stage the halves of its fingerprint, each with its complement, by which differing ones show."""
-    told = [EMPTY] * (4 * stages)
-    high, low = fingerprint >> 32, fingerprint & (_HIGH - 1)
-    told[4 * stage : 4 * stage + 4] = [high, ~high, low, ~low]
-    return told
-
-
-def _values(slots: Sequence[int], dtype: torch.dtype) -> list[torch.Tensor]:
-    return [torch.tensor(value, dtype=dtype) for _, value in sorted(from_slots(slots).items())]

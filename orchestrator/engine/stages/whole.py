@@ -24,7 +24,7 @@ class WholeModel:
         self.seconds = [0.0] * cuts.stages  # that each stage has taken, forward and backward
 
     def close(self) -> None:
-        for stage in self._stages:
+        for stage in reversed(self._stages):
             stage.close()
 
     def forward(self, call: Callable[[], Any], way: Way = "training") -> Any:
@@ -54,7 +54,9 @@ class WholeModel:
             parcels = stage.backward(record, came, tied)
             self.seconds[stage.index] += time.perf_counter() - since
             came = Gradients(parcels, Generators.now())
-            found.update({name: delivered(each) for name, each in take_gradients(self._parameters, held).items()})
+            # The others stay where they are: no stage before this one has them.
+            mine = [name for name in self._cuts.tied if name in held]
+            found.update({name: delivered(each) for name, each in take_gradients(self._parameters, mine).items()})
         for name, gradient in found.items():
             self._parameters[name].grad = gradient
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.engine.stages import messages
-from orchestrator.engine.stages.parcels import Activations, Generators, Gradients, pack, unpack
+from orchestrator.engine.stages.parcels import Activations, Generators, Gradients, pack, same_generators, unpack
 from orchestrator.engine.stages.part import PartLayout
 from orchestrator.numerics import exact, streams
 from orchestrator.numerics.layout import BLOCK, Layout
@@ -65,8 +65,8 @@ def test_activations_arrive_as_they_were_sent(dtype: torch.dtype) -> None:
         assert torch.equal(arrived, tensor)
     with streams.held():
         came.generators.restore()
-        assert messages.alike(Generators.now(), later)
-    assert not messages.alike(later, seeded)
+        assert same_generators(Generators.now(), later)
+    assert not same_generators(later, seeded)
 
 
 def test_gradients_arrive_as_they_were_sent() -> None:

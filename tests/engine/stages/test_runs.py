@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gc
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from orchestrator.engine.stages.flight import Flight
+from orchestrator.engine.stages.trainer import StageTrainer
 from orchestrator.engine.worker import Ended, Worker
-from orchestrator.errors import ConfigurationError, NonFinite, OrchestratorError, PipelineRaised
+from orchestrator.errors import ConfigurationError, Inconsistent, NonFinite, OrchestratorError, PipelineRaised
 from pipelines.characters import Characters
 from tests.engine import pipelines
 from tests.engine.elastic import EVERYTHING, Fault, survive
@@ -53,6 +55,48 @@ def test_a_tied_embedding(layout: Layout, precision: str) -> None:
     _same(Characters, layout, args=args, clip=0.5, optimizer=ADAM, shards=4, batch_size=8, steps=3, precision=precision)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["1f1b", "gpipe"])
+def test_forward_passes_that_are_computed_anew_leave_the_same_bits(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout, running statistics and counters; and where activations are kept, none is computed anew."""
+    unsplit = train(pipelines.Batchnorm, ONE, clip=0.05, optimizer=ADAM)
+    anew: list[int] = []
+    whole = Flight.whole
+
+    def counted(flight: Flight, stage: Any, *others: Any) -> Flight:
+        if flight.record is None:
+            anew.append(stage.index)
+        return whole(flight, stage, *others)
+
+    monkeypatch.setattr(Flight, "whole", counted)
+    for recompute in (False, True):
+        told = train(
+            pipelines.Batchnorm, MESHES[1], clip=0.05, optimizer=ADAM, recompute=recompute, pipeline_order=order
+        )
+        assert (told.trace, told.digest) == (unsplit.trace, unsplit.digest)
+        assert bool(anew) == recompute
+    assert set(anew) == ({0} if order == "1f1b" else {0, 1}), "of the last stage backward follows at once"
+
+
+@pytest.mark.slow
+def test_activations_are_not_kept_where_they_are_computed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[int] = []
+    backward = StageTrainer._backward
+
+    def counted(trainer: StageTrainer, task: Any, when: Any, tally: Any, flights: dict[int, Flight], grid: Any) -> None:
+        held.append(sum(flight.record is not None for flight in flights.values()))
+        backward(trainer, task, when, tally, flights, grid)
+
+    monkeypatch.setattr(StageTrainer, "_backward", counted)
+    most = []
+    for recompute in (False, True):
+        held.clear()
+        train(pipelines.Mlp, Layout(2, stages=2), recompute=recompute, pipeline_order="gpipe", steps=1)
+        most.append(max(held))
+    assert most[0] == 5
+    assert most[1] <= 1, "only of a shard whose backward pass comes next"
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("member", range(4))
 @pytest.mark.parametrize("what", ["die", "call off", "regroup", "join"])
@@ -70,6 +114,46 @@ def test_a_call_off_while_digests_are_taken_loses_nothing() -> None:
         pipelines.Batchnorm, Layout(2, stages=2), [Fault(0, 100, "die"), Fault(2, 60, "call off")], 2, **EVERYTHING
     )
     assert (told.trace, told.digest, told.metrics) == (unsplit.trace, unsplit.digest, unsplit.metrics)
+
+
+class Remade(pipelines.Batchnorm):
+    """Its model is made anew where a run goes back to its first values. drifts: then they are others."""
+
+    most: ClassVar[list[int]] = []
+
+    def __init__(self, rows: int = 22, held_out: int | None = 7, drifts: bool = False) -> None:
+        super().__init__(rows, held_out)
+        self.drifts = drifts
+        self._made = 0
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        self._made += 1
+        self.most.append(self._made)
+        if self.drifts and self._made > 1:
+            with torch.no_grad():
+                next(model.parameters()).add_(1)
+        return model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
+def test_before_the_first_checkpoint_a_loss_sends_all_back_to_values_that_are_made_anew(optimizer: str) -> None:
+    """adagrad has a state before the first step."""
+    settings = {**EVERYTHING, "optimizer": {"name": optimizer, "lr": 0.02}}
+    Remade.most.clear()
+    unsplit = survive(Remade, ONE, **settings)
+    assert max(Remade.most) == 1
+    told = survive(Remade, Layout(2, stages=2), [Fault(1, 60, "die")], **settings)
+    assert (told.trace, told.digest, told.metrics) == (unsplit.trace, unsplit.digest, unsplit.metrics)
+    assert max(Remade.most) == 2
+
+
+@pytest.mark.slow
+def test_first_values_that_come_out_otherwise_are_told() -> None:
+    settings = {**EVERYTHING, "args": {**EVERYTHING["args"], "drifts": True}}
+    with pytest.raises(Inconsistent, match=r"model\(\) gave '0.bias|model\(\) gave '0.weight' another first value"):
+        survive(Remade, Layout(2, stages=2), [Fault(1, 60, "die")], **settings)
 
 
 @pytest.mark.slow
