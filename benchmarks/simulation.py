@@ -1,15 +1,17 @@
-"""What `simulate` predicts beside what launches take: step times of layouts that nothing was fitted to, and goodput of kills.
+"""What `simulate` and `tune` predict beside what runs take: step times of layouts that nothing was fitted to, and goodput.
 
-    python -m benchmarks.simulation [--steps 400]
+    python -m benchmarks.simulation [--rounds 3] [--seconds 3] [--conf digits] [--kills 4000]
 
-Three figures are fitted to a ring of 1, 2 and 4 workers: the processor time of a micro-batch, of the rest of a worker's step,
-and of a message. All others are predictions. Each layout is launched in turn, and its fastest time counts: what else the
-machine does only slows down.
+Five figures come from runs of one and of two workers in a ring (`simulation.calibration`); all other layouts, of 1 to 8
+workers, are predictions. Pieces of the run are measured on one Ray, each layout once in every round, so that what else the
+machine does meets all alike; of a layout the shortest window counts, and processor times by their medians. With --kills a run
+of four workers, of which some are killed, is held against the life that the controller makes of the same losses.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -22,80 +24,33 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.control.membership import Requirements
-from orchestrator.control.shard_assignment import assign_shards
-from orchestrator.simulation import steps
-from orchestrator.simulation.conditions import Conditions, Network
-from orchestrator.simulation.exchange import exchange
-from orchestrator.simulation.lives import Life, live
-from orchestrator.topologies import build_schedule
+from orchestrator.numerics.determinism import prepare_environment
 
-FITTED = [("ring", 1), ("ring", 2), ("ring", 4)]
+prepare_environment()
+
+from orchestrator.cluster.sessions import environment  # noqa: E402
+from orchestrator.control.membership import Requirements  # noqa: E402
+from orchestrator.settings import Settings, load  # noqa: E402
+from orchestrator.simulation.calibration import Layout, Measured, Model, calibrate, predicted, together  # noqa: E402
+from orchestrator.simulation.conditions import Conditions  # noqa: E402
+from orchestrator.simulation.lives import Life, live  # noqa: E402
+
+FITTED = [Layout("ring", 1), Layout("ring", 2)]
 PREDICTED = [
-    ("ring", 3),
-    ("ring", 6),
-    ("ring", 8),
-    ("tree", 4),
-    ("tree", 8),
-    ("parameter_server", 3),
-    ("peer_to_peer", 4),
+    *(Layout("ring", workers) for workers in (3, 4, 6, 8)),
+    *(Layout("tree", workers) for workers in (2, 4, 8)),
+    *(Layout("parameter_server", workers) for workers in (1, 3)),
+    *(Layout("peer_to_peer", workers) for workers in (2, 4, 8)),
 ]
-PREDICTED += [("peer_to_peer", 8)]
-SHARDS, ELEMENTS = 8, 38_378
+FEW = [
+    Layout("ring", 4),
+    Layout("ring", 8),
+    Layout("tree", 4),
+    Layout("parameter_server", 3),
+    Layout("peer_to_peer", 4),
+]
+SHARDS = 8
 KILLS = (0.25, 0.5, 0.75)  # of the steps
-Layout = tuple[str, int]
-
-
-def launched(folder: Path, layout: Layout, count: int, *more: str) -> dict[str, Any]:
-    topology, workers = layout
-    command = [
-        sys.executable,
-        "-m",
-        "orchestrator",
-        "conf=digits",
-        f"topology={topology}",
-        f"cluster.workers={workers}",
-    ]
-    command += [f"run.steps={count}", "evaluation.every=null", "checkpoint.every=null", "output=json", *more]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return report
-
-
-def predicted(layout: Layout, conditions: Conditions) -> float:
-    """Seconds of a step on the cores of this machine."""
-    topology, workers = layout
-    hosted = np.array([len(each) for each in assign_shards(SHARDS, workers)])
-    times = steps.micro_batches(conditions, workers, hosted, 1)
-    exchanged = exchange(build_schedule(topology, workers), ELEMENTS * 8, ELEMENTS * 4, conditions.network)
-    return steps.lockstep(conditions, times, exchanged).seconds
-
-
-def fit(measured: dict[Layout, float], cores: int) -> Conditions:
-    """Least squares of the relative errors over a grid that is refined: three figures, three measurements."""
-    best: tuple[float, ...] = (1e-3, 1e-3, 5e-5)
-    around = 4.0
-    for _ in range(40):
-        candidates = [
-            tuple(value * around**power for value, power in zip(best, powers, strict=True)) for powers in _POWERS
-        ]
-        best = min(candidates, key=lambda each: _error(each, measured, cores))
-        around = max(1.005, around**0.85)
-    return _conditions(best, cores)
-
-
-_POWERS = [(a, b, c) for a in (-1, -0.5, 0, 0.5, 1) for b in (-1, -0.5, 0, 0.5, 1) for c in (-1, -0.5, 0, 0.5, 1)]
-
-
-def _conditions(figures: tuple[float, ...], cores: int) -> Conditions:
-    compute, update, message = figures
-    network = Network(latency_s=0.0, bandwidth=1e12, message_s=message, byte_s=0.3e-9 / 8)
-    return Conditions(network=network, compute_s=compute, update_s=update, cores=cores)
-
-
-def _error(figures: tuple[float, ...], measured: dict[Layout, float], cores: int) -> float:
-    conditions = _conditions(figures, cores)
-    return sum((predicted(layout, conditions) / seconds - 1) ** 2 for layout, seconds in measured.items())
 
 
 def disturbed(folder: Path, count: int) -> tuple[float, int, dict[str, Any]]:
@@ -148,39 +103,60 @@ def _progress(folder: Path) -> tuple[int, list[int]]:
     return lines, [pids[worker] for worker in sorted(pids)]
 
 
+def measure(settings: Settings, rounds: int, others: list[Layout]) -> tuple[list[Measured], Model, float]:
+    """Every layout, the fitted ones first, with the model and what adding a byte costs."""
+    from orchestrator.commands.tune import added_s, model_of, probing
+    from orchestrator.driver.terminal.progress import for_stream
+
+    display, layouts = for_stream(), [*FITTED, *others]
+    found: dict[Layout, list[Measured]] = {layout: [] for layout in layouts}
+    with probing(settings, display, max(layout.workers for layout in layouts)) as prober:
+        for _ in range(rounds):
+            for layout in layouts:
+                found[layout].append(prober.measure(layout))
+    return [together(found[layout]) for layout in layouts], model_of(settings), added_s()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=2, help="launches of each layout")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of a piece")
+    parser.add_argument("--few", action="store_true", help="five of the predicted layouts instead of twelve")
+    parser.add_argument("--conf", default="digits")
+    parser.add_argument("--kills", type=int, default=0, metavar="STEPS", help="of the run in which workers are killed")
     arguments = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as temporary:
         folder = _project(Path(temporary))
-        measured: dict[Layout, float] = {}
-        for _ in range(arguments.rounds):
-            for layout in (*FITTED, *PREDICTED):
-                seconds = 1 / launched(folder, layout, arguments.steps)["steps_per_s"]
-                measured[layout] = min(seconds, measured.get(layout, seconds))
-        conditions = fit({layout: measured[layout] for layout in FITTED}, cores)
+        with contextlib.chdir(folder):
+            sys.path.insert(0, str(folder))
+            settings = load([arguments.conf], [f"tuning.seconds={arguments.seconds}", "run.steps=100000"])
+            environment.prepare_environment(settings.cluster.address)
+            measured, model, byte_s = measure(settings, arguments.rounds, FEW if arguments.few else PREDICTED)
+        conditions = calibrate(model, measured[: len(FITTED)], cores, byte_s)
+        network = conditions.network
         print(
-            f"fitted: micro-batch {1e3 * conditions.compute_s:.3f} ms, rest of a step {1e3 * conditions.update_s:.3f} ms, "
-            f"message {1e6 * conditions.network.message_s:.0f} us; {cores} cores"
+            f"micro-batch {1e3 * conditions.compute_s:.3f} ms, rest of a step {1e3 * conditions.update_s:.3f} ms, message "
+            f"{1e6 * network.message_s:.0f} us, latency {1e6 * network.latency_s:.0f} us, beside "
+            f"{1e3 * conditions.background_s:.3f} ms; {cores} cores"
         )
         print("| layout | measured ms | predicted ms | error | |\n|---|---:|---:|---:|---|")
-        for layout, seconds in measured.items():
-            found = predicted(layout, conditions)
-            kind = "fitted" if layout in FITTED else ""
-            name = f"{layout[0]}, {layout[1]}"
-            print(f"| {name} | {1e3 * seconds:.2f} | {1e3 * found:.2f} | {found / seconds - 1:+.1%} | {kind} |")
+        for each in measured:
+            told = predicted(model, each.layout, conditions)
+            kind = "fitted" if each.layout in FITTED else ""
+            print(
+                f"| {each.layout} | {1e3 * each.wall_s:.2f} | {1e3 * told:.2f} | {told / each.wall_s - 1:+.1%} | {kind} |"
+            )
         sys.stdout.flush()
-        _goodput(folder, conditions, arguments.steps * 10)
+        if arguments.kills:
+            _goodput(folder, model, conditions, arguments.kills)
 
 
-def _goodput(folder: Path, conditions: Conditions, count: int) -> None:
+def _goodput(folder: Path, model: Model, conditions: Conditions, count: int) -> None:
     """A run in which workers are killed, beside the life that the controller makes of the same losses."""
     seconds, kills, report = disturbed(folder, count)
     lost = [each["seconds"] for each in report["recoveries"] if each["kind"] == "lost"]
-    step = {workers: predicted(("ring", workers), conditions) for workers in range(1, 5)}
+    step = {workers: predicted(model, Layout("ring", workers), conditions) for workers in range(1, 5)}
     losses = [(share * count * step[4], 0) for share in KILLS[:kills]]
     requirements = Requirements(shards=SHARDS, start=4, least=1, most=4, start_timeout_s=1e9, step_timeout_s=1e9)
     told = Conditions(detect_s=float(np.median(lost)), start_s=_START_S)

@@ -48,8 +48,10 @@ def launch(
     settings = load(given, overrides)
     prepare_environment(settings.cluster.address)
     from orchestrator.commands import launch as story  # imports ray, which reads the environment
+    from orchestrator.commands import tune
 
-    run_id, outcome = story.launch(settings, origins(given, overrides), on_event=on_event)
+    settings, where, tuning = tune.decided(settings, origins(given, overrides))
+    run_id, outcome = story.launch(settings, where, on_event=on_event, tuning=tuning)
     if outcome.error is not None:
         raise outcome.error
     assert outcome.digest is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import subprocess
 import sys
 import textwrap
@@ -392,7 +393,7 @@ WRONG = {
     "data.foo=3": "data.foo: no such key; data has shards, batch_size, loaders, inputs, partition, sampling, subset",
     "zzz=3": "zzz: no such key; there are run, pipeline, data, cluster, topology, sync, reduction, transport, "
     "initial, optimizer, contribution, compression, local, privacy, secure_aggregation, gradient, "
-    "schedule, early_stopping, checkpoint, evaluation, trace, tracking, strict, environment, output",
+    "schedule, early_stopping, checkpoint, evaluation, trace, tracking, tuning, strict, environment, output",
     "run.seed=abc": "run.seed: expected a whole number, got 'abc'",
     "run.seed=1.5": "run.seed: expected a whole number, got 1.5",
     "run.seed=true": "run.seed: expected a whole number, got true",
@@ -493,6 +494,8 @@ WRONG = {
     "expected a number of steps such as 20 or of seconds such as 30s, got '5m'",
     "trace.digest_every=-1": "trace.digest_every: must be at least 0, got -1",
     "strict=maybe": "strict: expected true or false, got 'maybe'",
+    "tuning.auto=[run.seed]": "tuning.auto: must be among topology, cluster.workers, data.loaders, got ('run.seed',)",
+    "tuning.seconds=0": "tuning.seconds: must be greater than 0, got 0.0",
     "output=xml": "output: expected one of text, json, got 'xml'",
     "run.epochs=3": "run.steps and run.epochs: only one can be set",
     "run.steps=": "run.steps or run.epochs: one is required",
@@ -767,6 +770,49 @@ def all_settings(draw: st.DrawFn) -> Settings:
         strict=draw(st.booleans()),
         output=draw(st.sampled_from(["text", "json"])),
     )
+
+
+def test_auto_is_left_to_a_measurement_until_a_later_source_gives_a_value() -> None:
+    first = {
+        "run": {"steps": 3},
+        "pipeline": {"target": "a:B"},
+        "topology": {"name": "tree", "arity": 3},
+        "cluster": {"workers": "auto"},
+    }
+    settings = load([first], ["topology=auto"])
+    assert settings.tuning.auto == ("cluster.workers", "topology")
+    assert (settings.topology.name, settings.topology.options) == ("ring", {})
+    assert from_yaml(to_yaml(settings)) == settings
+    assert load([first], ["topology=auto", "topology=tree", "cluster.workers=3"]).tuning.auto == ()
+    assert load([first], ["cluster.workers={min: 1, max: 2}"]).tuning.auto == ()
+    assert load([], [*SMALLEST, "data.loaders=auto"]).tuning.auto == ("data.loaders",)
+    with pytest.raises(ConfigurationError, match="auto is decided by a measurement when a run is launched"):
+        resolve(settings)
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        (
+            "reduction=fast",
+            "with reduction=fast the layout determines the result, and a measurement may not; give it, or set",
+        ),
+        ("sync=ssp", "what is chosen by measuring is the layout of lockstep, not of sync=ssp; give it"),
+        (
+            "cluster.stages=2",
+            "what is chosen by measuring is the layout of whole models; give it, or leave cluster.stages out",
+        ),
+        (
+            "compression=topk",
+            "what is chosen by measuring is the layout of dense sums, not of compression=topk; give it",
+        ),
+    ],
+)
+def test_what_no_measurement_may_choose_is_refused(override: str, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(f"topology: {problem}")):
+        load([], [*SMALLEST, "topology=auto", "cluster.workers=2", override])
+    if override == "reduction=fast":
+        assert load([], [*SMALLEST, "data.loaders=auto", override]).tuning.auto == ("data.loaders",)
 
 
 @given(all_settings())

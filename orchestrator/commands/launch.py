@@ -37,11 +37,12 @@ def launch(
     replay: str | None = None,
     beside: Beside | None = None,
     on_event: Callback | None = None,
+    tuning: Mapping[str, Any] | None = None,
 ) -> tuple[str, Outcome]:
     """The whole story; returns the run's id and what it came to. origins: where the settings were given, by key; ray: the one
     to run on, which outlives the run and may serve others beside it, each in a thread of its own; replay: the file of the rests
     that an asynchronous run repeats; beside: what it has in common with other runs of this process; on_event: called with what
-    happens, see `api.launch`.
+    happens, see `api.launch`; tuning: how settings were chosen by a measurement, to be kept in the record.
 
     Raises UsageError and NotRerunnable before anything is started; an error of the run itself is in the outcome.
     """
@@ -68,16 +69,24 @@ def launch(
     posted = signals.posted() if beside is None else nullcontext(beside.pending_signal)
     with posted as pending_signal, ThreadPoolExecutor(1) as pool:
         # MLflow and DVC take as long to import as Ray to start, so they do it side by side.
-        opening = pool.submit(_open, settings, folder, provenance, origins, beside)
+        opening = pool.submit(_open, settings, folder, provenance, origins, beside, tuning)
         job = Job(settings, plan, project, Audience(display, on_event), pending_signal, ray, secret)
         return job.complete(opening, RunStart(requirements(plan)))
 
 
 def _open(
-    settings: Settings, folder: Path, provenance: Provenance, origins: Mapping[str, str], beside: Beside | None
+    settings: Settings,
+    folder: Path,
+    provenance: Provenance,
+    origins: Mapping[str, str],
+    beside: Beside | None,
+    tuning: Mapping[str, Any] | None,
 ) -> Record:
     if beside is None:
-        return open_record(settings, folder, provenance, origins)
+        record = open_record(settings, folder, provenance, origins)
+        if tuning is not None:
+            record.keep_tuning(tuning)
+        return record
     try:
         record = open_record(settings, folder, provenance, origins, beside.tags)
     except ConfigurationError as error:  # what is wrong with the store is no fault of this run's settings

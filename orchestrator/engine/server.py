@@ -17,7 +17,7 @@ from orchestrator.engine.asynchronous.traffic import DeltaMemory, Traffic
 from orchestrator.engine.compute import construction, evaluation
 from orchestrator.engine.exchange import state_transfer
 from orchestrator.engine.exchange.carriers import Carriers
-from orchestrator.engine.exchange.collectives import Exchange, Memory
+from orchestrator.engine.exchange.collectives import VOTES, Exchange, Memory
 from orchestrator.engine.exchange.footprint import sums_of
 from orchestrator.engine.exchange.lattice_carrier import LatticeCarrier
 from orchestrator.engine.execution.adder import Adder
@@ -96,9 +96,13 @@ class Server:
                 state, _ = state_transfer.take(transport, generation.number, donor, deadline_s)
                 loop.run_state = loop.run_state.resumed(state.values)
             self._loop = loop
-            transport.activity = "exchange"
+            transport.activity, transport.waits = "exchange", VOTES
             exchange = Exchange(generation.schedule, rank, generation.number, transport, memory, deadline_s)
-            halted = loop.run(executor(transport, exchange), exchange, _Listener(), saving=bool(generation.writers))
+            try:
+                listener = _Listener(self._services)
+                halted = loop.run(executor(transport, exchange), exchange, listener, saving=bool(generation.writers))
+            finally:
+                self._services.tell_times(at_once=True)
             return Ended(halted, self.progress)
 
         return live(generation, heartbeat, connect, through, lambda: self.progress)
@@ -131,6 +135,9 @@ class Server:
 class _Listener:
     """The hooks of a member that has nothing to contribute beside the step; implements `engine.execution.loop.Hooks`."""
 
+    def __init__(self, services: ProcessServices) -> None:
+        self._services = services
+
     def running(self) -> None:
         pass
 
@@ -139,13 +146,13 @@ class _Listener:
 
     def publish(
         self,
-        lines: Sequence[trace.Line],
-        rest: Mapping[str, Any] | None,
-        metrics: Mapping[str, float] | None,
+        lines: Sequence[trace.Line],  # noqa: ARG002
+        rest: Mapping[str, Any] | None,  # noqa: ARG002
+        metrics: Mapping[str, float] | None,  # noqa: ARG002
         *,
-        last: bool,
+        last: bool,  # noqa: ARG002
     ) -> None:
-        pass
+        self._services.tell_times()
 
     def save(self, run_state: RunState) -> None:
         pass

@@ -210,6 +210,7 @@ class Worker:
         finally:
             state.held.replica.give_up_shard()  # a step that was given up leaves the buffers as its last shard made them
             self._services.writer.copied(0)  # what was begun is written also where no further update asks for it
+            self._services.tell_times(at_once=True)
         if halted != "finished":
             return Ended(halted, self.progress, why="all members agreed")
         self.close()

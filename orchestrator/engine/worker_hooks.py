@@ -14,6 +14,7 @@ from orchestrator.checkpoints.state import TrainingState
 from orchestrator.engine.compute import evaluation, snapshot
 from orchestrator.engine.compute.workload import Workload
 from orchestrator.engine.exchange import state_transfer
+from orchestrator.engine.exchange.collectives import VOTES
 from orchestrator.engine.execution.boundary import Boundary
 from orchestrator.engine.execution.loop import Loop
 from orchestrator.engine.execution.replica_state import ReplicaState
@@ -21,6 +22,7 @@ from orchestrator.engine.execution.run_state import RunState
 from orchestrator.engine.execution.timing import Timing
 from orchestrator.engine.member.cancellation import CancellableTransport
 from orchestrator.engine.member.generation import INITIAL, Entry, Generation, ProcessServices
+from orchestrator.engine.stages.messages import WAITS
 from orchestrator.engine.stages.stage_state import StageState
 from orchestrator.errors import Inconsistent
 from orchestrator.plan import Plan
@@ -104,7 +106,7 @@ class WorkerHooks:
         self._move_rows(transport)
         self._state.loop.inherited(self._generation.inherited)
         self._state.has_state = True
-        transport.activity = "exchange"
+        transport.activity, transport.waits = "exchange", {**VOTES, **WAITS}
 
     def running(self) -> None:
         number, step = self._generation.number, self._state.loop.run_state.steps - 1
@@ -135,6 +137,7 @@ class WorkerHooks:
         if metrics is not None:
             step = self._state.loop.run_state.steps - 1
             self._services.emit({"event": "evaluated", "step": step, "metrics": dict(metrics), **again})
+        self._services.tell_times()
 
     def save(self, run_state: RunState) -> None:
         writers = self._generation.writers

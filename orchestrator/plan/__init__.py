@@ -233,12 +233,13 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Cadence:
-    """When something is looked at. evaluation: None at the end only. The other two are in steps, 0 for never: digests of all
-    parameters together, and of each tensor."""
+    """When something is looked at. evaluation: None at the end only. The next two are in steps, 0 for never: digests of all
+    parameters together, and of each tensor. timeline: whether what members do is kept, moment by moment."""
 
     evaluation: Every | None
     digest_every: int
     tensors_every: int
+    timeline: bool = False
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.errors import ConfigurationError
 from orchestrator.plan import (
     Cadence,
     Checkpoints,
@@ -41,6 +42,13 @@ INITIAL_FOLDER = ".orchestrator/initial"  # where a launch puts the weights that
 
 
 def resolve(settings: Settings) -> Plan:
+    """Raises ConfigurationError where something is still to be measured."""
+    if settings.tuning.auto:
+        keys = ", ".join(settings.tuning.auto)
+        raise ConfigurationError(
+            [f"{keys}: auto is decided by a measurement when a run is launched"],
+            "give a value here; `python -m orchestrator tune conf=...` measures, and says which",
+        )
     run, data = settings.run, settings.data
     return Plan(
         run=Run(
@@ -66,7 +74,7 @@ def resolve(settings: Settings) -> Plan:
         exchange=_exchange(settings),
         cluster=_cluster(settings),
         checkpoints=Checkpoints(settings.checkpoint.every, settings.checkpoint.keep, settings.checkpoint.uri),
-        cadence=Cadence(settings.evaluation.every, settings.trace.digest_every, settings.trace.tensors_every),
+        cadence=_cadence(settings),
         sync=Variant(settings.sync.name, settings.sync.options),
         pipelining=Variant(settings.cluster.pipeline.name, settings.cluster.pipeline.options),
         recompute=settings.run.recompute,
@@ -76,6 +84,11 @@ def resolve(settings: Settings) -> Plan:
 def _initial(settings: Settings) -> Initial | None:
     name, digest = settings.initial.name, settings.initial.digest
     return None if name is None else Initial(name, digest, f"{INITIAL_FOLDER}/{digest}.safetensors")
+
+
+def _cadence(settings: Settings) -> Cadence:
+    trace = settings.trace
+    return Cadence(settings.evaluation.every, trace.digest_every, trace.tensors_every, trace.timeline)
 
 
 def _variant(

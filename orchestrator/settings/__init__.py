@@ -47,6 +47,7 @@ from orchestrator.settings.schema import (
     TopologySettings,
     TraceSettings,
     TrackingSettings,
+    TuningSettings,
 )
 from orchestrator.settings.views import (
     as_yaml,
@@ -90,6 +91,7 @@ __all__ = [
     "TopologySettings",
     "TraceSettings",
     "TrackingSettings",
+    "TuningSettings",
     "Workers",
     "as_yaml",
     "choices",

@@ -17,6 +17,7 @@ from typing import Any
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings import sources
 from orchestrator.settings.schema import (
+    AUTO,
     BY_PATH,
     KEYS,
     SECTIONS,
@@ -147,6 +148,8 @@ def _merge(merged: Merged, source: Source) -> list[str]:
             problems.append(_problem(given.where, ".".join(path), _no_such_key(path, given)))
             continue
         key, rest = located
+        if path in AUTO and _leave_to_measuring(merged, path, given):
+            continue
         if not key.is_open:
             merged[key] = {(): given}
             changed.add(key)
@@ -168,6 +171,23 @@ def _merge(merged: Merged, source: Source) -> list[str]:
         if before is not None and now is not None and now[()].value != before[()].value:
             _drop_options(merged, section, now[()].value, source)
     return problems
+
+
+def _leave_to_measuring(merged: Merged, path: KeyPath, given: Given) -> bool:
+    """`auto` of a key puts its name into `tuning.auto`; a later source that gives it a value takes it out again."""
+    name, chosen = AUTO[path], merged.setdefault(BY_PATH["tuning", "auto"], {})
+    known = [each for each in (chosen[()].value if chosen else ()) if each != name]
+    if given.value == "auto":
+        chosen[()] = Given([*known, name], None, given.where)
+        merged.pop(BY_PATH[path], None)
+        if name in TABLES:
+            merged.pop(BY_PATH[path_of(name)], None)
+        return True
+    if chosen:
+        chosen[()] = Given(known, None, chosen[()].where)
+    else:
+        del merged[BY_PATH["tuning", "auto"]]
+    return False
 
 
 def _drop_options(merged: Merged, section: str, name: str, source: Source) -> None:

@@ -111,6 +111,12 @@ MODEL = matching(
 REGISTERED = matching(r"[^/@:]+(@[^/@:]+)?", "NAME or NAME@ALIAS, without / and :")
 HEX_DIGEST = matching(r"[0-9a-f]{64}", "a digest, 64 hexadecimal digits")
 ABSOLUTE = Must("an absolute path, or one from ~", lambda path: str(path).startswith(("/", "~")))
+AUTO: dict[KeyPath, str] = {
+    ("topology", "name"): "topology",
+    ("cluster", "workers"): "cluster.workers",
+    ("data", "loaders"): "data.loaders",
+}
+TUNABLE = Must(f"among {', '.join(AUTO.values())}", lambda names: set(names) <= set(AUTO.values()))
 NO_NAME = Must("a mapping without the key 'name'", lambda options: "name" not in options)
 
 
@@ -494,6 +500,28 @@ class TraceSettings:
             at_least(0),
         ),
     )
+    timeline: bool = field(
+        default=False,
+        metadata=execution(
+            "Whether timeline.json shows what each worker does when, for ui.perfetto.dev or chrome://tracing."
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningSettings:
+    """What a launch decides by measuring; see `orchestrator/commands/tune.py`. `topology: auto` is short for naming it here."""
+
+    auto: tuple[str, ...] = field(
+        default=(),
+        metadata=execution(
+            "What a measurement at launch chooses: topology, cluster.workers, data.loaders; `topology: auto` puts it here.",
+            TUNABLE,
+        ),
+    )
+    seconds: float = field(
+        default=2.0, metadata=execution("For how long each layout runs that is measured for that.", POSITIVE)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -545,6 +573,7 @@ class Settings:
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     trace: TraceSettings = field(default_factory=TraceSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
+    tuning: TuningSettings = field(default_factory=TuningSettings)
     strict: bool = field(default=False, metadata=execution("Refuse to start a run that could not be repeated exactly."))
     environment: Literal["check", "ignore", "rebuild"] = field(
         default="check",
@@ -662,6 +691,30 @@ def _workers_have_shards(workers: Workers, shards: int, number_of_stages: int) -
         f"cluster.workers: {workers.most} workers for {shards} shards; a worker hosts at least one shard: "
         "lower cluster.workers or raise data.shards (which changes the result)"
     )
+
+
+def _unfit_for_tuning(
+    auto: tuple[str, ...], reduction: str, sync: str, number_of_stages: int, compression: str, multiplier: float
+) -> str | None:
+    if not auto:
+        return None
+    keys = " and ".join(auto)
+    if reduction == "fast" and set(auto) != {"data.loaders"}:
+        return (
+            f"{keys}: with reduction=fast the layout determines the result, and a measurement may not; give it, or set "
+            "reduction=exact"
+        )
+    if sync != "bsp":
+        return f"{keys}: what is chosen by measuring is the layout of lockstep, not of sync={sync}; give it"
+    if number_of_stages > 1:
+        return (
+            f"{keys}: what is chosen by measuring is the layout of whole models; give it, or leave cluster.stages out"
+        )
+    if compression != "none":
+        return f"{keys}: what is chosen by measuring is the layout of dense sums, not of compression={compression}; give it"
+    if multiplier:
+        return f"{keys}: a measurement would train with the noise of the run; give it"
+    return None
 
 
 def _fast_needs_a_number(reduction: str, workers: Workers) -> str | None:
@@ -998,6 +1051,10 @@ RULES = (
     Rule(("run.steps", "run.epochs"), _length_is_given_once),
     Rule(("cluster.workers", "data.shards", "cluster.stages"), _workers_have_shards),
     Rule(("reduction", "cluster.workers"), _fast_needs_a_number),
+    Rule(
+        ("tuning.auto", "reduction", "sync.name", "cluster.stages", "compression.name", "privacy.noise_multiplier"),
+        _unfit_for_tuning,
+    ),
     Rule(("data.batch_size", "data.shards"), _shards_have_rows),
     Rule(("data.batch_size", "run.steps"), _sizes_are_reached),
     Rule(("data.batch_size", "schedule.every"), _every_needs_alike_epochs),

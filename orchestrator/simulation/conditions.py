@@ -28,17 +28,20 @@ class Network:
 
 @dataclass(frozen=True)
 class Conditions:
-    """compute_s: of one shard's micro-batch; update_s: of the rest of a worker's step (optimizer, vote, trace).
+    """compute_s: of one shard's micro-batch, by a worker that is alone; with several it takes `contention` times as long, where
+    they share caches and memory; update_s: of the rest of a worker's step (optimizer, vote, trace).
 
     stragglers: this share of the workers computes slower_by times as long, always; jitter: relative standard deviation of
     a micro-batch, log-normal; stalls: with this probability a worker's step waits stall_s. cores: that all workers share, 0
-    where each has its own. failure_s: mean time until a worker is lost, exponential, 0 for never; detect_s: until that is
+    where each has its own; background_s: processor time of a worker's step beside its computing thread, which counts where
+    cores are shared. failure_s: mean time until a worker is lost, exponential, 0 for never; detect_s: until that is
     known and the others have left; start_s: until another worker is ready. save_s: a checkpoint holds up a step for. seed: of
     all that is drawn.
     """
 
     network: Network = Network()
     compute_s: float = 0.02
+    contention: float = 1.0
     update_s: float = 0.001
     stragglers: float = 0.0
     slower_by: float = 3.0
@@ -46,6 +49,7 @@ class Conditions:
     stalls: float = 0.0
     stall_s: float = 0.2
     cores: int = 0
+    background_s: float = 0.0
     failure_s: float = 0.0
     detect_s: float = 0.1
     start_s: float = 5.0
@@ -95,6 +99,7 @@ KEYS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "network.message": ("message_s", time_of, "processor time of handing over or taking a message"),
     "network.add": ("byte_s", lambda text: 1 / rate_of(text), "rate at which a member adds up or copies what it takes"),
     "compute": ("compute_s", time_of, "of the micro-batch of one shard"),
+    "contention": ("contention", _factor, "how many times as long that takes with several workers, which share caches"),
     "update": ("update_s", time_of, "of the rest of a worker's step"),
     "stragglers": ("stragglers", _share, "share of the workers that are slow"),
     "slower_by": ("slower_by", _factor, "how many times as long they take"),
@@ -102,6 +107,11 @@ KEYS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "stalls": ("stalls", _share, "probability that a worker stalls in a step"),
     "stall": ("stall_s", time_of, "for how long"),
     "cores": ("cores", int, "that all workers share; 0: each has its own"),
+    "background": (
+        "background_s",
+        time_of,
+        "processor time of a worker's step beside its computing thread, where cores are shared",
+    ),
     "failures": ("failure_s", time_of, "mean time until a worker is lost; 0s: never"),
     "detection": ("detect_s", time_of, "until a loss is known and the others have left the step"),
     "start": ("start_s", time_of, "until another worker is ready"),

@@ -11,7 +11,7 @@ import numpy as np
 
 from orchestrator.control.membership import Requirements
 from orchestrator.control.shard_assignment import assign_shards
-from orchestrator.simulation import lives, steps
+from orchestrator.simulation import cores, lives, steps
 from orchestrator.simulation.conditions import Conditions, Network
 from orchestrator.simulation.exchange import Exchanged, exchange, play
 from orchestrator.simulation.lives import Life, Lived
@@ -78,19 +78,33 @@ def answer(question: Question) -> list[Row]:
         exchanged = exchange(schedule, up, down, question.conditions.network)
         for mode_name, mode_options in question.modes:
             mode = build_mode(mode_name, mode_options)
-            stepped = _stepped(question, times, hosted, exchanged, mode)
+            stepped = _stepped(question, times, hosted, exchanged, mode, schedule)
             lived, driven = _lived(question, stepped.seconds)
             rows.append(_row(question, name, mode_name, mode, stepped, exchanged, lived, driven))
     return rows
 
 
-def _stepped(question: Question, times: steps.Times, hosted: Any, exchanged: Exchanged, mode: Mode) -> steps.Stepped:
+def _stepped(
+    question: Question, times: steps.Times, hosted: Any, exchanged: Exchanged, mode: Mode, schedule: Schedule
+) -> steps.Stepped:
     if mode.execution == "lockstep":
-        return steps.lockstep(question.conditions, times, exchanged)
+        return steps.lockstep(question.conditions, times, exchanged, _on_cores(question, times, hosted, schedule))
     received = received_s(question.conditions.network, question.elements, question.workers)
     wire = (question.workers - 1) * question.elements * _UPDATE_BYTES / question.conditions.network.bandwidth
     each = np.maximum(times + hosted * received, hosted * wire)
     return steps.sprints(question.conditions, each, hosted, exchanged, mode)
+
+
+def _on_cores(question: Question, times: steps.Times, hosted: Any, schedule: Schedule) -> Any:
+    """Seconds of each step where few members share cores, task by task; None elsewhere."""
+    if not question.conditions.cores or schedule.members > cores.MOST_MEMBERS:
+        return None
+    sizes = question.elements * question.sum_bytes, question.elements * _RESULT_BYTES
+    shards = int(max(hosted))
+    known: dict[tuple[float, ...], float] = {}  # without chance all steps are alike
+    for row in {tuple(map(float, row)) for row in times}:
+        known[row] = cores.play_step(schedule, row, sizes, question.conditions, shards=shards).seconds
+    return np.array([known[tuple(map(float, row))] for row in times])
 
 
 def received_s(network: Network, elements: int, workers: int) -> float:

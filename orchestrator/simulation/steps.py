@@ -39,7 +39,8 @@ def micro_batches(conditions: Conditions, workers: int, hosted: npt.NDArray[np.i
     random = np.random.default_rng([conditions.seed, workers, steps])
     slow = np.zeros(workers, bool)
     slow[random.permutation(workers)[: round(conditions.stragglers * workers)]] = True
-    base = conditions.compute_s * hosted * np.where(slow, conditions.slower_by, 1.0)
+    each = conditions.compute_s * (conditions.contention if workers > 1 else 1.0)
+    base = each * hosted * np.where(slow, conditions.slower_by, 1.0)
     times = np.broadcast_to(base, (steps, workers)).copy()
     if conditions.jitter:
         sigma = np.sqrt(np.log1p(conditions.jitter**2))
@@ -54,14 +55,17 @@ def shared(seconds: float, busy_s: float, cores: int) -> float:
     return max(seconds, busy_s / cores) if cores else seconds
 
 
-def lockstep(conditions: Conditions, times: Times, exchanged: Exchanged) -> Stepped:
+def lockstep(
+    conditions: Conditions, times: Times, exchanged: Exchanged, played: npt.NDArray[np.float64] | None = None
+) -> Stepped:
+    """played: seconds of each step, where it was played task by task (`cores.py`)."""
     workers, cores = times.shape[1], conditions.cores
     update = shared(conditions.update_s, conditions.update_s * workers, cores)
     exchange = shared(exchanged.seconds, exchanged.busy_s, cores)
     computing = times.max(axis=1)
     if cores:
         computing = np.maximum(computing, times.sum(axis=1) / cores)
-    whole = computing + exchange + update
+    whole = computing + exchange + update if played is None else played
     mean = float(times.mean())
     waiting = float((computing - times.mean(axis=1)).mean()) / float(whole.mean()) if not cores else 0.0
     return Stepped(float(whole.mean()), float(np.median(whole)), float(whole.max()), mean, exchange, waiting)

@@ -25,9 +25,11 @@ def _run(given: Arguments) -> Answer:
             from orchestrator.commands.dry_run import answer, dry_run  # imports ray, which reads that environment
 
             return Answer(stdout=answer(dry_run(settings), as_json))
+        from orchestrator.commands import tune
         from orchestrator.commands.launch import launch
 
-        run_id, outcome = launch(settings, origins(conf, overrides), replay=replay)
+        settings, where, tuning = tune.decided(settings, origins(conf, overrides))
+        run_id, outcome = launch(settings, where, replay=replay, tuning=tuning)
     except OrchestratorError as error:
         return ended.refused(error, as_json, given.started)
     return ended.report(run_id, outcome, as_json, given.started)

@@ -18,6 +18,7 @@ from orchestrator.verbs import (
     runs,
     simulate,
     sweep,
+    tune,
     ui,
     watch,
 )
@@ -35,6 +36,7 @@ VERBS: dict[str, Verb] = {
     "watch": watch.VERB,
     "look": look.VERB,
     "simulate": simulate.VERB,
+    "tune": tune.VERB,
     "submit": jobs.SUBMIT,
     "status": jobs.STATUS,
     "logs": jobs.LOGS,

@@ -20,7 +20,7 @@ FIRST = ("topology=parameter_server", "cluster.workers=2", "transport=tcp", "dat
 OTHERS = (("ring", 4), ("tree", 3), ("peer_to_peer", 5), ("ring", 1))
 FIELDS = {
     "run_id", "status", "steps", "digest", "loss", "metrics", "workers", "generations", "recoveries", "launch_s",
-    "steps_per_s", "bytes_per_step",
+    "steps_per_s", "bytes_per_step", "times",
 }  # fmt: skip
 
 BESIDE = """
@@ -167,11 +167,13 @@ def test_mlflow_has_one_complete_run_per_launch(digits: Project, launched: Done)
         "code.bundle code.json code.patch data.json environment.json identity.json settings.yaml settings_from.json"
     )
     assert artifacts == {
-        f"run/{name}" for name in ("card.md", "card.html", "journal.jsonl", "trace.jsonl", *recorded.split())
+        f"run/{name}"
+        for name in ("card.md", "card.html", "journal.jsonl", "times.jsonl", "trace.jsonl", *recorded.split())
     }
     assert [file.path for file in store.client.list_artifacts(report["run_id"], "model")] == ["model/model.safetensors"]
     assert [file.path for file in store.client.list_artifacts(report["run_id"], "pictures")] == [
         "pictures/loss.png",
+        "pictures/time.png",
         "pictures/topology.svg",
     ]
     assert set(digits.runs().values()) == {"FINISHED"}

@@ -54,14 +54,16 @@ def test_a_run_at_a_server_is_as_complete_as_one_in_the_projects_store(project: 
     assert artifacts == {
         *(
             f"run/{name}"
-            for name in ("journal.jsonl", "trace.jsonl", "settings.yaml", "environment.json", "card.md", "card.html")
+            for name in ("journal.jsonl", "times.jsonl", "trace.jsonl", "settings.yaml", "environment.json")
         ),
+        *(f"run/{name}" for name in ("card.md", "card.html")),
         *(
             f"run/{name}"
             for name in ("settings_from.json", "code.bundle", "code.patch", "code.json", "data.json", "identity.json")
         ),
         "model/model.safetensors",
         "pictures/loss.png",
+        "pictures/time.png",
         "pictures/topology.svg",
     }
     (model,) = store.client.search_logged_models([run.info.experiment_id])

@@ -22,6 +22,8 @@ import torch
 from orchestrator.control.events import Begin
 from orchestrator.control.rendezvous.schedules import groups_of
 from orchestrator.control.shard_assignment import assign_shards, assign_stages, deal
+from orchestrator.engine.member.heartbeat import Heartbeat
+from orchestrator.engine.member.time_account import TimeAccount
 from orchestrator.engine.worker import Ended, Generation, ProcessServices, Server, Worker
 from orchestrator.pipeline import Pipeline
 from orchestrator.plan import Plan
@@ -155,6 +157,7 @@ def settings_for(
     privacy: dict[str, Any] | None = None,
     masked: bool = False,
     initial: dict[str, Any] | None = None,
+    timeline: bool = False,
 ) -> Settings:
     options, mode = dict(optimizer or {}), dict(sync or {"name": "bsp"})
     parts, draws = {"name": "shared", **(partition or {})}, {"name": "uniform", **(sampling or {})}
@@ -183,7 +186,7 @@ def settings_for(
         optimizer=OptimizerSettings(name=options.pop("name", None), options=options),
         gradient=GradientSettings(clip=clip),
         evaluation=EvaluationSettings(every=evaluate_every),
-        trace=TraceSettings(digest_every=digest_every, tensors_every=tensors_every),
+        trace=TraceSettings(digest_every=digest_every, tensors_every=tensors_every, timeline=timeline),
         schedule=_schedule(schedule or {}),
         early_stopping=EarlyStoppingSettings(**(early_stopping or {})),
         sync=SyncSettings(name=mode.pop("name"), options=mode),
@@ -242,6 +245,15 @@ def train(
     return Run(traces[0], end.digest, [entry["metrics"] for entry in evaluations[0]], parameters, rests[0])
 
 
+def windows_of(pipeline: type[Pipeline], layout: Layout, **settings: Any) -> dict[int, list[dict[str, Any]]]:
+    """Where the time of each member went, by rank."""
+    members = _Members(settings_for(pipeline, layout, **settings))
+    for end in members.run():
+        if isinstance(end, BaseException):
+            raise end
+    return {rank: [each for each in said if each.get("event") == "times"] for rank, said in enumerate(members.said)}
+
+
 def members_end(
     pipeline: type[Pipeline], layout: Layout = ONE, wire: Wire = Hub.transport, **settings: Any
 ) -> list[End]:
@@ -297,7 +309,11 @@ class _Members:
         self._regions = [(regions or LocalRegions)() for _ in range(self._schedule.members)]
         kinds = [Worker] * self._schedule.workers + [Server] * self._schedule.servers
         self.said: list[list[dict[str, Any]]] = [[] for _ in kinds]
-        hosts = [ProcessServices(emit=said.append) for said in self.said]
+        accounts = [TimeAccount(spans=plan.cadence.timeline) for _ in kinds]
+        hosts = [
+            ProcessServices(Heartbeat(times=account), said.append)
+            for account, said in zip(accounts, self.said, strict=True)
+        ]
         self.members = [
             kind(plan, regions, host) for kind, regions, host in zip(kinds, self._regions, hosts, strict=True)
         ]

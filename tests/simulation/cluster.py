@@ -29,7 +29,7 @@ from orchestrator.cluster.actors import checkpoint_client, event_queue, member_a
 from orchestrator.driver.run import event_sink, session
 from orchestrator.engine import worker_hooks
 from orchestrator.engine.execution import timing
-from orchestrator.engine.member import cancellation, crash_record, heartbeat
+from orchestrator.engine.member import cancellation, crash_record, heartbeat, time_account
 from orchestrator.engine.member.generation import Generation
 from orchestrator.errors import RunFailed
 from orchestrator.numerics import allocator
@@ -45,7 +45,7 @@ from tests.simulation.scheduling import Condition, Process, Schedule
 
 HERE, THERE = "here", "there"  # nodes; the driver lives on the first
 _FIRST_PID = 10_000_000  # above any pid of Linux
-_TIMED = (session, event_sink, catalog, writer, cancellation, timing, worker_hooks, memory)
+_TIMED = (session, event_sink, catalog, writer, cancellation, timing, time_account, worker_hooks, memory)
 
 
 class Misfortune:
@@ -415,10 +415,10 @@ class Found:
 
 
 class Beating(heartbeat.Heartbeat):
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, times: time_account.TimeAccount) -> None:
         self._cluster = cluster
         self._member = cluster.here()
-        super().__init__(self._remember)
+        super().__init__(self._remember, times)
 
     def beat(self, activity: Activity, step: int | None = None, shard: int | None = None) -> None:
         self._cluster.meet(self._member)
@@ -538,7 +538,7 @@ def simulated(cluster: Cluster) -> Iterator[None]:
         (member_actor.MemberActor, "_describe", lambda *_: {"environment": {}, "modules": []}),
         (allocator, "give_back", lambda: None),  # takes as long as a run: all processes are this one
         (crash_record, "CrashRecord", lambda: SimpleNamespace(fd=0, note=None)),
-        (heartbeat, "Heartbeat", lambda _: Beating(cluster)),
+        (heartbeat, "Heartbeat", lambda _, times: Beating(cluster, times)),
         (sockets, "Listener", Listener),
         (sockets, "connect", cluster.connect),
         (shared_memory, "SharedRegions", cluster.regions),

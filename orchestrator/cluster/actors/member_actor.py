@@ -69,6 +69,7 @@ class MemberActor:
         _hide_gpus()
         from orchestrator.engine.member.crash_record import CrashRecord
         from orchestrator.engine.member.heartbeat import Heartbeat
+        from orchestrator.engine.member.time_account import TimeAccount
 
         self._lease = Lease(plan.cluster.timeouts.lease_s)
         self._event_queue = EventQueue()
@@ -83,7 +84,7 @@ class MemberActor:
         self._secret = secret
         self._slots: tuple[int, int] | None = None
         self._crash_record = CrashRecord()
-        self._heartbeat = Heartbeat(self._crash_record.note)
+        self._heartbeat = Heartbeat(self._crash_record.note, TimeAccount(spans=plan.cadence.timeline))
 
     def prepare(self) -> Answer:
         """`{"run_manifest", "addresses", "pid", "node", "niceness", "crash_record"}`: ready to join a generation."""

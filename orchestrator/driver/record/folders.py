@@ -34,6 +34,10 @@ class RunFolder:
         self.journal = self.path / "journal.jsonl"
         self.trace = self.path / "trace.jsonl"
         self.rests = self.path / "rests.jsonl"
+        self.times = self.path / "times.jsonl"
+        self.tuning = self.path / "tuning.json"
+        self.spans = self.path / "timeline.jsonl"  # of which `timeline` is made at the end, of a resumed run anew
+        self.timeline = self.path / "timeline.json"
         self.settings = self.path / "settings.yaml"
         self.origins = self.path / "settings_from.json"
         self.bundle = self.path / "code.bundle"
@@ -82,5 +86,6 @@ class RunFolder:
         code = [self.bundle, self.patch, self.code]
         surroundings = [self.environment, self.dockerfile, self.pylock]
         inputs = [self.settings, self.origins, *code, self.data, *surroundings, self.privacy, self.identity]
-        files = [*inputs, self.journal, self.trace, self.rests, self.card, self.page, self.verdict, self.error]
+        told = [self.journal, self.trace, self.rests, self.times, self.timeline, self.tuning]
+        files = [*inputs, *told, self.card, self.page, self.verdict, self.error]
         return [file for file in files if file.exists()]

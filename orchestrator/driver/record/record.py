@@ -35,7 +35,7 @@ from orchestrator.plan.resolve import resolve
 from orchestrator.provenance.code import checkout, git, imported, snapshot, worktree
 from orchestrator.provenance.data.versions import Input
 from orchestrator.provenance.environment import container, lock
-from orchestrator.records import identity, lines, masking, rests
+from orchestrator.records import identity, lines, masking, rests, times
 from orchestrator.records.lines import LineFile
 from orchestrator.records.masking import Masker
 from orchestrator.settings import Settings, determining, flat, to_yaml
@@ -123,6 +123,11 @@ class Record:
     def memory(self) -> str | None:
         """How much memory a worker needs, in words, once that is known."""
         return executions.sentence(self.run_manifest, resolve(self._settings))
+
+    def keep_tuning(self, tuning: Mapping[str, Any]) -> None:
+        """How settings of the execution were chosen by a measurement."""
+        _write(self.files.tuning, tuning)
+        self.journal.append([{"event": "tuned", "chosen": tuning["chosen"], "reason": tuning["reason"]}])
 
     def describe(self, node: str, environment: Mapping[str, Any], modules: list[dict[str, Any]]) -> list[str]:
         """The environment of a node, and the modules that a worker there has imported. Returns obstacles to a rerun."""
@@ -318,6 +323,7 @@ class Record:
             **({} if outcome.epsilon is None else {"epsilon": outcome.epsilon}),
             "identity": identity.get("identity"),
             "memory": self.memory,
+            "time": times.sentence(outcome.times) or None,
             "error": error,
         }
         if lost:

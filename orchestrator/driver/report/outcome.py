@@ -19,8 +19,8 @@ class Outcome:
     driver heard of the first step, on the monotonic clock; steps_per_s: from the first report of a step to the last,
     evaluations included; bytes_per_step: payloads of the member that sends most, of the last step of which that is
     known; checkpoint: the step of the newest one; staleness: of an asynchronous run, by how many updates the shard of an
-    update was ahead of the slowest one at most; epsilon: of a private run; not_recorded: why MLflow does not have all of it,
-    which does not make the run a failed one.
+    update was ahead of the slowest one at most; epsilon: of a private run; times: shares of the workers' time
+    (`records.times`); not_recorded: why MLflow does not have all of it, which does not make the run a failed one.
     """
 
     workers: int = 0
@@ -37,6 +37,7 @@ class Outcome:
     checkpoint: int | None = None
     staleness: int | None = None
     epsilon: float | None = None
+    times: dict[str, float] = field(default_factory=dict)
     not_recorded: str | None = None
 
     @property
@@ -60,6 +61,7 @@ class Outcome:
             "launch_s": None if self.first_step_at is None else round(self.first_step_at - started, 3),
             "steps_per_s": None if self.steps_per_s is None else round(self.steps_per_s, 3),
             "bytes_per_step": self.bytes_per_step,
+            "times": {kind: round(share, 4) for kind, share in self.times.items()},
         }
         if self.staleness is not None:
             report["staleness"] = self.staleness

@@ -17,6 +17,7 @@ from orchestrator.driver.record.record import Record
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import SavedCheckpoint
 from orchestrator.driver.run.drift_watch import DriftWatch, Found
+from orchestrator.driver.run.time_log import TimeLog
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.engine.member.generation import Generation
 from orchestrator.records import trace
@@ -43,7 +44,7 @@ class Audience:
 
 class EventSink:
     """Receives the events of a run and writes them down. outcome: the result of the run so far; epsilon: of so many steps of a
-    private run; drift_watch: begun with the first step."""
+    private run; drift_watch: begun with the first step; time_log: where members' reports of their time go, None for nowhere."""
 
     def __init__(
         self,
@@ -51,7 +52,9 @@ class EventSink:
         audience: Audience,
         epsilon: Callable[[int], float] | None = None,
         drift_watch: DriftWatch | None = None,
+        time_log: TimeLog | None = None,
     ) -> None:
+        self._time_log = time_log
         self._on_event, progress = audience.on_event, audience.display
         self._epsilon = epsilon
         self._drift_watch = drift_watch
@@ -229,6 +232,11 @@ class EventSink:
             self._sent_step = step
             self.outcome.bytes_per_step = sent_bytes
             self._tracker.metrics(step, {"exchange/bytes_per_step": sent_bytes})
+
+    def times(self, role: str, member: int, window: Mapping[str, Any]) -> None:
+        """Record where the time of a member went."""
+        if self._time_log is not None:
+            self._time_log.add(f"{role} {member}", window)
 
     def recovered(self, command: events.Recovered) -> None:
         seconds = round(command.seconds, 3)

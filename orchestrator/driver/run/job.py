@@ -40,13 +40,14 @@ from orchestrator.driver.run.event_sink import Audience, EventSink
 from orchestrator.driver.run.looks import Looks
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.session import NodeCheck, RunStart, Session, Startup
+from orchestrator.driver.run.time_log import TimeLog, summed
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import Interrupted, OrchestratorError, RunFailed
 from orchestrator.numerics import determinism
 from orchestrator.plan import Plan
 from orchestrator.privacy.secret import Secret
-from orchestrator.records import lines, rests
+from orchestrator.records import lines, rests, times
 from orchestrator.settings import Settings
 from orchestrator.topologies import Schedule, build_schedule
 from orchestrator.tracking import default_uri, is_server
@@ -111,7 +112,8 @@ class Job:
         rested = [] if plan.lockstep else rests.staleness(list(lines.read(files.rests)))
         outcome.staleness = max((each.largest for each in rested), default=None)
         pipelining = plan.pipelining if plan.cluster.members.stages > 1 else None
-        seen = pictures.Seen(files.trace, files.journal, record.described.get("partition"), rested, pipelining)
+        partition = record.described.get("partition")
+        seen = pictures.Seen(files.trace, files.journal, partition, rested, pipelining, files.times)
         with _drawing:
             trouble = pictures.draw(files.pictures, seen, tracker.name, _schedule(plan))
         if trouble is not None:
@@ -162,7 +164,8 @@ class Job:
             self.display.say(f"note: run {run_id} was left RUNNING by a driver that is gone; it is marked KILLED now")
         private = self._private(record)
         watch = DriftWatch(plan.run, record.data if private is None else {}, record.predecessor)
-        event_sink = EventSink(record, self.audience, None if private is None else private.epsilon, watch)
+        time_log = TimeLog(record.files, record.tracker, self.display.say)
+        event_sink = EventSink(record, self.audience, None if private is None else private.epsilon, watch, time_log)
         storage = storage_of(plan, record.files)
         saving = Saving(Catalog(open_storage(storage), plan.checkpoints.keep))
         everywhere = plan.checkpoints.uri is not None
@@ -171,8 +174,12 @@ class Job:
         mailbox = Mailbox(record.files.looks)
         with contextlib.closing(watch), contextlib.closing(Looks(mailbox, plan, startup.members.look)) as looks:
             session = Session(startup, directory, saving, event_sink, looks, keys)
-            session.run(self.pending_signal, ray.trouble)
+            try:
+                session.run(self.pending_signal, ray.trouble)
+            finally:
+                by_worker = time_log.close()
         outcome = event_sink.outcome
+        outcome.times = times.shares(summed(by_worker))
         if outcome.error is None:
             weights = record.files.weights
             unfinished = weights.with_suffix(".unfinished")

@@ -396,6 +396,8 @@ class Session:
                     self._part(entry)
                 case "sent":
                     self._event_sink.sent(entry["step"], entry["bytes"])
+                case "times":
+                    self._event_sink.times(self._roles[member], member, entry)
                 case "slots_out_of_reach":
                     self._event_sink.unprotected([member], entry["why"])
                 case "loader_lost":

@@ -32,6 +32,8 @@ from orchestrator.transports.base import Regions, Tag, Transport
 VOTE, SUM, EVALUATION_VOTE, EVALUATION, END, STATE_TRANSFER, SPRINT, REST, HEIRS = range(9)
 LATTICE, LATTICE_KEYS = 12, 13  # of clipped contributions
 COMPRESSED = 16  # the first phase of a compression
+# Where a member waits until the others have come as far, and does not go on with what it did (`CancellableTransport.waits`).
+VOTES = dict.fromkeys((VOTE, EVALUATION_VOTE, END), False)
 
 
 class Memory:

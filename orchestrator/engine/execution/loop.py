@@ -67,6 +67,7 @@ class Loop:
         self._batches: int = run_manifest["evaluation_batches"]
         self._timing = timing
         self._heartbeat = heartbeat
+        self._times = heartbeat.times
         self.run_state = RunState.start(plan, len(run_manifest["layout"]["slots"]))
 
     @property
@@ -87,6 +88,7 @@ class Loop:
         """Run steps until the end of the run or a halt. saving: this generation has writers of checkpoints."""
         agreed = Requests(busy=True)  # at the first boundary nobody has asked the writers
         is_running, saved = False, -1
+        self._times.begins_at(self.run_state.steps)
         while True:
             self._complete(exchange, hooks)
             if self.ended:
@@ -107,6 +109,7 @@ class Loop:
 
     def _commit(self, outcome: Outcome) -> None:
         before, steps, lines = self.run_state.steps, outcome.steps, outcome.lines
+        self._times.stepped(steps)
         by_cadence = self._timing.evaluation.due(before, steps) or outcome.requests.evaluate
         evaluation_due = self._batches > 0 and (by_cadence or steps == self._steps)
         save_due = self._timing.checkpoint.due(before, steps) or outcome.requests.save
@@ -131,17 +134,23 @@ class Loop:
         run_state, metrics = self.run_state, None
         if run_state.evaluation_due:
             step = run_state.steps - 1
+            self._times.hold("evaluate")
             results = hooks.evaluate(step)
             metrics = evaluation.combine(exchange, step, self._batches, results, run_state.watched())
             run_state = run_state.evaluated(metrics)
+            self._times.release()
         rest = None if run_state.free is None else run_state.free.unpublished
         if run_state.unpublished or rest is not None:
+            self._times.hold("report")
             hooks.publish(run_state.unpublished, rest, metrics, last=self._ended(run_state))
+            self._times.release()
             run_state = run_state.published()
         self.run_state = run_state
 
     def _save(self, hooks: Hooks) -> None:
+        self._times.hold("checkpoint")
         hooks.save(self.run_state.saved())
+        self._times.release()
         self.run_state = self.run_state.saved()
         self._timing.checkpoint.restart()
 

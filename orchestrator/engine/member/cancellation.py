@@ -9,7 +9,7 @@ What it does not do: cancel a `connect`; the listener is cancelled for that.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from orchestrator.engine.member.generation import Connect, Ended, Generation, Withdrawn
@@ -25,19 +25,32 @@ _FAREWELL_S: Final = 0.2  # for peers that do not read, when there is no time to
 class CancellableTransport:
     """A transport whose waits beat, and may raise CalledOff too; implements `transports.base.Transport`.
 
-    activity: what the heartbeat is told while it waits.
+    activity: what the heartbeat is told while it waits. waits: the phases in which a wait is one for slower members, and
+    whether what was done before goes on after it; in others it is part of the exchange.
     """
 
     def __init__(self, inner: Transport, heartbeat: Heartbeat) -> None:
         self._inner = inner
         self._heartbeat = heartbeat
         self.activity: Activity = "state_transfer"
+        self.waits: Mapping[int, bool] = {}
         self.send = inner.send
         self.close = inner.close
         self.abort = inner.abort
 
     def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
+        times = self._heartbeat.times
+        interrupted = times.kind
         self._heartbeat.beat(self.activity, tag.step)
+        goes_on = self.waits.get(tag.phase)
+        if goes_on is None:
+            return self._receive(peer, tag, timeout_s)
+        before = times.waits()
+        received = self._receive(peer, tag, timeout_s)
+        times.goes_on(interrupted if goes_on else before)
+        return received
+
+    def _receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
@@ -50,10 +63,12 @@ class CancellableTransport:
             self._heartbeat.check()
             return self._inner.poll(phases, 0.0)
         self._heartbeat.beat(self.activity)
+        before = self._heartbeat.times.waits()
         deadline = time.monotonic() + timeout_s
         while True:
             came = self._inner.poll(phases, _slice(deadline))
             if came or time.monotonic() >= deadline:
+                self._heartbeat.times.goes_on(before)
                 return came
             self._heartbeat.check()
 

@@ -186,13 +186,26 @@ class ProcessServices:
 
     def await_copied(self) -> None:
         """Wait until no checkpoint is being copied: before that the state may not change. Raises CalledOff."""
-        while not self.writer.copied(_LOOK_S):
-            self.heartbeat.check()
+        self._await(self.writer.copied)
 
     def await_written(self) -> None:
         """Wait until no checkpoint is being written. Raises CalledOff."""
-        while not self.writer.wait(_LOOK_S):
-            self.heartbeat.check()  # no beat: a storage that hangs is no progress
+        self._await(self.writer.wait)  # no beat: a storage that hangs is no progress
+
+    def tell_times(self, *, at_once: bool = False) -> None:
+        """Report where the time went since the last report, if that is long ago. Called from the compute thread."""
+        window = self.heartbeat.times.take(at_once=at_once)
+        if window is not None:
+            self.emit(window)
+
+    def _await(self, done: Callable[[float], bool]) -> None:
+        if done(0):
+            return
+        times = self.heartbeat.times
+        times.hold("checkpoint")
+        while not done(_LOOK_S):
+            self.heartbeat.check()
+        times.release()
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,10 @@
 
 `exchange` and `state_transfer` mean waiting for others, `idle` waiting for a generation: none of them is to blame for a stall.
 
-What it does not do: wake a member that waits inside `connect` (whoever calls off cancels the listener too), decide who is
-stuck, or know the time.
+Its `times` keep account of where the compute thread's time goes; only that thread may touch them.
+
+What it does not do: wake a member that waits inside `connect` (whoever calls off cancels the listener too), or decide who is
+stuck.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Literal
 
+from orchestrator.engine.member.time_account import TimeAccount
 from orchestrator.records.progress import Activity
 
 Request = Literal["regroup", "stop", "save"]
@@ -49,7 +52,10 @@ class Heartbeat:
     receives every activity, to keep it for the case that this process dies (`crash_record.py`).
     """
 
-    def __init__(self, note: Callable[[Activity, int | None, int | None], None] = _ignore) -> None:
+    def __init__(
+        self, note: Callable[[Activity, int | None, int | None], None] = _ignore, times: TimeAccount | None = None
+    ) -> None:
+        self.times = TimeAccount() if times is None else times
         self._note = note
         self._lock = threading.Lock()
         self._activity: Activity = "prepare"
@@ -91,6 +97,7 @@ class Heartbeat:
         self._activity, self._step, self._shard = activity, step, shard
         self._beats += 1
         self._note(activity, step, shard)
+        self.times.turn(activity, step, shard)
 
     def snapshot(self) -> dict[str, Any]:
         with self._lock:

@@ -27,6 +27,8 @@ from orchestrator.transports.base import Tag, Transport
 
 # Phases, beside those of engine.exchange.collectives.
 ACTIVATIONS, GRADIENTS, DONE, NORMS, TIED, DIGESTED, DIGEST, SAVING, EVALUATED = range(64, 73)
+# Where a member waits for another stage, and whether it then goes on with what it did (`CancellableTransport.waits`).
+WAITS: Final = {ACTIVATIONS: True, GRADIENTS: True, TIED: True, DONE: False, NORMS: False}
 
 _ALIGNMENT: Final = 64  # bytes
 _NOTHING: Final = torch.empty(0, dtype=torch.uint8)

@@ -102,3 +102,18 @@ def test_the_clocks_of_an_asynchronous_run_are_drawn(tmp_path: Path, shards: int
     assert (tmp_path / "clocks.png").read_bytes().startswith(b"\x89PNG")
     assert [series[-1] for series in clocks(rests)] == [(6 * shards, 6.0)] * shards
     assert staleness(rests)[:2] == [(1, 0.0), (2, 0.0)]
+
+
+@pytest.mark.parametrize("windows", [1, 9])
+def test_where_time_went_has_a_picture(tmp_path: Path, windows: int) -> None:
+    times = LineFile(tmp_path / "times")
+    for first in range(windows):
+        seconds = {"compute": 1.0 + first, "wait": 0.5}
+        for member in range(40):
+            told = {"member": f"worker {member}", "first": first, "steps": 1, "seconds": seconds, "busy": {}}
+            times.append([told])
+    times.append([{"member": "server 40", "first": 0, "steps": 0, "seconds": {"connect": 1.0}, "busy": {}}])
+    times.close()
+    seen = Seen(tmp_path / "none", tmp_path / "none", times=tmp_path / "times")
+    assert draw(tmp_path / "pictures", seen, "digits", build_schedule("ring", 40)) is None
+    assert (tmp_path / "pictures" / "time.png").stat().st_size > 20_000

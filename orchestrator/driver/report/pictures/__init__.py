@@ -5,6 +5,7 @@ the members of a pipeline do in a step.
     series.py     what of a long trace can be seen: pure, no drawing
     drawing.py    both, with matplotlib, which only this module and the next import, and only when they draw
     drifts.py     how the data of two runs differ
+    time.py       where the time of a run went: of a step along the run, and of each worker
     sweeps.py     a sweep: its history, how much each key matters, its trials across the space
 
 A run is complete without its pictures: `draw` never raises, and returns a sentence that says what it could not do.
@@ -20,6 +21,7 @@ from typing import Any, Literal
 
 from orchestrator.data.drift import Drift, Profile
 from orchestrator.plan import Variant
+from orchestrator.records.lines import read
 from orchestrator.records.rests import Staleness
 from orchestrator.search.asking import Result, Trial
 from orchestrator.search.space import Space
@@ -29,21 +31,23 @@ from orchestrator.topologies import Schedule
 @dataclass(frozen=True)
 class Seen:
     """What there is to show of a run. partition: `data.division.Division.table`, None where samples are not divided; rests: of
-    an asynchronous run; pipelining: of a model in stages, the order and its options."""
+    an asynchronous run; pipelining: of a model in stages, the order and its options; times: the file of where time went."""
 
     trace: Path
     journal: Path
     partition: Mapping[str, Any] | None = None
     rests: Sequence[Staleness] = ()
     pipelining: Variant | None = None
+    times: Path | None = None
 
 
 def draw(folder: Path, seen: Seen, title: str, schedule: Schedule) -> str | None:
-    """Write `loss.png` (when there was a step), `topology.svg`, `partition.png` (where there is one), `clocks.png` (of an
-    asynchronous run) and `pipeline.png` (of a model in stages) into `folder`; None, or what went wrong."""
+    """Write `loss.png` and `time.png` (when there was a step), `topology.svg`, `partition.png` (where there is one),
+    `clocks.png` (of an asynchronous run) and `pipeline.png` (of a model in stages) into `folder`; None, or what went
+    wrong."""
     try:
         logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells of its font cache
-        from orchestrator.driver.report.pictures import drawing, series
+        from orchestrator.driver.report.pictures import drawing, series, time
 
         folder.mkdir(exist_ok=True)
         drawing.topology(schedule, folder / "topology.svg")
@@ -52,6 +56,9 @@ def draw(folder: Path, seen: Seen, title: str, schedule: Schedule) -> str | None
         losses = series.losses(seen.trace)
         if losses:
             drawing.curves(losses, series.metrics(seen.journal), title, folder / "loss.png")
+        told = [] if seen.times is None or not seen.times.exists() else list(read(seen.times))
+        if told:
+            time.draw(told, title, folder / "time.png")
         if seen.rests:
             drawing.clocks(series.clocks(seen.rests), series.staleness(seen.rests), title, folder / "clocks.png")
         if seen.pipelining is not None:

@@ -1,0 +1,89 @@
+"""Where the time of a run goes, as its members report it: kept in a file, told to MLflow, drawn up at the end.
+
+What it does not do: measure (`engine.member.time_account`), or draw.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from orchestrator.driver.record.folders import RunFolder
+from orchestrator.records import lines, times
+from orchestrator.records.lines import LineFile
+from orchestrator.tracking import Tracker
+
+_MOST_WORKERS = 64  # of more, MLflow is told the mean only
+
+
+class TimeLog:
+    """say: told once where the timeline ends before the run does."""
+
+    def __init__(self, files: RunFolder, tracker: Tracker, say: Callable[[str], None]) -> None:
+        self._files = files
+        self._tracker = tracker
+        self._say = say
+        self._file = LineFile(files.times)
+        self._spans: LineFile | None = None
+        self._recent: dict[str, Mapping[str, Any]] = {}  # windows that MLflow was not told of, by member
+        self._full = False
+
+    def add(self, member: str, window: Mapping[str, Any]) -> None:
+        """member: such as "worker 0"."""
+        told = {key: value for key, value in window.items() if key not in ("event", "spans", "timeline_full")}
+        self._file.append([{"member": member, **told}])
+        if "spans" in window:
+            self._spans = self._spans or LineFile(self._files.spans)
+            self._spans.append([{"member": member, "started": window["started"], "spans": window["spans"]}])
+        if window.get("timeline_full") and not self._full:
+            self._full = True
+            self._say(
+                f"note: the timeline of {member} ends with step {window['first'] + window['steps']}; it is long enough"
+            )
+        if not window["steps"]:
+            return
+        if member in self._recent:  # a round of windows is complete
+            self._tell(window["first"])
+        self._recent[member] = told
+
+    def close(self) -> Mapping[str, times.Seconds]:
+        """Tell the rest, write the timeline; returns the seconds of each kind by member."""
+        self._file.close()
+        whole = times.by_member(lines.read(self._files.times))
+        shown = [member for member in whole if member.startswith("worker ")]
+        last = max((int(each["first"] + each["steps"]) for each in self._recent.values()), default=0)
+        self._tell(last)
+        for member in shown if len(shown) <= _MOST_WORKERS else ():
+            name = member.replace(" ", "_")
+            found = {f"time/{name}/{kind}": share for kind, share in times.shares(whole[member]).items()}
+            self._tracker.metrics(last, found)
+        if self._spans is not None:
+            self._spans.close()
+            self._write_timeline()
+        return {member: whole[member] for member in shown}
+
+    def _tell(self, step: int) -> None:
+        found = times.shares(times.added(self._recent.values()))
+        self._recent.clear()
+        if found:
+            self._tracker.metrics(max(0, step - 1), {f"time/{kind}": share for kind, share in found.items()})
+
+    def _write_timeline(self) -> None:
+        events = times.chrome(sorted(lines.read(self._files.spans), key=lambda line: line["started"]))
+        try:
+            with self._files.timeline.open("w", encoding="utf-8") as file:
+                file.write('{"displayTimeUnit": "ms", "traceEvents": [')
+                for number, event in enumerate(events):
+                    file.write((",\n" if number else "\n") + json.dumps(event))
+                file.write("\n]}\n")
+        except OSError as error:
+            self._say(
+                f"warning: {self._files.timeline} cannot be written: {error.strerror}; the run is whole without it"
+            )
+
+
+def summed(by_worker: Mapping[str, times.Seconds]) -> times.Seconds:
+    """Of all workers together."""
+    each: Sequence[times.Seconds] = list(by_worker.values())
+    return {kind: sum(seconds[kind] for seconds in each) for kind in times.KINDS}

@@ -1,0 +1,164 @@
+"""Where a member's time goes: each moment of its compute thread belongs to one kind (`records.times`), which a heartbeat tells.
+
+    turn(activity)             from now on it does this; heartbeats call it
+    waits(), goes_on(before)   around a wait for slower members
+    hold(kind), release()      until then all belongs to this kind, whatever heartbeats tell: an evaluation has votes of its own
+    stepped(steps)             so many steps are committed
+    take()                     the window that has passed, once it is long enough to be worth a message
+
+Windows grow with the run, from a quarter of a second to a hundredth of what has passed, so that a long run has some hundreds
+of them. A turn reads two clocks, around a wait one, and one that changes nothing none; `benchmarks/times.py` measures what that
+costs.
+
+What it does not do: lock. Only the compute thread calls it.
+"""
+
+from __future__ import annotations
+
+import time
+from time import process_time, thread_time
+from time import time as wall_clock
+from typing import Any, Final
+
+from orchestrator.records.progress import Activity
+from orchestrator.records.times import KINDS
+
+_KIND: Final[dict[Activity, int]] = {
+    "compute": KINDS.index("compute"),
+    "exchange": KINDS.index("exchange"),
+    "update": KINDS.index("update"),
+    "evaluate": KINDS.index("evaluate"),
+    "checkpoint": KINDS.index("checkpoint"),
+    "prepare": KINDS.index("connect"),
+    "state_transfer": KINDS.index("connect"),
+    "idle": KINDS.index("connect"),
+}
+_WAIT: Final = KINDS.index("wait")
+_SHORTEST_S: Final = 0.25
+_PART: Final = 0.01  # of the time that has passed
+MOST_SPANS: Final = 200_000  # of one member, some 20 MB of its driver's disk
+
+
+class TimeAccount:
+    """spans: whether each turn is kept for a timeline, up to MOST_SPANS."""
+
+    def __init__(self, *, spans: bool = False) -> None:
+        self._spans_left = MOST_SPANS if spans else 0
+        self._kind = -1  # before the first generation nothing counts
+        self._held = 0  # so many holds are open, the outermost counts
+        self._before = -1  # the kind that it interrupts
+        self._full_told = not spans
+        self._step: int | None = None
+        self._shard: int | None = None
+        self._steps = 0  # committed
+
+    def turn(self, activity: Activity, step: int | None = None, shard: int | None = None) -> None:
+        kind = _KIND[activity]
+        if self._kind < 0:
+            if activity != "state_transfer":
+                return
+            self._begin(kind)
+        if activity in ("state_transfer", "idle"):
+            self._held = 0  # whatever was under way is over
+        elif self._held:
+            return
+        if kind != self._kind or self._spans_left:
+            self._turn(kind, step, shard)
+
+    @property
+    def kind(self) -> int:
+        """What it does, as a place in KINDS; negative before the first generation."""
+        return self._kind
+
+    def waits(self) -> int:
+        """Returns the kind that it leaves."""
+        before = self._kind
+        if before >= 0 and not self._held:
+            self._turn(_WAIT, self._step, None, busy=False)
+        return before
+
+    def goes_on(self, before: int) -> None:
+        if before >= 0 and not self._held:
+            self._turn(before, self._step, None, busy=False)
+
+    def hold(self, kind: str) -> None:
+        if self._kind < 0:
+            return
+        if not self._held:
+            self._before = self._kind
+            self._turn(KINDS.index(kind), self._steps - 1, None)
+        self._held += 1
+
+    def release(self) -> None:
+        if not self._held:
+            return
+        self._held -= 1
+        if not self._held:
+            self._turn(self._before, self._steps, None)
+
+    def stepped(self, steps: int) -> None:
+        """steps: of the run, from its beginning on."""
+        self._steps = steps
+
+    def begins_at(self, steps: int) -> None:
+        """This member has a state with so many committed steps, which are not its own work."""
+        if self._kind >= 0:
+            self._first += steps - self._steps
+        self._steps = steps
+
+    def take(self, *, at_once: bool = False) -> dict[str, Any] | None:
+        """The event of a window that is long enough, or of any, and a new window begins. Spans come with it."""
+        if self._kind < 0:
+            return None
+        if not at_once and self._since - self._started < max(_SHORTEST_S, _PART * (self._since - self._begun)):
+            return None
+        self._turn(self._kind, self._step, self._shard)
+        process = process_time()
+        window: dict[str, Any] = {
+            "event": "times",
+            "first": self._first,
+            "steps": max(0, self._steps - self._first),
+            "started": round(self._started + self._epoch, 6),
+            "wall": round(self._since - self._started, 6),
+            "seconds": _told(self._seconds),
+            "busy": _told(self._busy),
+            "process": round(process - self._process, 6),
+        }
+        if self._spans:
+            window["spans"] = self._spans
+        if not self._spans_left and not self._full_told:
+            self._full_told = window["timeline_full"] = True
+        self._open(process)
+        return window
+
+    def _begin(self, kind: int) -> None:
+        self._kind = kind
+        self._epoch = wall_clock() - time.monotonic()
+        self._since = self._begun = time.monotonic()
+        self._busy_since = thread_time()
+        self._open(process_time())
+
+    def _open(self, process: float) -> None:
+        self._started, self._first, self._process = self._since, self._steps, process
+        self._seconds, self._busy = [0.0] * len(KINDS), [0.0] * len(KINDS)
+        self._spans: list[list[Any]] = []
+
+    def _turn(self, kind: int, step: int | None, shard: int | None, *, busy: bool = True) -> None:
+        """busy: whether the thread's own clock is read, which takes a call of the system. Without that its time counts for what
+        follows: a wait has little, and is part of an exchange."""
+        now, before = time.monotonic(), self._kind
+        self._seconds[before] += now - self._since
+        if busy:
+            own = thread_time()
+            self._busy[before] += max(0.0, own - self._busy_since)
+            self._busy_since = own
+        if self._spans_left and now > self._since:
+            self._spans_left -= 1
+            since = round(self._since - self._started, 7)
+            self._spans.append([KINDS[before], self._step, self._shard, since, round(now - self._since, 7)])
+        self._kind, self._since = kind, now
+        self._step, self._shard = step, shard
+
+
+def _told(seconds: list[float]) -> dict[str, float]:
+    return {kind: round(each, 6) for kind, each in zip(KINDS, seconds, strict=True) if each > 0}
