@@ -149,8 +149,11 @@ def _repeat(repeater: Repeater, wanted: Wanted) -> Rerun:
     """Raises what keeps it from being started."""
     original = repeater.original
     original.require()
-    private.of_record(original.settings(repeater.overrides), original.files, original.past.run_id)
+    settings = original.settings(repeater.overrides)
+    private.of_record(settings, original.files, original.past.run_id)
     more = ["trace.tensors_every=1"] if wanted.explaining else []
+    if settings.tracking.register is not None:  # a repetition is no newer version
+        more.append("tracking.register=null")
     repeater = replace(repeater, overrides=[*repeater.overrides, *more, *_replay(original)])
     report = repeater.repeat({"rerun_of": original.past.run_id})
     run_id = report["run_id"]
