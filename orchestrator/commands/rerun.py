@@ -165,6 +165,8 @@ def _repeat(repeater: Repeater, wanted: Wanted) -> Rerun:
         wheels = rebuild.wheels_in(wanted.wheels, *travelled)
         repeater = replace(repeater, rebuilt=rebuild.rebuild(original, repeater.folder, wheels, repeater.display))
     more = ["trace.tensors_every=1"] if wanted.explaining else []
+    if settings.tracking.register is not None:  # a repetition is no newer version
+        more.append("tracking.register=null")
     repeater = replace(repeater, overrides=[*repeater.overrides, *more, *_replay(original)])
     report = repeater.repeat({"rerun_of": original.past.run_id})
     run_id = report["run_id"]
