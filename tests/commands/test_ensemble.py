@@ -110,6 +110,7 @@ def test_the_commands_of_the_page(digits: Project) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
 def test_an_ensemble_whose_driver_is_killed_goes_on_to_the_same_end(digits: Project) -> None:
     whole = digits.run(*SMALL, "parallel=3", "output=json")
     assert whole.code == 0, whole.err
