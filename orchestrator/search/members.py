@@ -144,6 +144,10 @@ def _misfits(settings: Settings, members: int) -> list[str]:
         problems.append(
             "data.subset: of an ensemble ensemble.data says which samples a member has; leave data.subset out"
         )
+    if settings.tracking.register is not None:
+        problems.append(
+            "tracking.register: each member would become a version; ensemble.register=NAME registers the whole"
+        )
     if settings.is_private:
         problems.append(
             "privacy.noise_multiplier: each member would spend an epsilon on the same clients, and nobody adds them up; leave "

@@ -94,6 +94,10 @@ def load_sweep(
     problems += found
     settings, found = _checked([*base, *rest], space, places)
     problems += found
+    if settings is not None and settings.tracking.register is not None:
+        problems.append(
+            "tracking.register: each trial would become a version; leave it out, and launch the best one's settings with it"
+        )
     search, options, found = _search(values, own, space)
     problems += found
     cuts, found = _cuts(own, values, settings, space)

@@ -108,6 +108,7 @@ WRONG = {
     "space.optimizer.lr=[0.1,0.2]": "an ensemble is trained and not searched; leave space out",
     "halving.rungs=[2]": "leave halving out",
     "data.subset={name: bagging, member: 1}": "leave data.subset out",
+    "tracking.register=digits": "ensemble.register=NAME registers the whole",
     "run.steps=0": "run.steps: must be at least 1",
     "parallel=0": "parallel: must be at least 1",
 }

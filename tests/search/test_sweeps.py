@@ -131,6 +131,7 @@ WRONG = {
     "rungs of epochs": (GOOD, ["halving.rungs=[20]", "run.epochs=2"], "halving.rungs: needs run.steps"),
     "a searched length": (GOOD, ["halving.rungs=[20]", "space.run.steps=[30,60]"], "is what halving chooses"),
     "a small batch": (GOOD, ["halving.rungs=[20]", "search.batch=2"], "set search.batch=9"),
+    "a registered model": (GOOD, ["tracking.register=best"], "each trial would become a version"),
     "a setting of the runs": (GOOD, ["run.sed=3"], "run.sed: no such key; did you mean run.seed?"),
     "a search of nowhere": (GOOD, ["search=nowhere:x"], "there is no module 'nowhere'"),
     "two rules between keys": (
