@@ -36,6 +36,7 @@ def undisturbed(digits: Project) -> Alone:
     return alone(digits, "digits", *KEEPING[1:])
 
 
+@pytest.mark.long
 def test_what_shards_keep_is_not_lost_with_a_process(digits: Project, undisturbed: Alone) -> None:
     """Without checkpoints: if it were, the run would begin anew."""
     run = CancellableTransport(digits, *KEEPING, "cluster.workers=3", "checkpoint.every=null")

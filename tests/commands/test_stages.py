@@ -16,6 +16,7 @@ PAGE = (REPOSITORY / "docs" / "model-parallel.md").read_text()
 UNSPLIT = "c021ea3ef672ca816559ddca4eab9a9b6ad9a81522e7e166290a60f932131241"  # conf=digits run.steps=60
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_the_page_works_word_for_word(digits: Project) -> None:
     (block,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)

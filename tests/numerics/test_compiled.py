@@ -44,6 +44,7 @@ def test_what_loops_and_their_callers_both_take_for_granted_is_the_same() -> Non
     assert (loops.BLOCK, loops.PIECE) == (BLOCK, exact._PIECE)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_loops_are_made_though_a_user_debugs_his_own(monkeypatch: pytest.MonkeyPatch) -> None:
     config: Any = numba.config
