@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster.conftest import SHORT, Joined, raylets
 from tests.commands.alone import Alone, alone, assert_as_alone, trace_of
-from tests.commands.watching import CancellableTransport
+from tests.commands.watching import WatchedRun
 from tests.projects import PATIENCE_S, Project
 
 pytestmark = pytest.mark.ray
@@ -84,7 +84,7 @@ def test_a_run_whose_joined_ray_dies_says_so_soon_and_can_be_resumed(digits: Pro
     with raylets(2) as joined:
         project = replace(digits, variables=joined.access)
         endless = ("conf=digits", "run.steps=1000000", "evaluation.every=1000", "checkpoint.every=20", "output=json")
-        run = CancellableTransport(project, *endless, f"cluster.address={joined.address}", "cluster.workers=2")
+        run = WatchedRun(project, *endless, f"cluster.address={joined.address}", "cluster.workers=2")
         run.wait_for("checkpoint_saved")
         joined.kill(program)
         done = run.end()
@@ -132,7 +132,7 @@ def test_what_a_far_worker_keeps_is_had_again_from_the_checkpoint(
     project = replace(digits, variables=two_nodes.access)
     run_of = ("conf=digits", "run.steps=120", "compression={name: powersgd, rank: 2}")
     given = (*run_of, f"cluster.address={two_nodes.address}", "cluster.workers=3", "output=json")
-    run = CancellableTransport(project, *given, f"checkpoint.uri=file://{tmp_path}", "checkpoint.every=20")
+    run = WatchedRun(project, *given, f"checkpoint.uri=file://{tmp_path}", "checkpoint.every=20")
     run.wait_for("checkpoint_saved")
     run.kill(next(iter(run.living().values())))
     done = run.end()
@@ -147,7 +147,7 @@ def test_a_run_that_loses_a_node_goes_on_without_it(digits: Project, two_nodes: 
     """The last test here: the node does not come back."""
     project = replace(digits, variables=two_nodes.access)
     given = ("conf=digits", "run.steps=300", "output=json")
-    run = CancellableTransport(project, *given, f"cluster.address={two_nodes.address}", "cluster.workers=3")
+    run = WatchedRun(project, *given, f"cluster.address={two_nodes.address}", "cluster.workers=3")
     run.wait_for_steps(20)
     nodes = Counter(event["node"] for event in run.journal("worker_started"))
     two_nodes.kill_last_node()

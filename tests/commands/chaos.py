@@ -32,7 +32,7 @@ from random import Random
 from typing import Any, Literal
 
 from orchestrator.records.lines import read
-from tests.commands.watching import CancellableTransport
+from tests.commands.watching import WatchedRun
 from tests.projects import PATIENCE_S, Done, Project, make_digits
 
 TOPOLOGIES = ("ring", "tree", "parameter_server", "peer_to_peer")
@@ -137,7 +137,7 @@ class Disturbed:
 
     def __init__(self, project: Project, plan: Plan) -> None:
         self._project = project
-        self._run = CancellableTransport(project, *RUNS[plan.pipeline], *plan.layout)
+        self._run = WatchedRun(project, *RUNS[plan.pipeline], *plan.layout)
         self._begun = 0  # events of the journal that are of earlier drivers
         self.struck: list[tuple[int, int]] = []
         self.lives = 0
@@ -179,7 +179,7 @@ class Disturbed:
         self._begun = len(self._run.journal())
         self.lives += 1
         again = (f"resume={self._run.run_id}", *blow.again, "output=json")
-        self._run = CancellableTransport(self._project, *again, run_id=self._run.run_id)
+        self._run = WatchedRun(self._project, *again, run_id=self._run.run_id)
 
     def _strike(self, pids: Sequence[int], blow: Blow) -> None:
         for pid in pids:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.commands.watching import CancellableTransport
+from tests.commands.watching import WatchedRun
 from tests.projects import Project
 
 pytestmark = pytest.mark.ray
@@ -25,7 +25,7 @@ def identity_of(project: Project, run_id: str) -> str:
     return str(json.loads((project.folder(run_id) / "identity.json").read_text())["identity"])
 
 
-class Repetition(CancellableTransport):
+class Repetition(WatchedRun):
     """A rerun. While it goes on, its files are in its own checkout."""
 
     @property
@@ -44,7 +44,7 @@ def assert_repeated(project: Project, run_id: str, *layout: str) -> None:
 
 
 def test_an_asynchronous_run_that_lost_a_worker_is_repeated(digits: Project) -> None:
-    run = CancellableTransport(digits, *RUN, "run.steps=60", "cluster.workers=3")
+    run = WatchedRun(digits, *RUN, "run.steps=60", "cluster.workers=3")
     run.wait_for_steps(20)
     run.kill(run.living()[1])
     done = run.end()
@@ -59,7 +59,7 @@ def test_an_asynchronous_run_that_lost_a_worker_is_repeated(digits: Project) -> 
 @pytest.mark.long
 def test_an_asynchronous_run_that_was_interrupted_is_repeated_and_resumed(digits: Project) -> None:
     """As far as it came; and as a whole, once it was resumed. Two runs whose updates came in another order are told apart."""
-    run = CancellableTransport(digits, *RUN, "run.steps=200", "cluster.workers=2")
+    run = WatchedRun(digits, *RUN, "run.steps=200", "cluster.workers=2")
     run.wait_for_steps(20)
     run.process.send_signal(signal.SIGINT)
     stopped = run.end()
@@ -84,7 +84,7 @@ def test_two_asynchronous_runs_differ_and_nobody_is_alarmed(digits: Project) -> 
 @pytest.mark.long
 def test_a_worker_is_killed_while_a_run_is_repeated(digits: Project) -> None:
     """All workers of the repetition go back, for another heir would change bits; and the run too had lost one."""
-    run = CancellableTransport(digits, *RUN, "run.steps=150", "cluster.workers=3")
+    run = WatchedRun(digits, *RUN, "run.steps=150", "cluster.workers=3")
     run.wait_for_steps(20)
     run.kill(run.living()[2])
     run_id = run.end().report["run_id"]

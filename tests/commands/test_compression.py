@@ -11,7 +11,7 @@ import pytest
 from tests.commands import chaos
 from tests.commands.alone import Alone, alone, assert_as_alone
 from tests.commands.test_signals import wait_for_end
-from tests.commands.watching import CancellableTransport
+from tests.commands.watching import WatchedRun
 from tests.projects import PATIENCE_S, REPOSITORY, Project
 
 PAGE = (REPOSITORY / "docs" / "compression.md").read_text()
@@ -39,7 +39,7 @@ def undisturbed(digits: Project) -> Alone:
 @pytest.mark.long
 def test_what_shards_keep_is_not_lost_with_a_process(digits: Project, undisturbed: Alone) -> None:
     """Without checkpoints: if it were, the run would begin anew."""
-    run = CancellableTransport(digits, *KEEPING, "cluster.workers=3", "checkpoint.every=null")
+    run = WatchedRun(digits, *KEEPING, "cluster.workers=3", "checkpoint.every=null")
     for kills in (1, 2):
         run.wait_for_steps(40 * kills)
         run.kill(next(iter(run.living().values())))
@@ -57,7 +57,7 @@ def test_what_shards_keep_is_not_lost_with_a_process(digits: Project, undisturbe
 
 @pytest.mark.long
 def test_it_goes_with_the_driver_and_the_run_goes_on_from_its_checkpoint(digits: Project, undisturbed: Alone) -> None:
-    run = CancellableTransport(digits, *KEEPING, "cluster.workers=3", "checkpoint.every=20")
+    run = WatchedRun(digits, *KEEPING, "cluster.workers=3", "checkpoint.every=20")
     run.wait_for("checkpoint_saved")
     workers = run.living().values()
     run.process.kill()

@@ -12,7 +12,7 @@ import pytest
 from orchestrator.provenance.code.worktree import LARGE_FILE_BYTES
 from tests.commands.alone import Alone, alone, assert_as_alone, trace_of
 from tests.commands.test_signals import wait_for_end
-from tests.commands.watching import CancellableTransport
+from tests.commands.watching import WatchedRun
 from tests.projects import PATIENCE_S, Done, Project
 
 pytestmark = pytest.mark.ray
@@ -35,7 +35,7 @@ def same(project: Project, done: Done, undisturbed: Alone) -> None:
 def test_workers_and_a_server_are_killed_and_replaced(digits: Project, undisturbed: Alone) -> None:
     """Two workers at once, then the server; replacements join, and at most a step that only the dead had applied is computed
     twice."""
-    run = CancellableTransport(digits, *RUN, "cluster.workers=3", "topology=parameter_server")
+    run = WatchedRun(digits, *RUN, "cluster.workers=3", "topology=parameter_server")
     run.wait_for_steps(20)
     living = run.living()
     for worker in (0, 2):
@@ -56,7 +56,7 @@ def test_workers_and_a_server_are_killed_and_replaced(digits: Project, undisturb
 @pytest.mark.long
 def test_a_server_is_killed_and_then_all_workers(digits: Project, undisturbed: Alone) -> None:
     """Without a checkpoint the run begins anew, and the server that is left forgets what it was told."""
-    run = CancellableTransport(digits, *RUN, "cluster.workers=2", "topology=parameter_server", "topology.servers=2")
+    run = WatchedRun(digits, *RUN, "cluster.workers=2", "topology=parameter_server", "topology.servers=2")
     run.wait_for_steps(20)
     run.kill(run.living("server")[2])
     run.wait_for("recovered")
@@ -72,7 +72,7 @@ def test_a_server_is_killed_and_then_all_workers(digits: Project, undisturbed: A
 
 @pytest.mark.long
 def test_a_stopped_worker_is_found_and_a_spare_takes_its_place(digits: Project, undisturbed: Alone) -> None:
-    run = CancellableTransport(digits, *RUN, "cluster.workers=2", "cluster.spares=1", "cluster.step_timeout_s=12")
+    run = WatchedRun(digits, *RUN, "cluster.workers=2", "cluster.spares=1", "cluster.step_timeout_s=12")
     run.wait_for_steps(20)
     first, victim = run.journal("generation_started")[0]["members"]  # whoever was ready first; the third is the spare
     (spare,) = {0, 1, 2} - {first, victim}
@@ -85,7 +85,7 @@ def test_a_stopped_worker_is_found_and_a_spare_takes_its_place(digits: Project, 
 
 @pytest.mark.long
 def test_a_range_of_workers_grows(digits: Project, undisturbed: Alone) -> None:
-    run = CancellableTransport(digits, *RUN, "run.steps=1000000", "cluster.workers={min: 1, max: 2}")
+    run = WatchedRun(digits, *RUN, "run.steps=1000000", "cluster.workers={min: 1, max: 2}")
     run.wait(lambda: run.journal("generation_started")[-1:][0]["workers"] == 2 or None if run.steps else None)
     run.wait_for_steps(STEPS)
     run.process.send_signal(signal.SIGTERM)
@@ -101,7 +101,7 @@ def test_an_interrupted_run_goes_on_elsewhere_where_its_driver_is_killed_and_goe
 ) -> None:
     """Three lives on three layouts: the first ends by Ctrl-C, the second, with changed code, by SIGKILL of its driver, after
     which its members end too, and the last checkpoint is damaged."""
-    first = CancellableTransport(digits, *RUN, "cluster.workers=1")
+    first = WatchedRun(digits, *RUN, "cluster.workers=1")
     first.wait_for_steps(30)
     first.process.send_signal(signal.SIGINT)
     stopped = first.end()
@@ -113,7 +113,7 @@ def test_an_interrupted_run_goes_on_elsewhere_where_its_driver_is_killed_and_goe
     pipeline.write_text(code.replace("cross_entropy(", "2 * functional.cross_entropy("))
     assert pipeline.read_text() != code
     again = ("resume=last", "cluster.workers=2", "topology=peer_to_peer", "checkpoint.every=15", "output=json")
-    second = CancellableTransport(digits, *again, run_id=first.run_id)
+    second = WatchedRun(digits, *again, run_id=first.run_id)
     second.wait_for_steps(60)
     second.wait_for("checkpoint_saved", len(first.journal("checkpoint_saved")) + 2)
     pipeline.write_text(code)
@@ -139,7 +139,7 @@ def test_an_interrupted_run_goes_on_elsewhere_where_its_driver_is_killed_and_goe
     assert (finished.code, "has finished" in finished.err) == (2, True)
 
 
-def assert_stopped_in_order(project: Project, run: CancellableTransport, stopped: Done) -> None:
+def assert_stopped_in_order(project: Project, run: WatchedRun, stopped: Done) -> None:
     assert stopped.code == 130
     assert "interrupted by SIGINT" in stopped.err
     assert (stopped.report["status"], stopped.report["error"]["kind"]) == ("killed", "Interrupted")
@@ -153,7 +153,7 @@ def assert_stopped_in_order(project: Project, run: CancellableTransport, stopped
 def test_all_workers_are_lost_and_the_run_starts_again_from_a_damaged_last_checkpoint(
     digits: Project, undisturbed: Alone
 ) -> None:
-    run = CancellableTransport(digits, *RUN, "cluster.workers=2", "checkpoint.every=20")
+    run = WatchedRun(digits, *RUN, "cluster.workers=2", "checkpoint.every=20")
     run.wait_for("checkpoint_saved", 3)
     _spoil(run.folder / "checkpoints")
     for pid in run.living().values():

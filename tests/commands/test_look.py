@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.commands.watching import CancellableTransport
+from tests.commands.watching import WatchedRun
 from tests.projects import Project
 
 RUN = ("conf=digits", "sync=bap", "topology=parameter_server", "output=json")
@@ -46,7 +46,7 @@ def refused(project: Project, *arguments: str) -> str:
 def test_a_look_is_what_a_run_of_so_many_steps_ends_with(digits: Project) -> None:
     """A single worker makes its updates always in the same order, and its server knows of them at its rests."""
     given = (*RUN, "sync.rest_every=5", "cluster.workers=1", "topology.servers=1")
-    run = CancellableTransport(digits, *given, "run.steps=100000")
+    run = WatchedRun(digits, *given, "run.steps=100000")
     run.wait_for_steps(10)
     _, seen = looks(digits, run.run_id, 0)
     name, step = seen["parameter"], seen["slices"][0]["step"]
@@ -69,7 +69,7 @@ def test_a_look_is_what_a_run_of_so_many_steps_ends_with(digits: Project) -> Non
 @pytest.mark.long
 def test_between_rests_servers_tell_of_what_has_come(digits: Project) -> None:
     never = [f"{key}=100000" for key in ("sync.rest_every", "checkpoint.every", "evaluation.every", "run.steps")]
-    run = CancellableTransport(digits, *RUN, *never, "cluster.workers=3", "topology.servers=2")
+    run = WatchedRun(digits, *RUN, *never, "cluster.workers=3", "topology.servers=2")
     run.wait_for("generation_started")
     first, seen = looks(digits, run.run_id, 5)
     assert [each["server"] for each in first["slices"]] == sorted({each["server"] for each in first["slices"]})

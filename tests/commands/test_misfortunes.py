@@ -15,7 +15,7 @@ import pytest
 from orchestrator.records.lines import read
 from tests.commands.alone import Alone, alone
 from tests.commands.chaos import members_of
-from tests.commands.watching import CancellableTransport
+from tests.commands.watching import WatchedRun
 from tests.projects import PATIENCE_S, Done, Project
 
 pytestmark = pytest.mark.ray
@@ -93,7 +93,7 @@ def test_first_members_that_are_killed_while_they_prepare_are_made_good(digits: 
 def test_a_run_whose_ray_dies_says_so_at_once_and_can_be_resumed(
     digits: Project, undisturbed: Alone, process: str
 ) -> None:
-    run = CancellableTransport(digits, *DIGITS, "cluster.workers=2", "checkpoint.every=20")
+    run = WatchedRun(digits, *DIGITS, "cluster.workers=2", "checkpoint.every=20")
     run.wait_for("checkpoint_saved")
     (pid,) = _processes(digits, process)
     run.kill(pid)
@@ -134,7 +134,7 @@ def test_a_run_whose_own_disk_is_full_says_so_and_is_resumed_when_there_is_room(
     disk.mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "none", disk], check=True)
     try:
-        run = CancellableTransport(digits, *DIGITS, "cluster.workers=2", "checkpoint.every=20")
+        run = WatchedRun(digits, *DIGITS, "cluster.workers=2", "checkpoint.every=20")
         run.wait_for("checkpoint_saved")
         with contextlib.suppress(OSError):
             (disk / "filler").write_bytes(bytes(2**25))

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from orchestrator.data.order import Order, Sampler
-from tests.commands.watching import CancellableTransport
+from tests.commands.watching import WatchedRun
 from tests.projects import REPOSITORY, Done, Project
 
 pytestmark = pytest.mark.ray
@@ -293,7 +293,7 @@ def test_what_is_not_a_function_of_the_record_is_found_at_its_first_step(study: 
 @pytest.mark.long
 def test_a_run_that_lost_and_gained_workers_and_was_resumed_is_repeated(study: Study) -> None:
     given = ("run.steps=200", "pipeline.args.pause_s=0.03", "cluster.spares=1")
-    run = CancellableTransport(study.project, "conf=study", *given, "output=json")
+    run = WatchedRun(study.project, "conf=study", *given, "output=json")
     run.wait_for_steps(5)
     run.wait_for("worker_started", 3)  # the spare is ready, too
     victim, other_one = run.journal("generation_started")[0]["members"]  # whoever was ready first
@@ -318,7 +318,7 @@ def test_a_run_that_lost_and_gained_workers_and_was_resumed_is_repeated(study: S
 @pytest.mark.long
 def test_a_rerun_that_is_interrupted_leaves_nothing_and_claims_nothing(study: Study) -> None:
     before = untouchable(study.project.path)
-    rerun = CancellableTransport(study.project, f"rerun={study.run_id}", "output=json")
+    rerun = WatchedRun(study.project, f"rerun={study.run_id}", "output=json")
     rerun.process.send_signal(signal.SIGTERM)
     done = rerun.end()
     assert done.code == 130

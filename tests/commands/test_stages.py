@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.watching import CancellableTransport
+from tests.commands.watching import WatchedRun
 from tests.projects import REPOSITORY, Project
 
 PAGE = (REPOSITORY / "docs" / "model-parallel.md").read_text()
@@ -31,7 +31,7 @@ def test_the_page_works_word_for_word(digits: Project) -> None:
     assert digits.leftovers() == []
 
 
-def wait_for_recoveries(run: CancellableTransport, count: int) -> None:
+def wait_for_recoveries(run: WatchedRun, count: int) -> None:
     run.wait(lambda: sum(each["kind"] == "lost" for each in run.journal("recovered")) >= count or None)
 
 
@@ -39,9 +39,7 @@ def wait_for_recoveries(run: CancellableTransport, count: int) -> None:
 def test_a_worker_is_killed_in_each_place_of_the_mesh_and_the_run_goes_on_elsewhere(digits: Project) -> None:
     """Two of three columns are lost, one worker after the other. No step is lost, but at most one that only the dead had
     applied is computed again. Then the run is interrupted, resumed with the whole model on each worker, and rerun in stages."""
-    run = CancellableTransport(
-        digits, "conf=digits", "run.steps=60", "cluster.workers=6", "cluster.stages=2", "output=json"
-    )
+    run = WatchedRun(digits, "conf=digits", "run.steps=60", "cluster.workers=6", "cluster.stages=2", "output=json")
     (first, *_) = run.wait_for("generation_started")
     assert first["stages"] == [0, 1, 0, 1, 0, 1]
     killed = first["members"][:4]  # the others are enough to go on, whenever replacements come

@@ -16,7 +16,7 @@ from tests.projects import PATIENCE_S, Done, Project
 T = TypeVar("T")
 
 
-class CancellableTransport:
+class WatchedRun:
     """A launch or a resume of `project`. Its run is the new one, or `run_id`."""
 
     def __init__(self, project: Project, *arguments: str, run_id: str | None = None) -> None:

@@ -37,12 +37,12 @@ def test_pairs_of_images_and_classes() -> None:
 def test_a_sample_is_evenly_spaced_and_labels_at_hand_are_all_counted() -> None:
     read: list[int] = []
 
-    class CancellableTransport(TensorDataset):
+    class Watched(TensorDataset):
         def __getitem__(self, index: int) -> Any:
             read.append(index)
             return tuple(tensor[index] for tensor in self.tensors)
 
-    found = profile(CancellableTransport(torch.zeros(100, 3), torch.arange(100) % 2), limit=4)
+    found = profile(Watched(torch.zeros(100, 3), torch.arange(100) % 2), limit=4)
     assert read == [0, 25, 50, 75]
     assert found["classes"] == {"0": 50, "1": 50}
     assert (found["sampled"], found["counted"]) == (4, 100)
