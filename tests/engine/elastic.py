@@ -160,7 +160,8 @@ class Writes:
         return True
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        self.copied(timeout_s)
+        if not self.copied(timeout_s):
+            return False
         self._left = max(0, self._left - 1)
         return self._left == 0
 
