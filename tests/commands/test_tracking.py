@@ -56,7 +56,7 @@ def test_a_run_at_a_server_is_as_complete_as_one_in_the_projects_store(project: 
             f"run/{name}"
             for name in ("journal.jsonl", "times.jsonl", "trace.jsonl", "settings.yaml", "environment.json")
         ),
-        *(f"run/{name}" for name in ("card.md", "card.html")),
+        *(f"run/{name}" for name in ("card.md", "card.html", "Dockerfile")),
         *(
             f"run/{name}"
             for name in ("settings_from.json", "code.bundle", "code.patch", "code.json", "data.json", "identity.json")
