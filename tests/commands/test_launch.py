@@ -163,7 +163,10 @@ def test_mlflow_has_one_complete_run_per_launch(digits: Project, launched: Done)
     trace = [json.loads(line) for line in (digits.folder(report["run_id"]) / "trace.jsonl").read_text().splitlines()]
     assert [(m.step, m.value) for m in losses] == [(line["step"], float.fromhex(line["loss"])) for line in trace]
     artifacts = {file.path for file in store.client.list_artifacts(report["run_id"], "run")}
-    recorded = "code.bundle code.json code.patch data.json Dockerfile environment.json identity.json settings.yaml settings_from.json"
+    recorded = (
+        "Dockerfile code.bundle code.json code.patch data.json environment.json identity.json settings.yaml "
+        "settings_from.json"
+    )
     assert artifacts == {
         f"run/{name}"
         for name in ("card.md", "card.html", "journal.jsonl", "times.jsonl", "trace.jsonl", *recorded.split())
