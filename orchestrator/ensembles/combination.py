@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-Loss = Callable[
-    [Sequence[float]], float
-]  # of the whole with these weights, over the samples that weights are chosen on
+# Of the whole with these weights, over the samples that weights are chosen on.
+Loss = Callable[[Sequence[float]], float]
 
 
 class Combination(Protocol):
@@ -34,6 +33,18 @@ Build = Callable[..., Combination]
 
 def equal(members: int) -> list[float]:
     return [1.0 / members] * members
+
+
+class Equal:
+    """The two parts of a combination whose members count alike."""
+
+    chooses = False
+
+    def __init__(self, members: int) -> None:
+        self._members = members
+
+    def weigh(self, loss: Loss) -> list[float]:  # noqa: ARG002
+        return equal(self._members)
 
 
 def weighted_mean(outputs: Tensor, weights: Tensor) -> Tensor:

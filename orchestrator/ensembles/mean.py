@@ -8,20 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestrator.ensembles.combination import Loss, equal, weighted_mean
+from orchestrator.ensembles.combination import Equal, weighted_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Mean:
-    chooses = False
-
-    def __init__(self, members: int) -> None:
-        self._members = members
-
-    def weigh(self, loss: Loss) -> list[float]:  # noqa: ARG002
-        return equal(self._members)
-
+class Mean(Equal):
     def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
         return weighted_mean(outputs, weights)

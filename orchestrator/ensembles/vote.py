@@ -6,21 +6,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestrator.ensembles.combination import Loss, equal, weighted_mean
+from orchestrator.ensembles.combination import Equal, weighted_mean
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Vote:
-    chooses = False
-
-    def __init__(self, members: int) -> None:
-        self._members = members
-
-    def weigh(self, loss: Loss) -> list[float]:  # noqa: ARG002
-        return equal(self._members)
-
+class Vote(Equal):
     def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
         chosen = outputs.argmax(-1, keepdim=True)
         votes = outputs.new_zeros(outputs.shape).scatter(-1, chosen, 1.0).sum(0)

@@ -8,9 +8,29 @@ from typing import Any
 
 from orchestrator.search.space import Choice, Dimension, Range, Space
 from orchestrator.settings.schema import locate, shorthand
-from orchestrator.values import Given, show
+from orchestrator.values import Given, MismatchError, read, show
 
 _PARTS = ("low", "high", "step", "log", "choices")
+
+
+def read_own(
+    own: Mapping[str, tuple[Any, Any, str, str]], given: Mapping[tuple[str, ...], Given]
+) -> tuple[dict[str, Any], list[str], list[tuple[str, ...]]]:
+    """The values of the keys of a table (type, default, what it is, what it determines), what is wrong with them, and the paths
+    that are none of its keys."""
+    values = {key: default for key, (_, default, _, _) in own.items()}
+    problems: list[str] = []
+    others: list[tuple[str, ...]] = []
+    for path, each in given.items():
+        key = ".".join(path)
+        if key not in own:
+            others.append(path)
+            continue
+        try:
+            values[key] = read(own[key][0], each)
+        except MismatchError as mismatch:
+            problems.append(f"{each.where}: {key}: {mismatch}")
+    return values, problems, others
 
 
 def read_space(leaves: Mapping[tuple[str, ...], Given]) -> tuple[Space, dict[str, str], list[str]]:

@@ -21,10 +21,11 @@ from pydantic import Field
 from orchestrator.ensembles import COMBINATIONS
 from orchestrator.errors import ConfigurationError
 from orchestrator.search.asking import Ask, Search
+from orchestrator.search.declared import read_own
 from orchestrator.search.outlook import Course
 from orchestrator.search.space import Choice, Dimension, Point, Range
 from orchestrator.settings import Settings
-from orchestrator.values import A_LINE, Given, MismatchError, read
+from orchestrator.values import A_LINE, Given
 
 Determines = Literal["result", "execution"]
 # key -> its type, its default, what it is, and whether it determines the result
@@ -109,17 +110,10 @@ def read_ensemble(
 ) -> tuple[Ensemble | None, list[str]]:
     """The section `ensemble` and what is wrong with it. given: by full path; settings: of all members, None where they are
     wrong themselves."""
-    values = {key: default for key, (_, default, _, _) in OWN.items()}
-    problems: list[str] = []
-    for path, each in given.items():
-        key = ".".join(path)
-        if key in OWN:
-            try:
-                values[key] = read(OWN[key][0], each)
-            except MismatchError as mismatch:
-                problems.append(f"{each.where}: {key}: {mismatch}")
-        elif path[:2] != _OPTIONS:
-            problems.append(f"{each.where}: {key}: no such key; there are {', '.join(OWN)}")
+    values, problems, others = read_own(OWN, given)
+    for path in others:
+        if path[:2] != _OPTIONS:
+            problems.append(f"{given[path].where}: {'.'.join(path)}: no such key; there are {', '.join(OWN)}")
     name = values["ensemble.combine.name"]
     options = {path[2]: each for path, each in given.items() if path[:2] == _OPTIONS and path[2:] != ("name",)}
     try:

@@ -26,7 +26,7 @@ from orchestrator.ensembles import COMBINATIONS
 from orchestrator.errors import ConfigurationError
 from orchestrator.search import SEARCHES
 from orchestrator.search.asking import Search
-from orchestrator.search.declared import read_space
+from orchestrator.search.declared import read_own, read_space
 from orchestrator.search.described import Sweep, source_of
 from orchestrator.search.grid import endless, size
 from orchestrator.search.halving import Rung
@@ -37,7 +37,7 @@ from orchestrator.settings import Settings, from_sources, sources
 from orchestrator.settings.schema import KEYS, SEED, shorthand
 from orchestrator.settings.sources import Leaf, Source
 from orchestrator.table import is_reference
-from orchestrator.values import A_LINE, Given, MismatchError, read, show
+from orchestrator.values import A_LINE, Given, show
 
 # key -> its type, its default, what it is, and whether it determines the result
 OWN: dict[str, tuple[Any, Any, str, Literal["result", "execution"]]] = {
@@ -173,20 +173,14 @@ def _strayed(leaf: Leaf) -> str:
 
 def _values(own: Mapping[tuple[str, ...], Given]) -> tuple[dict[str, Any], list[str]]:
     """The keys of a sweep that have a type, and what is wrong with them."""
-    values = {key: default for key, (_, default, _, _) in OWN.items()}
-    problems: list[str] = []
-    for path, given in own.items():
+    values, problems, others = read_own(OWN, own)
+    for path in others:
         key = ".".join(path)
-        if key in OWN:
-            try:
-                values[key] = read(OWN[key][0], given)
-            except MismatchError as mismatch:
-                problems.append(f"{given.where}: {key}: {mismatch}")
-        elif key != RUNGS and path[0] not in ("space", "search", "ensemble"):
+        if key != RUNGS and path[0] not in ("space", "search", "ensemble"):
             known = [*OWN, RUNGS, "conf", "space"]
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(known)}"
-            problems.append(f"{given.where}: {key}: no such key{hint}")
+            problems.append(f"{own[path].where}: {key}: no such key{hint}")
     return values, problems
 
 
