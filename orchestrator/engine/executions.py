@@ -327,7 +327,7 @@ class StagedExecution:
                 names, self._replica = WholeNames.of(self._replica), None
             else:
                 assert self._waiting is not None
-                names, self._waiting = self._waiting.over(self._plan.run.seed), None
+                names, self._waiting = self._waiting.over(self._plan.run), None
             self._hosted = HostedStage(
                 *(self._plan, self._workload, names, self._cuts, generation.stages[rank]), self._regions, self._services
             )

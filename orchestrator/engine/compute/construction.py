@@ -26,7 +26,7 @@ from orchestrator.numerics.determinism import left_as_it_was
 from orchestrator.numerics.layout import Layout
 from orchestrator.numerics.streams import seed_of, seeded
 from orchestrator.pipeline import Pipeline, defines, find, naming
-from orchestrator.plan import Plan, Variant
+from orchestrator.plan import Plan, Run, Variant
 from orchestrator.updates import optimizers
 from orchestrator.updates.compressions import COMPRESSIONS
 from orchestrator.updates.compressions.codec import Codec, Model
@@ -53,6 +53,14 @@ def make_model(pipeline: Pipeline, seed: int) -> torch.nn.Module:
         _refuse_clashes(model)
     with naming("train() of the model"):
         model.train()
+    return model
+
+
+def first_model(pipeline: Pipeline, run: Run) -> torch.nn.Module:
+    """The pipeline's model with the values that training begins with. Raises what `make_model` raises, ConfigurationError."""
+    model = make_model(pipeline, run.seed)
+    if run.initial is not None:
+        initial.begin_with(model, run.initial)
     return model
 
 

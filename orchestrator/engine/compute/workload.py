@@ -22,7 +22,7 @@ from orchestrator.data.loaders import Key, Loaders, upcoming
 from orchestrator.data.loading import fetch
 from orchestrator.data.order import Order, Sampler, evaluation_batches
 from orchestrator.data.poisson import PoissonSampler
-from orchestrator.engine.compute import construction, initial
+from orchestrator.engine.compute import construction
 from orchestrator.errors import NonFinite, PipelineRaised
 from orchestrator.numerics import streams
 from orchestrator.numerics.staging import Direct, Staging
@@ -75,9 +75,7 @@ class Workload:
             self._takes_step = takes_step(self.pipeline)
         with naming("datasets()"), streams.seeded(seed if data.seed is None else data.seed, "datasets"):
             self._train, self._validation = self._datasets()
-        self.model = construction.make_model(self.pipeline, seed)
-        if run.initial is not None:
-            initial.begin_with(self.model, run.initial)
+        self.model = construction.first_model(self.pipeline, run)
         samples = _length(self._train, "training")
         self.subset = None if data.subset is None else chosen(data.subset.name, data.subset.options, samples)
         self._labels = Labels(self.pipeline, self._train, samples, seed, self.subset)

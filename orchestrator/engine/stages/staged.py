@@ -36,7 +36,7 @@ from orchestrator.numerics import allocator
 from orchestrator.numerics.digests import model_digest
 from orchestrator.numerics.layout import Layout
 from orchestrator.pipelining import programs
-from orchestrator.plan import Plan
+from orchestrator.plan import Plan, Run
 from orchestrator.transports.base import Regions, Transport
 from orchestrator.updates import optimizers
 from orchestrator.updates.clipping import Norm, PartialClipping
@@ -65,10 +65,10 @@ class Waiting:
             tensor.data = tensor.data.new_empty(0)
         allocator.give_back()
 
-    def over(self, seed: int) -> WholeNames:
+    def over(self, run: Run) -> WholeNames:
         """The model has its first values again, made anew. Raises Inconsistent where they are others."""
         model = self._workload.model
-        fresh = _tensors(construction.make_model(self._workload.pipeline, seed))
+        fresh = _tensors(construction.first_model(self._workload.pipeline, run))
         for name, tensor in _tensors(model).items():
             tensor.data = fresh[name].data
         if model_digest(model) != self._digest:
@@ -121,7 +121,7 @@ class HostedStage:
 
     def _made(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         """The stage's part of the model with its first values, and its optimizer."""
-        model = construction.make_model(self._pipeline, self._plan.run.seed)
+        model = construction.first_model(self._pipeline, self._plan.run)
         part = Part(model, self._cuts.owned(self._index))
         variant = self._plan.update.optimizer
         assert variant is not None

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import gc
 import weakref
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from orchestrator.engine.stages.flight import Flight
 from orchestrator.engine.stages.trainer import StageTrainer
 from orchestrator.engine.worker import Ended, Worker
 from orchestrator.errors import ConfigurationError, Inconsistent, NonFinite, OrchestratorError, PipelineRaised
+from orchestrator.plan.resolve import INITIAL_FOLDER
 from pipelines.characters import Characters
 from tests.engine import pipelines
 from tests.engine.elastic import EVERYTHING, Fault, survive
@@ -147,6 +150,21 @@ def test_before_the_first_checkpoint_a_loss_sends_all_back_to_values_that_are_ma
     told = survive(Remade, Layout(2, stages=2), [Fault(1, 60, "die")], **settings)
     assert (told.trace, told.digest, told.metrics) == (unsplit.trace, unsplit.digest, unsplit.metrics)
     assert max(Remade.most) == 3, "when it gets its stage, and to go back"
+
+
+@pytest.mark.slow
+def test_values_of_another_model_are_made_anew_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where training begins with them; for all that go back, and for the one that comes and stands by."""
+    before = train(pipelines.Batchnorm, steps=3, args=EVERYTHING["args"])
+    file = tmp_path / INITIAL_FOLDER / f"{before.digest}.safetensors"
+    file.parent.mkdir(parents=True)
+    save_file(before.parameters, file)
+    monkeypatch.chdir(tmp_path)
+    settings = {**EVERYTHING, "initial": {"name": "models:/m/1", "digest": before.digest}}
+    unsplit = survive(pipelines.Batchnorm, ONE, **settings)
+    told = survive(pipelines.Batchnorm, Layout(2, stages=2), [Fault(1, 60, "die")], **settings)
+    assert told.went_back == 1
+    assert (told.trace, told.digest, told.metrics) == (unsplit.trace, unsplit.digest, unsplit.metrics)
 
 
 @pytest.mark.slow
