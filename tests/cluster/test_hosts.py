@@ -11,6 +11,7 @@ from tests.commands.alone import Alone, assert_as_alone
 from tests.projects import Project
 
 
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.root
 def test_a_host_without_the_project_gets_it_and_the_result_is_the_same(digits: Project, at_home: Alone) -> None:

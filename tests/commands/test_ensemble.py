@@ -47,6 +47,7 @@ def assert_whole(project: Project, report: dict[str, Any]) -> None:
         assert child.data.tags["digest"] == member["digest"]
 
 
+@pytest.mark.long
 def test_an_ensemble_is_one_model_that_loads_as_one(digits: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     done = digits.run(
         *SMALL, "ensemble.combine=weighted", "ensemble.data=bagging", "ensemble.register=digits", "output=json"

@@ -13,6 +13,7 @@ PAGE = (REPOSITORY / "docs" / "own-project.md").read_text()
 BLOCKS = re.findall(r"^```(\w+) ?([\w./]*)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_the_page_works_word_for_word(tmp_path: Path) -> None:
     project = Project(tmp_path / "spirals")

@@ -54,6 +54,7 @@ def test_a_launch_in_a_python_that_has_torch_loaded_gives_the_golden_digest(proj
     assert project.leftovers() == []
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_an_operator_whose_bits_depend_on_the_processor_is_refused_by_name(project: Project) -> None:
     done = project.run("conf=twisted", "output=json")

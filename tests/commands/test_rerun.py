@@ -253,6 +253,7 @@ def test_another_package_is_named_and_no_exactness_is_claimed(study: Study, tmp_
     assert (ignored.report["verdict"], ignored.report["differences"]) == ("exact", [difference])
 
 
+@pytest.mark.long
 def test_what_is_not_a_function_of_the_record_is_found_at_its_first_step(study: Study, later: Done) -> None:
     """A sample that comes out differently each time is first drawn at step 12. A second repetition shows that it is chance."""
     first = later

@@ -11,6 +11,7 @@ from tests.projects import REPOSITORY, Project
 PAGE = (REPOSITORY / "docs" / "simulation.md").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_commands_of_the_page(digits: Project) -> None:
     commands = [line for line in PAGE.splitlines() if line.startswith("python -m orchestrator simulate")]

@@ -36,6 +36,21 @@ def wait_for_recoveries(run: WatchedRun, count: int) -> None:
 
 
 @pytest.mark.ray
+def test_a_killed_worker_costs_no_step_while_another_has_its_stage(digits: Project) -> None:
+    run = WatchedRun(digits, "conf=digits", "run.steps=60", "cluster.workers=4", "cluster.stages=2", "output=json")
+    (first, *_) = run.wait_for("generation_started")
+    assert first["stages"] == [0, 1, 0, 1]
+    run.wait_for_steps(3)
+    run.kill(run.living()[first["members"][1]])
+    done = run.end()
+    assert (done.code, done.report["digest"]) == (0, UNSPLIT), done.err
+    lost = [each for each in done.report["recoveries"] if each["kind"] == "lost"]
+    assert [each["steps_lost"] <= 1 for each in lost] == [True]
+    assert digits.leftovers() == []
+
+
+@pytest.mark.long
+@pytest.mark.ray
 def test_a_worker_is_killed_in_each_place_of_the_mesh_and_the_run_goes_on_elsewhere(digits: Project) -> None:
     """Two of three columns are lost, one worker after the other. No step is lost, but at most one that only the dead had
     applied is computed again. Then the run is interrupted, resumed with the whole model on each worker, and rerun in stages."""

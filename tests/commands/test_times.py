@@ -14,6 +14,7 @@ from tests.projects import REPOSITORY, Project
 PAGE = (REPOSITORY / "docs" / "results.md").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
 def test_the_command_of_the_page(digits: Project) -> None:

@@ -36,6 +36,7 @@ def project(faulty: Project, tmp_path: Path) -> Iterator[Project]:
     assert anew.processes() == []
 
 
+@pytest.mark.long
 def test_a_run_at_a_server_is_as_complete_as_one_in_the_projects_store(project: Project, server: Server) -> None:
     done = project.run("conf=good", "cluster.workers=1", f"tracking.uri={server.uri}", "output=json")
     assert done.code == 0, done.err

@@ -18,6 +18,7 @@ TUNE, LAUNCH = (line for line in PAGE.splitlines() if line.startswith("python -m
 SHORTLY = "tuning.seconds=0.3 output=json"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_launch_measures_chooses_and_keeps_what_it_chose(digits: Project) -> None:
     before = set(digits.runs())

@@ -29,6 +29,7 @@ pytestmark = [
 KIND = {"key": "mlflow.experimentKind", "value": "custom_model_development"}
 
 
+@pytest.mark.long
 def test_the_runs_are_shown_until_ctrl_c(tmp_path: Path) -> None:
     (tmp_path / ".orchestrator").mkdir()
     store = Store(None, tmp_path / ".orchestrator")

@@ -43,7 +43,7 @@ CASES: list[tuple[type[Pipeline], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("number", thinned(range(len(CASES)), 3), ids=lambda n: CASES[n][0].__name__)
+@pytest.mark.parametrize("number", thinned(range(len(CASES)), 5), ids=lambda n: CASES[n][0].__name__)
 def test_every_layout_gives_the_same_run(number: int) -> None:
     _try(METHODS[number % len(METHODS)], number)
 

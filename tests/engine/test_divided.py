@@ -70,7 +70,7 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("number", thinned(range(len(CASES)), 3), ids=lambda number: str(CASES[number]))
+@pytest.mark.parametrize("number", thinned(range(len(CASES)), 7), ids=lambda number: str(CASES[number]))
 def test_every_layout_gives_the_same_run(number: int) -> None:
     reference = train(Labelled, **CASES[number])
     for layout in rotating(2, number):

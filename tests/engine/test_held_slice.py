@@ -173,9 +173,9 @@ class Recomputed:
 @pytest.mark.parametrize(
     ("pipeline", "servers", "mode"),
     [
-        (p.Batchnorm, 1, {"name": "bap"}),
         (p.Batchnorm, 2, {"name": "asp", "threshold": 0.05}),
-        (p.Mlp, 1, {"name": "ssp", "staleness": 1}),
+        pytest.param(p.Batchnorm, 1, {"name": "bap"}, marks=pytest.mark.long),
+        pytest.param(p.Mlp, 1, {"name": "ssp", "staleness": 1}, marks=pytest.mark.long),
     ],
 )
 def test_what_servers_hold_is_what_the_record_gives(

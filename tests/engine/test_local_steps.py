@@ -53,7 +53,7 @@ def _assert_same(run: Run, reference: Run) -> None:
     assert run.digest == reference.digest
 
 
-@pytest.mark.parametrize("number", thinned(range(len(CASES)), 3), ids=lambda number: str(CASES[number]))
+@pytest.mark.parametrize("number", thinned(range(len(CASES)), 8), ids=lambda number: str(CASES[number]))
 def test_every_layout_gives_the_same_run(number: int) -> None:
     case = CASES[number]
     reference = train(LabelledBatchnorm, **case)
@@ -71,7 +71,7 @@ COMPRESSED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(
-    "number", thinned(range(len(COMPRESSED)), 3), ids=lambda number: str(COMPRESSED[number]["compression"])
+    "number", thinned(range(len(COMPRESSED)), 6), ids=lambda number: str(COMPRESSED[number]["compression"])
 )
 def test_compressed_rounds_too(number: int) -> None:
     case = COMPRESSED[number]
@@ -138,7 +138,7 @@ def test_computing_beside_host_memory_changes_no_bit(monkeypatch: pytest.MonkeyP
 # --- by size
 
 
-@pytest.mark.parametrize("number", [4, 5])
+@pytest.mark.parametrize("number", thinned([4, 5], 2))
 def test_shards_of_a_round_are_dealt_by_their_local_steps(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each computes other shards in other rounds, all of them together each once; the bits are those of one worker."""
     case = {**CASES[number], "steps": 6}

@@ -64,7 +64,7 @@ def _assert_same(run: Run, reference: Run) -> None:
     assert run.digest == reference.digest
 
 
-@pytest.mark.parametrize("number", thinned(range(len(CASES)), 3), ids=lambda number: str(CASES[number]))
+@pytest.mark.parametrize("number", thinned(range(len(CASES)), 6), ids=lambda number: str(CASES[number]))
 def test_every_layout_gives_the_same_run(number: int) -> None:
     case = CASES[number]
     reference = train(Labelled, **case)
@@ -73,7 +73,7 @@ def test_every_layout_gives_the_same_run(number: int) -> None:
             _assert_same(train(Labelled, layout, masked=nth % 2 == 0, **case), reference)
 
 
-@pytest.mark.parametrize("layout", thinned([*LAYOUTS, *LONELY], 3), ids=str)
+@pytest.mark.parametrize("layout", thinned([*LAYOUTS, *LONELY], 6), ids=str)
 def test_masks_change_no_bit_on_any_layout(layout: Layout) -> None:
     if layout.workers <= 4:
         _assert_same(train(Labelled, layout, masked=True, steps=2, **CASES[4]), train(Labelled, steps=2, **CASES[4]))
