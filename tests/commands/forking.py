@@ -1,4 +1,4 @@
-"""Many command lines in a row, each in a process of its own that was forked with torch loaded: a tenth of the time.
+"""Many command lines in a row, each in a process of its own that was forked with all that commands import: a tenth of the time.
 
     python -m tests.commands.forking < argument-lists.json > answers.json        # in the folder of a project
 
@@ -7,6 +7,7 @@ For commands that end before anything is started: a forked process must not star
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -14,7 +15,19 @@ import tempfile
 from pathlib import Path
 
 from orchestrator.__main__ import main
-from orchestrator.driver.record import preflight
+from orchestrator.cluster.sessions.environment import prepare_environment
+
+prepare_environment(None)
+
+LOADED = (  # what commands import once they need it
+    "ray",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "orchestrator.tracking.store",
+    "orchestrator.commands.launch",
+    "orchestrator.engine.worker",
+    "orchestrator.provenance.crates",
+    "orchestrator.driver.record.preflight",
+)
 
 
 def answer(arguments: list[str]) -> dict[str, object]:
@@ -43,5 +56,6 @@ def _become(arguments: list[str], files: list[Path]) -> None:
 
 
 if __name__ == "__main__":
-    assert preflight is not None  # imported for torch, which it loads
+    for name in LOADED:
+        importlib.import_module(name)
     json.dump([answer(arguments) for arguments in json.load(sys.stdin)], sys.stdout)

@@ -51,6 +51,7 @@ def test_tune_measures_the_best_three(digits: Project) -> None:
     assert digits.leftovers() == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_cannot_be_chosen_is_refused(digits: Project) -> None:
     done = digits.run("tune", "conf=digits", "sync=ssp")

@@ -48,7 +48,7 @@ def test_chosen_borders_too(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mixed", [False, True], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", thinned(CASES, 4))
 def test_every_single_border(name: str, mixed: bool) -> None:
     case = CASES[name]
     expected, found = unsplit(case, mixed=mixed), surveyed(case, mixed=mixed)

@@ -49,7 +49,10 @@ AGREED = {0: Sending(messages.DONE, 2), 1: Sending(messages.DONE, 5), 2: Sending
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("member", "applied"), [(0, 0), (1, 2), (2, 1)])
+@pytest.mark.parametrize(
+    ("member", "applied"),
+    [(1, 2), pytest.param(0, 0, marks=pytest.mark.long), pytest.param(2, 1, marks=pytest.mark.long)],
+)
 def test_who_missed_the_end_of_the_second_vote_applies_the_sum_that_it_holds(member: int, applied: int) -> None:
     """A member dies before it hands on what step 2 agreed on; nobody has applied it where the first one does."""
     told = _survives(SQUARE, Fault(member, AGREED[member], "die"), every=None)
@@ -57,7 +60,9 @@ def test_who_missed_the_end_of_the_second_vote_applies_the_sum_that_it_holds(mem
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("what", "nth", "applied"), [("call off", 1, 3), ("die", 2, 3)])
+@pytest.mark.parametrize(
+    ("what", "nth", "applied"), [("die", 2, 3), pytest.param("call off", 1, 3, marks=pytest.mark.long)]
+)
 def test_one_who_could_not_apply_it_yet_still_holds_it(what: What, nth: int, applied: int) -> None:
     """Member 1 is lost. Member 0, which alone has applied, tells member 2 the state of the run, and then cannot tell member 3,
     which hears of it in the next generation, from member 2 where member 0 is lost too."""
@@ -68,7 +73,12 @@ def test_one_who_could_not_apply_it_yet_still_holds_it(what: What, nth: int, app
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("phase", "member", "nth"), [(messages.DIGESTED, 1, 5), (messages.DIGESTED, 2, 5), (messages.SAVING, 1, 2)]
+    ("phase", "member", "nth"),
+    [
+        (messages.DIGESTED, 1, 5),
+        pytest.param(messages.DIGESTED, 2, 5, marks=pytest.mark.long),
+        pytest.param(messages.SAVING, 1, 2, marks=pytest.mark.long),
+    ],
 )
 def test_a_digest_or_a_checkpoint_that_some_have_finished_is_taken_by_all_or_none(
     phase: int, member: int, nth: int

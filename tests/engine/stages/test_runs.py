@@ -21,6 +21,7 @@ from pipelines.characters import Characters
 from tests.engine import pipelines
 from tests.engine.elastic import EVERYTHING, Fault, survive
 from tests.engine.runs import ONE, Layout, _Members, members_end, settings_for, train
+from tests.products import thinned
 
 ADAM = {"name": "adam", "lr": 0.02}
 MESHES = [Layout(2, stages=2), Layout(3, "tree", stages=2), Layout(4, "peer_to_peer", stages=2)]
@@ -59,7 +60,7 @@ def test_a_tied_embedding(layout: Layout, precision: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("order", thinned(["1f1b", "gpipe"], 2))
 def test_forward_passes_that_are_computed_anew_leave_the_same_bits(order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With dropout, running statistics and counters; and where activations are kept, none is computed anew."""
     unsplit = train(pipelines.Batchnorm, ONE, clip=0.05, optimizer=ADAM)
@@ -140,7 +141,7 @@ class Remade(pipelines.Batchnorm):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
+@pytest.mark.parametrize("optimizer", thinned(["adam", "adagrad"], 2))
 def test_before_the_first_checkpoint_a_loss_sends_all_back_to_values_that_are_made_anew(optimizer: str) -> None:
     """adagrad has a state before the first step."""
     settings = {**EVERYTHING, "optimizer": {"name": optimizer, "lr": 0.02}}
@@ -291,7 +292,9 @@ class Infinite(Deep):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "error"), [(Failing, PipelineRaised), (Infinite, NonFinite)])
+@pytest.mark.parametrize(
+    ("kind", "error"), [(Failing, PipelineRaised), pytest.param(Infinite, NonFinite, marks=pytest.mark.long)]
+)
 def test_a_fault_in_a_stage_is_told_as_unsplit(kind: Any, error: type[OrchestratorError]) -> None:
     """Everybody's program comes to its end; the member whose shard it is tells it, the others withdraw."""
     expected = [end for end in members_end(kind, ONE, optimizer=ADAM, steps=4) if isinstance(end, Exception)]
