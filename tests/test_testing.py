@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,12 +30,17 @@ def named() -> Iterator[tuple[str, str]]:
 def run_by(test: str) -> set[str]:
     """The commands that run a test, or some of a file: by the marks that pyproject.toml describes."""
     file, _, name = test.partition("::")
-    tree = ast.parse((TESTS / file).read_text())
+    tree = _parsed(file)
     module = _marks(node for node in tree.body if isinstance(node, ast.Assign) and _is_marks(node))
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
     found = [function for function in functions if name in ("", function.name)]
     assert found, f"there is no {test}"
     return {command for function in found for command in _commands(function, module)}
+
+
+@functools.cache
+def _parsed(file: str) -> ast.Module:
+    return ast.parse((TESTS / file).read_text())
 
 
 def _is_marks(node: ast.Assign) -> bool:
