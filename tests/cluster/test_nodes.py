@@ -116,6 +116,7 @@ def test_a_worker_that_cannot_compute_on_a_gpu_says_why(digits: Project) -> None
     assert project.runs()[done.report["run_id"]] == "FAILED"
 
 
+@pytest.mark.long
 def test_an_address_without_a_ray_is_refused_at_once(digits: Project) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         done = digits.run(*SHORT, f"cluster.address=127.0.0.1:{silent.getsockname()[1]}")

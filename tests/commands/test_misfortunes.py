@@ -36,14 +36,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", tmp_path], check=True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "given",
     [
         ("pipeline.target=faults:Killed", "cluster.workers=2"),
-        pytest.param(("pipeline.target=faults:Exits", "cluster.workers=4"), marks=pytest.mark.long),
-        pytest.param(
-            ("pipeline.target=faults:Killed", "cluster.workers=1", "checkpoint.every=100"), marks=pytest.mark.long
-        ),
+        ("pipeline.target=faults:Exits", "cluster.workers=4"),
+        ("pipeline.target=faults:Killed", "cluster.workers=1", "checkpoint.every=100"),
     ],
     ids=" ".join,
 )

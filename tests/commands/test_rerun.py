@@ -330,6 +330,7 @@ def test_a_rerun_that_is_interrupted_leaves_nothing_and_claims_nothing(study: St
     assert untouchable(study.project.path) == before
 
 
+@pytest.mark.long
 def test_two_runs_are_compared(study: Study, later: Done) -> None:
     """Other code, data, settings and workers."""
     both = f"{study.run_id},{later.report['run_id']}"

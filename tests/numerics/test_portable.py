@@ -176,6 +176,7 @@ def test_the_doctor_finds_nothing_on_this_machine() -> None:
     assert {*found["unportable"]} == UNPORTABLE
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_without_what_is_mended_roots_and_the_lstm_differ() -> None:
     """So the page would show it."""

@@ -59,7 +59,7 @@ def test_so_it_does_where_the_model_is_cut_into_stages(first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", thinned(range(0, FREE_SEEDS, TOGETHER), 3))
+@pytest.mark.parametrize("first", thinned(range(0, FREE_SEEDS, TOGETHER), 6))
 def test_whatever_happens_an_asynchronous_run_can_be_repeated(first: int) -> None:
     for seed in range(first, first + TOGETHER):
         runs.live_and_repeated(seed)

@@ -159,6 +159,7 @@ def test_a_stop_that_is_asked_of_any_member_is_gone_on_from_elsewhere(member: in
     assert stopped.metrics | done.metrics == expected.metrics
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", thinned(range(60), 60))
 def test_chaos(seed: int) -> None:

@@ -153,6 +153,7 @@ def test_before_the_first_checkpoint_a_loss_sends_all_back_to_values_that_are_ma
     assert max(Remade.most) == 3, "when it gets its stage, and to go back"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_values_of_another_model_are_made_anew_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where training begins with them; for all that go back, and for the one that comes and stands by."""
@@ -168,6 +169,7 @@ def test_values_of_another_model_are_made_anew_too(tmp_path: Path, monkeypatch: 
     assert (told.trace, told.digest, told.metrics) == (unsplit.trace, unsplit.digest, unsplit.metrics)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_first_values_that_come_out_otherwise_are_told() -> None:
     settings = {**EVERYTHING, "args": {**EVERYTHING["args"], "drifts": True}}
