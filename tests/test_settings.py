@@ -592,9 +592,9 @@ def test_all_problems_are_told_at_once_each_with_its_place(tmp_path: Path, monke
         "command line: sync.name: 'lax' is not on offer "
         "(there are bsp, ssp, asp, bap, gossip, or your own as package.module:name)",
         "run.steps or run.epochs: one is required",
-        f"a.yaml:3: cluster.workers: {WORKERS}",
         "command line: data.batch_size: 4 rows for 8 shards; a shard computes at least one row: "
         "raise data.batch_size or lower data.shards",
+        f"a.yaml:3: cluster.workers: {WORKERS}",
     )
     assert caught.value.exit_code == 2
 

@@ -47,7 +47,7 @@ from orchestrator.settings import (
     TuningSettings,
     Workers,
 )
-from orchestrator.settings.schema import AUTO
+from orchestrator.settings.sections import AUTO
 from orchestrator.simulation import calibration
 from orchestrator.simulation.calibration import Layout, Measured, Model
 from orchestrator.simulation.candidates import ALONE, Candidate, candidates, choose, in_words, numbers_of_workers, table

@@ -34,7 +34,8 @@ from orchestrator.search.members import METRIC, read_ensemble
 from orchestrator.search.outlook import Course
 from orchestrator.search.space import Space, corners
 from orchestrator.settings import Settings, from_sources, sources
-from orchestrator.settings.schema import KEYS, SEED, shorthand
+from orchestrator.settings.schema import KEYS, shorthand
+from orchestrator.settings.sections import SEED
 from orchestrator.settings.sources import Leaf, Source
 from orchestrator.table import is_reference
 from orchestrator.values import A_LINE, Given, show

@@ -4,15 +4,17 @@
     settings.cluster.workers.start               # 2
     from_yaml(to_yaml(settings)) == settings     # True: this text is what workers, records and reruns get
 
-To add a setting, add one field to its section in `schema.py`: annotation, default, and `result(...)` or
+To add a setting, add one field to its section in `sections.py`: annotation, default, and `result(...)` or
 `execution(...)` with one sentence and what the value must be. Loading, messages, identity and `docs/settings.md` follow
-from that line. A rule between two keys is one more entry of `RULES` in the same file.
+from that line. A rule between two keys is a function and one entry of `RULES` in a file of `rules/`.
 
 A setting that is not built yet has no field, so that giving it is an error. OmegaConf supplies the YAML dialect and the
 interpolations. Types are pydantic's (`orchestrator/values.py`): OmegaConf damages text that looks like a number
 (`run.name=1e3`), stops at the first error, and names its own internals in messages.
 
-    schema.py     the fields, the rules between them
+    sections.py   the fields
+    rules/        the rules between fields, by what they are about
+    schema.py     the whole, its keys, and how one is found
     sources.py    a file or the command line as a list of paths and values
     loading.py    sources merged, interpolated, converted; every problem found
     views.py      settings as YAML, as flat keys, as an identity, as a page of documentation
@@ -21,7 +23,8 @@ interpolations. Types are pydantic's (`orchestrator/values.py`): OmegaConf damag
 from __future__ import annotations
 
 from orchestrator.settings.loading import from_sources, from_yaml, load, origins
-from orchestrator.settings.schema import (
+from orchestrator.settings.schema import Settings
+from orchestrator.settings.sections import (
     CheckpointSettings,
     ClusterSettings,
     CompressionSettings,
@@ -41,7 +44,6 @@ from orchestrator.settings.schema import (
     RunSettings,
     SamplingSettings,
     ScheduleSettings,
-    Settings,
     SubsetSettings,
     SyncSettings,
     TopologySettings,

@@ -16,16 +16,14 @@ from typing import Any
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings import sources
+from orchestrator.settings.rules.rule import Rule
+from orchestrator.settings.rules.training import TWO_LENGTHS
 from orchestrator.settings.schema import (
-    AUTO,
     BY_PATH,
     KEYS,
     SECTIONS,
     TABLES,
-    TWO_LENGTHS,
     Key,
-    KeyPath,
-    Rule,
     Settings,
     broken_rules,
     keys_of,
@@ -33,6 +31,7 @@ from orchestrator.settings.schema import (
     path_of,
     shorthand,
 )
+from orchestrator.settings.sections import AUTO, KeyPath
 from orchestrator.settings.sources import Source
 from orchestrator.table import is_reference
 from orchestrator.values import Given, MismatchError, must, plain, read, show

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from orchestrator.settings import schema
+from orchestrator.settings.sections import KeyPath
 from orchestrator.values import Given, is_text, show
 
 COMMAND_LINE = "command line"
@@ -84,7 +85,7 @@ def _count(node: yaml.Node, above: tuple[yaml.Node, ...]) -> int:
 
 
 class Leaf(NamedTuple):
-    path: schema.KeyPath
+    path: KeyPath
     given: Given
 
 
@@ -183,7 +184,7 @@ def _compose(text: str, at: Callable[[yaml.Mark | None], str]) -> tuple[Any, yam
 
 
 def _leaves(
-    loader: Any, mapping: yaml.MappingNode, above: schema.KeyPath, where: Callable[[yaml.Node], str]
+    loader: Any, mapping: yaml.MappingNode, above: KeyPath, where: Callable[[yaml.Node], str]
 ) -> Iterator[Leaf | str]:
     """Depth first: every value that is not itself a mapping with keys, and a sentence for every key that is no key."""
     for key, value in mapping.value:
@@ -198,7 +199,7 @@ def _leaves(
 
 
 def _below(
-    loader: Any, node: yaml.Node, path: schema.KeyPath, line: str, where: Callable[[yaml.Node], str]
+    loader: Any, node: yaml.Node, path: KeyPath, line: str, where: Callable[[yaml.Node], str]
 ) -> Iterator[Leaf | str]:
     located = schema.locate(path)
     whole = located is not None and not located[0].is_open and located[0].takes_mapping

@@ -14,7 +14,8 @@ from orchestrator.numerics.layout import Layout
 from orchestrator.privacy import lattice
 from orchestrator.privacy.keys import Keys
 from orchestrator.privacy.lattice import Lattice, loss_on_lattice, mean_loss
-from orchestrator.settings import schema
+from orchestrator.settings.rules.privacy import MOST_CLIENTS
+from orchestrator.settings.sections import MOST_NOISE
 
 LAYOUT = Layout.of([("a", torch.empty(3, 4)), ("b", torch.empty(5)), ("c", torch.empty(2, 2, 3, 2).transpose(1, 3))])
 KEYS = Keys(bytes(32))
@@ -83,7 +84,7 @@ def test_the_most_clients_and_the_most_noise_fit_64_bits(norm: float) -> None:
 
 
 def test_the_settings_allow_what_fits() -> None:
-    assert (schema.MOST_CLIENTS, schema.MOST_NOISE) == (lattice.MOST_CLIENTS, lattice.MOST_NOISE)
+    assert (MOST_CLIENTS, MOST_NOISE) == (lattice.MOST_CLIENTS, lattice.MOST_NOISE)
 
 
 def test_the_noise_has_its_spread_in_each_tensor_and_none_between_them() -> None:

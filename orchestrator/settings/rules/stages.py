@@ -5,14 +5,11 @@ What it does not do: look at the model, at the pipeline, or at variants of the u
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from orchestrator.settings.rules.rule import Rule
 from orchestrator.synchrony import SYNCHRONY
 from orchestrator.table import is_reference
 from orchestrator.topologies import TOPOLOGIES
 from orchestrator.values import Workers
-
-Broken = Callable[..., str | None]
 
 
 def _workers(workers: Workers, stages: int) -> str | None:
@@ -90,8 +87,8 @@ def _unfit(key: str, value: str, because: str, instead: str) -> str:
     return f"{key}: with cluster.stages {because}, so {value} is not on offer; set {instead}, or cluster.stages=1"
 
 
-RULES: tuple[tuple[tuple[str, ...], Broken], ...] = tuple(
-    ((*keys, "cluster.stages"), broken)
+RULES: tuple[Rule, ...] = tuple(
+    Rule((*keys, "cluster.stages"), broken)
     for keys, broken in (
         (("cluster.workers",), _workers),
         (("topology.name",), _topology),

@@ -1,0 +1,8 @@
+"""The rules between keys of the configuration, by what they are about; a rule is a function and one entry of a `RULES`."""
+
+from __future__ import annotations
+
+from orchestrator.settings.rules import execution, local_steps, privacy, stages, training
+from orchestrator.settings.rules.rule import Rule
+
+RULES: tuple[Rule, ...] = (*training.RULES, *local_steps.RULES, *execution.RULES, *privacy.RULES, *stages.RULES)

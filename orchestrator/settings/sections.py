@@ -1,0 +1,489 @@
+"""The fields of the configuration, section by section.
+
+Each field says in its metadata what it is, what its value must be, and whether it determines the result of a run or
+only its execution (rule F2); identity, rerun and documentation derive from that. `layout` marks the keys that say how
+workers and servers are laid out: under `reduction: fast` sums follow the layout's order, so these then determine the
+result too. `watched` marks what says when metrics are taken: it determines the result where early stopping or the plateau
+schedule depend on one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from orchestrator.values import (
+    A_LINE,
+    NONE_EMPTY,
+    NOT_EMPTY,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Every,
+    Must,
+    Steps,
+    Workers,
+    at_least,
+    matching,
+)
+
+MOST_NOISE = 1000.0  # of `privacy.lattice`, which needs torch
+KeyPath = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class About:
+    """doc: one sentence; must: a bound beyond the type, see `values`; layout, watched: see the head of this file."""
+
+    doc: str
+    determines: Literal["result", "execution"]
+    must: Any = None
+    layout: bool = False
+    watched: bool = False
+
+
+def result(doc: str, must: Any = None) -> dict[str, About]:
+    """Metadata of a field that determines the result."""
+    return {"about": About(doc, "result", must)}
+
+
+def execution(doc: str, must: Any = None, *, layout: bool = False, watched: bool = False) -> dict[str, About]:
+    """Metadata of a field that determines only how a run is executed."""
+    return {"about": About(doc, "execution", must, layout, watched)}
+
+
+SEED = Must("at least 0 and below 2**63", lambda seed: bool(0 <= seed < 2**63))
+TARGET = matching(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", "package.module:Class")
+ADDRESS = matching(r"([^\s/:\[\]]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", "host:port")
+NOISE = Must("from 0 to 1000", lambda multiplier: bool(0 <= multiplier <= MOST_NOISE))
+CHANCE = Must("greater than 0 and less than 1", lambda delta: bool(0 < delta < 1))
+MODEL = matching(
+    r"models:/[^/@:]+(@[^/@:]+|/\d+)|models:/m-[0-9a-f]+|runs:/[0-9a-z]+(/[^@:]+)?",
+    "models:/NAME@ALIAS, models:/NAME/VERSION or runs:/RUN_ID",
+)
+REGISTERED = matching(r"[^/@:]+(@[^/@:]+)?", "NAME or NAME@ALIAS, without / and :")
+HEX_DIGEST = matching(r"[0-9a-f]{64}", "a digest, 64 hexadecimal digits")
+ABSOLUTE = Must("an absolute path, or one from ~", lambda path: str(path).startswith(("/", "~")))
+AUTO: dict[KeyPath, str] = {
+    ("topology", "name"): "topology",
+    ("cluster", "workers"): "cluster.workers",
+    ("data", "loaders"): "data.loaders",
+}
+TUNABLE = Must(f"among {', '.join(AUTO.values())}", lambda names: set(names) <= set(AUTO.values()))
+NO_NAME = Must("a mapping without the key 'name'", lambda options: "name" not in options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    name: str | None = field(default=None, metadata=execution("The name of the run in the tracker.", A_LINE))
+    submission: str | None = field(
+        default=None,
+        metadata=execution("The id of the job that the run was launched by; once=ID finds it by this.", A_LINE),
+    )
+    experiment: str = field(
+        default="default", metadata=execution("The experiment of the tracker that the run is filed under.", A_LINE)
+    )
+    seed: int = field(default=0, metadata=result("The seed of all randomness.", SEED))
+    steps: int | None = field(
+        default=None, metadata=result("How many steps to train; either this or `run.epochs`.", at_least(1))
+    )
+    epochs: int | None = field(
+        default=None,
+        metadata=result("How many passes over the training data; either this or `run.steps`.", at_least(1)),
+    )
+    threads: int = field(
+        default=1, metadata=result("Threads of torch in each worker; another number gives other bits.", at_least(1))
+    )
+    precision: Literal["float32", "bfloat16"] = field(
+        default="float32", metadata=result("The type in which products are computed; parameters are float32.")
+    )
+    arithmetic: Literal["native", "portable"] = field(
+        default="native",
+        metadata=result(
+            "portable: the same bits on every x86-64 processor with AVX2, Intel's and AMD's; native: the fastest of this one."
+        ),
+    )
+    device: Literal["cpu", "cuda"] = field(
+        default="cpu",
+        metadata=result("Where each worker computes; cuda: on one GPU, which cluster.gpus_per_worker reserves."),
+    )
+    tf32: bool = field(
+        default=False, metadata=result("cuda: whether float32 products may be computed in TF32, faster and coarser.")
+    )
+    recompute: bool = field(
+        default=False,
+        metadata=execution(
+            "With `cluster.stages`: compute forward passes once more before backward, and keep no activations in between."
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineSettings:
+    target: str = field(metadata=result("The class of the pipeline, importable from the working directory.", TARGET))
+    args: dict[str, Any] = field(
+        default_factory=dict, metadata=result("The arguments with which the pipeline is built.")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionSettings:
+    """Which samples a shard draws from; see `orchestrator/samples/partitions`. Options as those of a topology."""
+
+    name: str = field(default="shared", metadata=result("How the training samples are divided among the shards."))
+    options: dict[str, Any] = field(
+        default_factory=dict, metadata=result("The options of a partition of your own.", NO_NAME)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingSettings:
+    """How a shard draws from its samples; see `orchestrator/samples/samplings.py`. Options as those of a topology."""
+
+    name: str = field(default="uniform", metadata=result("How a shard draws from its samples."))
+    options: dict[str, Any] = field(
+        default_factory=dict, metadata=result("The options of a sampling of your own.", NO_NAME)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubsetSettings:
+    """Which training samples the run has; see `orchestrator/samples/subsets.py`. Options as those of a topology."""
+
+    name: str = field(default="all", metadata=result("Which of the training samples the run has at all."))
+    options: dict[str, Any] = field(
+        default_factory=dict, metadata=result("The options of a subset of your own.", NO_NAME)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    shards: int = field(
+        default=8, metadata=result("The slices into which every step is divided; at most so many workers.", at_least(1))
+    )
+    batch_size: Steps = field(
+        default=Steps.constant(64),
+        metadata=result("Rows of a whole step, over all shards; `{0: 64, 400: 256}`: from these steps on."),
+    )
+    loaders: int = field(
+        default=0,
+        metadata=execution("Processes per worker that fetch batches ahead; 0: the worker fetches them.", at_least(0)),
+    )
+    inputs: tuple[str, ...] = field(
+        default=(), metadata=result("The files and folders that the pipeline reads.", NONE_EMPTY)
+    )
+    partition: PartitionSettings = field(default_factory=PartitionSettings)
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    subset: SubsetSettings = field(default_factory=SubsetSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderSettings:
+    """In which order stages take shards forward and backward; see `orchestrator/pipelining`. Options as those of a topology."""
+
+    name: str = field(
+        default="1f1b",
+        metadata=execution("With `cluster.stages`: in which order a worker takes shards forward and backward."),
+    )
+    options: dict[str, Any] = field(
+        default_factory=dict, metadata=execution("The options of an order of your own.", NO_NAME)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSettings:
+    address: str | None = field(
+        default=None,
+        metadata=execution("The running Ray to join, as host:port; null: a private one on this machine.", ADDRESS),
+    )
+    workers: Workers = field(
+        default=Workers(start=1, least=1, most=1),
+        metadata=execution(
+            "How many workers host the shards; a range starts at its min, grows to its max and pauses below its min.",
+            layout=True,
+        ),
+    )
+    stages: int = field(
+        default=1,
+        metadata=execution(
+            "Into how many stages the model is cut, each hosted by some of the workers; 1: every worker has all of it.",
+            at_least(1),
+        ),
+    )
+    pipeline: OrderSettings = field(default_factory=OrderSettings)
+    spares: int = field(
+        default=0, metadata=execution("Workers that are started and wait to take a lost one's place.", at_least(0))
+    )
+    cpus_per_worker: float = field(default=1.0, metadata=execution("CPUs that Ray sets aside for a worker.", POSITIVE))
+    gpus_per_worker: float = field(
+        default=0.0, metadata=execution("GPUs that Ray sets aside for a worker.", NOT_NEGATIVE)
+    )
+    start_timeout_s: float = field(
+        default=120.0,
+        metadata=execution(
+            "Seconds without progress after which the start of Ray or of a worker is given up.", POSITIVE
+        ),
+    )
+    step_timeout_s: float = field(
+        default=600.0,
+        metadata=execution("Seconds without progress after which a worker is killed and replaced.", POSITIVE),
+    )
+    lease_s: float = field(
+        default=60.0,
+        metadata=execution("Seconds after which a worker that hears nothing from the driver ends itself.", POSITIVE),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopologySettings:
+    """In YAML the options stand beside the name, `topology: {name: tree, arity: 3}`; the topology has defaults of its own."""
+
+    name: str = field(
+        default="ring", metadata=execution("Who sends what to whom when workers add up gradients.", layout=True)
+    )
+    options: dict[str, Any] = field(
+        default_factory=dict, metadata=execution("The options of a topology of your own.", NO_NAME, layout=True)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncSettings:
+    """When a replica may go on; see `orchestrator/synchrony`. Options as those of a topology."""
+
+    name: str = field(default="bsp", metadata=result("When a replica may go on without the others; bsp is lockstep."))
+    options: dict[str, Any] = field(
+        default_factory=dict, metadata=result("The options of a mode of your own.", NO_NAME)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """In YAML the options stand beside the name: `optimizer: {name: adamw, lr: 0.001}`."""
+
+    name: str | None = field(
+        default=None,
+        metadata=result("The optimizer of torch; required unless the pipeline brings its own.", NOT_EMPTY),
+    )
+    options: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=result("Any option of that optimizer, such as `lr`, `betas` or `weight_decay`.", NO_NAME),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContributionSettings:
+    """What a shard contributes to a step; see `orchestrator/updates/contributions.py`. Options as those of a topology."""
+
+    name: str = field(default="gradient", metadata=result("What a shard makes of its gradient before the sum."))
+    options: dict[str, Any] = field(
+        default_factory=dict, metadata=result("The options of a contribution of your own.", NO_NAME)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressionSettings:
+    """In which form gradients travel; see `orchestrator/updates/compressions`. Options as those of a topology."""
+
+    name: str = field(default="none", metadata=result("In which form gradients travel between workers."))
+    options: dict[str, Any] = field(
+        default_factory=dict, metadata=result("The options of a compression of your own.", NO_NAME)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalOptimizerSettings:
+    """As the section `optimizer`."""
+
+    name: str | None = field(
+        default=None, metadata=result("The optimizer of a shard's local steps; begins anew in each round.", NOT_EMPTY)
+    )
+    options: dict[str, Any] = field(
+        default_factory=dict, metadata=result("Any option of that optimizer, such as `lr` or `momentum`.", NO_NAME)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSettings:
+    """What a shard does by itself in a step of the run, which is then a round; see `engine/compute/local_steps.py`."""
+
+    steps: int | None = field(
+        default=None, metadata=result("Local steps of each shard in a round; null: rounds have none.", at_least(1))
+    )
+    epochs: int | None = field(
+        default=None,
+        metadata=result("Instead of `local.steps`: passes of each shard over its own samples.", at_least(1)),
+    )
+    optimizer: LocalOptimizerSettings = field(default_factory=LocalOptimizerSettings)
+    proximal_mu: float = field(
+        default=0.0, metadata=result("How strongly local steps are drawn to where the round began.", NOT_NEGATIVE)
+    )
+    clip: float | None = field(
+        default=None, metadata=result("As `gradient.clip`, of each gradient of a local step.", POSITIVE)
+    )
+    weight: Literal["rows", "uniform"] = field(
+        default="rows", metadata=result("What a shard counts in a round's mean: the rows that it used, or the same.")
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacySettings:
+    """How little is told of single clients; see `orchestrator/privacy`. `secret` says where the secret lies; which one it is
+    belongs to the identity of a run, by a hash of it."""
+
+    clipping_norm: float | None = field(
+        default=None,
+        metadata=result(
+            "The largest L2 norm of what a shard or client contributes, which is then put on a fixed lattice; null: off.",
+            POSITIVE,
+        ),
+    )
+    noise_multiplier: float = field(
+        default=0.0,
+        metadata=result(
+            "Standard deviation of the noise in each sum, in clipping norms; 0: none, and nothing is promised.", NOISE
+        ),
+    )
+    delta: float | None = field(
+        default=None, metadata=result("The chance, below 1, with which the promised epsilon may fail.", CHANCE)
+    )
+    clients: int | None = field(
+        default=None,
+        metadata=result(
+            "How many clients there are, as everybody may know; null: `data.partition.clients`, or `data.shards`.",
+            at_least(1),
+        ),
+    )
+    secret: str | None = field(
+        default=None,
+        metadata=execution(
+            "The file of the secret that noise and sampling come from, outside the project; null: the user's own.",
+            ABSOLUTE,
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GradientSettings:
+    clip: float | None = field(
+        default=None, metadata=result("The largest global L2 norm of a gradient; longer ones are scaled.", POSITIVE)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleSettings:
+    """How the learning rate changes; see `orchestrator/updates/schedules`. Options as those of a topology."""
+
+    name: str = field(default="constant", metadata=result("How the learning rate goes on after the warm-up."))
+    warmup: int = field(default=0, metadata=result("Steps in which the learning rate rises to its value.", at_least(0)))
+    scale: Literal["none", "linear", "sqrt"] = field(
+        default="none",
+        metadata=result(
+            "How the learning rate grows with `data.batch_size / schedule.base_batch`: in proportion, or as its root."
+        ),
+    )
+    base_batch: int | None = field(
+        default=None, metadata=result("The batch size for which the learning rate was chosen.", at_least(1))
+    )
+    options: dict[str, Any] = field(
+        default_factory=dict, metadata=result("The options of a schedule of your own.", NO_NAME)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EarlyStoppingSettings:
+    metric: str = field(default="validation/loss", metadata=result("The metric to watch.", NOT_EMPTY))
+    patience: int | None = field(
+        default=None,
+        metadata=result(
+            "Evaluations in a row without improvement after which the run stops; null: never.", at_least(1)
+        ),
+    )
+    mode: Literal["min", "max"] = field(default="min", metadata=result("Whether less or more is better."))
+    min_change: float = field(default=0.0, metadata=result("What counts as an improvement.", NOT_NEGATIVE))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings:
+    every: Every | None = field(
+        default=None,
+        metadata=execution("How often the validation set is evaluated; null: only at the end.", watched=True),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitialSettings:
+    name: str | None = field(
+        default=None,
+        metadata=result(
+            "The model in MLflow whose weights training begins with; an alias is recorded as its version.",
+            MODEL,
+        ),
+    )
+    digest: str | None = field(
+        default=None,
+        metadata=result(
+            "The digest of these weights: a launch fills it in, and where it is given, others are refused.", HEX_DIGEST
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSettings:
+    every: Every | None = field(
+        default=Every(seconds=60.0),
+        metadata=execution("How often a checkpoint is written; null: only at the end and when the run is interrupted."),
+    )
+    keep: int = field(default=2, metadata=execution("How many checkpoints are kept, the newest ones.", at_least(1)))
+    uri: str | None = field(
+        default=None,
+        metadata=execution("Where checkpoints lie, any fsspec URL; null: in the run's folder.", NOT_EMPTY),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceSettings:
+    digest_every: int = field(
+        default=100,
+        metadata=execution("Steps between two digests of all parameters; 0: only at the end.", at_least(0)),
+    )
+    tensors_every: int = field(
+        default=0,
+        metadata=execution(
+            "Steps between two sets of digests, one of each tensor, so that a divergence names tensors; 0: never.",
+            at_least(0),
+        ),
+    )
+    timeline: bool = field(
+        default=False,
+        metadata=execution(
+            "Whether timeline.json shows what each worker does when, for ui.perfetto.dev or chrome://tracing."
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningSettings:
+    """What a launch decides by measuring; see `orchestrator/commands/tune.py`. `topology: auto` is short for naming it here."""
+
+    auto: tuple[str, ...] = field(
+        default=(),
+        metadata=execution(
+            "What a measurement at launch chooses: topology, cluster.workers, data.loaders; `topology: auto` puts it here.",
+            TUNABLE,
+        ),
+    )
+    seconds: float = field(
+        default=2.0, metadata=execution("For how long each layout runs that is measured for that.", POSITIVE)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrackingSettings:
+    uri: str | None = field(default=None, metadata=execution("The MLflow store; null: the project's own.", NOT_EMPTY))
+    every_s: float = field(default=1.0, metadata=execution("Seconds between two writes to the store.", POSITIVE))
+    register: str | None = field(
+        default=None,
+        metadata=execution(
+            "The name, or NAME@ALIAS, under which the trained model is registered; the alias is newest if not given.",
+            REGISTERED,
+        ),
+    )
