@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import _engine_run_backward
 from torch.utils._python_dispatch import _disable_current_modes
 
 
@@ -51,7 +52,7 @@ class Draw:
         trained = [leaf for leaf in leaves if leaf.requires_grad]
         if isinstance(function, torch.nn.Module):
             trained += function.parameters()
-        gradients = torch.autograd.grad(outputs, trained, [self(*out.shape) for out in outputs], allow_unused=True)
+        gradients = _gradients(outputs, trained, [self(*out.shape) for out in outputs])
         return [*outputs, *(gradient for gradient in gradients if gradient is not None)]
 
     def module(self, module: torch.nn.Module) -> torch.nn.Module:
@@ -60,6 +61,14 @@ class Draw:
             for parameter in module.parameters():
                 parameter.copy_(self._uniform(parameter.shape) / 2)
         return module
+
+
+def _gradients(outputs: Sequence[Tensor], inputs: Sequence[Tensor], given: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """`torch.autograd.grad`, without its comparison of shapes, which imports sympy: half a second in each worker's start."""
+    keep_graph, create_graph, allow_unused = False, False, True
+    return _engine_run_backward(
+        tuple(outputs), tuple(given), keep_graph, create_graph, tuple(inputs), allow_unused, accumulate_grad=False
+    )
 
 
 Case = Callable[[Draw], Any]
