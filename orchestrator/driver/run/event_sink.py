@@ -252,10 +252,13 @@ class EventSink:
         self._progress.say(f"{what} after {seconds:g} s, {steps}{because}")
 
     def sync(self) -> None:
-        """Wait until trace and rests are on the disk, as they have to be before a checkpoint of their last step. Raises OSError
-        when they cannot be."""
+        """Wait until trace and rests are on the disk, as they have to be before a checkpoint of their last step, and send their
+        metrics: a run that is resumed from it goes on behind them. Raises OSError when the disk does not take them; a
+        store that does not take the metrics is asked again by `tick`."""
         for file in self._record.history:
             file.sync()
+        if self._tracker.trouble is None:
+            self._tracker.flush()
 
     def saved(self, saved: SavedCheckpoint) -> None:
         self.outcome.checkpoint = saved.step
