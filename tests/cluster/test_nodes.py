@@ -41,6 +41,22 @@ def test_a_run_over_nodes_gives_the_result_of_a_private_one(
 
 
 @pytest.mark.long
+def test_a_model_in_stages_gives_its_weights_where_no_checkpoint_can_be_written(
+    digits: Project, two_nodes: Joined, at_home: Alone
+) -> None:
+    """From a worker of each stage, on other nodes than the driver's."""
+    project = replace(digits, variables=two_nodes.access)
+    layout = ("cluster.workers=4", "cluster.stages=2", "topology=tree")
+    done = project.run(*SHORT, f"cluster.address={two_nodes.address}", *layout)
+    assert_as_alone(project, done, at_home)
+    assert "no worker of some stage runs on this machine, so there are no checkpoints" in done.err
+    folder = project.folder(done.report["run_id"])
+    assert not [path for path in folder.rglob("*") if "checkpoint" in str(path.relative_to(folder)) and path.is_file()]
+    assert not list(folder.glob("*.stage-*"))
+    assert project.processes() == []
+
+
+@pytest.mark.long
 def test_the_characters_over_nodes(digits: Project, two_nodes: Joined) -> None:
     short = ("conf=characters", "run.steps=3", "output=json")
     project = replace(digits, variables=two_nodes.access)
