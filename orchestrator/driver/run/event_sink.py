@@ -29,8 +29,8 @@ Callback = Callable[[Mapping[str, Any]], object]
 _REMEMBERED_LINES = 10_000
 _UPLOAD_S = 30.0  # between two copies of the run's files in MLflow, which are made at checkpoints
 _NO_CHECKPOINTS = (
-    "note: no worker{of_a_stage} runs on this machine, so there are no checkpoints and no resume; set checkpoint.uri to a "
-    "place that all nodes reach"
+    "note: no worker runs on this machine, so there are no checkpoints and no resume; set checkpoint.uri to a place that "
+    "all nodes reach"
 )
 
 
@@ -68,7 +68,6 @@ class EventSink:
         self._sent_step = -1  # of the last report of what is sent
         self._told_of_trouble = False
         self._told_of_disk = False
-        self._can_save = True
         self._uploaded_at = time.monotonic()
         self._first_report: tuple[int, float] | None = None  # steps that were done, and when they were reported
         self.outcome = Outcome()
@@ -155,12 +154,10 @@ class EventSink:
         self._tracker.metrics(self.outcome.steps, {"cluster/workers": generation.workers})
         if self.outcome.generations == 1:
             self._progress.start(steps)
+            if generation.storage is not None and not generation.writers:
+                self._progress.say(_NO_CHECKPOINTS)
         else:
             self._progress.say(f"generation {generation.number}, {generation.workers} workers: {reason}")
-        if self._can_save and generation.storage is not None and not generation.writers:
-            stage = " of some stage" if generation.stages else ""
-            self._progress.say(_NO_CHECKPOINTS.format(of_a_stage=stage))
-        self._can_save = bool(generation.writers)
 
     def lines(self, change: Change) -> None:
         """Record new lines of the trace, in order."""

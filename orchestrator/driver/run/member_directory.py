@@ -46,7 +46,7 @@ class MemberDirectory:
             begin.shards,
             begin.state_transfers,
             restore,
-            self._writers(begin),
+            tuple(rank for rank in range(begin.workers) if self.reaches_checkpoints(begin.members[rank])),
             self._storage,
             begin.moves,
             begin.heirs,
@@ -57,13 +57,6 @@ class MemberDirectory:
             applies=begin.applies,
             run_states=begin.run_states,
         )
-
-    def _writers(self, begin: Begin) -> tuple[int, ...]:
-        """None where a stage has no worker that reaches the checkpoints: those of the other stages alone are of no use."""
-        able = tuple(rank for rank in range(begin.workers) if self.reaches_checkpoints(begin.members[rank]))
-        if {begin.stages[rank] for rank in able if begin.stages} < set(begin.stages):
-            return ()
-        return able
 
     def peers(self, members: tuple[int, ...], generation: Generation, rank: int) -> dict[int, Any]:
         """The addresses of all ranks that `rank` is connected with: its links of the schedule and its state transfers."""
