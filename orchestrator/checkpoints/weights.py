@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import struct
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
@@ -61,12 +62,13 @@ class Weights:
 
     def read(self, offset: int, limit: int) -> bytes:
         """At most so many bytes of the file from here on, empty at its end."""
-        before = 0
-        for number, end in enumerate(self._ends):
-            if offset < end:
-                return bytes(self._content(number)[offset - before : offset - before + limit])
-            before = end
-        return b""
+        piece = bytearray()
+        end = min(offset + limit, self._ends[-1])
+        while (at := offset + len(piece)) < end:
+            number = bisect_right(self._ends, at)
+            start = at - (self._ends[number - 1] if number else 0)
+            piece += self._content(number)[start : start + end - at]
+        return bytes(piece)
 
     def _content(self, number: int) -> memoryview:
         """Of the header, which is 0, or of a tensor. The one that was asked for last is kept."""

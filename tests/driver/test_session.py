@@ -375,6 +375,13 @@ def test_the_weights_of_a_model_in_stages_come_from_a_worker_of_each(tmp_path: P
     assert [file.name for file in tmp_path.iterdir()] == ["here"]
 
 
+def test_parts_of_a_driver_that_was_killed_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "here.stage-2").touch()
+    members: Any = Script(iter(()), {})
+    assert trained_weights.save(members, [[0, 1]], tmp_path / "here") == 0
+    assert [file.name for file in tmp_path.iterdir()] == ["here"]
+
+
 def test_weights_that_cannot_be_made_one_file_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trained_weights, "merge", Mock(side_effect=OSError(28, "No space left on device")))
     members: Any = Script(iter(()), {})

@@ -18,18 +18,18 @@ from orchestrator.errors import WorkerLost
 def save(members: Members, holders: Sequence[Sequence[int]], path: Path) -> int:
     """holders: of each stage, in their order, the workers that have it. Returns one that gave some. Raises WorkerLost when all
     who hold a stage are gone, and RunFailed when a file cannot be written."""
-    if len(holders) == 1:
-        return _saved(members, holders[0], path)
     parts = [path.with_name(f"{path.name}.stage-{stage}") for stage in range(len(holders))]
     try:
+        if len(holders) == 1:
+            return _saved(members, holders[0], path)
         givers = [_saved(members, having, part) for having, part in zip(holders, parts, strict=True)]
         merge(parts, path)
+        return givers[0]
     except OSError as error:
         raise unwritten(str(path), error) from error
     finally:
-        for part in parts:
-            part.unlink(missing_ok=True)
-    return givers[0]
+        for part in path.parent.glob(f"{path.name}.stage-*"):  # those of a driver that was killed here, too
+            part.unlink()
 
 
 def _saved(members: Members, having: Sequence[int], path: Path) -> int:
