@@ -60,6 +60,8 @@ def test_a_worker_is_killed_in_each_place_of_the_mesh_and_the_run_goes_on_elsewh
     assert (done.code, done.report["digest"]) == (0, UNSPLIT), done.err
     rerun = digits.run(f"rerun={run.run_id}", "cluster.workers=3", "cluster.stages=2", "topology=tree", "output=json")
     assert (rerun.code, rerun.report["verdict"]) == (0, "exact"), rerun.err
+    of_stages, whole = (digits.folder(run_id) / "model.safetensors" for run_id in (rerun.report["run_id"], run.run_id))
+    assert of_stages.read_bytes() == whole.read_bytes()
     assert digits.leftovers() == []
 
 
