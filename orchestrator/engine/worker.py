@@ -11,11 +11,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from orchestrator.checkpoints.weights import Weights
 from orchestrator.data.loaders import Loaders, Recipe
 from orchestrator.engine.admission import portability, proof
 from orchestrator.engine.compute import construction
@@ -155,12 +155,13 @@ class Worker:
             return str(self._workload.model)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """The model's parameters and persistent buffers, tied tensors once, as tensors of their own in host memory."""
-        return self._execution.boundary.state(0 if self._state is None else self._state.loop.run_state.steps)
+        """The model's parameters and persistent buffers, or those of the stage that it hosts, tied tensors once, as tensors of
+        their own in host memory."""
+        return {name: each.to("cpu", copy=True).contiguous() for name, each in self._execution.boundary.state().items()}
 
-    def write_weights(self, path: Path) -> None:
-        """The same as a safetensors file."""
-        self._execution.boundary.write_weights(0 if self._state is None else self._state.loop.run_state.steps, path)
+    def weights(self) -> Weights:
+        """The same as a safetensors file, of which there is no copy. Between generations."""
+        return Weights(self._execution.boundary.state())
 
     def _subset(self) -> dict[str, str]:
         subset = self._workload.subset

@@ -10,7 +10,7 @@ from ray.exceptions import GetTimeoutError, RayTaskError
 
 from orchestrator.cluster.actors import members
 from orchestrator.cluster.actors.members import ActorPlacement, Members
-from orchestrator.errors import CheckpointDamaged, RunFailed, WorkerLost
+from orchestrator.errors import RunFailed, WorkerLost
 from orchestrator.plan.resolve import resolve
 from orchestrator.settings import load
 
@@ -42,12 +42,12 @@ class SlowRay:
         return reference
 
 
-class TornRay(SlowRay):
+class FullRay(SlowRay):
     """What the member does fails."""
 
     def get(self, reference: str, timeout: float | None = None) -> str:  # noqa: ARG002
-        torn = CheckpointDamaged("the checkpoint of step 9 is torn", "resume the run")
-        raise RayTaskError("save_weights", "", torn)  # type: ignore[no-untyped-call]
+        full = OSError("No space left on device")
+        raise RayTaskError("save_weights", "", full)  # type: ignore[no-untyped-call]
 
 
 def members_on(ray: Any, monkeypatch: pytest.MonkeyPatch) -> Members:
@@ -62,11 +62,10 @@ def test_large_weights_may_take_their_time(monkeypatch: pytest.MonkeyPatch) -> N
     members_on(SlowRay(9, answers=True), monkeypatch).save_weights(0, "a path")
 
 
-def test_weights_that_a_checkpoint_would_have_are_told_with_their_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a model in stages."""
-    with pytest.raises(RunFailed, match="could not be put together: the checkpoint of step 9 is torn") as caught:
-        members_on(TornRay(0, answers=True), monkeypatch).save_weights(0, "a path")
-    assert caught.value.remedy == "resume the run"
+def test_weights_that_cannot_be_written_are_told_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RunFailed, match="could not be written to a path: No space left on device") as caught:
+        members_on(FullRay(0, answers=True), monkeypatch).save_weights(0, "a path")
+    assert caught.value.remedy == "make room on its disk"
 
 
 def test_a_worker_that_is_stopped_does_not_hold_up_the_end_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,25 @@ def test_a_run_over_nodes_gives_the_result_of_a_private_one(
 
 
 @pytest.mark.long
+def test_the_weights_of_a_model_in_stages_come_in_parts_from_other_nodes(
+    digits: Project, two_nodes: Joined, at_home: Alone, tmp_path: Path
+) -> None:
+    """From a worker of each stage. Where the workers do not reach the checkpoints the run is refused."""
+    project = replace(digits, variables=two_nodes.access)
+    layout = (f"cluster.address={two_nodes.address}", "cluster.workers=4", "cluster.stages=2", "topology=tree")
+    refused = project.run(*SHORT, *layout)
+    assert refused.code == 2
+    assert (
+        "does not reach the checkpoints, and alone has what its stage has learned" in refused.report["error"]["message"]
+    )
+    assert "checkpoint.uri" in refused.report["error"]["remedy"]
+    done = project.run(*SHORT, *layout, f"checkpoint.uri={tmp_path}")
+    assert_as_alone(project, done, at_home)
+    assert not list(project.folder(done.report["run_id"]).glob("*.stage-*"))
+    assert project.processes() == []
+
+
+@pytest.mark.long
 def test_the_characters_over_nodes(digits: Project, two_nodes: Joined) -> None:
     short = ("conf=characters", "run.steps=3", "output=json")
     project = replace(digits, variables=two_nodes.access)

@@ -8,9 +8,12 @@ import signal
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
+from orchestrator.engine.compute.initial import digest_of
+from tests.commands.alone import alone, assert_as_alone
 from tests.commands.watching import WatchedRun
-from tests.projects import REPOSITORY, Project
+from tests.projects import REPOSITORY, Done, Project
 
 PAGE = (REPOSITORY / "docs" / "model-parallel.md").read_text()
 UNSPLIT = "c021ea3ef672ca816559ddca4eab9a9b6ad9a81522e7e166290a60f932131241"  # conf=digits run.steps=60
@@ -72,32 +75,79 @@ def test_a_worker_is_killed_in_each_place_of_the_mesh_and_the_run_goes_on_elsewh
     assert (done.code, done.report["digest"]) == (0, UNSPLIT), done.err
     rerun = digits.run(f"rerun={run.run_id}", "cluster.workers=3", "cluster.stages=2", "topology=tree", "output=json")
     assert (rerun.code, rerun.report["verdict"]) == (0, "exact"), rerun.err
+    of_stages, whole = (digits.folder(run_id) / "model.safetensors" for run_id in (rerun.report["run_id"], run.run_id))
+    assert of_stages.read_bytes() == whole.read_bytes()
     assert digits.leftovers() == []
 
 
-@pytest.mark.long
-@pytest.mark.ray
-def test_a_model_trains_in_stages_within_a_memory_in_which_no_worker_has_it_whole(tmp_path: Path) -> None:
-    """The limit is of each worker's addresses (RLIMIT_AS): nine tenths of what the unsplit worker takes."""
-    project, told = Project(tmp_path / "project"), tmp_path / "told"
+def assert_has_no_memory(done: Done) -> None:
+    assert done.code == 1, done.out
+    assert re.search("of memory are available|can't allocate memory|cannot be mapped", done.report["error"]["message"])
+    assert "cluster.stages" in done.report["error"]["remedy"]
+    assert "Traceback" not in done.err
+
+
+def narrow(folder: Path, told: Path, steps: int) -> Project:
+    project = Project(folder)
     (project.path / "conf").mkdir(parents=True)
     shutil.copy2(Path(__file__).with_name("narrow.py"), project.path)
     (project.path / "conf" / "narrow.yaml").write_text(
-        "run: {steps: 2, seed: 1}\n"
+        f"run: {{steps: {steps}, seed: 1}}\n"
         f"pipeline: {{target: 'narrow:Narrow', args: {{told: {told}}}}}\n"
         "data: {shards: 4, batch_size: 8}\n"
         "optimizer: {name: adamw, lr: 0.001}\n"
         "gradient: {clip: 1.0}\n"
     )
     project.commit()
+    return project
+
+
+@pytest.mark.long
+@pytest.mark.ray
+def test_the_weights_are_those_of_the_unsplit_model_without_periodic_checkpoints(digits: Project) -> None:
+    short = ("conf=digits", "run.steps=12", "checkpoint.every=null")
+    done = digits.run(*short, "cluster.workers=3", "cluster.stages=2", "output=json")
+    assert_as_alone(digits, done, alone(digits, "digits", *short[1:]))
+    whole = digits.run(*short, "cluster.workers=1", "output=json")
+    files = [digits.folder(each.report["run_id"]) / "model.safetensors" for each in (done, whole)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert not list(files[0].parent.glob("*.stage-*"))
+
+
+@pytest.mark.long
+@pytest.mark.ray
+def test_a_model_trains_in_stages_within_a_memory_in_which_no_worker_has_it_whole(tmp_path: Path) -> None:
+    """The limit is of each worker's addresses (RLIMIT_AS): nine tenths of what the unsplit worker takes."""
+    told = tmp_path / "told"
+    project = narrow(tmp_path / "project", told, steps=2)
     free = project.run("conf=narrow", "output=json")
     limit = f"pipeline.args.headroom={int(told.read_text()) * 9 // 10}"
     whole = project.run("conf=narrow", limit, "output=json")
     split = project.run("conf=narrow", limit, "cluster.workers=2", "cluster.stages=2", "output=json")
-    assert whole.code == 1, limit
-    assert re.search("of memory are available|can't allocate memory|cannot be mapped", whole.report["error"]["message"])
-    assert "cluster.stages" in whole.report["error"]["remedy"]
-    assert "Traceback" not in whole.err
+    assert_has_no_memory(whole)
     assert split.code == 0, (limit, split.err)
     assert split.report["digest"] == free.report["digest"]
+    assert project.leftovers() == []
+
+
+@pytest.mark.long
+@pytest.mark.ray
+def test_what_is_interrupted_within_a_memory_goes_on_in_more_stages_and_not_whole(tmp_path: Path) -> None:
+    """The limit is part of the run, so a resume has it too. The attempt that is refused takes nothing from the run."""
+    told, folder = tmp_path / "told", tmp_path / "project"
+    project = narrow(folder, told, steps=8)
+    free = project.run("conf=narrow", "output=json")
+    limit = f"pipeline.args.headroom={int(told.read_text()) * 9 // 10}"
+    run = WatchedRun(project, "conf=narrow", limit, "cluster.workers=2", "cluster.stages=2", "output=json")
+    run.wait_for_steps(2)
+    run.process.send_signal(signal.SIGINT)
+    stopped = run.end()
+    assert stopped.code == 130, stopped.err
+    before = run.steps
+    assert 2 <= before < 8
+    assert_has_no_memory(project.run("resume=last", "cluster.workers=1", "cluster.stages=1", "output=json"))
+    assert run.steps == before
+    done = project.run("resume=last", "cluster.workers=4", "cluster.stages=4", "output=json")
+    assert (done.code, done.report["digest"]) == (0, free.report["digest"]), (limit, done.err)
+    assert digest_of(load_file(run.folder / "model.safetensors")) == done.report["digest"]
     assert project.leftovers() == []

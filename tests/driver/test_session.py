@@ -10,10 +10,14 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
+from orchestrator.checkpoints.weights import Weights
 from orchestrator.cluster.actors.members import ActorPlacement, Heard
 from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.run import trained_weights
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import Audience, EventSink
 from orchestrator.driver.run.job import requirements
@@ -27,6 +31,7 @@ from orchestrator.errors import (
     Inconsistent,
     Interrupted,
     NonFinite,
+    RunFailed,
     WorkerLost,
 )
 from orchestrator.plan.resolve import resolve
@@ -79,9 +84,10 @@ class Script:
         return self.last_activities.get(member)
 
     def save_weights(self, member: int, path: str) -> None:
-        self.done.append(("save weights", member, path))
+        self.done.append(("save weights", member, Path(path).name))
         if member in self.gone:
             raise WorkerLost("the trained weights were lost")
+        Weights({f"of {member}": torch.ones(member + 1)}).write(Path(path))
 
     def drain(self, member: int) -> list[dict[str, Any]]:
         return self.last_words.get(member, [])
@@ -351,11 +357,37 @@ def test_no_checkpoint_stands_behind_a_trace_that_is_not_on_the_disk(
 
 def test_the_weights_come_from_any_worker_that_still_has_them(tmp_path: Path) -> None:
     ends = [*BEGIN, DESCRIBED, finished(0), finished(1)]
-    played = play(tmp_path, ends, gone={0})
-    assert played.session.save_weights("here") == 1
+    played, here = play(tmp_path, ends, gone={0}), str(tmp_path / "here")
+    assert played.session.save_weights(here) == 1
     assert played.done[-2:] == [("save weights", 0, "here"), ("save weights", 1, "here")]
     with pytest.raises(WorkerLost):
-        play(tmp_path, ends, gone={0, 1}).session.save_weights("here")
+        play(tmp_path, ends, gone={0, 1}).session.save_weights(here)
+
+
+def test_the_weights_of_a_model_in_stages_come_from_a_worker_of_each(tmp_path: Path) -> None:
+    """Not from one alone, and nothing is left where a stage has no worker any more."""
+    members: Any = Script(iter(()), {}, gone={3})
+    assert trained_weights.save(members, [[0, 2], [3, 1]], tmp_path / "here") == 0
+    assert [member for _, member, _ in members.done] == [0, 3, 1]
+    assert load_file(tmp_path / "here").keys() == {"of 0", "of 1"}
+    with pytest.raises(WorkerLost):
+        trained_weights.save(members, [[0, 2], [3]], tmp_path / "there")
+    assert [file.name for file in tmp_path.iterdir()] == ["here"]
+
+
+def test_parts_of_a_driver_that_was_killed_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "here.stage-2").touch()
+    members: Any = Script(iter(()), {})
+    assert trained_weights.save(members, [[0, 1]], tmp_path / "here") == 0
+    assert [file.name for file in tmp_path.iterdir()] == ["here"]
+
+
+def test_weights_that_cannot_be_made_one_file_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trained_weights, "merge", Mock(side_effect=OSError(28, "No space left on device")))
+    members: Any = Script(iter(()), {})
+    with pytest.raises(RunFailed, match=r"could not be written to .*here: .*No space left on device"):
+        trained_weights.save(members, [[0], [1]], tmp_path / "here")
+    assert not list(tmp_path.iterdir())
 
 
 def elsewhere(member: int, *, shard_state: bool) -> Heard:

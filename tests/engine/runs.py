@@ -112,7 +112,7 @@ def rotating(count: int, start: int) -> list[Layout]:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run left behind. metrics: of each evaluation, in order; parameters: state of worker 0 at the end; rests: the
+    """What a run left behind. metrics: of each evaluation, in order; parameters: and buffers at the end; rests: the
     records of those, where replicas run free in between."""
 
     trace: list[Line]
@@ -234,14 +234,14 @@ def train(
     assert all(trace == traces[0] for trace in traces)
     assert all(told == rests[0] for told in rests)
     assert all(str(events) == str(evaluations[0]) for events in evaluations)  # as text: NaN is not equal to itself
-    first, end = members.members[0], ends[0]
-    assert isinstance(first, Worker)
+    end = ends[0]
     assert isinstance(end, Ended)
     shown = [(each.kind, each.progress, each.digest) for each in ends if isinstance(each, Ended)]
     assert all(shown[rank] == shown[0] for rank in workers)
     assert end.kind == "finished"
     assert end.digest is not None
-    parameters = first.state() if layout.stages == 1 else {}  # otherwise no worker has them all
+    hosts = [member for member in members.members[: layout.stages] if isinstance(member, Worker)]  # of each stage one
+    parameters = {name: tensor for worker in hosts for name, tensor in worker.state().items()}
     return Run(traces[0], end.digest, [entry["metrics"] for entry in evaluations[0]], parameters, rests[0])
 
 

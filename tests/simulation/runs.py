@@ -27,6 +27,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from safetensors.torch import load_file
+
 from orchestrator.checkpoints.catalog import Catalog
 from orchestrator.cluster.actors.members import ActorPlacement
 from orchestrator.cluster.placement.actor_slots import ActorSlots
@@ -37,7 +39,8 @@ from orchestrator.driver.run.event_sink import Audience, EventSink
 from orchestrator.driver.run.job import requirements
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.session import RunStart, Session, Startup
-from orchestrator.errors import CheckpointDamaged, ClusterUnavailable, Interrupted, RunFailed, Stalled, WorkerLost
+from orchestrator.engine.compute.initial import digest_of
+from orchestrator.errors import CheckpointDamaged, ClusterUnavailable, Interrupted, Stalled, WorkerLost
 from orchestrator.plan import Plan as ResolvedPlan
 from orchestrator.records.lines import LineFile, read
 from orchestrator.settings import Settings
@@ -184,13 +187,21 @@ class Run:
                 self._say(error.message)  # and the user tries again
 
     def _save_weights(self, session: Session, outcome: Outcome) -> None:
+        """They are what the digest is of; lost only where a stage has no worker any more that is well."""
+        path = self._folder / "weights"
         try:
-            session.save_weights(str(self._folder / "weights"))
+            session.save_weights(str(path))
         except WorkerLost as error:
-            assert not any(member.role == "worker" and member.is_well for member in self._present())
+            generation = session._state.generation
+            assert generation is not None
+            begin = generation.begin
+            stages = begin.stages or (0,) * begin.workers
+            well = {stage for stage, member in zip(stages, self._present(), strict=False) if member.is_well}
+            assert well < set(stages)
             outcome.error = error
-        except RunFailed as error:
-            outcome.error = error
+        else:
+            assert digest_of(load_file(path)) == outcome.digest, "the weights are not those of the digest"
+            assert [file.name for file in self._folder.glob("weights*")] == ["weights"]
 
     def _look_for_trouble(self) -> str | None:
         self._cluster.meet()
@@ -249,8 +260,6 @@ class Run:
             return not self._plan.everywhere
         if "trained weights were lost" in text:
             return True  # see _save_weights
-        if "trained weights could not be put together: the checkpoint of step" in text:
-            return chance.spoils_checkpoints
         return self._plan.wild and not chance.is_quiet and isinstance(error, _RIGHTLY)
 
     def _say(self, text: str) -> None:

@@ -23,6 +23,7 @@ from orchestrator.cluster.actors.lease import Lease
 if TYPE_CHECKING:
     import torch
 
+    from orchestrator.checkpoints.weights import Weights
     from orchestrator.engine.member.generation import Generation
     from orchestrator.engine.member.shard_slots import ShardSlots
     from orchestrator.plan import Plan
@@ -83,6 +84,7 @@ class MemberActor:
         self._plan = plan
         self._secret = secret
         self._slots: tuple[int, int] | None = None
+        self._weights: Weights | None = None  # while they are read in pieces
         self._crash_record = CrashRecord()
         self._heartbeat = Heartbeat(self._crash_record.note, TimeAccount(spans=plan.cadence.timeline))
 
@@ -144,21 +146,17 @@ class MemberActor:
         """After `prepare`, and before a generation in which it has no part."""
         self._member.stand_by()
 
-    def save_weights(self, path: str | None) -> None:
-        """Write the model's parameters and persistent buffers as a safetensors file on this node; None: keep what would be in
-        it for `read_weights`, in memory, since a file of a process that is killed would stay."""
-        from safetensors.torch import save
-
-        if path is None:
-            self._weights = save(self._member.state())
-        else:
-            self._member.write_weights(Path(path))
+    def save_weights(self, path: str) -> None:
+        """Write what this worker has of the model's parameters and persistent buffers as a safetensors file on this node."""
+        self._member.weights().write(Path(path))
 
     def read_weights(self, offset: int, limit: int) -> bytes:
-        """A piece of the weights kept in memory; they are released with the last piece, which is empty."""
-        piece = self._weights[offset : offset + limit]
+        """A piece of what would be in that file, empty behind its end: a file of a process that is killed would stay."""
+        if self._weights is None:
+            self._weights = self._member.weights()
+        piece: bytes = self._weights.read(offset, limit)
         if not piece:
-            self._weights = b""
+            self._weights = None
         return piece
 
     def _prepare(self) -> Answer:

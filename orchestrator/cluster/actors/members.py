@@ -165,21 +165,20 @@ class Members:
         ray.kill(known.actor, no_restart=True)
 
     def save_weights(self, member: int, path: str) -> None:
-        """Bring the trained weights of the member into a file here. Raises WorkerLost when it is gone, or does not answer, and
-        RunFailed when the file cannot be written."""
+        """Bring the trained weights that the member has into a file here. Raises WorkerLost when it is gone, or does not
+        answer, and RunFailed when the file cannot be written."""
         known = self._members[member]
         try:
             if known.node == this_node():
                 self._await(known, known.actor.save_weights.remote(path))
             else:
-                self._await(known, known.actor.save_weights.remote(None))
                 self._fetch(known, path)
         except RayError as error:  # before OSError, which the one of a time that is up is, too
             if isinstance(error, RayTaskError):
-                raise _unwritten(path, error.cause) from error
+                raise unwritten(path, error.cause) from error
             raise WorkerLost(f"the trained weights were lost with worker {member}", details=str(error)) from error
         except OSError as error:
-            raise _unwritten(path, error) from error
+            raise unwritten(path, error) from error
 
     def hear(self, timeout_s: float) -> Iterator[Heard]:
         """Whatever came within `timeout_s`; an empty list when nothing came."""
@@ -247,7 +246,6 @@ def this_node() -> str:
     return str(ray.get_runtime_context().get_node_id())
 
 
-def _unwritten(path: str, why: Exception) -> RunFailed:
-    if isinstance(why, RunFailed):  # of a model in stages they come from the last checkpoint
-        return RunFailed(f"the trained weights could not be put together: {why.message}", why.remedy)
+def unwritten(path: str, why: Exception) -> RunFailed:
+    """What to say where the trained weights could not be written."""
     return RunFailed(f"the trained weights could not be written to {path}: {why}", "make room on its disk")

@@ -6,16 +6,17 @@ All decisions are made by `control.controller.decide`, and all numbers come from
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol, Self
 
 from orchestrator.cluster.actors.members import ActorPlacement, Heard, Members
 from orchestrator.control import controller, events
 from orchestrator.control.faults import fault_attribution
 from orchestrator.control.membership import ControllerState, Requirements, waiting
+from orchestrator.driver.run import trained_weights
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import EventSink
 from orchestrator.driver.run.looks import Looks
@@ -28,7 +29,6 @@ from orchestrator.errors import (
     Inconsistent,
     NotRerunnable,
     OrchestratorError,
-    WorkerLost,
     from_dict,
 )
 from orchestrator.privacy.keys import Keys
@@ -173,16 +173,13 @@ class Session:
                 self._entries(member, self._members.drain(member))
 
     def save_weights(self, path: str) -> int:
-        """Once the run has finished: bring the trained weights into a file here; returns the worker that gave them. Raises
-        WorkerLost when all who hold them are gone."""
-        members = self._state.members.values()
-        holders = [each.id for each in members if each.role == "worker" and isinstance(each.report, events.Finished)]
-        for member in holders[:-1]:
-            with contextlib.suppress(WorkerLost):
-                self._members.save_weights(member, path)
-                return member
-        self._members.save_weights(holders[-1], path)
-        return holders[-1]
+        """Once the run has finished: bring the trained weights into a file here; returns a worker that gave some. Raises what
+        `trained_weights.save` raises."""
+        holders: dict[int, list[int]] = {}  # by stage
+        for member in self._state.members.values():
+            if member.role == "worker" and isinstance(member.report, events.Finished):
+                holders.setdefault(member.stage or 0, []).append(member.id)
+        return trained_weights.save(self._members, [holders[stage] for stage in sorted(holders)], Path(path))
 
     def _hear(self, heard: Heard) -> None:
         member, answer = heard.member, heard.answer

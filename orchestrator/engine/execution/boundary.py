@@ -7,11 +7,9 @@ stages all members take part in each (`engine.stages.boundary`), so all call the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 import torch
-from safetensors.torch import save_file
 
 from orchestrator.engine.compute import evaluation
 from orchestrator.engine.compute.replica import Replica
@@ -34,12 +32,9 @@ class Boundary(Protocol):
     def begin_save(self, writers: Sequence[int]) -> None:
         """All members are about to take a checkpoint, which these ranks write."""
 
-    def state(self, steps: int) -> dict[str, torch.Tensor]:
-        """The whole model's parameters and persistent buffers, once the run has finished with so many steps, in host memory of
-        their own."""
-
-    def write_weights(self, steps: int, path: Path) -> None:
-        """The same as a safetensors file."""
+    def state(self) -> dict[str, torch.Tensor]:
+        """The model's parameters and persistent buffers as far as this worker has them, themselves; a worker of another stage
+        has others."""
 
 
 class Whole:
@@ -62,9 +57,5 @@ class Whole:
     def begin_save(self, writers: Sequence[int]) -> None:
         pass
 
-    def state(self, steps: int) -> dict[str, torch.Tensor]:  # noqa: ARG002
-        state = distinct_state(self._workload.model)
-        return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in state.items()}
-
-    def write_weights(self, steps: int, path: Path) -> None:
-        save_file(self.state(steps), path)
+    def state(self) -> dict[str, torch.Tensor]:
+        return distinct_state(self._workload.model)

@@ -10,40 +10,35 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from orchestrator.checkpoints.weights import write_weights
 from orchestrator.engine.compute import evaluation
 from orchestrator.engine.compute.workload import Workload
 from orchestrator.engine.exchange.collectives import Exchange
-from orchestrator.engine.member.generation import Load
 from orchestrator.engine.stages import messages
 from orchestrator.engine.stages.cuts import Way
 from orchestrator.engine.stages.links import Links
 from orchestrator.engine.stages.parcels import Activations, Generators
 from orchestrator.engine.stages.replay import Stage
 from orchestrator.engine.stages.stage_state import StageState
-from orchestrator.errors import OrchestratorError, RunFailed
+from orchestrator.errors import OrchestratorError
 from orchestrator.numerics import digests
 from orchestrator.pipeline import defines
 from orchestrator.transports.base import Tag
 
 _PIECE_BYTES: Final = 4 << 20
 _WORD_BYTES: Final = 7  # of a digest, so that no word is negative
-_MODEL: Final = "model/"
 
 
 class Stages:
     """Implements `engine.execution.boundary.Boundary`. `take_on` comes with each generation."""
 
-    def __init__(self, workload: Workload, stage: Stage, held: StageState, load: Load) -> None:
+    def __init__(self, workload: Workload, stage: Stage, held: StageState) -> None:
         self._workload = workload
         self._stage = stage
         self._held = held
-        self._load = load
         self._has_metrics = defines(type(workload.pipeline), "metrics")
         self._tensors: dict[str, torch.Tensor] = digests.distinct_state(workload.model)
         self._calls = 0
@@ -103,29 +98,12 @@ class Stages:
         return results
 
     def begin_save(self, writers: Sequence[int]) -> None:
-        stages = {self._stage_of(rank) for rank in writers}
-        missing = sorted(set(range(len(self._links.hosts))) - stages)
-        if missing:
-            raise RunFailed(
-                f"no worker of stage {missing[0]} can write checkpoints where the driver reads them",
-                "set checkpoint.uri to a place that all nodes share",
-            )
         peers = [rank for rank in writers if self._stage_of(rank) == self._links.stage]
         part = (peers.index(self._links.rank), len(peers)) if self._links.rank in peers else None
         self._held.begin_save(self._gather(messages.SAVING, self._held.optimizer_values()), part)
 
-    def state(self, steps: int) -> dict[str, torch.Tensor]:
-        """From the last checkpoint: no member has it all."""
-        state = self._load(str(steps), lambda name: name.removeprefix(_MODEL) in self._tensors)
-        return {name: state.tensors[_MODEL + name] for name in self._tensors}
-
-    def write_weights(self, steps: int, path: Path) -> None:
-        """From the last checkpoint too, one tensor after the other."""
-
-        def read(name: str) -> torch.Tensor:
-            return self._load(str(steps), lambda each: each == _MODEL + name).tensors[_MODEL + name]
-
-        write_weights(path, self._tensors, read)
+    def state(self) -> dict[str, torch.Tensor]:
+        return {name: self._held.owned[name] for name in self._tensors if name in self._held.owned}
 
     def _stage_of(self, rank: int) -> int:
         return next(stage for stage, ranks in enumerate(self._links.groups) if rank in ranks)

@@ -117,7 +117,7 @@ class HostedStage:
         places = tuple(place for place, name in enumerate(whole.counters) if name in cuts.owned(stage))
         parts = StageParts(self._stage, cuts.stages, workload, replica, layout, places, self.held, norm, plan.recompute)
         self.trainer = StageTrainer(parts, updater, DirectSum(layout.layout, self._memory, None), services)
-        self.boundary = Stages(workload, self._stage, self.held, services.load)
+        self.boundary = Stages(workload, self._stage, self.held)
 
     def _made(self) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
         """The stage's part of the model with its first values, and its optimizer."""

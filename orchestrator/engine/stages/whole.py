@@ -14,10 +14,10 @@ from orchestrator.engine.stages.replay import Record, Stage
 
 
 class WholeModel:
-    """The stages of a model that is here as a whole. parameters: by name. Gradients are at them after `backward`."""
+    """The stages of a model that is here as a whole. Gradients are at its parameters after `backward`. clock: of `seconds`."""
 
-    def __init__(self, model: torch.nn.Module, cuts: Cuts) -> None:
-        self._cuts = cuts
+    def __init__(self, model: torch.nn.Module, cuts: Cuts, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._cuts, self._clock = cuts, clock
         self._parameters = dict(model.named_parameters())
         self._stages = [Stage(model, cuts, index) for index in range(cuts.stages)]
         self._records: list[Record] = []
@@ -33,11 +33,11 @@ class WholeModel:
         value = None
         self._records = []
         for stage in self._stages:
-            since = time.perf_counter()
+            since = self._clock()
             with stage.hosting():
                 record, came, value = stage.forward(call, way, came)
             self._records.append(record)
-            self.seconds[stage.index] += time.perf_counter() - since
+            self.seconds[stage.index] += self._clock() - since
         return value
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -50,9 +50,9 @@ class WholeModel:
             tied = {name: found.pop(name) for name in list(found) if name in held}
             if came is not None:
                 came.generators.restore()
-            since = time.perf_counter()
+            since = self._clock()
             parcels = stage.backward(record, came, tied)
-            self.seconds[stage.index] += time.perf_counter() - since
+            self.seconds[stage.index] += self._clock() - since
             came = Gradients(parcels, Generators.now())
             # The others stay where they are: no stage before this one has them.
             mine = [name for name in self._cuts.tied if name in held]

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import pytest
+import torch
 
 from tests.engine.runs import ONE, Layout, Run, train
 from tests.engine.stages.sockets import Sockets
@@ -34,6 +35,8 @@ def assert_same(split: Run, kind: Any, precision: str) -> None:
     assert split.trace == expected.trace
     assert split.digest == expected.digest
     assert str(split.metrics) == str(expected.metrics)
+    assert split.parameters.keys() == expected.parameters.keys()
+    assert all(torch.equal(tensor, expected.parameters[name]) for name, tensor in split.parameters.items())
 
 
 @pytest.mark.slow
