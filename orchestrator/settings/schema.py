@@ -671,11 +671,15 @@ class Rule:
     broken: Callable[..., str | None]
 
 
+def two_lengths(section: str | None) -> str:
+    return f"{section}.steps and {section}.epochs: only one can be set"
+
+
 def _length_is_given_once(steps: int | None, epochs: int | None) -> str | None:
     if steps is None and epochs is None:
         return "run.steps or run.epochs: one is required"
     if steps is not None and epochs is not None:
-        return TWO_LENGTHS
+        return two_lengths("run")
     return None
 
 
@@ -778,7 +782,7 @@ def _clients_keep_nothing(clients: int | None, shards: int, contribution: str) -
 def _local_length_is_given_once(steps: int | None, epochs: int | None) -> str | None:
     if steps is None or epochs is None:
         return None
-    return "local.steps and local.epochs: only one can be set"
+    return two_lengths("local")
 
 
 def _local_steps_have_an_optimizer(name: str | None, steps: int | None, epochs: int | None) -> str | None:
@@ -1044,7 +1048,6 @@ def _digest_has_a_model(digest: str | None, name: str | None) -> str | None:
     return "initial.digest: it is the digest of a model's weights; set initial, such as initial=models:/NAME@ALIAS"
 
 
-TWO_LENGTHS = "run.steps and run.epochs: only one can be set"
 _LOCAL = ("local.steps", "local.epochs")
 
 RULES = (
