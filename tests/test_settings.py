@@ -656,6 +656,14 @@ def test_every_shard_has_levels() -> None:
     assert problem.endswith("(at most 4096 shards): lower data.shards")
 
 
+def test_a_compression_begins_before_the_run_ends() -> None:
+    (problem,) = problems("compression={name: powersgd, warmup: 20}", "run.steps=20")
+    assert "compression.warmup: 20 steps of exact sums, but the run has 20" in problem
+    assert problem.endswith("lower it, or leave compression out")
+    for fits in ("{name: powersgd, warmup: 19}", "{name: topk, warmup: 20}"):
+        assert given_on_command_line(f"compression={fits}", "run.steps=20").run.steps == 20
+
+
 def test_settings_are_validated_where_they_are_built() -> None:
     pipeline = PipelineSettings(target="a:B")
     assert Settings(run=RunSettings(steps=1), pipeline=pipeline).data.shards == 8

@@ -1020,6 +1020,15 @@ def _levels_are_left(compression: str, bits: int | None, shards: int) -> str | N
     )
 
 
+def _exact_steps_end(compression: str, warmup: int | None, steps: int | None) -> str | None:
+    if compression != "powersgd" or steps is None or (warmup or 0) < steps:
+        return None
+    return (
+        f"compression.warmup: {warmup} steps of exact sums, but the run has {steps}, so nothing would be compressed: lower it, "
+        "or leave compression out"
+    )
+
+
 def _end_is_behind_warmup(end: Span | None, warmup: int) -> str | None:
     """Of epochs nobody knows the steps yet."""
     if end is None or end.steps is None or end.steps > warmup:
@@ -1082,6 +1091,7 @@ RULES = (
     Rule(("run.arithmetic", "run.threads"), _portable_needs_one_thread),
     Rule(("compression.name", "reduction"), _compression_is_exact),
     Rule(("compression.name", "compression.bits", "data.shards"), _levels_are_left),
+    Rule(("compression.name", "compression.warmup", "run.steps"), _exact_steps_end),
     Rule(("secure_aggregation", "privacy.clipping_norm"), _masks_have_a_scale),
     Rule(("privacy.noise_multiplier", "privacy.clipping_norm", "privacy.delta"), _noise_has_a_scale),
     Rule(
