@@ -19,7 +19,7 @@ from tests.products import thinned
 
 QUANTIZE = {"name": "quantize"}
 POWERSGD = {"name": "powersgd", "rank": 1}
-WARMED_UP = {"name": "powersgd", "rank": 1, "warmup": 2}
+WARMED_UP = {"name": "powersgd", "rank": 1, "warmup": 1}
 TOPK = {"name": "topk", "ratio": 0.1, "error_feedback": True}
 METHODS: list[dict[str, Any]] = [
     QUANTIZE,
