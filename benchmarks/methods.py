@@ -53,10 +53,11 @@ LOCAL = {
 
 @dataclass(frozen=True)
 class Method:
-    """compression: its settings; inner: local steps of a round, 1 without rounds."""
+    """compression: its settings; inner: local steps of a round, 1 without rounds; only: pipelines, where not all."""
 
     compression: tuple[str, ...] = ()
     inner: int = 1
+    only: tuple[str, ...] = tuple(RUNS)
 
 
 METHODS: dict[str, Method] = {
@@ -64,6 +65,9 @@ METHODS: dict[str, Method] = {
     "int8": Method(("compression=quantize",)),
     "PowerSGD, rank 2": Method(("compression={name: powersgd, rank: 2}",)),
     "PowerSGD, rank 4": Method(("compression={name: powersgd, rank: 4}",)),
+    "PowerSGD, rank 4, warm-up, saving": Method(  # exact: a tenth of the steps, and the embeddings
+        ("compression={name: powersgd, rank: 4, warmup: 40, saving: 15}",), only=("characters",)
+    ),
     "top-k, 1 %": Method(("compression={name: topk, ratio: 0.01}",)),
     "10 local steps": Method(inner=INNER),
     "10 local steps, int8": Method(("compression=quantize",), INNER),
@@ -92,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for pipeline in [chosen.only] if chosen.only else RUNS:
             for method in chosen.method or METHODS:
                 key = f"{pipeline}/{method}/{seed}"
-                if key in found or (pipeline == "matrix" and seed > 1):
+                if key in found or pipeline not in METHODS[method].only or (pipeline == "matrix" and seed > 1):
                     continue
                 found[key] = run(pipeline, METHODS[method], seed)
                 print(f"{key}: {found[key]}", file=sys.stderr, flush=True)

@@ -188,6 +188,13 @@ def test_a_later_source_that_sets_one_length_clears_the_other(write: Write, earl
     assert (getattr(run, earlier), getattr(run, later)) == (None, 7)
 
 
+def test_and_so_does_one_of_a_round(write: Write) -> None:
+    federated = "data: {partition: iid}, local: {epochs: 5, optimizer: {name: sgd, lr: 0.1}}"
+    file = write("a.yaml", f"{{run: {{steps: 3}}, pipeline: {{target: 'a:B'}}, {federated}}}")
+    local = load([file], ["local.steps=7"]).local
+    assert (local.steps, local.epochs) == (7, None)
+
+
 def test_a_later_source_that_sets_another_topology_clears_the_options_of_the_one_before(write: Write) -> None:
     file = write(
         "a.yaml", "topology: {name: tree, arity: 3}\noptimizer: sgd\nrun: {steps: 1}\npipeline: {target: 'a:B'}"
@@ -498,6 +505,7 @@ WRONG = {
     "tuning.seconds=0": "tuning.seconds: must be greater than 0, got 0.0",
     "output=xml": "output: expected one of text, json, got 'xml'",
     "run.epochs=3": "run.steps and run.epochs: only one can be set",
+    "local={steps: 2, epochs: 3, optimizer: sgd}": "local.steps and local.epochs: only one can be set",
     "run.steps=": "run.steps or run.epochs: one is required",
     "run.name=${nope}": "run.name: cannot resolve '${nope}': Interpolation key 'nope' not found",
     "run.name=${run.name}": "run.name: cannot resolve '${run.name}': Recursive interpolation detected",
@@ -646,6 +654,14 @@ def test_every_shard_has_levels() -> None:
     assert problem.endswith("(at most 16 shards): set compression.bits=16, or lower data.shards")
     (problem,) = problems("compression={name: quantize, bits: 16}", "data={shards: 4097, batch_size: 5000}")
     assert problem.endswith("(at most 4096 shards): lower data.shards")
+
+
+def test_a_compression_begins_before_the_run_ends() -> None:
+    (problem,) = problems("compression={name: powersgd, warmup: 20}", "run.steps=20")
+    assert "compression.warmup: 20 steps of exact sums, but the run has 20" in problem
+    assert problem.endswith("lower it, or leave compression out")
+    for fits in ("{name: powersgd, warmup: 19}", "{name: topk, warmup: 20}"):
+        assert given_on_command_line(f"compression={fits}", "run.steps=20").run.steps == 20
 
 
 def test_settings_are_validated_where_they_are_built() -> None:

@@ -16,8 +16,7 @@ from typing import Any
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings import sources
-from orchestrator.settings.rules.rule import Rule
-from orchestrator.settings.rules.training import TWO_LENGTHS
+from orchestrator.settings.rules.rule import Rule, two_lengths
 from orchestrator.settings.schema import (
     BY_PATH,
     KEYS,
@@ -38,7 +37,9 @@ from orchestrator.values import Given, MismatchError, must, plain, read, show
 
 Merged = dict[Key, dict[KeyPath, Given]]  # of an open key: what stands below it, by path; of others: one, at ()
 
-LENGTHS = (BY_PATH["run", "steps"], BY_PATH["run", "epochs"])  # a later source that sets one clears the other
+LENGTHS = tuple(  # of each pair, a later source that sets one clears the other
+    (BY_PATH[section, "steps"], BY_PATH[section, "epochs"]) for section in ("run", "local")
+)
 COMMON_OPTIONS = ("lr", "weight_decay", "momentum", "betas")  # of optimizers, whose options are no keys of the schema
 _NUM_SUGGESTIONS = 3
 
@@ -159,12 +160,13 @@ def _merge(merged: Merged, source: Source) -> list[str]:
             problems.append(_problem(given.where, key.name, str(mismatch)))
         else:
             _put(merged.setdefault(key, {}), rest, given)
-    lengths = [key for key in LENGTHS if key in changed and merged[key][()].value is not None]
-    if len(lengths) > 1:
-        problems.append(_problem(_where(merged, lengths[-1]), TWO_LENGTHS))
-    if lengths:
-        for other in set(LENGTHS) - {lengths[0]}:
-            merged.pop(other, None)
+    for pair in LENGTHS:
+        lengths = [key for key in pair if key in changed and merged[key][()].value is not None]
+        if len(lengths) > 1:
+            problems.append(_problem(_where(merged, lengths[-1]), two_lengths(pair[0].holder)))
+        if lengths:
+            for other in set(pair) - {lengths[0]}:
+                merged.pop(other, None)
     for section, before in names.items():
         now = merged.get(BY_PATH[*path_of(section), "name"])
         if before is not None and now is not None and now[()].value != before[()].value:

@@ -19,6 +19,7 @@ from tests.products import thinned
 
 QUANTIZE = {"name": "quantize"}
 POWERSGD = {"name": "powersgd", "rank": 1}
+WARMED_UP = {"name": "powersgd", "rank": 1, "warmup": 1}
 TOPK = {"name": "topk", "ratio": 0.1, "error_feedback": True}
 METHODS: list[dict[str, Any]] = [
     QUANTIZE,
@@ -26,6 +27,8 @@ METHODS: list[dict[str, Any]] = [
     {"name": "quantize", "bits": 16},
     POWERSGD,
     {"name": "powersgd", "rank": 2, "error_feedback": False},
+    WARMED_UP,
+    {"name": "powersgd", "rank": 1, "saving": 3.0},
     {"name": "topk", "ratio": 0.05, "warmup": 2},
     TOPK,
 ]
@@ -103,7 +106,7 @@ def _assert_same(run: Run, reference: Run) -> None:
 # ---- what shards keep is lost with nobody but its host
 
 RICH: dict[str, Any] = {**EVERYTHING, "early_stopping": {}, "checkpoint_every": 2}
-KEEPING = [QUANTIZE, POWERSGD, TOPK]
+KEEPING = [QUANTIZE, WARMED_UP, TOPK]
 
 
 def told_of(method: int, layout: Layout, faults: list[Fault], **how: Any) -> tuple[Told, Elastic]:

@@ -48,6 +48,24 @@ def test_what_every_worker_would_refuse_is_refused(pipeline: type[p.Small], word
     assert caught.value.remedy
 
 
+IDLE = [{"rank": 4}, {"rank": 1, "saving": 100.0}]
+
+
+@pytest.mark.parametrize("options", IDLE, ids=str)
+def test_a_compression_that_makes_nothing_smaller_is_refused(options: dict[str, Any]) -> None:
+    settings = settings_for(p.Batchnorm, compression={"name": "powersgd", **options})
+    with pytest.raises(
+        ConfigurationError, match=r"compression: powersgd with rank=.* makes no tensor of this model smaller"
+    ):
+        construction.rehearse(resolve(settings))
+
+
+@pytest.mark.parametrize("name", ["none", "quantize", "topk", "powersgd"])
+def test_and_others_are_not(name: str) -> None:
+    options = {"rank": 2} if name == "powersgd" else {}
+    construction.rehearse(resolve(settings_for(p.Batchnorm, compression={"name": name, **options})))
+
+
 class ExitsInModel(p.Small):
     def model(self) -> nn.Module:
         sys.exit(3)

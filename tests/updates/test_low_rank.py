@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from orchestrator.updates.compressions.codec import Agreement, Held, Model
+from orchestrator.updates.compressions.codec import Agreement, Held, Model, Nothing, Result
 from orchestrator.updates.compressions.laws import _Result
 from orchestrator.updates.compressions.low_rank import LowRank, orthonormal
 
@@ -26,8 +26,11 @@ def test_a_column_that_others_make_up_is_zero() -> None:
 
 
 def step(codec: LowRank, agreement: Agreement, held: list[Held], shape: tuple[int, int]) -> torch.Tensor:
-    results: list[_Result] = []
+    results: list[Result] = []
     for phase, carrier in enumerate(codec.phases):
+        if not carrier.takes_part(agreement.step):
+            results.append(Nothing())
+            continue
         rows = codec.encode(phase, agreement, held, results).rows
         weighted = [(each.weight, row) for each, row in zip(held, rows, strict=True)]
         results.append(_Result(carrier.elements, weighted, agreement.total_weight))
@@ -78,6 +81,38 @@ def test_what_would_not_shrink_is_summed_as_it_is() -> None:
     assert [carrier.elements for carrier in codec.phases] == [(16, 9, 80), (80,)]
     assert list(codec.kept) == [2]
     assert len(LowRank(Model(((4, 4), (9,)), 4, 7), 2, error_feedback=True).phases) == 1
+
+
+def test_what_would_not_save_enough_is_summed_as_it_is_too() -> None:
+    """40 x 40 becomes ten times smaller, 40 x 10 four times."""
+    shapes = ((40, 40), (40, 10))
+    kept = {s: list(LowRank(Model(shapes, 4, 7), 2, error_feedback=True, saving=s).kept) for s in (1.0, 4.0, 9.9, 10.0)}
+    assert kept == {1.0: [0, 1], 4.0: [0], 9.9: [0], 10.0: []}
+
+
+def test_a_warm_up_is_exact_and_keeps_nothing_and_then_it_is_as_from_the_start() -> None:
+    shape, dice = (20, 30), torch.Generator().manual_seed(5)
+    model = Model((shape,), 4, 7)
+    late, early = (LowRank(model, 2, error_feedback=True, warmup=each) for each in (3, 0))
+    rows = [torch.randn(600, generator=dice) for _ in range(2)]
+    whole = torch.stack(rows).double().mean(0).view(shape)
+
+    def at(codec: LowRank, number: int) -> tuple[torch.Tensor, list[Held]]:
+        held = [Held(s, 1.0, [row.clone()]) for s, row in enumerate(rows)]
+        return step(codec, Agreement(number, 2.0, _largest_of(held), codec.replicated()), held, shape), held
+
+    for number in range(3):
+        mean, held = at(late, number)
+        assert torch.allclose(mean.double(), whole, atol=1e-6)
+        assert all((_only(each) == 0).all() for each in held)
+    (mean, held), (expected, as_expected) = at(late, 3), at(early, 3)
+    assert torch.equal(mean, expected)
+    assert all(torch.equal(_only(one), _only(other)) for one, other in zip(held, as_expected, strict=True))
+    assert not torch.allclose(mean.double(), whole, atol=1e-2)
+
+
+def test_nothing_to_compress_needs_no_warm_up() -> None:
+    assert len(LowRank(Model(((4, 4), (9,)), 4, 7), 2, error_feedback=True, warmup=5).phases) == 1
 
 
 def _only(held: Held) -> torch.Tensor:

@@ -29,7 +29,7 @@ from orchestrator.pipeline import Pipeline, defines, find, naming
 from orchestrator.plan import Plan, Run, Variant
 from orchestrator.updates import optimizers
 from orchestrator.updates.compressions import COMPRESSIONS
-from orchestrator.updates.compressions.codec import Codec, Model
+from orchestrator.updates.compressions.codec import Codec, Means, Model
 from orchestrator.updates.contributions import CONTRIBUTIONS
 from orchestrator.updates.transforms import Chain
 
@@ -134,6 +134,7 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
     if plan.run.initial is not None and plan.run.initial.digest is not None:  # one that a launch has fetched
         initial.begin_with(model, plan.run.initial)
     refuse_statistics(model, plan)
+    _refuse_idle_compression(model, plan)
     make_contribution(plan.update.contribution)
     if defines(kind, "optimizer"):  # of others the options are checked
         make_optimizer(pipeline, model, plan)
@@ -177,6 +178,25 @@ def _takes(method: Any, given: tuple[bool, ...]) -> bool:
 def _parameters(method: Any) -> str:
     return (
         f"({', '.join(inspect.signature(method).parameters)})" if callable(method) else f", a {type(method).__name__},"
+    )
+
+
+def _refuse_idle_compression(model: torch.nn.Module, plan: Plan) -> None:
+    """Raises ConfigurationError where all that a compression does to this model is to sum it exactly."""
+    variant = plan.update.compression
+    if variant is None:
+        return
+    trained = [(name, each.detach()) for name, each in model.named_parameters() if each.requires_grad]
+    codec = make_codec(plan, Layout.of(trained), len(trained))
+    if codec is None or len(codec.phases) > 1 or not isinstance(codec.phases[0], Means):
+        return
+    if sum(codec.phases[0].elements) < sum(each.numel() for _, each in trained):
+        return
+    options = COMPRESSIONS.resolve(variant.name, variant.options).items()
+    given = ", ".join(f"{name}={value}" for name, value in options if not isinstance(value, bool))
+    raise ConfigurationError(
+        [f"compression: {variant.name} with {given} makes no tensor of this model smaller"],
+        "give it other options, such as a lower compression.rank, or leave compression out",
     )
 
 

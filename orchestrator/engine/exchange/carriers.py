@@ -47,6 +47,7 @@ class Carriers:
         """statistics: the elements of each. contributes: not so a server."""
         phases: list[Phase] = [*([Means(tuple(statistics))] if statistics else []), *codec.phases]
         self.all = [_carrier(phase, shards, regions, contributes) for phase in phases]
+        self._phases = phases
         self.statistics = len(statistics)
         self.of_statistics = self.all[0] if statistics else None
         self.of_codec = self.all[bool(statistics) :]
@@ -56,10 +57,14 @@ class Carriers:
         for carrier in self.all:
             carrier.suit(schedule, rank)
 
+    def takes_part(self, carrier: Carrier, step: int) -> bool:
+        return self._phases[self.all.index(carrier)].takes_part(step)
+
     def relay(self, exchange: Exchange, step: int, total_weight: float) -> None:
         """A server's part in a step."""
         for carrier in self.all:
-            self.carry(carrier, exchange, step, total_weight)
+            if self.takes_part(carrier, step):
+                self.carry(carrier, exchange, step, total_weight)
 
     def carry(self, carrier: Carrier, exchange: Exchange, step: int, total_weight: float) -> Result:
         return carrier.carry(exchange, step, COMPRESSED + self.all.index(carrier), total_weight)
@@ -179,6 +184,7 @@ def _carrier(phase: Phase, shards: int, regions: Regions, contributes: bool) -> 
         return _LevelsCarrier(phase, shards, regions, contributes)
     if isinstance(phase, Largest):
         return _LargestCarrier(phase)
+    assert isinstance(phase, Means), "a phase is one of three kinds"
     return _MeansCarrier(phase, shards, regions, contributes)
 
 

@@ -21,7 +21,7 @@ from orchestrator.numerics import exact, levels
 from orchestrator.numerics.grid import Grid, magnitude_of
 from orchestrator.numerics.layout import Layout
 from orchestrator.topologies.schedule import Schedule
-from orchestrator.updates.compressions.codec import Agreement, Codec, Held, Result, Rows
+from orchestrator.updates.compressions.codec import Agreement, Codec, Held, Nothing, Result, Rows
 from orchestrator.updates.transforms import State
 
 Tensors = Sequence[torch.Tensor | None]
@@ -150,9 +150,13 @@ class CompressedSum:
                 means.write(i, out)
         agreement = Agreement(step, total_weight, largest[:parameters], self.replicated)
         results: list[Result] = []
+        active = [carriers.takes_part(carrier, step) for carrier in carriers.of_codec]
         for phase, carrier in enumerate(carriers.of_codec):
+            if not active[phase]:
+                results.append(Nothing())
+                continue
             carrier.load(self._held, self._codec.encode(phase, agreement, self._held, results))
-            if carrier is carriers.of_codec[-1]:
+            if not any(active[phase + 1 :]):
                 self._stage()
             results.append(carriers.carry(carrier, exchange, step, total_weight))
         self._following = self._codec.decode(agreement, results, self._means[:parameters])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.settings.rules.rule import Rule
+from orchestrator.settings.rules.rule import Rule, two_lengths
 from orchestrator.values import Span, Steps
 
 _LOCAL = ("local.steps", "local.epochs")
@@ -11,7 +11,7 @@ _LOCAL = ("local.steps", "local.epochs")
 def _local_length_is_given_once(steps: int | None, epochs: int | None) -> str | None:
     if steps is None or epochs is None:
         return None
-    return "local.steps and local.epochs: only one can be set"
+    return two_lengths("local")
 
 
 def _local_steps_have_an_optimizer(name: str | None, steps: int | None, epochs: int | None) -> str | None:

@@ -1,4 +1,4 @@
-"""A rule between the values of several keys."""
+"""A rule between the values of several keys, and a sentence that more than one needs."""
 
 from __future__ import annotations
 
@@ -12,3 +12,7 @@ class Rule:
 
     keys: tuple[str, ...]
     broken: Callable[..., str | None]
+
+
+def two_lengths(section: str | None) -> str:
+    return f"{section}.steps and {section}.epochs: only one can be set"

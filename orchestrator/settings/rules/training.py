@@ -3,19 +3,17 @@ remedy."""
 
 from __future__ import annotations
 
-from orchestrator.settings.rules.rule import Rule
+from orchestrator.settings.rules.rule import Rule, two_lengths
 from orchestrator.updates.compressions import COMPRESSIONS
 from orchestrator.updates.compressions.quantize import most_shards
 from orchestrator.values import Every, Span, Steps
-
-TWO_LENGTHS = "run.steps and run.epochs: only one can be set"
 
 
 def _length_is_given_once(steps: int | None, epochs: int | None) -> str | None:
     if steps is None and epochs is None:
         return "run.steps or run.epochs: one is required"
     if steps is not None and epochs is not None:
-        return TWO_LENGTHS
+        return two_lengths("run")
     return None
 
 
@@ -98,6 +96,15 @@ def _levels_are_left(compression: str, bits: int | None, shards: int) -> str | N
     )
 
 
+def _exact_steps_end(compression: str, warmup: int | None, steps: int | None) -> str | None:
+    if compression != "powersgd" or steps is None or (warmup or 0) < steps:
+        return None
+    return (
+        f"compression.warmup: {warmup} steps of exact sums, but the run has {steps}, so nothing would be compressed: lower it, "
+        "or leave compression out"
+    )
+
+
 def _end_is_behind_warmup(end: Span | None, warmup: int) -> str | None:
     """Of epochs nobody knows the steps yet."""
     if end is None or end.steps is None or end.steps > warmup:
@@ -137,6 +144,7 @@ RULES: tuple[Rule, ...] = (
     Rule(("schedule.scale", "schedule.base_batch"), _scale_has_a_base),
     Rule(("compression.name", "reduction"), _compression_is_exact),
     Rule(("compression.name", "compression.bits", "data.shards"), _levels_are_left),
+    Rule(("compression.name", "compression.warmup", "run.steps"), _exact_steps_end),
     Rule(("initial.digest", "initial.name"), _digest_has_a_model),
     Rule(("schedule.end", "schedule.warmup"), _end_is_behind_warmup),
     Rule(("early_stopping.patience", "evaluation.every"), _stopping_needs_steps),

@@ -17,7 +17,7 @@ Legend: P = parameters of the model that are trained, S = shards that this worke
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -57,28 +57,32 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Levels:
-    """A phase: vectors of so many elements, summed as integers of so many bits (`numerics.levels`)."""
+class Phase:
+    """Vectors of so many elements. since, until: in the steps from `since` on, up to but without `until`; None: to the end."""
 
     elements: tuple[int, ...]
+    since: int = field(default=0, kw_only=True)
+    until: int | None = field(default=None, kw_only=True)
+
+    def takes_part(self, step: int) -> bool:
+        return self.since <= step and (self.until is None or step < self.until)
+
+
+@dataclass(frozen=True)
+class Levels(Phase):
+    """A phase: vectors that are summed as integers of so many bits (`numerics.levels`)."""
+
     bits: int
 
 
 @dataclass(frozen=True)
-class Means:
-    """A phase: vectors of so many elements, whose weighted mean is exact (`numerics.exact`)."""
-
-    elements: tuple[int, ...]
+class Means(Phase):
+    """A phase: vectors whose weighted mean is exact (`numerics.exact`)."""
 
 
 @dataclass(frozen=True)
-class Largest:
-    """A phase: of vectors of so many elements each shard sends a few, the largest, which are gathered (`numerics.chosen`)."""
-
-    elements: tuple[int, ...]
-
-
-Phase = Levels | Means | Largest
+class Largest(Phase):
+    """A phase: of vectors each shard sends a few elements, the largest, which are gathered (`numerics.chosen`)."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +107,16 @@ class Result(Protocol):
         """Vector i, into a float32 vector of its size; zeros where no shard has any."""
 
 
+class Nothing:
+    """Implements `Result`: of a phase that takes no part in a step."""
+
+    def write(self, i: int, out: torch.Tensor) -> None:  # noqa: ARG002
+        out.zero_()
+
+
 class Codec(Protocol):
-    """phases: at least one vector with elements in each. kept: the parameters of which a shard keeps something."""
+    """phases: at least one vector with elements in each; some take part in each step, by its number alone, which servers know
+    too. kept: the parameters of which a shard keeps something."""
 
     phases: Sequence[Phase]
     kept: Sequence[int]
@@ -113,7 +125,8 @@ class Codec(Protocol):
         """Before the first step; {} for a method that needs nothing."""
 
     def encode(self, phase: int, agreement: Agreement, held: Sequence[Held], earlier: Sequence[Result]) -> Rows:
-        """What the held contributions are in this phase. earlier: results of the phases before."""
+        """What the held contributions are in this phase, which takes part in the step. earlier: results of the phases
+        before, `Nothing` of those that do not."""
 
     def decode(self, agreement: Agreement, results: Sequence[Result], mean: Sequence[torch.Tensor]) -> State:
         """Write the mean gradient into P vectors; of one that no shard has, anything. Returns what is replicated after

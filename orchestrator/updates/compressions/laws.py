@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.errors import OrchestratorError
 from orchestrator.references import raised
 from orchestrator.updates.compressions import COMPRESSIONS
-from orchestrator.updates.compressions.codec import Agreement, Codec, Held, Model, Rows
+from orchestrator.updates.compressions.codec import Agreement, Codec, Held, Model, Nothing, Result, Rows
 
 if TYPE_CHECKING:
     import torch
@@ -72,9 +72,12 @@ def _step(codec: Codec, agreement: Agreement, groups: Sequence[list[Held]]) -> t
     """What was put into the phases, by shard, or the law that is broken; what is replicated then; the mean gradient."""
     import torch
 
-    results: list[_Result] = []
+    results: list[Result] = []
     told: list[Any] = []
     for phase, carrier in enumerate(codec.phases):
+        if not carrier.takes_part(agreement.step):
+            results.append(Nothing())
+            continue
         rows: list[tuple[float, Sequence[torch.Tensor | None]]] = []
         for held in groups:
             put: Rows = codec.encode(phase, agreement, held, results)

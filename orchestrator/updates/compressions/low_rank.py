@@ -6,13 +6,14 @@
     kept: M - B (M' B)'            what of a shard's own matrix the basis does not show
 
 Both means are exact sums of their own, so the bytes do not grow with the shards. The basis is computed by every worker, with
-the same bits. A matrix that two thin ones would not make smaller, and everything with less than two axes, is summed as it is.
+the same bits. A matrix that two thin ones would not make `saving` times smaller, and everything with less than two axes, is
+summed as it is; in the first `warmup` steps all is.
 
 A shard keeps what the basis does not show of *its own* matrix, and not of the mean as in the paper: it is known before the
 second sum, so a worker that is lost from sight in the middle of it has what it keeps (the sum over the shards is the same).
 
 Source: Vogels, Karimireddy and Jaggi, "PowerSGD: Practical low-rank gradient compression for distributed optimization" (2019),
-algorithms 1 and 2.
+algorithms 1 and 2. Warm-up and saving: PyTorch's `PowerSGDState` (`start_powerSGD_iter`, `min_compression_rate`).
 """
 
 from __future__ import annotations
@@ -30,22 +31,30 @@ from orchestrator.updates.transforms import State
 _ALIGNED: Final = 64  # bytes: the address of an operand can change the bits of a product
 _ROUNDING: Final = 2.0  # products are rounded, so a bound on them leaves a bit
 _NOTHING: Final = 1e-30  # of a column's length; what is shorter has no direction
+_LEFT, _RIGHT, _WHOLE = range(3)  # phases; the last is for the warm-up
 
 
 class LowRank:
     """Implements `codec.Codec`."""
 
-    def __init__(self, model: Model, rank: int, *, error_feedback: bool) -> None:
+    def __init__(self, model: Model, rank: int, *, error_feedback: bool, warmup: int = 0, saving: float = 1.0) -> None:
         self._rank = rank
         self._seed = model.seed
         sizes = [(shape[0], math.prod(shape[1:])) if len(shape) > 1 else None for shape in model.shapes]
-        self._matrices = {i: size for i, size in enumerate(sizes) if size is not None and _shrinks(*size, rank)}
+        self._matrices = {i: size for i, size in enumerate(sizes) if size is not None and _shrinks(*size, rank, saving)}
         first = [
             self._matrices[i][0] * rank if i in self._matrices else math.prod(shape)
             for i, shape in enumerate(model.shapes)
         ]
         second = [columns * rank for _, columns in self._matrices.values()]
-        self.phases: Sequence[Phase] = (Means(tuple(first)), *([Means(tuple(second))] if second else []))
+        whole = [math.prod(shape) for shape in model.shapes]
+        self._warmup = warmup if self._matrices else 0
+        phases = [Means(tuple(first), since=self._warmup)]
+        if self._matrices:
+            phases.append(Means(tuple(second), since=self._warmup))
+        if self._warmup:
+            phases.append(Means(tuple(whole), until=self._warmup))
+        self.phases: Sequence[Phase] = phases
         self.kept: Sequence[int] = tuple(self._matrices) if error_feedback else ()
 
     def replicated(self) -> State:
@@ -54,22 +63,37 @@ class LowRank:
         }
 
     def encode(self, phase: int, agreement: Agreement, held: Sequence[Held], earlier: Sequence[Result]) -> Rows:
-        return self._first(agreement, held) if phase == 0 else self._second(agreement, held, earlier[0])
+        if phase == _WHOLE:
+            return self._exact(agreement, held)
+        return self._first(agreement, held) if phase == _LEFT else self._second(agreement, held, earlier[_LEFT])
 
     def decode(self, agreement: Agreement, results: Sequence[Result], mean: Sequence[torch.Tensor]) -> State:
         following = dict(agreement.replicated)
+        if agreement.step < self._warmup:
+            for i, out in enumerate(mean):
+                results[_WHOLE].write(i, out)
+            return following
         for number, (i, (rows, columns)) in enumerate(self._matrices.items()):
             if agreement.largest[i] is None:
                 continue
             seen = torch.empty(columns * self._rank)
-            results[1].write(number, seen)
+            results[_RIGHT].write(number, seen)
             right = seen.view(columns, self._rank)
-            mean[i].view(rows, columns).copy_(self._left(results[0], i) @ right.t())
+            mean[i].view(rows, columns).copy_(self._left(results[_LEFT], i) @ right.t())
             following[str(i)] = self._basis(right, i, agreement.step)
         for i, out in enumerate(mean):
             if i not in self._matrices:
-                results[0].write(i, out)
+                results[_LEFT].write(i, out)
         return following
+
+    def _exact(self, agreement: Agreement, held: Sequence[Held]) -> Rows:
+        """All of it, so that a shard keeps nothing."""
+        rows = [list(each.tensors) for each in held]
+        for each in held:
+            for i in self.kept:
+                tensor = each.tensors[i]
+                each.tensors[i] = None if tensor is None else torch.zeros_like(tensor)
+        return Rows(rows, agreement.largest)
 
     def _first(self, agreement: Agreement, held: Sequence[Held]) -> Rows:
         largest = list(agreement.largest)
@@ -140,8 +164,9 @@ def orthonormal(columns: torch.Tensor) -> torch.Tensor:
     return basis.t().contiguous()
 
 
-def _shrinks(rows: int, columns: int, rank: int) -> bool:
-    return (rows + columns) * rank < rows * columns
+def _shrinks(rows: int, columns: int, rank: int, saving: float) -> bool:
+    """Whether two thin matrices have less than 1 / saving of the elements."""
+    return (rows + columns) * rank * saving < rows * columns
 
 
 def _operand(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,12 @@ def powersgd(
     error_feedback: Annotated[
         bool, Field(description="Whether a shard adds what was dropped to its next gradient.")
     ] = True,
+    warmup: Annotated[int, Field(ge=0, description="First steps of exact sums, as without compression.")] = 0,
+    saving: Annotated[
+        float,
+        Field(ge=1, description="How many times smaller a matrix has to become; one that does not is summed exactly."),
+    ] = 1.0,
 ) -> Codec:
     from orchestrator.updates.compressions.low_rank import LowRank
 
-    return LowRank(model, rank, error_feedback=error_feedback)
+    return LowRank(model, rank, error_feedback=error_feedback, warmup=warmup, saving=saving)
