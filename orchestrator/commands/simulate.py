@@ -86,7 +86,8 @@ def simulate(
         notes.append("of schedules with too many moves one member's were played, as if all did alike")
     if not all(row.driven for row in rows):
         notes.append(
-            "*: with so many workers a loss is taken to cost its detection and half a step, without the controller"
+            "*: with so many workers a loss is taken to cost its detection, its regrouping and half a step, without the "
+            "controller"
         )
     return Simulated(question, rows, notes, time.monotonic() - started)
 

@@ -41,7 +41,8 @@ class Conditions:
     another.
 
     failure_s: mean time until a worker is lost, exponential, 0 for never; detect_s: until that is known and the others have
-    left; start_s: until another worker is ready. save_s: a checkpoint holds up a step for. seed: of all that is drawn.
+    left; regroup_s: until the members of a new generation begin its first step; start_s: until another worker is ready.
+    save_s: a checkpoint holds up a step for. seed: of all that is drawn.
     """
 
     network: Network = Network()
@@ -60,6 +61,7 @@ class Conditions:
     switch_s: float = 0.0
     failure_s: float = 0.0
     detect_s: float = 0.1
+    regroup_s: float = 0.0
     start_s: float = 5.0
     save_s: float = 0.0
     seed: int = 0
@@ -133,6 +135,7 @@ KEYS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     ),
     "failures": ("failure_s", time_of, "mean time until a worker is lost; 0s: never"),
     "detection": ("detect_s", time_of, "until a loss is known and the others have left the step"),
+    "regroup": ("regroup_s", time_of, "until those who go on are connected anew, and who joins has the state"),
     "start": ("start_s", time_of, "until another worker is ready"),
     "save": ("save_s", time_of, "how long a checkpoint holds up a step"),
 }

@@ -125,7 +125,7 @@ def _lived(question: Question, step_s: float) -> tuple[Lived | None, bool]:
         length = max(question.steps, math.ceil(_LOSSES * conditions.failure_s / workers / step_s))
         life = Life(requirements, conditions, length, lambda living: max(step_s, alone / living), question.checkpoint)
         return lives.live(life), True
-    each = conditions.detect_s + step_s / 2
+    each = conditions.detect_s + conditions.regroup_s + step_s / 2
     whole = _LOSSES * conditions.failure_s / workers
     losses = whole * workers / conditions.failure_s
     return Lived(whole + losses * each, question.steps, 0, round(losses), round(losses), losses * each), False
