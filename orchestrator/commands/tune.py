@@ -19,20 +19,21 @@ from pathlib import Path
 from typing import Any, Final
 
 from orchestrator.commands.probing import added_s, probing, with_values
+from orchestrator.commands.stage_tuning import as_dict, staged
 from orchestrator.driver.record import preflight
 from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
 from orchestrator.engine.compute import construction
 from orchestrator.errors import UsageError
 from orchestrator.plan.resolve import resolve
 from orchestrator.settings import Settings
-from orchestrator.settings.schema import AUTO
+from orchestrator.settings.schema import AUTO, BY_MEMORY
 from orchestrator.simulation import calibration
 from orchestrator.simulation.calibration import Layout, Measured, Model
 from orchestrator.simulation.candidates import ALONE, Candidate, candidates, choose, numbers_of_workers, table
 from orchestrator.simulation.conditions import Conditions
 from orchestrator.topologies import TOPOLOGIES
 
-KEYS: Final = tuple(AUTO.values())
+KEYS: Final = tuple(key for key in AUTO.values() if key != BY_MEMORY)
 _BEST: Final = 3
 
 
@@ -75,26 +76,53 @@ class Tuned:
 def decided(settings: Settings, origins: Mapping[str, str]) -> tuple[Settings, dict[str, str], dict[str, Any] | None]:
     """The settings with a value for every key that is `auto`, where each value is from, and what the record keeps of it; as
     they are where none is. Raises OrchestratorError."""
-    keys = settings.tuning.auto
-    if not keys:
+    if not settings.tuning.auto:
         return settings, dict(origins), None
+    where = {key: value for key, value in origins.items() if key != "tuning.auto"}
     display = for_stream()
     try:
+        settings, told = _staged(settings, display)
+        if told is not None:
+            where[BY_MEMORY] = "the memory at launch (tuning.json)"
+        keys = settings.tuning.auto
+        if not keys:
+            return settings, where, told
         found = _tuned(settings, keys, display, best=0)
     finally:
         display.close()
     given = " ".join(f"{key}={value}" for key, value in found.chosen.items())
     display.say(f"chosen by a measurement of {found.took_s:.0f} s: {given}: {found.reason}")
-    where = {key: value for key, value in origins.items() if key != "tuning.auto"}
-    told = {"topology": "topology.name"}
-    where |= {told.get(key, key): "a measurement at launch (tuning.json)" for key in found.chosen}
-    return with_values(settings, found.chosen), where, found.as_dict()
+    names = {"topology": "topology.name"}
+    where |= {names.get(key, key): "a measurement at launch (tuning.json)" for key in found.chosen}
+    return with_values(settings, found.chosen), where, _both(told, found.as_dict())
+
+
+def _staged(settings: Settings, display: ProgressDisplay) -> tuple[Settings, dict[str, Any] | None]:
+    """With a number of stages, said with its reason, and what the record keeps of that."""
+    settings, choice = staged(settings)
+    if choice is None:
+        return settings, None
+    display.say(f"chosen by the memory that is there: {BY_MEMORY}={choice.stages}: {choice.reason}")
+    return settings, as_dict(choice)
+
+
+def _both(by_memory: dict[str, Any] | None, measured: dict[str, Any]) -> dict[str, Any]:
+    if by_memory is None:
+        return measured
+    return {
+        **by_memory,
+        **measured,
+        "keys": [*by_memory["keys"], *measured["keys"]],
+        "chosen": {**by_memory["chosen"], **measured["chosen"]},
+        "reason": f"{by_memory['reason']}; {measured['reason']}",
+    }
 
 
 def tune(settings: Settings) -> Tuned:
     """Of the keys that are `auto`, or of all. Raises OrchestratorError."""
     display = for_stream()
     try:
+        settings, _ = _staged(settings, display)
         return _tuned(settings, settings.tuning.auto or KEYS, display, best=_BEST)
     finally:
         display.close()

@@ -115,7 +115,9 @@ AUTO: dict[KeyPath, str] = {
     ("topology", "name"): "topology",
     ("cluster", "workers"): "cluster.workers",
     ("data", "loaders"): "data.loaders",
+    ("cluster", "stages"): "cluster.stages",
 }
+BY_MEMORY = "cluster.stages"  # the one of them that is not chosen by a measurement
 TUNABLE = Must(f"among {', '.join(AUTO.values())}", lambda names: set(names) <= set(AUTO.values()))
 NO_NAME = Must("a mapping without the key 'name'", lambda options: "name" not in options)
 
@@ -515,7 +517,7 @@ class TuningSettings:
     auto: tuple[str, ...] = field(
         default=(),
         metadata=execution(
-            "What a measurement at launch chooses: topology, cluster.workers, data.loaders; `topology: auto` puts it here.",
+            "What a launch chooses: topology, cluster.workers, data.loaders, cluster.stages; `topology: auto` puts it here.",
             TUNABLE,
         ),
     )
@@ -696,10 +698,11 @@ def _workers_have_shards(workers: Workers, shards: int, number_of_stages: int) -
 def _unfit_for_tuning(
     auto: tuple[str, ...], reduction: str, sync: str, number_of_stages: int, compression: str, multiplier: float
 ) -> str | None:
-    if not auto:
+    measured = [key for key in auto if key != BY_MEMORY]
+    if not measured:
         return None
-    keys = " and ".join(auto)
-    if reduction == "fast" and set(auto) != {"data.loaders"}:
+    keys = " and ".join(measured)
+    if reduction == "fast" and set(measured) != {"data.loaders"}:
         return (
             f"{keys}: with reduction=fast the layout determines the result, and a measurement may not; give it, or set "
             "reduction=exact"
