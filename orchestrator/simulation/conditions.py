@@ -12,6 +12,7 @@ from orchestrator.errors import UsageError
 
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _RATES = {"Mbit": 1e6 / 8, "Gbit": 1e9 / 8, "MB": 1e6, "GB": 1e9}
+_MOST_CORES = 100_000
 _SIZES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 
 
@@ -92,6 +93,12 @@ def _share(text: str) -> float:
     return value
 
 
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > _MOST_CORES:
+        raise ValueError(f"a number from 0 to {_MOST_CORES:,}")
+    return int(text)
+
+
 def _factor(text: str) -> float:
     value = float(text)
     if value < 1:
@@ -121,7 +128,7 @@ KEYS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "jitter": ("jitter", _share, "relative standard deviation of a micro-batch's time"),
     "stalls": ("stalls", _share, "probability that a worker stalls in a step"),
     "stall": ("stall_s", time_of, "for how long"),
-    "cores": ("cores", int, "that all workers share; 0: each has its own"),
+    "cores": ("cores", _count, "that all workers share; 0: each has its own"),
     "background": (
         "background_s",
         time_of,
@@ -154,7 +161,9 @@ def conditions(given: Mapping[str, str], seed: int = 0) -> Conditions:
         try:
             values[field] = read(text)
         except ValueError as error:
-            expected = str(error) if read in (time_of, rate_of, _share, _factor) else "a number"
+            expected = (
+                str(error) if read in (time_of, rate_of, _share, _count, _factor) else "a rate such as 1GB (a second)"
+            )
             problems.append(f"{key}={text}: expected {expected}")
         except ZeroDivisionError:
             problems.append(f"{key}={text}: must be greater than 0")

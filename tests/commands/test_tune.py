@@ -7,7 +7,6 @@ import os
 
 import pytest
 
-import orchestrator
 from orchestrator.commands import stage_tuning
 from orchestrator.errors import ConfigurationError
 from orchestrator.records.lines import read
@@ -85,26 +84,35 @@ def test_stages_are_chosen_by_memory(digits: Project, monkeypatch: pytest.Monkey
             stage_tuning.staged(load(["digits"], ["cluster.stages=auto", override]))
 
 
+# A launch that finds a byte less for each worker than the whole model needs.
+SHORT_OF_MEMORY = """
+from orchestrator.numerics.determinism import prepare_environment
+prepare_environment()
+from orchestrator.commands import stage_tuning
+from orchestrator.settings import load
+stage_tuning.available_bytes = lambda: 1 << 40
+_, choice = stage_tuning.staged(load(["digits"], ["cluster.stages=auto"]))
+stage_tuning.available_bytes = lambda: 4 * (stage_tuning._own_bytes() + choice.needs[0].bytes - 1)
+run = orchestrator.launch("digits", "cluster.stages=auto", "run.steps=20")
+print(run.run_id, run.digest)
+"""
+
+
 @pytest.mark.long
 @pytest.mark.ray
-def test_a_launch_in_as_many_stages_as_memory_asks_for_has_the_same_bits(
-    digits: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(digits.path)
-    monkeypatch.syspath_prepend(str(digits.path))
-    settings = load(["digits"], ["cluster.stages=auto"])
-    _leaving(monkeypatch, 10**8, 4)
-    _, whole_model = stage_tuning.staged(settings)
-    assert whole_model is not None
-    _leaving(monkeypatch, whole_model.needs[0].bytes - 1, 4)
-    run = orchestrator.launch("digits", "cluster.stages=auto", "run.steps=20")
-    told = json.loads((run.folder / "tuning.json").read_text())
+def test_a_launch_in_as_many_stages_as_memory_asks_for_has_the_same_bits(digits: Project) -> None:
+    (digits.path / "short.py").write_text(SHORT_OF_MEMORY)
+    done = digits.shell("python short.py")
+    assert done.code == 0, done.err
+    assert "chosen by the memory that is there: cluster.stages=2: a worker needs about" in done.err
+    run_id, digest = done.out.split()
+    told = json.loads((digits.folder(run_id) / "tuning.json").read_text())
     assert (told["keys"], told["chosen"]) == (["cluster.stages"], {"cluster.stages": 2})
-    assert from_yaml((run.folder / "settings.yaml").read_text()).cluster.stages == 2
-    assert "tuning.json" in json.loads((run.folder / "settings_from.json").read_text())["cluster.stages"]
+    assert from_yaml((digits.folder(run_id) / "settings.yaml").read_text()).cluster.stages == 2
+    assert "tuning.json" in json.loads((digits.folder(run_id) / "settings_from.json").read_text())["cluster.stages"]
     whole = digits.shell(f"{STAGES} run.steps=20 output=json")
     assert "chosen by the memory that is there: cluster.stages=1" in whole.err
-    assert whole.report["digest"] == run.digest
+    assert whole.report["digest"] == digest
     assert digits.leftovers() == []
 
 
