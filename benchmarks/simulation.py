@@ -5,7 +5,9 @@
 The figures of the model come from runs of one, two and four workers in a ring (`simulation.calibration`); all other layouts, of
 1 to 8 workers, are predictions. Pieces of the run are measured on one Ray, each layout once in every round, so that what else
 the machine does meets all alike, and again where other programs took more of the cores than `--quiet`; of a layout the piece
-with the shortest steps counts. `benchmarks/goodput.py` is about losses of workers.
+with the shortest steps counts. Processor time is that of a worker's thread, as a multiple of the predicted one: what the same
+work costs differs by a quarter from minute to minute on a virtual machine, and the last error is without that.
+`benchmarks/goodput.py` is about losses of workers.
 """
 
 from __future__ import annotations
@@ -24,7 +26,16 @@ prepare_environment()
 
 from orchestrator.cluster.sessions import environment  # noqa: E402
 from orchestrator.settings import Settings, load  # noqa: E402
-from orchestrator.simulation.calibration import Layout, Measured, Model, calibrate, predicted, together  # noqa: E402
+from orchestrator.simulation.calibration import (  # noqa: E402
+    Layout,
+    Measured,
+    Model,
+    at_cost,
+    calibrate,
+    dearer,
+    predicted,
+    together,
+)
 
 FITTED = [Layout("ring", 1), Layout("ring", 2), Layout("ring", 4)]
 PREDICTED = [
@@ -87,13 +98,16 @@ def main() -> None:
             f"{1e6 * network.latency_s:.0f} us, beside {1e3 * conditions.background_s:.3f} ms, others {conditions.others:.1%} "
             f"of a core; {cores} cores"
         )
-        print("| layout | measured ms | predicted ms | error | other programs | |\n|---|---:|---:|---:|---:|---|")
+        print("| layout | measured ms | predicted ms | error | processor time | error at that | other programs | |")
+        print("|---|---:|---:|---:|---:|---:|---:|---|")
         for each in measured:
             told = predicted(model, each.layout, conditions)
+            cost = dearer(model, each, conditions)
+            there = predicted(model, each.layout, at_cost(conditions, cost))
             kind = "fitted" if each.layout in FITTED else ""
             print(
                 f"| {each.layout} | {1e3 * each.wall_s:.2f} | {1e3 * told:.2f} | {told / each.wall_s - 1:+.1%} | "
-                f"{each.disturbed:.0%} | {kind} |"
+                f"{cost:.2f} times | {there / each.wall_s - 1:+.1%} | {each.disturbed:.0%} | {kind} |"
             )
 
 

@@ -27,7 +27,7 @@ from typing import Any
 from orchestrator.control.shard_assignment import assign_shards
 from orchestrator.records import times
 from orchestrator.simulation.conditions import Conditions, Network
-from orchestrator.simulation.cores import messages_of, play_step
+from orchestrator.simulation.cores import Played, messages_of, play_step
 from orchestrator.topologies import build_schedule
 
 _OF_THE_EXCHANGE = ("exchange", "wait")
@@ -183,11 +183,35 @@ def _messages_and_seconds(model: Model, point: Measured, alone_s: float, network
 
 def predicted(model: Model, layout: Layout, conditions: Conditions) -> float:
     """Seconds of a step."""
+    return _played(model, layout, conditions).seconds
+
+
+def dearer(model: Model, point: Measured, conditions: Conditions) -> float:
+    """How many times as much processor time as predicted a worker's computing thread took for a step."""
+    played = _played(model, point.layout, conditions)
+    return sum(point.busy_s.values()) / (played.workers_s / point.layout.workers)
+
+
+def at_cost(conditions: Conditions, factor: float) -> Conditions:
+    """The same on a machine of another speed: all that a member does takes `factor` times as much processor time."""
+    network = conditions.network
+    return replace(
+        conditions,
+        network=replace(network, message_s=factor * network.message_s, byte_s=factor * network.byte_s),
+        compute_s=factor * conditions.compute_s,
+        update_s=factor * conditions.update_s,
+        vote_s=factor * conditions.vote_s,
+        switch_s=factor * conditions.switch_s,
+        background_s=factor * conditions.background_s,
+    )
+
+
+def _played(model: Model, layout: Layout, conditions: Conditions) -> Played:
     schedule = build_schedule(layout.topology, layout.workers, **model.options.get(layout.topology, {}))
     hosted = [len(each) for each in assign_shards(model.shards, layout.workers)]
     each = conditions.compute_s * conditions.slowed(layout.workers)
     computing = [each * shards for shards in hosted]
-    return play_step(schedule, computing, model.sizes, conditions, shards=max(hosted)).seconds
+    return play_step(schedule, computing, model.sizes, conditions, shards=max(hosted))
 
 
 def _latency(model: Model, point: Measured, conditions: Conditions) -> float:

@@ -88,6 +88,7 @@ def test_stages_are_chosen_by_memory(digits: Project, monkeypatch: pytest.Monkey
 SHORT_OF_MEMORY = """
 from orchestrator.numerics.determinism import prepare_environment
 prepare_environment()
+import orchestrator
 from orchestrator.commands import stage_tuning
 from orchestrator.settings import load
 stage_tuning.available_bytes = lambda: 1 << 40

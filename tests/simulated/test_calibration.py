@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.simulation.calibration import Layout, Measured, Model, calibrate, measured, predicted, together
+from orchestrator.simulation.calibration import (
+    Layout,
+    Measured,
+    Model,
+    at_cost,
+    calibrate,
+    dearer,
+    measured,
+    predicted,
+    together,
+)
 from orchestrator.simulation.candidates import Candidate, candidates, choose, numbers_of_workers, table
 from orchestrator.simulation.conditions import Conditions, Network
 from orchestrator.simulation.cores import messages_of
@@ -22,8 +32,10 @@ NAMES = list(TOPOLOGIES)
 def as_measured(layout: Layout, conditions: Conditions, fixed_s: float = 0.0) -> Measured:
     """What members would report under these conditions, of whose update so much is done while computing."""
     schedule = build_schedule(layout.topology, layout.workers)
-    several, crowded = layout.workers > 1, 0 < conditions.cores < layout.workers
-    exchange = messages_of(schedule) * conditions.network.message_s / layout.workers + conditions.vote_s * several
+    crowded = 0 < conditions.cores < layout.workers
+    exchange = messages_of(schedule) * conditions.network.message_s / layout.workers + conditions.vote_s * (
+        schedule.members > 1
+    )
     slowed = conditions.slowed(layout.workers)
     compute = conditions.compute_s * MODEL.shards / layout.workers
     busy = {
@@ -86,6 +98,17 @@ def test_a_third_run_on_more_workers_than_cores_tells_what_that_costs_and_votes_
     found = calibrate(MODEL, points, 2, 0.0)
     assert (found.vote_s, found.network.message_s) == pytest.approx((vote, 1e-4), abs=1e-9)
     assert (found.switch_s, found.contention) == pytest.approx((switch, contention), abs=1e-9)
+
+
+@given(factor=st.floats(0.5, 2), topology=st.sampled_from(NAMES), workers=st.integers(1, 6))
+def test_a_machine_of_another_speed_is_known_by_the_processor_time_of_the_same_work(
+    factor: float, topology: str, workers: int
+) -> None:
+    conditions = Conditions(network=Network(0.0, 1e12, 1e-4), compute_s=1e-3, switch_s=1e-4, vote_s=1e-4, cores=2)
+    point = as_measured(Layout(topology, workers), at_cost(conditions, factor))
+    assert dearer(MODEL, point, conditions) == pytest.approx(factor)
+    there = predicted(MODEL, point.layout, at_cost(conditions, factor))
+    assert there == pytest.approx(factor * predicted(MODEL, point.layout, conditions))
 
 
 def test_what_is_done_once_in_a_step_is_told_from_its_micro_batches() -> None:
