@@ -104,7 +104,7 @@ def test_a_third_run_on_more_workers_than_cores_tells_what_that_costs_and_votes_
 def test_a_machine_of_another_speed_is_known_by_the_processor_time_of_the_same_work(
     factor: float, topology: str, workers: int
 ) -> None:
-    conditions = Conditions(network=Network(0.0, 1e12, 1e-4), compute_s=1e-3, switch_s=1e-4, vote_s=1e-4, cores=2)
+    conditions = Conditions(network=Network(0.0, 1e30, 1e-4), compute_s=1e-3, switch_s=1e-4, vote_s=1e-4, cores=2)
     point = as_measured(Layout(topology, workers), at_cost(conditions, factor))
     assert dearer(MODEL, point, conditions) == pytest.approx(factor)
     there = predicted(MODEL, point.layout, at_cost(conditions, factor))

@@ -9,7 +9,7 @@ What it does not know: activations and batches (`exchange.footprint`).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import redirect_stdout
 from dataclasses import replace
 from os import devnull
@@ -27,7 +27,7 @@ from orchestrator.updates import optimizers
 _WHILE_PREPARING = 8  # bytes of each parameter of the whole model, with gradients of a part of it
 
 
-def needs(plan_of: Callable[[int], Plan], most: int) -> Iterator[tuple[int, int]]:
+def needs(plan_of: Callable[[int], Plan], most: int) -> Generator[tuple[int, int]]:
     """(stages, bytes of the worker that needs most), from one stage on. plan_of: of the run in so many stages, which may refuse
     them by an error. Raises PipelineRaised where the model cannot be cut into so many."""
     with left_as_it_was(), warnings.catch_warnings(), open(devnull, "w") as nowhere, redirect_stdout(nowhere):
