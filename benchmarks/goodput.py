@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import signal
 import statistics
@@ -116,10 +117,15 @@ def _understood(count: int, heard: Sequence[tuple[float, Mapping[str, Any]]]) ->
         steps[-1][0] - steps[0][0],
         each[True],
         each[False],
-        statistics.median(detected),
-        max(0.0, statistics.median(seconds - each[there] for seconds, there in regrouped)),
-        statistics.median(started),
+        _median(detected),
+        max(0.0, _median([seconds - each[there] for seconds, there in regrouped])),
+        _median(started),
     )
+
+
+def _median(values: Sequence[float]) -> float:
+    """Not a number where nothing was seen."""
+    return statistics.median(values) if values else math.nan
 
 
 def _lived(known: Disturbed, count: int, kills: Sequence[int]) -> float:
@@ -139,6 +145,8 @@ def compare(conf: str, count: int) -> None:
     """A run in which three workers are killed, beside the life that the controller makes of the same losses, by what a run in
     which one is killed reports: steps, detection, regrouping, start."""
     known = disturbed(conf, count // 2, [count // 8])
+    if math.isnan(known.start_s):
+        sys.exit("the run with one kill ended before another worker had started: give more --steps")
     kills = [round(share * count) for share in KILLS]
     found, seconds = disturbed(conf, count, kills), _lived(known, count, kills)
     goodput = count * known.step_s / seconds
