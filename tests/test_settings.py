@@ -501,7 +501,9 @@ WRONG = {
     "expected a number of steps such as 20 or of seconds such as 30s, got '5m'",
     "trace.digest_every=-1": "trace.digest_every: must be at least 0, got -1",
     "strict=maybe": "strict: expected true or false, got 'maybe'",
-    "tuning.auto=[run.seed]": "tuning.auto: must be among topology, cluster.workers, data.loaders, got ('run.seed',)",
+    "tuning.auto=[run.seed]": (
+        "tuning.auto: must be among topology, cluster.workers, data.loaders, cluster.stages, got ('run.seed',)"
+    ),
     "tuning.seconds=0": "tuning.seconds: must be greater than 0, got 0.0",
     "output=xml": "output: expected one of text, json, got 'xml'",
     "run.epochs=3": "run.steps and run.epochs: only one can be set",
@@ -804,6 +806,16 @@ def test_auto_is_left_to_a_measurement_until_a_later_source_gives_a_value() -> N
     assert load([], [*SMALLEST, "data.loaders=auto"]).tuning.auto == ("data.loaders",)
     with pytest.raises(ConfigurationError, match="auto is decided by a measurement when a run is launched"):
         resolve(settings)
+
+
+def test_stages_are_left_to_the_memory_that_is_there_whatever_no_measurement_may_choose() -> None:
+    settings = load([], [*SMALLEST, "cluster.stages=auto", "sync=ssp", "reduction=exact"])
+    assert (settings.tuning.auto, settings.cluster.stages) == (("cluster.stages",), 1)
+    assert load([], [*SMALLEST, "cluster.stages=auto", "cluster.stages=1"]).tuning.auto == ()
+    with pytest.raises(ConfigurationError, match="auto is decided by the memory that is there when a run is launched"):
+        resolve(settings)
+    with pytest.raises(ConfigurationError, match="topology: what is chosen by measuring is the layout of lockstep"):
+        load([], [*SMALLEST, "cluster.stages=auto", "topology=auto", "sync=ssp"])
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from orchestrator.engine.compute import construction
 from orchestrator.errors import UsageError
 from orchestrator.plan.resolve import resolve
 from orchestrator.settings import Settings, load
+from orchestrator.settings.sections import BY_MEMORY
 from orchestrator.simulation import report
 from orchestrator.simulation.conditions import Conditions, size_of
 from orchestrator.simulation.report import Question, Row
@@ -57,8 +58,9 @@ def simulate(
 ) -> Simulated:
     """workers, parameters: as typed; None for those of the configuration. Raises UsageError."""
     started = time.monotonic()
-    cluster = load(conf, overrides).cluster
-    if cluster.stages > 1:
+    asked = load(conf, overrides)
+    cluster = asked.cluster
+    if cluster.stages > 1 or BY_MEMORY in asked.tuning.auto:
         raise UsageError("cluster.stages: the time of a model in stages is not simulated", "leave it out")
     settings = load(conf, [*overrides, "cluster.workers=1"])
     number = cluster.workers.most if workers is None else _workers(workers)
@@ -86,7 +88,8 @@ def simulate(
         notes.append("of schedules with too many moves one member's were played, as if all did alike")
     if not all(row.driven for row in rows):
         notes.append(
-            "*: with so many workers a loss is taken to cost its detection and half a step, without the controller"
+            "*: with so many workers a loss is taken to cost its detection, its regrouping and half a step, without the "
+            "controller"
         )
     return Simulated(question, rows, notes, time.monotonic() - started)
 

@@ -21,6 +21,7 @@ from orchestrator.settings import load
 from orchestrator.submission import entry, kubernetes, slurm
 from orchestrator.submission.entry import Submission
 
+_SCHEMES = ("http", "https", "ray")
 _FOLDER = "submissions"
 
 
@@ -62,12 +63,18 @@ def submit(wanted: Submission, to: str, options: dict[str, str | None]) -> Submi
         if not nodes.isascii() or not nodes.isdigit() or int(nodes) < 1:
             raise UsageError(f"nodes={nodes}: expected a number of at least 1")
         return Submitted(wanted.id, to, slurm.script(wanted, int(nodes), str(Path(sys.executable).parent)))
-    if "://" not in to:
-        raise UsageError(f"to={to}: it is http://HOST:8265 of a Ray, kubernetes or slurm")
-    url = to if to.startswith("http") else f"http://{to.partition('://')[2]}"
+    url = _dashboard(to, "http://HOST:8265 of a Ray, kubernetes or slurm")
     new = Jobs(url).submit(wanted.id, wanted.joining())
     _remember(Submitted(wanted.id, url, None, new))
     return Submitted(wanted.id, url, None, new)
+
+
+def _dashboard(to: str, expected: str) -> str:
+    """The address of a Ray's dashboard; ray://HOST:PORT is taken for http://HOST:PORT. Raises UsageError."""
+    scheme, found, rest = to.partition("://")
+    if not found or scheme not in _SCHEMES or not rest:
+        raise UsageError(f"to={to}: it is {expected}")
+    return f"http://{rest}" if scheme == "ray" else to
 
 
 def ray_version() -> str:
@@ -79,7 +86,7 @@ def ray_version() -> str:
 def where(name: str, to: str | None) -> Jobs:
     """The Ray that a job was submitted to. Raises UsageError."""
     if to is not None:
-        return Jobs(to)
+        return Jobs(_dashboard(to, "http://HOST:8265 of a Ray"))
     file = project_folder(Path.cwd()) / _FOLDER / f"{name}.json"
     try:
         kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

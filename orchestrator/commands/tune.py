@@ -12,53 +12,29 @@ resume take what was chosen from the record.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
-from orchestrator.cluster.placement.reservation import living_nodes
-from orchestrator.cluster.sessions import RaySession
-from orchestrator.cluster.sessions.joined import JoinedRay
-from orchestrator.cluster.sessions.local import LocalRay
-from orchestrator.commands.launch import launch
+from orchestrator.commands.probing import added_s, probing, with_values
+from orchestrator.commands.stage_tuning import as_dict, staged
 from orchestrator.driver.record import preflight
-from orchestrator.driver.run.job import Beside
-from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
-from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.engine.compute import construction
-from orchestrator.errors import Interrupted, RunFailed, UsageError
+from orchestrator.errors import UsageError
 from orchestrator.plan.resolve import resolve
-from orchestrator.records import lines
-from orchestrator.settings import (
-    CheckpointSettings,
-    EvaluationSettings,
-    Settings,
-    TopologySettings,
-    TrackingSettings,
-    TuningSettings,
-    Workers,
-)
-from orchestrator.settings.sections import AUTO
+from orchestrator.settings import Settings
+from orchestrator.settings.sections import AUTO, BY_MEMORY
 from orchestrator.simulation import calibration
 from orchestrator.simulation.calibration import Layout, Measured, Model
-from orchestrator.simulation.candidates import ALONE, Candidate, candidates, choose, in_words, numbers_of_workers, table
+from orchestrator.simulation.candidates import ALONE, Candidate, candidates, choose, numbers_of_workers, table
 from orchestrator.simulation.conditions import Conditions
 from orchestrator.topologies import TOPOLOGIES
 
-KEYS: Final = tuple(AUTO.values())
+KEYS: Final = tuple(key for key in AUTO.values() if key != BY_MEMORY)
 _BEST: Final = 3
-_LEAST_STEPS: Final = 6  # of a piece, however long they take: the first computes twice and counts nothing
-_STOPPED: Final = "tuned"  # the signal by which a piece ends
-_ADDED: Final = 1 << 19  # elements, larger than the caches of one core
 
 
 @dataclass(frozen=True)
@@ -100,26 +76,53 @@ class Tuned:
 def decided(settings: Settings, origins: Mapping[str, str]) -> tuple[Settings, dict[str, str], dict[str, Any] | None]:
     """The settings with a value for every key that is `auto`, where each value is from, and what the record keeps of it; as
     they are where none is. Raises OrchestratorError."""
-    keys = settings.tuning.auto
-    if not keys:
+    if not settings.tuning.auto:
         return settings, dict(origins), None
+    where = {key: value for key, value in origins.items() if key != "tuning.auto"}
     display = for_stream()
     try:
+        settings, told = _staged(settings, display)
+        if told is not None:
+            where[BY_MEMORY] = "the memory at launch (tuning.json)"
+        keys = settings.tuning.auto
+        if not keys:
+            return settings, where, told
         found = _tuned(settings, keys, display, best=0)
     finally:
         display.close()
     given = " ".join(f"{key}={value}" for key, value in found.chosen.items())
     display.say(f"chosen by a measurement of {found.took_s:.0f} s: {given}: {found.reason}")
-    where = {key: value for key, value in origins.items() if key != "tuning.auto"}
-    told = {"topology": "topology.name"}
-    where |= {told.get(key, key): "a measurement at launch (tuning.json)" for key in found.chosen}
-    return _with(settings, found.chosen), where, found.as_dict()
+    names = {"topology": "topology.name"}
+    where |= {names.get(key, key): "a measurement at launch (tuning.json)" for key in found.chosen}
+    return with_values(settings, found.chosen), where, _both(told, found.as_dict())
+
+
+def _staged(settings: Settings, display: ProgressDisplay) -> tuple[Settings, dict[str, Any] | None]:
+    """With a number of stages, said with its reason, and what the record keeps of that."""
+    settings, choice = staged(settings)
+    if choice is None:
+        return settings, None
+    display.say(f"chosen by the memory that is there: {BY_MEMORY}={choice.stages}: {choice.reason}")
+    return settings, as_dict(choice)
+
+
+def _both(by_memory: dict[str, Any] | None, measured: dict[str, Any]) -> dict[str, Any]:
+    if by_memory is None:
+        return measured
+    return {
+        **by_memory,
+        **measured,
+        "keys": [*by_memory["keys"], *measured["keys"]],
+        "chosen": {**by_memory["chosen"], **measured["chosen"]},
+        "reason": f"{by_memory['reason']}; {measured['reason']}",
+    }
 
 
 def tune(settings: Settings) -> Tuned:
     """Of the keys that are `auto`, or of all. Raises OrchestratorError."""
     display = for_stream()
     try:
+        settings, _ = _staged(settings, display)
         return _tuned(settings, settings.tuning.auto or KEYS, display, best=_BEST)
     finally:
         display.close()
@@ -203,130 +206,3 @@ def _shared(of_loaders: Conditions, without: Conditions, layout: Layout, model: 
     """What loaders fetch takes cores too."""
     fetched = (without.compute_s - of_loaders.compute_s) * model.shards / layout.workers
     return replace(of_loaders, background_s=of_loaders.background_s + max(0.0, fetched))
-
-
-def added_s() -> float:
-    """Processor seconds of adding a byte of a sum to another; the least of some."""
-    one, other = torch.ones(_ADDED, dtype=torch.float64), torch.ones(_ADDED, dtype=torch.float64)
-    found = []
-    for _ in range(7):
-        began = time.thread_time()
-        one.add_(other)
-        found.append(time.thread_time() - began)
-    return min(found) / (8 * _ADDED)
-
-
-def _with(settings: Settings, chosen: Mapping[str, Any]) -> Settings:
-    """The settings with these values, and nothing left to choose."""
-    changed = replace(settings, tuning=replace(settings.tuning, auto=()))
-    if "topology" in chosen and chosen["topology"] != settings.topology.name:
-        changed = replace(changed, topology=TopologySettings(name=chosen["topology"]))
-    if "cluster.workers" in chosen:
-        changed = replace(changed, cluster=replace(changed.cluster, workers=Workers.parse(chosen["cluster.workers"])))
-    if "data.loaders" in chosen:
-        changed = replace(changed, data=replace(changed.data, loaders=chosen["data.loaders"]))
-    return changed
-
-
-@contextlib.contextmanager
-def probing(settings: Settings, display: ProgressDisplay, most: int = 0) -> Iterator[Prober]:
-    """With a Ray for all pieces, joined or started here, and a folder for their records. most: workers of a piece, where that
-    is more than this machine has cores."""
-    cluster, timeout_s = settings.cluster, settings.cluster.start_timeout_s
-    cores = len(os.sched_getaffinity(0))
-    folder = Path(tempfile.mkdtemp(prefix="orchestrator-tune-"))
-    servers = max(1, resolve(settings).cluster.members.servers)
-    room = cluster.cpus_per_worker * (max(cores, most, cluster.workers.start) + servers)
-    ray: Any = LocalRay(room, timeout_s, lambda: None) if cluster.address is None else JoinedRay(cluster.address)
-    try:
-        with ray as session:
-            nodes = [] if cluster.address is None else living_nodes()
-            cpus = int(sum(node.resources.get("CPU", 0.0) for node in nodes)) if nodes else cores
-            yield Prober(settings, display, session, folder, max(1, cpus))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@dataclass(frozen=True)
-class Prober:
-    """Runs pieces of a run. cpus: that workers may have in all."""
-
-    settings: Settings
-    display: ProgressDisplay
-    ray: RaySession
-    folder: Path
-    cpus: int
-
-    def measure(self, layout: Layout) -> Measured:
-        """Raises Interrupted, RunFailed, and what the run raises."""
-        self.display.say(f"measuring {in_words(layout)}")
-        sharing = lambda _plan: contextlib.nullcontext(self.ray)  # noqa: E731
-        with signals.posted() as pending_signal:
-            watch = _Watch(self.settings.tuning.seconds, pending_signal)
-            beside = Beside(self.folder, _Quiet(), pending_signal)
-            run_id, outcome = launch(self._piece(layout), {}, sharing, None, beside, watch.heard)
-        if outcome.error is not None and watch.pending_signal.signal != _STOPPED:
-            raise outcome.error
-        if outcome.error is not None and not isinstance(outcome.error, Interrupted):
-            raise outcome.error
-        windows = list(lines.read(self.folder / run_id / "times.jsonl"))
-        found = calibration.measured(layout, windows, watch.driver_s)
-        if found is None:
-            raise RunFailed(
-                f"the run ends before a step of {in_words(layout)} could be measured",
-                "give topology, cluster.workers and data.loaders; a run so short gains nothing by choosing",
-            )
-        return found
-
-    def _piece(self, layout: Layout) -> Settings:
-        """The run with this layout, without what takes time beside its steps."""
-        chosen = {"topology": layout.topology, "cluster.workers": layout.workers, "data.loaders": layout.loaders}
-        settings = _with(self.settings, chosen)
-        return replace(
-            settings,
-            cluster=replace(settings.cluster, spares=0),
-            tracking=TrackingSettings(),
-            tuning=TuningSettings(),
-            checkpoint=CheckpointSettings(every=None),
-            evaluation=self.settings.evaluation if self.settings.watches_a_metric else EvaluationSettings(every=None),
-        )
-
-
-class _Watch:
-    """Ends a piece once it has run so long. driver_s: processor seconds of this process for a step."""
-
-    def __init__(self, seconds: float, pending_signal: PendingSignal) -> None:
-        self.pending_signal = pending_signal
-        self._seconds = seconds
-        self._first: tuple[int, float, float] | None = None
-        self.driver_s = 0.0
-
-    def heard(self, event: Mapping[str, Any]) -> None:
-        if event["event"] != "step":
-            return
-        step, now, busy = event["step"], time.monotonic(), time.process_time()
-        if self._first is None:
-            self._first = step, now, busy
-            return
-        first, began, before = self._first
-        if now > began and step > first:
-            self.driver_s = (busy - before) / (step - first)
-        over = now - began >= self._seconds and step + 1 >= _LEAST_STEPS
-        if over and self.pending_signal.signal is None:
-            self.pending_signal.signal = _STOPPED
-
-
-class _Quiet:
-    """The display of a piece; implements ProgressDisplay."""
-
-    def start(self, steps: int) -> None:
-        pass
-
-    def step(self, done: int, loss: float | None, epsilon: float | None = None) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

@@ -34,6 +34,7 @@ from orchestrator.settings import (
     Settings,
     SubsetSettings,
 )
+from orchestrator.settings.sections import BY_MEMORY
 from orchestrator.topologies import TOPOLOGIES
 from orchestrator.updates.schedules import SCHEDULES
 from orchestrator.values import Span
@@ -44,9 +45,14 @@ INITIAL_FOLDER = ".orchestrator/initial"  # where a launch puts the weights that
 def resolve(settings: Settings) -> Plan:
     """Raises ConfigurationError where something is still to be measured."""
     if settings.tuning.auto:
-        keys = ", ".join(settings.tuning.auto)
+        keys = [key for key in settings.tuning.auto if key != BY_MEMORY]
+        if not keys:
+            raise ConfigurationError(
+                [f"{BY_MEMORY}: auto is decided by the memory that is there when a run is launched"],
+                "give a number here",
+            )
         raise ConfigurationError(
-            [f"{keys}: auto is decided by a measurement when a run is launched"],
+            [f"{', '.join(keys)}: auto is decided by a measurement when a run is launched"],
             "give a value here; `python -m orchestrator tune conf=...` measures, and says which",
         )
     run, data = settings.run, settings.data

@@ -71,7 +71,7 @@ def load_sweep(
 ) -> Sweep:
     """The sweep of a file, a name in `folder` or a path, and of `key=value` overrides, which come last. kind: what is wanted;
     None for what the file describes. Raises ConfigurationError with every problem."""
-    file, typed = sources.from_name(entry, folder, "sweep"), sources.from_command_line(overrides)
+    file, typed = sources.from_name(entry, folder, kind or "sweep"), sources.from_command_line(overrides)
     if not file.readable:
         raise ConfigurationError(file.problems)
     own: dict[tuple[str, ...], Given] = {}

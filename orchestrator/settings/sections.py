@@ -67,7 +67,9 @@ AUTO: dict[KeyPath, str] = {
     ("topology", "name"): "topology",
     ("cluster", "workers"): "cluster.workers",
     ("data", "loaders"): "data.loaders",
+    ("cluster", "stages"): "cluster.stages",
 }
+BY_MEMORY = "cluster.stages"  # the one of them that is not chosen by a measurement
 TUNABLE = Must(f"among {', '.join(AUTO.values())}", lambda names: set(names) <= set(AUTO.values()))
 NO_NAME = Must("a mapping without the key 'name'", lambda options: "name" not in options)
 
@@ -467,7 +469,7 @@ class TuningSettings:
     auto: tuple[str, ...] = field(
         default=(),
         metadata=execution(
-            "What a measurement at launch chooses: topology, cluster.workers, data.loaders; `topology: auto` puts it here.",
+            "What a launch chooses: topology, cluster.workers, data.loaders, cluster.stages; `topology: auto` puts it here.",
             TUNABLE,
         ),
     )

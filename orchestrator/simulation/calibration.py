@@ -1,29 +1,33 @@
 """The conditions of a true cluster, from what members report of their time in a few short runs. Pure.
 
-    compute_s      processor time of computing, over the shards               runs of one worker
-    contention     how much more that is where workers share caches           runs of several workers
-    update_s       of the rest of a step, the vote with oneself included      runs of one worker
-    message_s      of exchange and waiting beyond that, over the messages     runs of several workers
-    background_s   of the processes beside their computing thread, and the driver's, over the workers
+    compute_s      of a run of one worker: processor time of a micro-batch
+    update_s       of the same: that of the rest of a step, what computing takes beside its micro-batches included
+    contention     of runs on no more workers than cores: how much more both are there, where workers share caches
+    switch_s       of runs on more workers than cores: what is beyond that, for a worker's caches are used by others then
+    message_s      of exchange and waiting beyond those of one worker: what grows with the number of messages
+    vote_s         of the same: what does not, where runs of several numbers of workers tell the two apart
+    background_s   of the processes beside their computing thread
+    others         share of a core that the driver and Ray's own processes take
     byte_s         is measured apart: adding one vector to another
     latency_s      what is left between the predicted and the measured time of a step of two workers, if the machine were quiet
 
-All but the last are processor time, which whatever else the machine does disturbs little. A step's time is the median of a
-run's windows, and the least of several runs, for a busy machine only slows down. All this comes from two runs, of one worker
-and of two, so everything else is a prediction.
+All but the last are processor time, which whatever else the machine does disturbs less than times on the wall, and all of
+a run are from the same windows. Of several runs of a layout the one with the shortest steps counts, for a busy machine only
+slows down. Two runs, of one worker and of two, are enough for layouts of no more workers than cores; what more workers than
+cores cost takes a third, such as one of four workers on two cores.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from orchestrator.control.shard_assignment import assign_shards
 from orchestrator.records import times
 from orchestrator.simulation.conditions import Conditions, Network
-from orchestrator.simulation.cores import messages_of, play_step
+from orchestrator.simulation.cores import Played, messages_of, play_step
 from orchestrator.topologies import build_schedule
 
 _OF_THE_EXCHANGE = ("exchange", "wait")
@@ -46,7 +50,9 @@ class Layout:
 @dataclass(frozen=True)
 class Measured:
     """One layout, as it ran. Per step: wall_s: its time; busy_s: processor seconds of a worker's computing thread, by kind;
-    process_s: of a worker's process; driver_s: of the driver. steps: that were looked at."""
+    process_s: of a worker's process; driver_s: of the driver and of Ray's own processes. steps: that were looked at; fixed:
+    share of computing that is no micro-batch's, 0 where that is not known; disturbed: share of the cores that other programs
+    took meanwhile."""
 
     layout: Layout
     wall_s: float
@@ -54,6 +60,8 @@ class Measured:
     process_s: float
     driver_s: float
     steps: int
+    fixed: float = 0.0
+    disturbed: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -65,9 +73,14 @@ class Model:
     options: Mapping[str, Mapping[str, Any]]
 
 
-def measured(layout: Layout, windows: Sequence[Mapping[str, Any]], driver_s: float = 0.0) -> Measured | None:
-    """windows: of a run, as `times.jsonl` has them. The first step computes twice, so its windows do not count. None where
-    nothing else is left."""
+def measured(
+    layout: Layout,
+    windows: Sequence[Mapping[str, Any]],
+    driver_s: float = 0.0,
+    spans: Iterable[Mapping[str, Any]] = (),
+) -> Measured | None:
+    """windows, spans: of a run, as `times.jsonl` and `timeline.jsonl` have them. The first step computes twice, so its windows
+    do not count. None where nothing else is left."""
     told = [each for each in windows if each["first"] > 0 and each["steps"] and each["member"].startswith("worker ")]
     if not told:
         return None
@@ -77,19 +90,29 @@ def measured(layout: Layout, windows: Sequence[Mapping[str, Any]], driver_s: flo
         kind: statistics.median(each["busy"].get(kind, 0.0) / each["steps"] for each in quiet) for kind in times.KINDS
     }
     process = statistics.median(each["process"] / each["steps"] for each in quiet)
-    return Measured(layout, statistics.median(walls), busy, process, driver_s, sum(each["steps"] for each in quiet))
+    steps = sum(each["steps"] for each in quiet)
+    return Measured(layout, statistics.median(walls), busy, process, driver_s, steps, _fixed(spans))
+
+
+def _fixed(spans: Iterable[Mapping[str, Any]]) -> float:
+    """Share of computing that is no micro-batch's: what is done before the first one of a step and after the last one counts
+    for these two, so the others tell how long one takes. 0 where a worker has fewer than three."""
+    computed: dict[tuple[str, int], list[float]] = {}
+    for line in spans:
+        for kind, step, shard, _, seconds in line["spans"]:
+            if kind == "compute" and shard is not None and step:
+                computed.setdefault((line["member"], step), []).append(seconds)
+    shares = [
+        1 - len(each) * statistics.median(each[1:-1]) / sum(each)
+        for each in computed.values()
+        if len(each) > 2 and sum(each) > 0
+    ]
+    return max(0.0, statistics.median(shares)) if shares else 0.0
 
 
 def together(found: Sequence[Measured]) -> Measured:
-    """Of several runs of one layout: the shortest step, and the medians of what it costs."""
-    return Measured(
-        found[0].layout,
-        min(each.wall_s for each in found),
-        {kind: statistics.median(each.busy_s[kind] for each in found) for kind in found[0].busy_s},
-        statistics.median(each.process_s for each in found),
-        statistics.median(each.driver_s for each in found),
-        sum(each.steps for each in found),
-    )
+    """Of several runs of one layout: the one with the shortest steps, which was disturbed least."""
+    return min(found, key=lambda each: each.wall_s)
 
 
 def calibrate(model: Model, points: Sequence[Measured], cores: int, byte_s: float) -> Conditions:
@@ -97,22 +120,34 @@ def calibrate(model: Model, points: Sequence[Measured], cores: int, byte_s: floa
     cores: that workers share, 0 where each has its own; byte_s: processor time of adding a byte."""
     alone = [each for each in points if each.layout.workers == 1]
     several = [each for each in points if each.layout.workers > 1]
-    compute = statistics.median(map(_computed, alone)) / model.shards
-    exchange = statistics.median(_exchanged(each) for each in alone)
+    fixed = statistics.median(each.fixed * each.busy_s["compute"] for each in alone)
+    compute = statistics.median((1 - each.fixed) * each.busy_s["compute"] for each in alone) / model.shards
+    exchange = statistics.median(map(_exchanged, alone))
+    rest = fixed + statistics.median(map(_rest, alone))
     network = Network(latency_s=0.0, bandwidth=1e12, byte_s=byte_s)
+    vote = 0.0
     if several:
-        found = [_message_s(model, each, exchange, network) for each in several]
-        network = replace(network, message_s=statistics.median(found))
-    background = statistics.median(
-        max(0.0, each.process_s - sum(each.busy_s.values())) + each.driver_s / each.layout.workers for each in points
-    )
+        vote, message = _vote_and_message(model, several, exchange, network)
+        network = replace(network, message_s=message)
+
+    def slower(point: Measured) -> float:
+        return _worked(point) / (rest + compute * model.shards / point.layout.workers)
+
+    roomy = [each for each in several if not cores or each.layout.workers <= cores]
+    contention = max(1.0, statistics.median(map(slower, roomy))) if roomy else 1.0
+    crowded = [
+        _worked(each) - contention * _worked(each) / slower(each) for each in several if 0 < cores < each.layout.workers
+    ]
     conditions = Conditions(
         network=network,
         compute_s=compute,
-        contention=max(1.0, statistics.median(map(_computed, several)) / model.shards / compute) if several else 1.0,
-        update_s=statistics.median(_rest(each) for each in alone) + exchange,
+        update_s=rest + exchange,
+        vote_s=vote,
+        contention=contention,
         cores=cores,
-        background_s=background,
+        background_s=statistics.median(max(0.0, each.process_s - sum(each.busy_s.values())) for each in points),
+        others=min(1.0, statistics.median(each.driver_s / each.wall_s for each in points)),
+        switch_s=max(0.0, statistics.median(crowded)) if crowded else 0.0,
     )
     if not several:
         return conditions
@@ -122,23 +157,61 @@ def calibrate(model: Model, points: Sequence[Measured], cores: int, byte_s: floa
     return replace(conditions, network=replace(network, latency_s=_latency(model, quiet, conditions)))
 
 
-def _message_s(model: Model, point: Measured, alone_s: float, network: Network) -> float:
-    """Processor time of a message beyond its bytes. alone_s: of a vote with oneself."""
+def _vote_and_message(
+    model: Model, points: Sequence[Measured], alone_s: float, network: Network
+) -> tuple[float, float]:
+    """Processor time of a vote and a sum beside their messages, and of a message beside its bytes: the straight line through
+    what workers exchange, by how many messages that is. From one number of messages alone, all is theirs. alone_s: of a vote
+    with oneself."""
+    known = [_messages_and_seconds(model, each, alone_s, network) for each in points]
+    numbers = [messages for messages, _ in known]
+    if len(set(numbers)) > 1:
+        slope, start = statistics.linear_regression(numbers, [seconds for _, seconds in known])
+        if slope >= 0 and start >= 0:
+            return start, slope
+    return 0.0, statistics.median(seconds / messages for messages, seconds in known)
+
+
+def _messages_and_seconds(model: Model, point: Measured, alone_s: float, network: Network) -> tuple[float, float]:
+    """Of a worker in a step: messages that it hands over and takes, and processor time of exchange beside their bytes."""
     layout = point.layout
     schedule = build_schedule(layout.topology, layout.workers, **model.options.get(layout.topology, {}))
     bytes_alone = Conditions(network=replace(network, message_s=0.0), update_s=0.0)
-    adding = play_step(schedule, [0.0] * layout.workers, model.sizes, bytes_alone).workers_s
-    of_all = (_exchanged(point) - alone_s) * layout.workers - adding
-    return max(0.0, of_all) / max(1, messages_of(schedule))
+    adding = play_step(schedule, [0.0] * layout.workers, model.sizes, bytes_alone).workers_s / layout.workers
+    return messages_of(schedule) / layout.workers, max(0.0, _exchanged(point) - alone_s - adding)
 
 
 def predicted(model: Model, layout: Layout, conditions: Conditions) -> float:
     """Seconds of a step."""
+    return _played(model, layout, conditions).seconds
+
+
+def dearer(model: Model, point: Measured, conditions: Conditions) -> float:
+    """How many times as much processor time as predicted a worker's computing thread took for a step."""
+    played = _played(model, point.layout, conditions)
+    return sum(point.busy_s.values()) / (played.workers_s / point.layout.workers)
+
+
+def at_cost(conditions: Conditions, factor: float) -> Conditions:
+    """The same on a machine of another speed: all that a member does takes `factor` times as much processor time."""
+    network = conditions.network
+    return replace(
+        conditions,
+        network=replace(network, message_s=factor * network.message_s, byte_s=factor * network.byte_s),
+        compute_s=factor * conditions.compute_s,
+        update_s=factor * conditions.update_s,
+        vote_s=factor * conditions.vote_s,
+        switch_s=factor * conditions.switch_s,
+        background_s=factor * conditions.background_s,
+    )
+
+
+def _played(model: Model, layout: Layout, conditions: Conditions) -> Played:
     schedule = build_schedule(layout.topology, layout.workers, **model.options.get(layout.topology, {}))
     hosted = [len(each) for each in assign_shards(model.shards, layout.workers)]
-    each = conditions.compute_s * (conditions.contention if layout.workers > 1 else 1.0)
+    each = conditions.compute_s * conditions.slowed(layout.workers)
     computing = [each * shards for shards in hosted]
-    return play_step(schedule, computing, model.sizes, conditions, shards=max(hosted)).seconds
+    return play_step(schedule, computing, model.sizes, conditions, shards=max(hosted))
 
 
 def _latency(model: Model, point: Measured, conditions: Conditions) -> float:
@@ -157,9 +230,9 @@ def _latency(model: Model, point: Measured, conditions: Conditions) -> float:
     return low
 
 
-def _computed(point: Measured) -> float:
-    """Processor seconds of all shards."""
-    return point.busy_s["compute"] * point.layout.workers
+def _worked(point: Measured) -> float:
+    """Processor seconds of a worker's own part of a step."""
+    return point.busy_s["compute"] + _rest(point)
 
 
 def _of_steps(seconds: Mapping[str, float]) -> float:

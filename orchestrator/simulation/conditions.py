@@ -12,6 +12,7 @@ from orchestrator.errors import UsageError
 
 _TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _RATES = {"Mbit": 1e6 / 8, "Gbit": 1e9 / 8, "MB": 1e6, "GB": 1e9}
+_MOST_CORES = 100_000
 _SIZES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 
 
@@ -28,21 +29,28 @@ class Network:
 
 @dataclass(frozen=True)
 class Conditions:
-    """compute_s: of one shard's micro-batch, by a worker that is alone; with several it takes `contention` times as long, where
-    they share caches and memory; update_s: of the rest of a worker's step (optimizer, vote, trace).
+    """compute_s: of one shard's micro-batch, by a worker that is alone; update_s: of the rest of a worker's step, whatever it
+    hosts (the order of samples, optimizer, trace); with several workers both take `contention` times as long, where they share
+    caches and memory. vote_s: processor time of a member's vote and sum beside its messages, where there are others.
 
     stragglers: this share of the workers computes slower_by times as long, always; jitter: relative standard deviation of
-    a micro-batch, log-normal; stalls: with this probability a worker's step waits stall_s. cores: that all workers share, 0
-    where each has its own; background_s: processor time of a worker's step beside its computing thread, which counts where
-    cores are shared. failure_s: mean time until a worker is lost, exponential, 0 for never; detect_s: until that is
-    known and the others have left; start_s: until another worker is ready. save_s: a checkpoint holds up a step for. seed: of
-    all that is drawn.
+    a micro-batch, log-normal; stalls: with this probability a worker's step waits stall_s.
+
+    cores: that all workers share, 0 where each has its own. Where they are shared: background_s: processor time of a worker's
+    step beside its computing thread; others: share of a core that the driver and Ray take all the time; switch_s: processor
+    time that a step takes more of each worker where there are more workers than cores, and each finds its caches used by
+    another.
+
+    failure_s: mean time until a worker is lost, exponential, 0 for never; detect_s: until that is known and the others have
+    left; regroup_s: until the members of a new generation begin its first step; start_s: until another worker is ready.
+    save_s: a checkpoint holds up a step for. seed: of all that is drawn.
     """
 
     network: Network = Network()
     compute_s: float = 0.02
     contention: float = 1.0
     update_s: float = 0.001
+    vote_s: float = 0.0
     stragglers: float = 0.0
     slower_by: float = 3.0
     jitter: float = 0.0
@@ -50,11 +58,18 @@ class Conditions:
     stall_s: float = 0.2
     cores: int = 0
     background_s: float = 0.0
+    others: float = 0.0
+    switch_s: float = 0.0
     failure_s: float = 0.0
     detect_s: float = 0.1
+    regroup_s: float = 0.0
     start_s: float = 5.0
     save_s: float = 0.0
     seed: int = 0
+
+    def slowed(self, workers: int) -> float:
+        """How many times as long a worker's own part of a step takes beside so many."""
+        return self.contention if workers > 1 else 1.0
 
 
 def time_of(text: str) -> float:
@@ -78,6 +93,12 @@ def _share(text: str) -> float:
     return value
 
 
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > _MOST_CORES:
+        raise ValueError(f"a number from 0 to {_MOST_CORES:,}")
+    return int(text)
+
+
 def _factor(text: str) -> float:
     value = float(text)
     if value < 1:
@@ -99,21 +120,29 @@ KEYS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "network.message": ("message_s", time_of, "processor time of handing over or taking a message"),
     "network.add": ("byte_s", lambda text: 1 / rate_of(text), "rate at which a member adds up or copies what it takes"),
     "compute": ("compute_s", time_of, "of the micro-batch of one shard"),
-    "contention": ("contention", _factor, "how many times as long that takes with several workers, which share caches"),
-    "update": ("update_s", time_of, "of the rest of a worker's step"),
+    "update": ("update_s", time_of, "of the rest of a worker's step, whatever it hosts"),
+    "contention": ("contention", _factor, "how many times as long both take with several workers, which share caches"),
+    "vote": ("vote_s", time_of, "processor time of a member's vote and sum beside its messages"),
     "stragglers": ("stragglers", _share, "share of the workers that are slow"),
     "slower_by": ("slower_by", _factor, "how many times as long they take"),
     "jitter": ("jitter", _share, "relative standard deviation of a micro-batch's time"),
     "stalls": ("stalls", _share, "probability that a worker stalls in a step"),
     "stall": ("stall_s", time_of, "for how long"),
-    "cores": ("cores", int, "that all workers share; 0: each has its own"),
+    "cores": ("cores", _count, "that all workers share; 0: each has its own"),
     "background": (
         "background_s",
         time_of,
         "processor time of a worker's step beside its computing thread, where cores are shared",
     ),
+    "others": ("others", _share, "share of a core that the driver and Ray take all the time, where cores are shared"),
+    "switch": (
+        "switch_s",
+        time_of,
+        "processor time of a worker's step that follows from sharing a core with other workers, with more workers than cores",
+    ),
     "failures": ("failure_s", time_of, "mean time until a worker is lost; 0s: never"),
     "detection": ("detect_s", time_of, "until a loss is known and the others have left the step"),
+    "regroup": ("regroup_s", time_of, "until those who go on are connected anew, and who joins has the state"),
     "start": ("start_s", time_of, "until another worker is ready"),
     "save": ("save_s", time_of, "how long a checkpoint holds up a step"),
 }
@@ -132,7 +161,9 @@ def conditions(given: Mapping[str, str], seed: int = 0) -> Conditions:
         try:
             values[field] = read(text)
         except ValueError as error:
-            expected = str(error) if read in (time_of, rate_of, _share, _factor) else "a number"
+            expected = (
+                str(error) if read in (time_of, rate_of, _share, _count, _factor) else "a rate such as 1GB (a second)"
+            )
             problems.append(f"{key}={text}: expected {expected}")
         except ZeroDivisionError:
             problems.append(f"{key}={text}: must be greater than 0")

@@ -40,6 +40,8 @@ from orchestrator.simulation.conditions import Conditions
 
 MOST_WORKERS = 256  # the controller looks at every member for every event, so a generation costs the square of them
 _MANIFEST = {"steps": 0, "shard_state": False}
+_ROUNDING = 1e-6  # of a step: one that ends at the moment of a loss is done
+_NOTHING = (0.0, 0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ class _World:
     numbered: int = 0
     running: Begin | None = None
     begun: int = 0  # which attempt at a step is under way
+    begins: int = 0  # generations so far
+    under_way: tuple[float, int, float, float] = _NOTHING  # since when, steps, seconds of each, and without saving
     done: int = 0
     best: int = 0
     saved: int = 0
@@ -177,7 +181,12 @@ class _World:
             self.done = self.saved
         for member in begin.members:
             self.held[member] = Progress(self.done)
-        self._next(self.begun)
+        begun, regroup_s = self.begun, self.life.conditions.regroup_s if self.begins else 0.0
+        self.begins += 1
+        if regroup_s:
+            self._after(regroup_s, lambda: self._next(begun))
+        else:
+            self._next(begun)
 
     def _step_s(self) -> float:
         assert self.running is not None
@@ -185,6 +194,8 @@ class _World:
 
     def _next(self, begun: int) -> None:
         """Compute the next step, unless somebody is lost in the meantime."""
+        if begun != self.begun:
+            return
         if self.done >= self.life.steps:
             assert self.running is not None
             for member in self.running.members:
@@ -196,11 +207,12 @@ class _World:
         # Nothing happens before the next event in the queue: the steps until then are one.
         free = int((self.queue[0][0] - self.now) / cost) if self.queue else self.life.steps
         steps = max(1, min(free, self.life.steps - self.done)) if not self._regroup else 1
+        self.under_way = self.now, steps, cost, seconds
         self._after(steps * cost, lambda: self._stepped(begun, steps, seconds))
 
-    def _stepped(self, begun: int, steps: int, seconds: float) -> None:
-        if begun != self.begun or self.running is None:
-            return  # a loss came in between
+    def _advance(self, steps: int, seconds: float) -> None:
+        """So many steps are done, of which each took these seconds."""
+        assert self.running is not None
         every = self.life.checkpoint
         saved = (self.done + steps) // every * every if every else 0
         checkpointed = saved > self.saved
@@ -208,11 +220,27 @@ class _World:
         self.best = max(self.best, self.done)
         self.computed_s += steps * seconds
         for member in self.running.members:
-            self.held[member] = Progress(self.done)
+            if member in self.held:
+                self.held[member] = Progress(self.done)
         self._tell(Stepped(self.done - 1))
         if checkpointed:
             self.saved = saved
             self._tell(CheckpointSaved(saved))
+
+    def _interrupt(self) -> None:
+        """The step that is under way comes to nothing; those before it are done, though they would have been told with it."""
+        since, steps, cost, seconds = self.under_way
+        done = min(steps, int((self.now - since) / cost + _ROUNDING)) if cost else 0
+        self.under_way = _NOTHING
+        self.begun += 1
+        if done:
+            self._advance(done, seconds)
+
+    def _stepped(self, begun: int, steps: int, seconds: float) -> None:
+        if begun != self.begun or self.running is None:
+            return  # a loss came in between
+        self.under_way = _NOTHING
+        self._advance(steps, seconds)
         if self._regroup:
             self._regroup = False
             running, self.begun = self.running, self.begun + 1
@@ -231,8 +259,8 @@ class _World:
             return
         member = alive[place % len(alive)]
         self.losses += 1
+        self._interrupt()
         del self.held[member]
-        self.begun += 1  # the step that was under way comes to nothing
         self._after(self.life.conditions.detect_s, lambda: self._noticed(member))
 
     def _noticed(self, member: int) -> None:

@@ -39,7 +39,7 @@ def micro_batches(conditions: Conditions, workers: int, hosted: npt.NDArray[np.i
     random = np.random.default_rng([conditions.seed, workers, steps])
     slow = np.zeros(workers, bool)
     slow[random.permutation(workers)[: round(conditions.stragglers * workers)]] = True
-    each = conditions.compute_s * (conditions.contention if workers > 1 else 1.0)
+    each = conditions.compute_s * conditions.slowed(workers)
     base = each * hosted * np.where(slow, conditions.slower_by, 1.0)
     times = np.broadcast_to(base, (steps, workers)).copy()
     if conditions.jitter:
@@ -48,6 +48,11 @@ def micro_batches(conditions: Conditions, workers: int, hosted: npt.NDArray[np.i
     if conditions.stalls:
         times += np.where(random.random(times.shape) < conditions.stalls, conditions.stall_s, 0.0)
     return times
+
+
+def rest_of_a_step(conditions: Conditions, workers: int) -> float:
+    """What a worker does in a step beside its micro-batches and its messages."""
+    return conditions.update_s * conditions.slowed(workers) + (conditions.vote_s if workers > 1 else 0.0)
 
 
 def shared(seconds: float, busy_s: float, cores: int) -> float:
@@ -60,7 +65,8 @@ def lockstep(
 ) -> Stepped:
     """played: seconds of each step, where it was played task by task (`cores.py`)."""
     workers, cores = times.shape[1], conditions.cores
-    update = shared(conditions.update_s, conditions.update_s * workers, cores)
+    each = rest_of_a_step(conditions, workers)
+    update = shared(each, each * workers, cores)
     exchange = shared(exchanged.seconds, exchanged.busy_s, cores)
     computing = times.max(axis=1)
     if cores:
@@ -78,7 +84,7 @@ def sprints(
     steps, workers = times.shape
     every = min(mode.rest_every, steps)
     exchange = shared(exchanged.seconds, exchanged.busy_s, conditions.cores)
-    cost = times + conditions.update_s * hosted
+    cost = times + conditions.update_s * conditions.slowed(workers) * hosted
     if conditions.cores:
         cost = np.maximum(cost, cost.sum(axis=1, keepdims=True) / conditions.cores)
     seconds, idle = [], 0.0

@@ -7,14 +7,16 @@ import os
 
 import pytest
 
+from orchestrator.commands import stage_tuning
+from orchestrator.errors import ConfigurationError
 from orchestrator.records.lines import read
-from orchestrator.settings import from_yaml
+from orchestrator.settings import from_yaml, load
 from orchestrator.topologies import TOPOLOGIES
 from tests.commands.alone import alone, assert_as_alone
 from tests.projects import REPOSITORY, Project
 
 PAGE = (REPOSITORY / "docs" / "tuning.md").read_text()
-TUNE, LAUNCH = (line for line in PAGE.splitlines() if line.startswith("python -m orchestrator"))
+TUNE, LAUNCH, STAGES = (line for line in PAGE.splitlines() if line.startswith("python -m orchestrator"))
 SHORTLY = "tuning.seconds=0.3 output=json"
 
 
@@ -48,6 +50,71 @@ def test_tune_measures_the_best_three(digits: Project) -> None:
     assert len(listed) == 2 * (1 + (workers - 1) * len(TOPOLOGIES))
     assert [each["measured_s"] is not None for each in listed] == [True] * 3 + [False] * (len(listed) - 3)
     assert set(done.report["chosen"]) == {"topology", "cluster.workers", "data.loaders"}
+    assert digits.leftovers() == []
+
+
+def _leaving(monkeypatch: pytest.MonkeyPatch, each_bytes: int, workers: int) -> None:
+    """So much memory for each worker beside its process."""
+    monkeypatch.setattr(stage_tuning, "_own_bytes", lambda: 10**8)
+    monkeypatch.setattr(stage_tuning, "available_bytes", lambda: workers * (10**8 + each_bytes))
+
+
+@pytest.mark.slow
+def test_stages_are_chosen_by_memory(digits: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(digits.path)
+    monkeypatch.syspath_prepend(str(digits.path))
+    settings = load(["digits"], ["cluster.stages=auto", "run.steps=20"])
+    assert settings.tuning.auto == ("cluster.stages",)
+    _leaving(monkeypatch, 10**8, 4)
+    chosen, choice = stage_tuning.staged(settings)
+    assert choice is not None
+    assert (chosen.tuning.auto, chosen.cluster.stages, len(choice.needs)) == ((), 1, 1)
+    _leaving(monkeypatch, choice.needs[0].bytes - 1, 4)
+    chosen, choice = stage_tuning.staged(settings)
+    assert choice is not None
+    assert (chosen.cluster.stages, len(choice.needs)) == (2, 2)
+    _leaving(monkeypatch, 300_000, 4)
+    with pytest.raises(ConfigurationError, match=r"cluster\.stages: auto: a worker needs about .* with 4 stages"):
+        stage_tuning.staged(settings)
+    for override, why in (
+        ("cluster.address=127.0.0.1:6379", "with cluster.address workers may be on others"),
+        ("sync=ssp", "with cluster.stages all stages of a model take a step together"),
+    ):
+        _leaving(monkeypatch, 1_000_000, 4)
+        with pytest.raises(ConfigurationError, match=why):
+            stage_tuning.staged(load(["digits"], ["cluster.stages=auto", override]))
+
+
+# A launch that finds a byte less for each worker than the whole model needs.
+SHORT_OF_MEMORY = """
+from orchestrator.numerics.determinism import prepare_environment
+prepare_environment()
+import orchestrator
+from orchestrator.commands import stage_tuning
+from orchestrator.settings import load
+stage_tuning.available_bytes = lambda: 1 << 40
+_, choice = stage_tuning.staged(load(["digits"], ["cluster.stages=auto"]))
+stage_tuning.available_bytes = lambda: 4 * (stage_tuning._own_bytes() + choice.needs[0].bytes - 1)
+run = orchestrator.launch("digits", "cluster.stages=auto", "run.steps=20")
+print(run.run_id, run.digest)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.ray
+def test_a_launch_in_as_many_stages_as_memory_asks_for_has_the_same_bits(digits: Project) -> None:
+    (digits.path / "short.py").write_text(SHORT_OF_MEMORY)
+    done = digits.shell("python short.py")
+    assert done.code == 0, done.err
+    assert "chosen by the memory that is there: cluster.stages=2: a worker needs about" in done.err
+    run_id, digest = done.out.split()
+    told = json.loads((digits.folder(run_id) / "tuning.json").read_text())
+    assert (told["keys"], told["chosen"]) == (["cluster.stages"], {"cluster.stages": 2})
+    assert from_yaml((digits.folder(run_id) / "settings.yaml").read_text()).cluster.stages == 2
+    assert "tuning.json" in json.loads((digits.folder(run_id) / "settings_from.json").read_text())["cluster.stages"]
+    whole = digits.shell(f"{STAGES} run.steps=20 output=json")
+    assert "chosen by the memory that is there: cluster.stages=1" in whole.err
+    assert whole.report["digest"] == digest
     assert digits.leftovers() == []
 
 

@@ -138,3 +138,9 @@ def test_the_page_names_every_key() -> None:
         row = [line for line in page.splitlines() if line.startswith(f"| `{key}` |")][-1]
         assert sentence in row
         assert row.endswith(f"| {determines} |")
+
+
+def test_a_file_that_is_not_there_is_named_by_what_was_typed() -> None:
+    for kind in ("sweep", "ensemble"):
+        with pytest.raises(ConfigurationError, match=f"{kind}=nothing.yaml: there is no such file"):
+            load_sweep("nothing.yaml", [], kind=kind)

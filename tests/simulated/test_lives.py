@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +33,28 @@ def test_a_loss_costs_its_detection_and_the_step_it_came_into_and_then_fewer_wor
     slower = 10.0 + 4.0 / 3  # until the new worker is ready, and the step of that moment is done
     assert lived.lost_s == pytest.approx(0.75, abs=0.01)
     assert lived.seconds == pytest.approx(100 + 0.75 + slower / 4, abs=1.5)
+
+
+def test_steps_that_ended_before_a_loss_count_also_where_one_ends_with_it() -> None:
+    for moment in (9.0, 10.0, 10.25):
+        lived = live(Life(requirements(4), QUIET, 100, lambda _workers: 0.5, losses=[(moment, 1), (moment, 1)]))
+        assert (lived.steps, lived.losses, lived.ended) == (100, 2, None)
+        assert lived.lost_s < 1.1, "twice half a step and the detection"
+    first = live(Life(requirements(4), QUIET, 50, lambda _workers: 0.1))
+    lived = live(Life(requirements(4), QUIET, 100, lambda _workers: 0.1, losses=[(first.seconds, 0)]))
+    assert lived.lost_s < 0.5
+
+
+def test_every_new_generation_takes_its_regrouping() -> None:
+    """One without the lost worker, and one with the new one."""
+    losses = [(10.5, 2), (10.6, 0)]
+    plain = live(Life(requirements(4), QUIET, 100, lambda _workers: 1.0, losses=losses[:1]))
+    regrouped = replace(QUIET, regroup_s=0.5)
+    lived = live(Life(requirements(4), regrouped, 100, lambda _workers: 1.0, losses=losses[:1]))
+    assert (lived.steps, lived.joins, lived.ended) == (100, 1, None)
+    assert lived.seconds == pytest.approx(plain.seconds + 2 * 0.5)
+    both = live(Life(requirements(4), regrouped, 100, lambda _workers: 1.0, losses=losses))
+    assert (both.steps, both.losses, both.ended) == (100, 2, None), "also where one is lost while others regroup"
 
 
 def test_when_all_are_lost_what_was_done_since_the_checkpoint_is_done_again() -> None:

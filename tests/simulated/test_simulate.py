@@ -45,10 +45,16 @@ def test_every_problem_is_told_at_once() -> None:
         "compute=fast: expected a time such as 50us",
         "stragglers=2: expected a share from 0 to 1",
         "network.latencyy: no such key; did you mean network.latency?",
-        "cores=two: expected a number",
+        "cores=two: expected a number from 0 to 100,000",
         "network.bandwidth: must be greater than 0",
     ):
         assert part in caught.value.message
+
+
+@pytest.mark.parametrize("cores", ["-2", "1.5", "100001", "²", ""])
+def test_cores_are_counted(cores: str) -> None:
+    with pytest.raises(UsageError, match=f"cores={cores}: expected a number from 0 to 100,000"):
+        conditions({"cores": cores})
 
 
 def test_every_condition_is_on_the_page() -> None:
@@ -80,8 +86,9 @@ def test_the_trace_has_what_was_computed_and_sent() -> None:
 
 def test_a_model_in_stages_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(REPOSITORY)
-    with pytest.raises(UsageError, match=r"cluster\.stages: the time of a model in stages is not simulated"):
-        simulate(["digits"], ["cluster.stages=2"], "4", "1M", Conditions())
+    for stages in ("2", "auto"):
+        with pytest.raises(UsageError, match=r"cluster\.stages: the time of a model in stages is not simulated"):
+            simulate(["digits"], [f"cluster.stages={stages}"], "4", "1M", Conditions())
 
 
 @pytest.mark.long

@@ -85,5 +85,10 @@ def test_what_cannot_be_submitted_is_said(tmp_path: Path, monkeypatch: pytest.Mo
         submit.submit(JOB, "slurm", {"nodes": "0"})
     with pytest.raises(UsageError, match="to=mars: it is http://HOST:8265 of a Ray, kubernetes or slurm"):
         submit.submit(JOB, "mars", {})
+    for to in ("ftp://here:1", "http://", "httpx://here:1"):
+        with pytest.raises(UsageError, match=f"to={to}: it is http://HOST:8265 of a Ray, kubernetes or slurm"):
+            submit.submit(JOB, to, {})
+    with pytest.raises(UsageError, match=r"to=slurm: it is http://HOST:8265 of a Ray$"):
+        submit.where("x", "slurm")
     with pytest.raises(UsageError, match="no job x was submitted to a Ray from here"):
         submit.where("x", None)

@@ -112,14 +112,14 @@ def _of_stages(stages: Mapping[str, Any], parameters: int, plan: Plan, state: fl
     `worker_bytes`."""
     begins = ["the first layers", *stages["borders"]]
     told = [
-        f"stage {i} from {begin} ({held:,} parameters, {in_words(_stage_bytes(held, plan, state))}, "
+        f"stage {i} from {begin} ({held:,} parameters, {in_words(stage_bytes(held, plan, state))}, "
         f"{share:.0%} of the computation)"
         for i, (begin, held, share) in enumerate(zip(begins, stages["parameters"], stages["shares"], strict=True))
     ]
     return f"the model of {parameters:,} parameters is cut: {', '.join(told)}"
 
 
-def _stage_bytes(parameters: int, plan: Plan, state: float) -> int:
+def stage_bytes(parameters: int, plan: Plan, state: float) -> int:
     """About what a worker needs that hosts a stage of so many parameters, without partial sums."""
     sums, stages = sums_of(plan), plan.cluster.members.stages
     hosted = -(-plan.data.shards // max(1, plan.cluster.members.start // stages))

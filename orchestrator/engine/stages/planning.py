@@ -25,7 +25,11 @@ _REMEDY = "let stages begin elsewhere, by stages(self, model) of the pipeline, o
 
 def plan_stages(workload: Workload, replica: Replica, stages: int) -> Cuts:
     """Raises PipelineRaised where the model cannot be cut so, by name."""
-    surveys = _surveys(workload, replica)
+    return cuts_of(surveyed(workload, replica), workload, replica, stages)
+
+
+def cuts_of(surveys: dict[Way, Survey], workload: Workload, replica: Replica, stages: int) -> Cuts:
+    """The same from what was `surveyed`, which is so for any number of stages."""
     model = workload.model
     names = [name for name, _ in [*model.named_parameters(), *model.named_buffers()]]
     sizes = {name: each.numel() for name, each in model.named_parameters() if each.requires_grad}
@@ -70,7 +74,8 @@ def prove(workload: Workload, replica: Replica, cuts: Cuts, reference: str) -> l
     return whole.seconds
 
 
-def _surveys(workload: Workload, replica: Replica) -> dict[Way, Survey]:
+def surveyed(workload: Workload, replica: Replica) -> dict[Way, Survey]:
+    """One micro-batch and the first validation batch, each computed once while every operation is looked at."""
     shard = next(shard for shard in range(workload.order.shards) if workload.rows(0, shard))
     surveys: dict[Way, Survey] = {}
     replica.begin_shard()

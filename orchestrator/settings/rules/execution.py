@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.settings.rules.rule import Rule
+from orchestrator.settings.sections import BY_MEMORY
 from orchestrator.values import Workers
 
 
@@ -23,10 +24,11 @@ def _workers_have_shards(workers: Workers, shards: int, number_of_stages: int) -
 def _unfit_for_tuning(
     auto: tuple[str, ...], reduction: str, sync: str, number_of_stages: int, compression: str, multiplier: float
 ) -> str | None:
-    if not auto:
+    measured = [key for key in auto if key != BY_MEMORY]
+    if not measured:
         return None
-    keys = " and ".join(auto)
-    if reduction == "fast" and set(auto) != {"data.loaders"}:
+    keys = " and ".join(measured)
+    if reduction == "fast" and set(measured) != {"data.loaders"}:
         return (
             f"{keys}: with reduction=fast the layout determines the result, and a measurement may not; give it, or set "
             "reduction=exact"

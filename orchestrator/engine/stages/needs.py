@@ -1,0 +1,57 @@
+"""What a worker needs for a model in one stage, in two, and so on, found in this process without starting anything.
+
+Model and data are made as a worker makes them, and where the whole model does not do, one micro-batch is computed, to see where
+it can be cut (`planning.py`).
+
+What it does not know: activations and batches (`exchange.footprint`).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import redirect_stdout
+from dataclasses import replace
+from os import devnull
+
+from orchestrator.engine.compute.replica import Replica
+from orchestrator.engine.compute.workload import Workload
+from orchestrator.engine.exchange.footprint import stage_bytes, worker_bytes
+from orchestrator.engine.stages.planning import cuts_of, summary, surveyed
+from orchestrator.numerics.determinism import left_as_it_was
+from orchestrator.pipeline import find
+from orchestrator.plan import Plan
+from orchestrator.topologies import build_schedule
+from orchestrator.updates import optimizers
+
+_WHILE_PREPARING = 8  # bytes of each parameter of the whole model, with gradients of a part of it
+
+
+def needs(plan_of: Callable[[int], Plan], most: int) -> Generator[tuple[int, int]]:
+    """(stages, bytes of the worker that needs most), from one stage on. plan_of: of the run in so many stages, which may refuse
+    them by an error. Raises PipelineRaised where the model cannot be cut into so many."""
+    with left_as_it_was(), warnings.catch_warnings(), open(devnull, "w") as nowhere, redirect_stdout(nowhere):
+        warnings.simplefilter("ignore")  # a worker says all this too
+        plan = plan_of(1)
+        source = plan.run.pipeline
+        run = replace(plan.run, initial=None)  # whose values take no other memory
+        workload = Workload(find(source.target, source.args), run, plan.data)
+        replica = Replica(workload.model, None, watches_all=False)
+        parameters = sum(parameter.numel() for parameter in workload.model.parameters())
+        yield 1, _whole(plan, replica, parameters)
+        surveys = surveyed(workload, replica) if most > 1 else {}
+        for stages in range(2, most + 1):
+            cut = summary(cuts_of(surveys, workload, replica, stages), workload.model)
+            held = stage_bytes(max(cut["parameters"]), plan_of(stages), _remembered(plan) or 0.0)
+            yield stages, max(held, _WHILE_PREPARING * parameters)
+
+
+def _whole(plan: Plan, replica: Replica, parameters: int) -> int:
+    topology = plan.exchange.topology
+    schedule = build_schedule(topology.name, plan.cluster.members.start, **topology.options)
+    return worker_bytes(replica.layout, schedule, plan, parameters=parameters, state=_remembered(plan))
+
+
+def _remembered(plan: Plan) -> float | None:
+    variant = plan.update.optimizer
+    return None if variant is None else optimizers.remembered(variant.name, variant.options)
