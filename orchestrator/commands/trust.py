@@ -27,7 +27,8 @@ _OURS = "orchestrator"
 class WouldExecute:
     """command: as it is started in the restored code; names: of code that the settings name, the pipeline first; modules: that
     the run had imported from its own code, and from elsewhere; packages: those that are not as they were, "name recorded ->
-    here"; installs: those that pip would install, with environment=rebuild; variables: that are set; data: path -> md5."""
+    here"; installs: those that pip would install, with environment=rebuild; variables: that are set; data: path -> md5;
+    initial: the model whose weights it begins with."""
 
     command: list[str]
     names: list[str]
@@ -40,6 +41,7 @@ class WouldExecute:
     variables: dict[str, str]
     search_path: list[str]
     data: dict[str, str]
+    initial: str | None
 
     @property
     def text(self) -> str:
@@ -58,6 +60,7 @@ class WouldExecute:
             ),
             "variables": _list([f"{name}={value}" for name, value in self.variables.items()]),
             "data": _list([f"{path} ({md5})" for path, md5 in self.data.items()]),
+            "weights at the start": self.initial,
         }
         return "\n".join(f"  {what}: {said}" for what, said in rows.items() if said)
 
@@ -99,6 +102,7 @@ def examine(original: Recorded, overrides: Sequence[str], *, rebuilding: bool = 
         variables=dict(bits.get("bits", {}).get("variables", {})),
         search_path=list(code.get("search_path", [])),
         data={item.path: item.md5 for item in original.inputs},
+        initial=settings.initial.name,
     )
 
 

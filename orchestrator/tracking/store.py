@@ -43,6 +43,11 @@ def is_server(uri: str | None) -> bool:
     return uri is not None and uri.startswith(("http://", "https://"))
 
 
+def is_of_this_machine(place: str) -> bool:
+    """Whether a store or artifacts at this address lie in a file or a folder, which other machines do not have."""
+    return place.startswith(("sqlite:", "file:")) or (":" not in place and not place.startswith("databricks"))
+
+
 def default_uri(folder: Path) -> str:
     """The store inside the project's `.orchestrator` folder."""
     return f"sqlite:///{folder.resolve() / 'mlflow.db'}"

@@ -24,6 +24,7 @@ class Client:
                 run_name = "name"
                 experiment_id = "1"
                 start_time = 0
+                artifact_uri = "mlflow-artifacts:/1/r/artifacts"
 
         return Run
 
