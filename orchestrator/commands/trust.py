@@ -20,6 +20,7 @@ from orchestrator.table import is_reference
 from orchestrator.tracking.store import user
 
 _SHOWN = 12
+_PLACES = ("initial.name", "tracking.uri", "checkpoint.uri", "cluster.address")  # with a colon too, and no code
 _OURS = "orchestrator"
 
 
@@ -88,7 +89,8 @@ def examine(original: Recorded, overrides: Sequence[str], *, rebuilding: bool = 
     code, bits = original.code, next(iter(original.environments), {})
     modules: dict[str, Any] = code.get("modules", {})
     own = sorted(name for name, each in modules.items() if each.get("kind") == "snapshot")
-    named = [value for value in flat(settings).values() if isinstance(value, str) and is_reference(value)]
+    given = {key: value for key, value in flat(settings).items() if key not in _PLACES}
+    named = [value for value in given.values() if isinstance(value, str) and is_reference(value)]
     target = settings.pipeline.target
     return WouldExecute(
         command=["python", "-m", _OURS, "conf=settings.yaml", *overrides],

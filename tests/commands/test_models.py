@@ -177,7 +177,7 @@ def test_every_number_of_the_card_is_mlflows(trained: Trained, tmp_path: Path) -
     for part, told in profile["fields"].items():
         cells = "".join(f"<td>{told[name]}</td>" for name in ("dtype", "shape", "min", "max", "mean", "std"))
         assert f"<tr><td>{part}</td>{cells}</tr>" in page
-    assert page.count('<img src="data:image/') == 2
+    assert page.count('<img src="data:image/') == 3  # the loss, the topology, the time
     assert f"python -m orchestrator rerun={run_id}" in page
 
 
@@ -225,7 +225,8 @@ def test_a_crate_has_the_weights_that_its_run_began_with(trained: Trained, tmp_p
     (tmp_path / "there").mkdir()
     there = Project(tmp_path / "there", variables={"HOME": str(tmp_path)})
     asked = there.run(f"rerun={tmp_path / 'points.zip'}", "output=json")
-    assert asked.report["would_execute"]["initial"] == "models:/points/1"
+    told = asked.report["would_execute"]
+    assert (told["names"], told["initial"]) == (["points:Points"], "models:/points/1")
     assert not (there.path / ".orchestrator" / "initial").exists()
     done = there.run(f"rerun={tmp_path / 'points.zip'}", "trust=true", "cluster.workers=1", "output=json")
     assert done.code == 0, done.err

@@ -172,6 +172,9 @@ def _collaborate(place: Path, uri: str) -> None:
     assert "is on no branch of a remote; git push" in first.err
     assert "data/points.csv: DVC's remote far lacks 1 of its 1 objects; dvc push data/points.csv" in first.err
     run_id = first.report["run_id"]
+    without = bob.run("conf=study", uri, "output=json")
+    assert "there is no data/points.csv" in without.report["error"]["message"]
+    assert "fetch it with: dvc pull data/points.csv" in without.report["error"]["message"]
     lacking = bob.run(f"rerun={run_id}", "trust=true", uri, "output=json")
     assert lacking.code == 4
     assert "data/points.csv" in lacking.report["error"]["message"]
@@ -181,6 +184,7 @@ def _collaborate(place: Path, uri: str) -> None:
     asked = bob.run(f"rerun={run_id}", uri, "output=json")
     assert (asked.code, asked.report["error"]["kind"]) == (2, "Untrusted")
     assert f"run {run_id} was launched by ann" in asked.err
+    assert asked.report["would_execute"]["names"] == ["study:Study"]
     done = bob.run(f"rerun={run_id}", "trust=true", uri, "output=json")
     assert done.code == 0, done.err
     assert (done.report["verdict"], done.report["differences"]) == ("exact", [])

@@ -366,7 +366,6 @@ def _input_problems(settings: Settings, project: Path) -> list[str]:
     problems = []
     for path in settings.data.inputs:
         if not (project / path).exists():
-            stage = dvc_files.stage_of(project, path)
-            remedy = f"; make it with: dvc repro {stage}" if stage else ""
-            problems.append(f"data.inputs: there is no {path} in {project}{remedy}")
+            remedy = dvc_files.how_to_have(project, path)
+            problems.append(f"data.inputs: there is no {path} in {project}{remedy and f'; {remedy}'}")
     return problems
