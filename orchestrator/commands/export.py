@@ -158,11 +158,8 @@ def _weights(original: Recorded, store: Store, folder: Path) -> tuple[dict[str, 
     try:
         initial.brought(wanted, store, folder)
     except NotRerunnable as error:
-        return (
-            {},
-            {},
-            [f"the crate lacks the weights that the run began with, so nobody can repeat it: {error.message}"],
-        )
+        lacking = f"the crate lacks the weights that the run began with, so nobody can repeat it: {error.message}"
+        return {}, {}, [lacking]
     name = f"{crate.INITIAL}/{wanted.digest}.safetensors"
     begins = {"name": wanted.name, "digest": wanted.digest, "file": name}
     return {name: initial.place_of(folder, wanted.digest)}, {crate.INITIAL: begins}, []

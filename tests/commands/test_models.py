@@ -182,7 +182,9 @@ def test_every_number_of_the_card_is_mlflows(trained: Trained, tmp_path: Path) -
 
 
 @pytest.mark.long
-def test_weights_that_changed_or_do_not_fit_are_refused_by_name_before_anything_is_started(trained: Trained) -> None:
+def test_weights_that_changed_or_do_not_fit_are_refused_by_name_before_anything_is_started(
+    trained: Trained, tmp_path: Path
+) -> None:
     project = trained.project
     before = set(project.runs())
     wrong = project.run("conf=points", "initial=models:/points/1", "pipeline.args.hidden=9")
@@ -203,6 +205,7 @@ def test_weights_that_changed_or_do_not_fit_are_refused_by_name_before_anything_
     shutil.rmtree(project.path / ".orchestrator" / "initial")  # or they would not be fetched
     try:
         again = project.run(f"rerun={trained.second['run_id']}", "output=json")
+        made = project.run(f"export={trained.second['run_id']}", f"to={tmp_path / 'lacking'}", "output=json")
     finally:
         (one / "model.safetensors").write_bytes(kept)
     assert again.code == 4
@@ -210,6 +213,15 @@ def test_weights_that_changed_or_do_not_fit_are_refused_by_name_before_anything_
     assert told in again.report["error"]["message"]
     assert trained.first["digest"] in again.report["error"]["message"]
     assert set(project.runs()) == before
+    assert (made.code, made.report["initial"]) == (0, "missing")
+    (note,) = (note for note in made.report["notes"] if "weights" in note)
+    assert note.startswith("the crate lacks the weights that the run began with, so nobody can repeat it: ")
+    assert told in note
+    (tmp_path / "there").mkdir()
+    there = Project(tmp_path / "there")
+    refused = there.run(f"rerun={tmp_path / 'lacking'}", "trust=true", "output=json")
+    assert refused.code == 4
+    assert "initial: there is no models:/points/1 in " in refused.report["error"]["message"]
 
 
 @pytest.mark.long
