@@ -41,7 +41,7 @@ _COUNTED = (
     "run_ended",
     "data_compared",
 )
-_NOTHING = (None, [], {}, "")  # of an event: what it does not tell
+_NOTHING: tuple[Any, ...] = (None, [], {}, "")  # of an event: what it does not tell
 _CAPTIONS = {
     "loss": "Training loss of each step, and the validation metrics",
     "topology": "Who sends to whom",
