@@ -1,7 +1,7 @@
 """`export=RUN_ID to=FOLDER|ZIP [data=true] [wheels=FOLDER] [key=PATH] [license=URL]`: a record as one crate.
 
-Everything comes from the record, the data from where a rerun takes them, hashed; the project is only read. The same record
-makes the same bytes, so two exports can be compared.
+Everything comes from the record, the data and the weights that the run began with from where a rerun takes them, hashed; the
+project is only read. The same record makes the same bytes, so two exports can be compared.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.commands import rebuild
+from orchestrator.driver.record import initial
 from orchestrator.driver.record.folders import project_folder
 from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
-from orchestrator.errors import ConfigurationError, UsageError
+from orchestrator.errors import ConfigurationError, NotRerunnable, UsageError
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.crates import archive, crate, statement
 from orchestrator.provenance.crates.archive import Content
@@ -31,13 +32,15 @@ from orchestrator.tracking import Past, Store
 @dataclass(frozen=True)
 class Exported:
     """size: of the zip, or of the folder's files, in bytes; data: path of an input -> "included", "code" (the snapshot holds
-    it) or "referenced" (its md5 and DVC's remotes are named)."""
+    it) or "referenced" (its md5 and DVC's remotes are named); initial: "included" or "missing", of the weights that the run
+    began with, None where it began with none."""
 
     run_id: str
     to: str
     files: int
     size: int
     data: dict[str, str]
+    initial: str | None
     statement_sha256: str
     signed_by: str | None
     notes: list[str]
@@ -92,17 +95,20 @@ def export(name: str, wanted: Wanted, uri: str | None) -> Exported:
         wheel, without = _own_wheel(original)
         files |= {**wheel, **_wheels(original, given)}
         notes += without
+        weights, begins, without = _weights(original, store, folder)
+        files |= weights
+        notes += without
         names: dict[str, str] = {}
         for path, (place, entries) in carried.items():
             names[path] = _name_of(path, len(names))
             files |= {f"{names[path]}/{entry}" if entry else names[path]: place / entry for entry in entries}
-        made = crate.make(files, _run(original.past), names, wanted.license, signer)
+        made = crate.make(files, {**_run(original.past), **begins}, names, wanted.license, signer)
         size = _write(made, wanted.to)
     for note in notes:
         display.say(f"note: {note}")
-    return Exported(
-        original.past.run_id, str(wanted.to), len(made.files), size, told, made.statement_sha256, made.signed_by, notes
-    )
+    came = None if original.initial.name is None else "included" if begins else "missing"
+    sealed = made.statement_sha256, made.signed_by
+    return Exported(original.past.run_id, str(wanted.to), len(made.files), size, told, came, *sealed, notes)
 
 
 def _of_record(original: Recorded, store: Store, held: ExitStack) -> dict[str, Content]:
@@ -141,6 +147,22 @@ def _wheels(original: Recorded, folders: Sequence[Path]) -> dict[str, Content]:
         if recorded.get(packages.normalized(name)) == version:
             found[f"{container.WHEELS}/{file.name}"] = file
     return dict(found)
+
+
+def _weights(original: Recorded, store: Store, folder: Path) -> tuple[dict[str, Content], dict[str, Any], list[str]]:
+    """Those that the run began with, which nobody makes again without the run that made them; what the crate says of them; a
+    note where they cannot be had any more."""
+    wanted = original.initial
+    if wanted.name is None:
+        return {}, {}, []
+    try:
+        initial.brought(wanted, store, folder)
+    except NotRerunnable as error:
+        lacking = f"the crate lacks the weights that the run began with, so nobody can repeat it: {error.message}"
+        return {}, {}, [lacking]
+    name = f"{crate.INITIAL}/{wanted.digest}.safetensors"
+    begins = {"name": wanted.name, "digest": wanted.digest, "file": name}
+    return {name: initial.place_of(folder, wanted.digest)}, {crate.INITIAL: begins}, []
 
 
 Carried = dict[str, tuple[Path, list[str]]]

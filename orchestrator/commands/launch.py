@@ -12,8 +12,9 @@ from typing import Any
 
 from orchestrator.driver.record import initial, preflight, private
 from orchestrator.driver.record.folders import project_folder
+from orchestrator.driver.record.opening import open_record
 from orchestrator.driver.record.preflight import Provenance
-from orchestrator.driver.record.record import Record, open_record
+from orchestrator.driver.record.record import Record
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.event_sink import Audience, Callback
 from orchestrator.driver.run.job import Beside, Job, Sharing, requirements

@@ -19,6 +19,7 @@ from typing import Any
 
 from orchestrator.commands import serving
 from orchestrator.commands.rebuild import Rebuilt
+from orchestrator.driver.record import initial
 from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.terminal import child_process, signals
 from orchestrator.driver.terminal.progress import ProgressDisplay
@@ -82,6 +83,7 @@ class Repeater:
                 for note in item.notes:
                     display.say(f"  note: {note}")
             restoring.lend_storage(restored.project, self.project, restored.root)
+            initial.lend(self.original.initial.digest, self.folder, restored.project)
             yield restored
 
     def _launch(self, what: str, restored: checkout.Restored, enough: Callable[[], bool]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from typing import Any
 from orchestrator.commands import rebuild, trust
 from orchestrator.commands.compare import between
 from orchestrator.commands.repeater import Repeater, failure
-from orchestrator.driver.record import private
+from orchestrator.driver.record import initial, private
 from orchestrator.driver.record.folders import RunFolder, project_folder
 from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
@@ -149,6 +149,8 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) 
         if not wanted.trusted:
             found = trust.examine(original, passed, rebuilding=wanted.rebuilding)
             raise trust.Untrusted(f"{path} is a record that was sent to you", found)
+        if came.weights is not None:
+            initial.keep(came.weights, original.initial.digest, folder, f"of {path}")
         store = Store(uri, folder)
         return _repeat(Repeater(project, folder, store, original, passed, display, came.carried), wanted)
 
@@ -159,6 +161,8 @@ def _repeat(repeater: Repeater, wanted: Wanted) -> Rerun:
     original.require()
     settings = original.settings(repeater.overrides)
     private.of_record(settings, original.files, original.past.run_id)
+    if original.initial.name is not None:
+        initial.brought(original.initial, repeater.store, repeater.folder)
     if wanted.rebuilding:
         rebuild.refuse_cluster(settings.cluster.address)
         travelled = [] if repeater.carried is None else [original.files.path.parent / container.WHEELS]

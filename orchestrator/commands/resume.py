@@ -18,7 +18,7 @@ from orchestrator.checkpoints.state import TrainingState
 from orchestrator.checkpoints.storage import open_storage
 from orchestrator.driver.record import initial, preflight, private
 from orchestrator.driver.record.folders import RunFolder, project_folder
-from orchestrator.driver.record.record import reopen_record
+from orchestrator.driver.record.opening import reopen_record
 from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.event_sink import Audience
@@ -105,6 +105,7 @@ def recorded_project(recorded: Recorded, project: Path, folder: Path, display: P
     with checkout.disposable(recorded.files.bundle, folder / "worktrees") as restored:
         restoring.restore(restored.project, recorded.inputs, project, top=restored.root)
         restoring.lend_storage(restored.project, project, restored.root)
+        initial.lend(recorded.initial.digest, folder, restored.project)
         with contextlib.chdir(restored.project):
             yield restored.project
 

@@ -131,6 +131,7 @@ _CELLS: dict[str, Callable[[Past], str]] = {
     "status": lambda past: past.status.lower(),
     "name": lambda past: past.name if past.kind == "run" else f"{past.name} ({past.kind})",
     "experiment": lambda past: past.experiment,
+    "user": lambda past: past.user or "",
     "steps": lambda past: "" if past.steps is None else str(past.steps),
     "results": _results,
     "digest": lambda past: (past.digest or "")[:12],

@@ -20,6 +20,7 @@ from orchestrator.table import is_reference
 from orchestrator.tracking.store import user
 
 _SHOWN = 12
+_PLACES = ("initial.name", "tracking.uri", "checkpoint.uri", "cluster.address")  # with a colon too, and no code
 _OURS = "orchestrator"
 
 
@@ -27,7 +28,8 @@ _OURS = "orchestrator"
 class WouldExecute:
     """command: as it is started in the restored code; names: of code that the settings name, the pipeline first; modules: that
     the run had imported from its own code, and from elsewhere; packages: those that are not as they were, "name recorded ->
-    here"; installs: those that pip would install, with environment=rebuild; variables: that are set; data: path -> md5."""
+    here"; installs: those that pip would install, with environment=rebuild; variables: that are set; data: path -> md5;
+    initial: the model whose weights it begins with."""
 
     command: list[str]
     names: list[str]
@@ -40,6 +42,7 @@ class WouldExecute:
     variables: dict[str, str]
     search_path: list[str]
     data: dict[str, str]
+    initial: str | None
 
     @property
     def text(self) -> str:
@@ -58,6 +61,7 @@ class WouldExecute:
             ),
             "variables": _list([f"{name}={value}" for name, value in self.variables.items()]),
             "data": _list([f"{path} ({md5})" for path, md5 in self.data.items()]),
+            "weights at the start": self.initial,
         }
         return "\n".join(f"  {what}: {said}" for what, said in rows.items() if said)
 
@@ -85,7 +89,8 @@ def examine(original: Recorded, overrides: Sequence[str], *, rebuilding: bool = 
     code, bits = original.code, next(iter(original.environments), {})
     modules: dict[str, Any] = code.get("modules", {})
     own = sorted(name for name, each in modules.items() if each.get("kind") == "snapshot")
-    named = [value for value in flat(settings).values() if isinstance(value, str) and is_reference(value)]
+    given = {key: value for key, value in flat(settings).items() if key not in _PLACES}
+    named = [value for value in given.values() if isinstance(value, str) and is_reference(value)]
     target = settings.pipeline.target
     return WouldExecute(
         command=["python", "-m", _OURS, "conf=settings.yaml", *overrides],
@@ -99,6 +104,7 @@ def examine(original: Recorded, overrides: Sequence[str], *, rebuilding: bool = 
         variables=dict(bits.get("bits", {}).get("variables", {})),
         search_path=list(code.get("search_path", [])),
         data={item.path: item.md5 for item in original.inputs},
+        initial=settings.initial.name,
     )
 
 

@@ -32,6 +32,7 @@ WEIGHTS = "model.safetensors"
 ALIAS = "newest"  # of a registered model that is given none
 MLMODEL = "MLmodel"
 _MODELS, _RUNS = "models:/", "runs:/"
+DIGEST = "digest"  # a tag of runs, logged models and versions
 
 
 @dataclass(frozen=True)
@@ -202,11 +203,32 @@ def fetch_weights(store: Store, pinned: str, target: Path) -> None:
         shutil.move(found, target)
 
 
+def digest_of(store: Store, pinned: str) -> str | None:
+    """The digest of a model's weights as its run has reported it; None where none did, as of models of other makes. Raises what
+    MLflow raises."""
+    scheme, name, rest = _parts(pinned)
+    client = store.client
+    if scheme == _RUNS:
+        tags = client.get_run(name).data.tags if rest == NAME else {}
+    else:
+        tags = client.get_model_version(name, rest).tags if rest else client.get_logged_model(name).tags
+    return dict(tags).get(DIGEST)
+
+
+def location(store: Store, pinned: str) -> str | None:
+    """Where the files of a model lie; None where there is no such model that can be had."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return _location(store, pinned)
+    except (MlflowException, OSError):
+        return None
+
+
 def _location(store: Store, pinned: str) -> str:
-    """Where the files of a model lie. MLflow would look `models:/` and `runs:/` up in the store of the whole process."""
-    scheme, _, path = pinned.partition("/")
-    name, _, rest = path.partition("/")
-    if scheme == _RUNS[:-1]:
+    """MLflow would look `models:/` and `runs:/` up in the store of the whole process. Raises what MLflow raises."""
+    scheme, name, rest = _parts(pinned)
+    if scheme == _RUNS:
         info = store.client.get_run(name).info
         logged = store.client.search_logged_models([info.experiment_id], f"name = '{rest}'")
         own = [model.artifact_location for model in logged if model.source_run_id == name]
@@ -215,6 +237,13 @@ def _location(store: Store, pinned: str) -> str:
         found = str(store.client.get_model_version_download_uri(name, rest))
         return _location(store, found) if found.startswith(_MODELS) else found
     return str(store.client.get_logged_model(name).artifact_location)
+
+
+def _parts(pinned: str) -> tuple[str, str, str]:
+    """`models:/` or `runs:/`, the name or id, and the version or path, empty where there is none."""
+    scheme = _RUNS if pinned.startswith(_RUNS) else _MODELS
+    name, _, rest = pinned.removeprefix(scheme).partition("/")
+    return scheme, name, rest
 
 
 def _known(store: Store, name: str) -> str:

@@ -1,4 +1,4 @@
-"""The run before a run: the newest one of its experiment that trained the same pipeline and has finished."""
+"""The run before a run: the newest one of its experiment that trained the same pipeline, repeats no other and has finished."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 from orchestrator.tracking.store import KIND, Store
 from orchestrator.tracking.tracker import Tracker
 
-_LOOKED_AT = 20  # runs; the others of these are parts of something else
+_LOOKED_AT = 20  # runs; the others of these are parts of something else, or repeat a run with the data that it had
+_NO_LAUNCH = {KIND, "rerun_of", "explains"}  # tags of those
 
 
 def predecessor(store: Store, tracker: Tracker, target: str) -> str | None:
@@ -22,7 +23,7 @@ def predecessor(store: Store, tracker: Tracker, target: str) -> str | None:
     found = store.client.search_runs(
         [tracker.experiment_id], wanted, order_by=["attributes.start_time DESC"], max_results=_LOOKED_AT
     )
-    ids = [run.info.run_id for run in found if KIND not in run.data.tags]
+    ids = [run.info.run_id for run in found if not _NO_LAUNCH & set(run.data.tags)]
     return next((run_id for run_id in ids if run_id != tracker.run_id), None)
 
 

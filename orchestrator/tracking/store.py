@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import shutil
 import socket
 import sqlite3
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _REQUEST_S = 10  # how long one request to a server may take; MLflow's own default, with its retries, is minutes
 _SQLITE = "sqlite:///"
 _KIND = ("mlflow.experimentKind", "custom_model_development")  # else MLflow's pages open it among GenAI evaluations
+_FROM_SYSTEM = re.compile(r"\[Errno -?\d+\] ([^\"')]+)")  # what the operating system said of a connection
 USER = "mlflow.user"
 PARENT = "mlflow.parentRunId"  # MLflow's own pages show a run below this one
 KIND = "orchestrator.kind"
@@ -41,6 +43,11 @@ PID, STARTED, HOST, BOOT = (f"orchestrator.{name}" for name in ("pid", "pid_star
 def is_server(uri: str | None) -> bool:
     """Whether the store is behind an MLflow server, which keeps the artifacts too."""
     return uri is not None and uri.startswith(("http://", "https://"))
+
+
+def is_of_this_machine(place: str) -> bool:
+    """Whether a store or artifacts at this address lie in a file or a folder, which other machines do not have."""
+    return place.startswith(("sqlite:", "file:")) or (":" not in place and not place.startswith("databricks"))
 
 
 def default_uri(folder: Path) -> str:
@@ -173,8 +180,8 @@ class Store:
         if not found:
             self._refuse_by_name(name)
             raise UsageError(
-                f"there is no run {name} in {self.uri}",
-                "list them with: python -m orchestrator runs; `last` is the newest",
+                f"there is no run {'yet' if name == 'last' else name} in {self.uri}",
+                "list them with: python -m orchestrator runs; `last` is the newest; those at a server need tracking.uri=URI",
             )
         ids = ", ".join(past.run_id for past in found[:3])
         raise UsageError(f"{len(found)} runs begin with {name!r}: {ids}", "give more of the id")
@@ -312,9 +319,15 @@ def _usable(uri: str) -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """On one line. SQLAlchemy begins some of its messages with an advice to programmers."""
+    """On one line. SQLAlchemy begins some of its messages with an advice to programmers; urllib3 tells of its objects."""
     lines = [line.strip() for line in str(error).splitlines() if not line.startswith("(raised as a result of")]
-    return lines[0] if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    if "Max retries exceeded with url" not in lines[0]:
+        return lines[0]
+    found = _FROM_SYSTEM.search(lines[0])
+    why = found[1] if found else "not in time" if "timed out" in lines[0] else lines[0]
+    return f"no answer from the server: {why}"
 
 
 def _is_alive(tags: dict[str, str], boot_id: str) -> bool:

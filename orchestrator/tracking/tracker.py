@@ -37,6 +37,7 @@ class Tracker:
         self.name: str = run.info.run_name
         self.experiment_id: str = run.info.experiment_id
         self.started_ms: int = run.info.start_time
+        self.artifacts: str = run.info.artifact_uri
         self._every_s = every_s
         self._pending: list[Any] = []
         self._later: list[Callable[[], object]] = []  # after the metrics, in order

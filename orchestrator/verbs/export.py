@@ -33,9 +33,9 @@ VERB = Verb(
     about=(
         (
             "export=RUN_ID",
-            "write the record into the folder or zip `to`: code, settings, environment, trace, journal, verdicts,\n"
-            "and with data=true the data; wheels=FOLDER: the wheels of its packages that are in there, too; signed with\n"
-            "the ed25519 key of key=PATH",
+            "write the record into the folder or zip `to`: code, settings, environment, trace, journal, verdicts, the\n"
+            "weights that the run began with, and with data=true the data; wheels=FOLDER: the wheels of its packages that\n"
+            "are in there, too; signed with the ed25519 key of key=PATH",
         ),
     ),
     run=_run,

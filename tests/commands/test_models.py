@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,7 +20,8 @@ import numpy
 import pytest
 
 from orchestrator.tracking import Store
-from tests.projects import REPOSITORY, Project, make_digits
+from tests.projects import REPOSITORY, Done, Project, make_digits
+from tests.tracking.server import Server
 
 pytestmark = [
     pytest.mark.ray,
@@ -81,28 +83,44 @@ class Trained:
     first: dict[str, Any]
 
     @cached_property
-    def second(self) -> dict[str, Any]:
-        begun = ("run.steps=6", "initial=models:/points@newest", "tracking.register=points", "output=json")
-        done = self.project.run("conf=points", *begun)
+    def begun(self) -> Done:
+        settings = ("run.steps=6", "initial=models:/points@newest", "tracking.register=points", "output=json")
+        done = self.project.run("conf=points", *settings)
         assert done.code == 0, done.err
-        return done.report
+        return done
+
+    @property
+    def second(self) -> dict[str, Any]:
+        return self.begun.report
+
+    @property
+    def said(self) -> str:
+        """At the launch of the second."""
+        return self.begun.err
 
     @property
     def store(self) -> Store:
         return Store(None, self.project.path / ".orchestrator")
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
-    project = Project(tmp_path_factory.mktemp("points"))
+def make_points(path: Path) -> Project:
+    project = Project(path)
     for folder in ("conf", "data"):
-        (project.path / folder).mkdir()
+        (project.path / folder).mkdir(parents=True)
     (project.path / "points.py").write_text(PIPELINE)
     (project.path / "conf" / "points.yaml").write_text(CONF)
     write_points(project, 0.0)
     project.commit()
+    return project
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    project = make_points(tmp_path_factory.mktemp("points") / "project")
+    project.git("remote", "add", "origin", "https://host.invalid/points")
     first = project.run("conf=points", "tracking.register=points", "output=json")
     assert first.code == 0, first.err
+    assert "for others who rerun this" not in first.err
     yield Trained(project, first.report)
     assert project.leftovers() == []
 
@@ -119,6 +137,10 @@ def test_a_run_begins_with_the_registered_model_of_another_and_is_rerun_though_t
     assert str(trained.store.client.get_model_version_by_alias("points", "newest").version) == "2"
     again = project.run(f"rerun={second['run_id']}", "cluster.workers=1", "output=json")
     assert (again.code, again.report["verdict"]) == (0, "exact"), again.err
+    told = f"note: for others who rerun this: the weights of models:/points/1 lie in {trained.store.uri}, and only this machine"
+    assert told in trained.said
+    assert f"export={second['run_id']} to=PATH takes them along" in trained.said
+    assert "for others who rerun this" not in again.err  # of a repetition they have the original
 
 
 def test_mlflow_loads_and_serves_the_model_to_the_bit(trained: Trained, tmp_path: Path) -> None:
@@ -168,12 +190,14 @@ def test_every_number_of_the_card_is_mlflows(trained: Trained, tmp_path: Path) -
     for part, told in profile["fields"].items():
         cells = "".join(f"<td>{told[name]}</td>" for name in ("dtype", "shape", "min", "max", "mean", "std"))
         assert f"<tr><td>{part}</td>{cells}</tr>" in page
-    assert page.count('<img src="data:image/') == 2
+    assert page.count('<img src="data:image/') == 3  # the loss, the topology, the time
     assert f"python -m orchestrator rerun={run_id}" in page
 
 
 @pytest.mark.long
-def test_weights_that_changed_or_do_not_fit_are_refused_by_name_before_anything_is_started(trained: Trained) -> None:
+def test_weights_that_changed_or_do_not_fit_are_refused_by_name_before_anything_is_started(
+    trained: Trained, tmp_path: Path
+) -> None:
     project, second = trained.project, trained.second
     before = set(project.runs())
     wrong = project.run("conf=points", "initial=models:/points/1", "pipeline.args.hidden=9")
@@ -191,8 +215,10 @@ def test_weights_that_changed_or_do_not_fit_are_refused_by_name_before_anything_
     )
     kept = (one / "model.safetensors").read_bytes()
     shutil.copyfile(two / "model.safetensors", one / "model.safetensors")
+    shutil.rmtree(project.path / ".orchestrator" / "initial")  # or they would not be fetched
     try:
         again = project.run(f"rerun={second['run_id']}", "output=json")
+        made = project.run(f"export={second['run_id']}", f"to={tmp_path / 'lacking'}", "output=json")
     finally:
         (one / "model.safetensors").write_bytes(kept)
     assert again.code == 4
@@ -200,6 +226,104 @@ def test_weights_that_changed_or_do_not_fit_are_refused_by_name_before_anything_
     assert told in again.report["error"]["message"]
     assert trained.first["digest"] in again.report["error"]["message"]
     assert set(project.runs()) == before
+    assert (made.code, made.report["initial"]) == (0, "missing")
+    (note,) = (note for note in made.report["notes"] if "weights" in note)
+    assert note.startswith("the crate lacks the weights that the run began with, so nobody can repeat it: ")
+    assert told in note
+    (tmp_path / "there").mkdir()
+    there = Project(tmp_path / "there")
+    refused = there.run(f"rerun={tmp_path / 'lacking'}", "trust=true", "output=json")
+    assert refused.code == 4
+    assert "initial: there is no models:/points/1 in " in refused.report["error"]["message"]
+
+
+@pytest.mark.long
+def test_a_crate_has_the_weights_that_its_run_began_with(trained: Trained, tmp_path: Path) -> None:
+    """It is repeated where there is no store, a changed byte of them is named, and the repetition is a record as good."""
+    project, first, second = trained.project, trained.first, trained.second
+    made = project.run(f"export={second['run_id']}", f"to={tmp_path / 'points.zip'}", "data=true", "output=json")
+    assert made.code == 0, made.err
+    assert (made.report["initial"], made.report["notes"]) == ("included", [])
+    with zipfile.ZipFile(tmp_path / "points.zip") as archive:
+        archive.extractall(tmp_path / "points")
+    weights = tmp_path / "points" / "initial" / f"{first['digest']}.safetensors"
+    (tmp_path / "there").mkdir()
+    there = Project(tmp_path / "there", variables={"HOME": str(tmp_path)})
+    asked = there.run(f"rerun={tmp_path / 'points.zip'}", "output=json")
+    told = asked.report["would_execute"]
+    assert (told["names"], told["initial"]) == (["points:Points"], "models:/points/1")
+    assert not (there.path / ".orchestrator" / "initial").exists()
+    done = there.run(f"rerun={tmp_path / 'points.zip'}", "trust=true", "cluster.workers=1", "output=json")
+    assert done.code == 0, done.err
+    assert (done.report["verdict"], done.report["differences"]) == ("exact", [])
+    again = there.run(f"export={done.report['run_id']}", "to=again", "data=true", "output=json")
+    assert (again.code, again.report["initial"]) == (0, "included"), again.err
+    assert (there.path / "again" / "initial" / weights.name).read_bytes() == weights.read_bytes()
+    changed = bytearray(weights.read_bytes())
+    changed[-1] ^= 1
+    weights.write_bytes(changed)
+    refused = there.run(f"rerun={tmp_path / 'points'}", "trust=true", "output=json")
+    assert refused.code == 4
+    told = rf"initial/{weights.name}: expected sha256 \w{{64}}, found \w{{64}}"
+    assert re.search(told, refused.report["error"]["message"])
+    assert there.leftovers() == []
+
+
+@pytest.mark.long
+def test_a_model_at_a_server_is_registered_begun_with_and_rerun_and_its_weights_are_fetched_once(
+    tmp_path: Path,
+) -> None:
+    """By each of its names; from the server's files only where they are not here; and a server that is gone is said."""
+    (tmp_path / "server").mkdir()
+    server = Server(tmp_path / "server")
+    server.start()
+    project = make_points(tmp_path / "project")
+    uri, here = f"tracking.uri={server.uri}", project.path / ".orchestrator" / "initial"
+    try:
+        first = _done(project, "conf=points", "tracking.register=points", uri)
+        begun = ("conf=points", "run.steps=6", "tracking.register=points", uri)
+        second = _done(project, *begun, "initial=models:/points@newest")
+        store = Store(server.uri, project.path)
+        params = store.client.get_run(second["run_id"]).data.params
+        assert (params["initial.name"], params["initial.digest"]) == ("models:/points/1", first["digest"])
+        assert str(store.client.get_model_version_by_alias("points", "newest").version) == "2"
+        shutil.rmtree(here)
+        again = _done(project, f"rerun={second['run_id']}", "cluster.workers=1", uri)
+        assert again["verdict"] == "exact"
+        assert [file.stem for file in here.iterdir()] == [first["digest"]]
+        files = [
+            file for file in (tmp_path / "server" / "artifacts").rglob("model.safetensors") if "models" in file.parts
+        ]
+        assert len(files) == 3  # of the repetition, too
+        for file in files:
+            file.unlink()
+        assert _done(project, f"rerun={second['run_id']}", uri)["verdict"] == "exact"
+        other = _done(project, "conf=points", "run.steps=6", f"initial=runs:/{first['run_id'][:12]}", uri)
+        assert other["digest"] == second["digest"]
+        shutil.rmtree(here)
+        before = {past.run_id for past in store.past()}
+        lacking = project.run(f"rerun={second['run_id']}", uri, "output=json")
+        assert lacking.code == 4
+        told = f"models:/points/1 has no model.safetensors that can be had from {server.uri}"
+        assert told in lacking.report["error"]["message"]
+        assert f"the run began with weights of digest {first['digest']}" in lacking.report["error"]["message"]
+        assert {past.run_id for past in store.past()} == before
+    finally:
+        server.stop()
+    for command in (("conf=points", "initial=models:/points@newest"), (f"rerun={second['run_id']}",)):
+        gone = project.run(*command, uri, "output=json")
+        assert gone.code == 2
+        assert f"tracking.uri: the MLflow server {server.uri} cannot be used" in gone.report["error"]["message"]
+        assert "starting" not in gone.err
+        assert "Traceback" not in gone.err
+    assert project.leftovers() == []
+
+
+def _done(project: Project, *arguments: str) -> dict[str, Any]:
+    """What a command that succeeds reports."""
+    done = project.run(*arguments, "output=json")
+    assert done.code == 0, done.err
+    return done.report
 
 
 @pytest.mark.long

@@ -12,7 +12,8 @@ from orchestrator.tracking import Past
 def past(run_id: str, status: str, lr: str, loss: float) -> Past:
     metrics = {"validation/loss": loss}
     settings = {"optimizer.lr": lr, "topology.name": "ring"}
-    return Past(run_id * 8, "digits", "default", status, 0, 4, metrics, "d" * 64, settings=settings)
+    who = "bob" if run_id == "b" else "ann"
+    return Past(run_id * 8, "digits", "default", status, 0, 4, metrics, "d" * 64, user=who, settings=settings)
 
 
 RUNS = [past("a", "FINISHED", "0.01", 0.5), past("b", "FAILED", "0.1", 0.25), past("c", "FINISHED", "0.001", 0.125)]
@@ -28,6 +29,7 @@ RUNS = [past("a", "FINISHED", "0.01", 0.5), past("b", "FAILED", "0.1", 0.25), pa
         ("optimizer.lr<=0.1,validation/loss<0.3", "bc"),
         ("validation/loss>=0.25,topology.name=ring", "ab"),
         ("steps>4", ""),
+        ("user=ann", "ac"),
     ],
 )
 def test_conditions(where: str | None, expected: str) -> None:

@@ -166,12 +166,15 @@ def _collaborate(place: Path, uri: str) -> None:
     write(ann, {"data/points.csv": points(2), "helper.py": "SCALE = 2.5\n"})
     shell(ann, "dvc add -q data/points.csv")
     ann.commit()
-    first = ann.run("conf=study", uri, "output=json")
+    first = ann.run("conf=study", uri, "tracking.register=study", "output=json")
     assert first.code == 0, first.err
     assert "note: for others who rerun this: commit " in first.err
     assert "is on no branch of a remote; git push" in first.err
     assert "data/points.csv: DVC's remote far lacks 1 of its 1 objects; dvc push data/points.csv" in first.err
     run_id = first.report["run_id"]
+    without = bob.run("conf=study", uri, "output=json")
+    assert "there is no data/points.csv" in without.report["error"]["message"]
+    assert "fetch it with: dvc pull data/points.csv" in without.report["error"]["message"]
     lacking = bob.run(f"rerun={run_id}", "trust=true", uri, "output=json")
     assert lacking.code == 4
     assert "data/points.csv" in lacking.report["error"]["message"]
@@ -181,16 +184,21 @@ def _collaborate(place: Path, uri: str) -> None:
     asked = bob.run(f"rerun={run_id}", uri, "output=json")
     assert (asked.code, asked.report["error"]["kind"]) == (2, "Untrusted")
     assert f"run {run_id} was launched by ann" in asked.err
+    assert asked.report["would_execute"]["names"] == ["study:Study"]
     done = bob.run(f"rerun={run_id}", "trust=true", uri, "output=json")
     assert done.code == 0, done.err
     assert (done.report["verdict"], done.report["differences"]) == ("exact", [])
     assert "data/points.csv: from the remote" in done.err
-    # Bob goes on from the commit that Ann had begun with, and changes the same line.
+    # Bob goes on from the commit that Ann had begun with, changes the same line, and begins with her weights.
     shell(bob, "dvc pull -q")
     write(bob, {"helper.py": "SCALE = 4.0\n"})
-    other = bob.run("conf=study", uri, "output=json")
+    other = bob.run("conf=study", "initial=models:/study@newest", "tracking.register=study", uri, "output=json")
     assert other.code == 0, other.err
     assert "for others who rerun this" not in other.err
+    repeated = ann.run(f"rerun={other.report['run_id']}", "trust=true", "cluster.workers=1", uri, "output=json")
+    assert repeated.code == 0, repeated.err
+    assert (repeated.report["verdict"], repeated.report["differences"]) == ("exact", [])
+    assert [file.stem for file in (ann.path / ".orchestrator" / "initial").iterdir()] == [first.report["digest"]]
     shell(bob, "git fetch -q")
     assert f"{OURS}compare=RUN_A,RUN_B tracking.uri=URI" in COMMANDS
     both = f"compare={run_id},{other.report['run_id']}"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.tracking.store import reason
 from orchestrator.tracking.tracker import Tracker
 
 
@@ -24,6 +25,7 @@ class Client:
                 run_name = "name"
                 experiment_id = "1"
                 start_time = 0
+                artifact_uri = "mlflow-artifacts:/1/r/artifacts"
 
         return Run
 
@@ -103,3 +105,28 @@ def test_many_metrics_go_in_batches_that_mlflow_takes() -> None:
         tracker.metrics(step, {"loss": 1.0})
     tracker.flush()
     assert [len(batch) for batch in client.said] == [1000, 1000, 500]
+
+
+@pytest.mark.parametrize(
+    ("cause", "told"),
+    [
+        (
+            "NewConnectionError(\"HTTPConnection(host='h', port=1): Failed to establish: [Errno 111] Connection refused\")",
+            "Connection refused",
+        ),
+        (
+            "NameResolutionError(\"Failed to resolve 'h' ([Errno -2] Name or service not known)\")",
+            "Name or service not known",
+        ),
+        ('ReadTimeoutError("x: Read timed out. (read timeout=10)")', "not in time"),
+    ],
+)
+def test_why_a_server_does_not_answer_is_told_in_a_line_for_people(cause: str, told: str) -> None:
+    said = f"HTTPConnectionPool(host='h', port=1): Max retries exceeded with url: /api (Caused by {cause})"
+    for each in (said, f"API request to http://h:1/api failed with exception {said}"):
+        assert reason(ValueError(each)) == f"no answer from the server: {told}"
+
+
+def test_what_else_a_store_says_is_its_first_line_that_is_for_people() -> None:
+    assert reason(ValueError("(raised as a result of x)\nBAD_REQUEST: no\nmore")) == "BAD_REQUEST: no"
+    assert reason(ValueError()) == "ValueError"

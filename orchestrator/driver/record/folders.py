@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from orchestrator.errors import ConfigurationError, UsageError
 
@@ -89,3 +92,23 @@ class RunFolder:
         told = [self.journal, self.trace, self.rests, self.times, self.timeline, self.tuning]
         files = [*inputs, *told, self.card, self.page, self.verdict, self.error]
         return [file for file in files if file.exists()]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Of a file of a run's folder; empty where it is not there."""
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    put(path, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
+
+
+def put(path: Path, text: str) -> None:
+    """Write the whole file, or leave the one before: a full disk is reported by the trace, and does not end the run
+    here."""
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        unfinished.rename(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)

@@ -1,21 +1,25 @@
 """The weights that a run begins with: found in MLflow before anything is started, pinned to a version and a digest, fetched.
 
-They lie in `.orchestrator/initial/`, named by their digest, so runs that begin with the same ones share a file.
+They lie in `.orchestrator/initial/`, named by their digest, so runs that begin with the same ones share a file, and they are
+fetched only where that file is not there or holds other weights. A digest stands for its weights wherever they come from: the
+store, a crate, or a run before.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
 import tempfile
 from pathlib import Path
 
 from orchestrator.driver.record.folders import project_folder
 from orchestrator.engine.compute import initial
 from orchestrator.errors import ConfigurationError, NotRerunnable
-from orchestrator.plan import Initial
-from orchestrator.plan.resolve import resolve
 from orchestrator.settings import InitialSettings, Settings
 from orchestrator.tracking import Store, models
+
+_FOLDER = "initial"
 
 
 def pinned(settings: Settings, project: Path) -> Settings:
@@ -26,11 +30,33 @@ def pinned(settings: Settings, project: Path) -> Settings:
     if wanted.name is None:
         return settings
     folder = project_folder(project)
-    if wanted.digest is not None and _holds(project, resolve(settings).run.initial):
+    if held(folder, wanted.digest):
         return settings
-    store = Store(settings.tracking.uri, folder)
+    found = brought(wanted, Store(settings.tracking.uri, folder), folder)
+    return dataclasses.replace(settings, initial=found)
+
+
+def place_of(folder: Path, digest: str | None) -> Path:
+    """The file of the weights of this digest. folder: a project's `.orchestrator`."""
+    return folder / _FOLDER / f"{digest}.safetensors"
+
+
+def held(folder: Path, digest: str | None) -> bool:
+    """Whether the folder has the weights of this digest, whole."""
+    file = place_of(folder, digest)
+    return digest is not None and file.exists() and _digest_of(file) == digest
+
+
+def brought(wanted: InitialSettings, store: Store, folder: Path) -> InitialSettings:
+    """The model pinned to what its name means now, or meant when its digest was recorded; its weights are in the folder then.
+    Raises as `pinned`."""
+    assert wanted.name is not None
+    if held(folder, wanted.digest):
+        return wanted
     try:
-        name, found = _fetched(store, wanted.name, folder)
+        with store.usable():
+            name = models.pin(store, wanted.name)
+            found = _found(store, name, folder)
     except ConfigurationError as error:
         if wanted.digest is None:
             raise
@@ -41,25 +67,59 @@ def pinned(settings: Settings, project: Path) -> Settings:
             f"initial: {name} has weights of digest {found} now, and the run began with {wanted.digest}",
             "have that version again, or launch a new run without initial.digest",
         )
-    return dataclasses.replace(settings, initial=InitialSettings(name=name, digest=found))
+    return InitialSettings(name=name, digest=found)
 
 
-def _holds(project: Path, known: Initial | None) -> bool:
-    """Whether the project has the weights already, whole."""
-    assert known is not None
-    file = project / known.file
-    return file.exists() and initial.digest_of(initial.read(file, known.name)) == known.digest
+def keep(weights: Path, digest: str | None, folder: Path, whose: str) -> None:
+    """Put weights that came with a record among those of the folder. whose: in words, for the message. Raises NotRerunnable
+    where they are others than the record says."""
+    if held(folder, digest):
+        return
+    found = _digest_of(weights)
+    if found != digest:
+        said = "cannot be read" if found is None else f"have the digest {found}"
+        raise NotRerunnable(
+            f"the weights {weights.name} {whose} {said}, and the run began with {digest}", "ask for the record again"
+        )
+    _put(weights, place_of(folder, digest))
 
 
-def _fetched(store: Store, name: str, folder: Path) -> tuple[str, str]:
-    """The model's pinned name, and the digest of its weights."""
-    place = folder / "initial"
-    place.mkdir(exist_ok=True)
-    with store.usable():
-        name = models.pin(store, name)
-        with tempfile.TemporaryDirectory(dir=place, prefix=".new-") as new:
-            weights = Path(new) / models.WEIGHTS
-            models.fetch_weights(store, name, weights)
-            found = initial.digest_of(initial.read(weights, name))
-            weights.replace(place / f"{found}.safetensors")
-    return name, found
+def lend(digest: str | None, folder: Path, project: Path) -> None:
+    """Let another project, such as a work tree, have the weights that this folder holds, if it does."""
+    if held(folder, digest):
+        _put(place_of(folder, digest), place_of(project_folder(project), digest))
+
+
+def _found(store: Store, name: str, folder: Path) -> str:
+    """The digest of the weights of a pinned model, which are in the folder then: they are fetched unless those that its run
+    has reported are there."""
+    reported = models.digest_of(store, name)
+    if reported is not None and held(folder, reported):
+        return reported
+    (folder / _FOLDER).mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder / _FOLDER, prefix=".new-") as new:
+        weights = Path(new) / models.WEIGHTS
+        models.fetch_weights(store, name, weights)
+        found = initial.digest_of(initial.read(weights, name))
+        weights.replace(place_of(folder, found))
+    return found
+
+
+def _digest_of(file: Path) -> str | None:
+    """None of a file that holds no weights."""
+    try:
+        return initial.digest_of(initial.read(file, file.name))
+    except ConfigurationError:
+        return None
+
+
+def _put(source: Path, target: Path) -> None:
+    """Under its final name only when it is whole."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".new-") as new:
+        partial = Path(new) / target.name
+        try:
+            os.link(source, partial)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(source, partial)
+        partial.replace(target)

@@ -64,8 +64,13 @@ class Provenance:
         return versions.look_up(self.project, self.scans)
 
     @property
-    def unshared(self) -> list[str]:
-        """What others lack who use the same store: commits and data that were not pushed, each with the command."""
+    def has_remote(self) -> bool:
+        """Whether the repository of the code is one that others may have a clone of."""
+        return self.work is not None and bool(git.line(self.work.root, "remote"))
+
+    @property
+    def unpushed(self) -> list[str]:
+        """What others lack of code and data: a sentence each, with the command that pushes it."""
         commit = None if self.work is None else pushed.unpushed(self.work)
         return [*([] if commit is None else [commit]), *remote_state.unpushed(self.project, self.inputs)]
 
@@ -361,7 +366,6 @@ def _input_problems(settings: Settings, project: Path) -> list[str]:
     problems = []
     for path in settings.data.inputs:
         if not (project / path).exists():
-            stage = dvc_files.stage_of(project, path)
-            remedy = f"; make it with: dvc repro {stage}" if stage else ""
-            problems.append(f"data.inputs: there is no {path} in {project}{remedy}")
+            remedy = dvc_files.how_to_have(project, path)
+            problems.append(f"data.inputs: there is no {path} in {project}{remedy and f'; {remedy}'}")
     return problems

@@ -8,39 +8,36 @@ What the run is made of goes into files that are artifacts too: `code.bundle` (t
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from orchestrator.data import drift
 from orchestrator.data.drift import Drift
-from orchestrator.driver.record import model_folder, predecessor
-from orchestrator.driver.record.folders import RunFolder
+from orchestrator.driver.record import predecessor
+from orchestrator.driver.record.folders import RunFolder, put, read_json, write_json
 from orchestrator.driver.record.predecessor import Predecessor
-from orchestrator.driver.record.preflight import ORCHESTRATOR, Provenance
+from orchestrator.driver.record.preflight import ORCHESTRATOR
 from orchestrator.driver.record.private import COMMITMENT, commitment_in
+from orchestrator.driver.record.trained_model import MadeOf, TrainedModel
 from orchestrator.driver.report import card, pictures
 from orchestrator.driver.report.outcome import Outcome, Status
 from orchestrator.driver.report.page import as_html, cleaned, markdown
 from orchestrator.engine import executions
-from orchestrator.errors import ConfigurationError, RunFailed
+from orchestrator.errors import RunFailed
 from orchestrator.plan.resolve import resolve
-from orchestrator.provenance.code import checkout, git, imported, snapshot, worktree
+from orchestrator.provenance.code import imported, worktree
 from orchestrator.provenance.data.versions import Input
 from orchestrator.provenance.environment import container, lock
 from orchestrator.records import identity, lines, masking, rests, times
 from orchestrator.records.lines import LineFile
 from orchestrator.records.masking import Masker
-from orchestrator.settings import Settings, determining, flat, to_yaml
-from orchestrator.tracking import Store, Tracker, default_uri, is_server, models
-from orchestrator.tracking.store import USER, user
+from orchestrator.settings import Settings, determining, flat
+from orchestrator.tracking import Store, Tracker, default_uri
 
 _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
     "finished": "FINISHED",
@@ -53,7 +50,7 @@ _NAMED = 10  # runs in a tag
 @dataclass(frozen=True)
 class Contents:
     """What a run is made of, as it was recorded. work: None where the code could not be; obstacles: to an exact rerun;
-    unshared: what others lack who use the same store."""
+    unshared: what others lack who are to repeat the run."""
 
     inputs: list[Input]
     obstacles: list[str]
@@ -96,9 +93,9 @@ class Record:
         self.drift_told = False  # what came of comparing the data with those of the run before
         self._drift: tuple[str, Drift] | None = None
         self._work = contents.work
-        self._nodes: dict[str, Any] = _read(files.environment).get("nodes", {})
-        self._code = _read(files.code)
-        self._model: models.ModelFolder | None = None
+        self._nodes: dict[str, Any] = read_json(files.environment).get("nodes", {})
+        self._code = read_json(files.code)
+        self._model = TrainedModel(settings, files, self._masker)
 
     @property
     def history(self) -> list[LineFile]:
@@ -126,14 +123,14 @@ class Record:
 
     def keep_tuning(self, tuning: Mapping[str, Any]) -> None:
         """How settings of the execution were chosen by a measurement."""
-        _write(self.files.tuning, tuning)
+        write_json(self.files.tuning, tuning)
         self.journal.append([{"event": "tuned", "chosen": tuning["chosen"], "reason": tuning["reason"]}])
 
     def describe(self, node: str, environment: Mapping[str, Any], modules: list[dict[str, Any]]) -> list[str]:
         """The environment of a node, and the modules that a worker there has imported. Returns obstacles to a rerun."""
         first = not self._nodes
         self._nodes[node] = dict(environment) if self._work is None else lock.placed(environment, str(self._work.root))
-        _write(self.files.environment, {"nodes": self._nodes})
+        write_json(self.files.environment, {"nodes": self._nodes})
         if not first:
             return []
         packages = environment["packages"]
@@ -151,7 +148,7 @@ class Record:
             "obstacles": [*self._code.get("obstacles", []), *judged.obstacles],
         }
         self._code.update(found)
-        _write(self.files.code, self._code)
+        write_json(self.files.code, self._code)
         self.obstacles += judged.obstacles
         return list(judged.obstacles)
 
@@ -187,7 +184,7 @@ class Record:
         """Compare the digest with that of every run of the same identity, which must be equal (law 2). Returns
         sentences for a person, and tags all of these runs."""
         self._identify()
-        own = _read(self.files.identity).get("identity")
+        own = read_json(self.files.identity).get("identity")
         if own is None or digest is None:
             return []
         others = [past for past in self.store.of_identity(own) if past.run_id != self.tracker.run_id]
@@ -216,47 +213,9 @@ class Record:
     def keep_model(self, outcome: Outcome, checkpoints: str | None) -> str | None:
         """Put the trained model together as MLflow is to have it; what of that could not be done, or None. checkpoints: where
         the one of the last step lies, if there is one."""
-        source = self._settings.pipeline
-        told = {
-            "target": source.target,
-            "args": self._arguments,
-            "seed": self._settings.run.seed,
-            "digest": outcome.digest,
-            "parameters": self.run_manifest["parameters"],
-            "layers": self._layers,
-        }
         node: Mapping[str, Any] = next(iter(self._nodes.values()), {})
-        packages = node.get("packages", {})
-        state = None if checkpoints is None else model_folder.last_state(checkpoints, outcome.steps)
-        work, modules = self._work, self._code.get("modules", {})
-        code = {} if work is None else model_folder.code_of(work.root, work.tree, modules)
-        try:
-            model_folder.write(self.files.model, self.files.weights, told, packages, code, state)
-        except OSError as error:
-            return f"MLflow gets no model of this run: {error}"
-        params = {"target": source.target, "parameters": str(told["parameters"])}
-        tags = {"digest": str(outcome.digest)}
-        self._model = models.ModelFolder(self.files.model, outcome.steps, params, tags, code=model_folder.CODE)
-        if state is not None:
-            return None
-        return "the model is logged without the state of its training: there is no checkpoint of the last step"
-
-    @property
-    def _arguments(self) -> dict[str, Any]:
-        """Of the pipeline, without credentials."""
-        given = self._settings.pipeline.args
-        return {key: masking.setting(f"pipeline.args.{key}", value) for key, value in given.items()}
-
-    @property
-    def _layers(self) -> str | None:
-        """The model in words, as a worker has told it."""
-        told = self.described.get("layers")
-        return None if told is None else self._masker.text(told)
-
-    @property
-    def _registration(self) -> models.Registration | None:
-        name = self._settings.tracking.register
-        return None if name is None else models.Registration.parse(name)
+        made_of = MadeOf(node.get("packages", {}), self._work, self._code.get("modules", {}), checkpoints)
+        return self._model.keep(outcome, self.run_manifest["parameters"], self.described.get("layers"), made_of)
 
     def close(self, outcome: Outcome) -> str | None:
         """Write down how the run ended, here and in MLflow; why MLflow could not take all of it, or None."""
@@ -271,7 +230,7 @@ class Record:
         if outcome.error is not None:
             ending["error"] = outcome.error.message
             whole = f"{outcome.error}\n\n{outcome.error.details}".rstrip() + "\n"
-            _put(self.files.error, self._masker.text(whole))
+            put(self.files.error, self._masker.text(whole))
             self.tracker.tag("error", self._masker.text(outcome.error.message))
         if outcome.steps:
             self.tracker.tag("steps", str(outcome.steps))
@@ -279,14 +238,14 @@ class Record:
             self.tracker.tag("digest", outcome.digest)
         told = {key: self.described[key] for key in ("profile", "partition") if self.described.get(key) is not None}
         if told:
-            _write(self.files.data, {**_read(self.files.data), **told})
+            write_json(self.files.data, {**read_json(self.files.data), **told})
         if self._nodes:  # the disk may have been full when they were written
-            _write(self.files.environment, {"nodes": self._nodes})
-            _write(self.files.code, self._code)
+            write_json(self.files.environment, {"nodes": self._nodes})
+            write_json(self.files.code, self._code)
         self._identify()
         built = container.dockerfile(self.tracker.run_id, list(self._nodes.values()))
         if built is not None:
-            _put(self.files.dockerfile, built)
+            put(self.files.dockerfile, built)
         self._put_card(outcome)
         self.journal.append([ending])
         self.journal.close()
@@ -298,17 +257,16 @@ class Record:
             self.tracker.artifact(picture, "pictures")
         if self.files.weights.exists():
             self.tracker.artifact(self.files.weights, "model")
-        if self._model is not None:
-            self.tracker.model(self._model, self._registration)
+        self._model.log(self.tracker)
         self.tracker.end(_MLFLOW[status])
         return self.tracker.trouble
 
     def _put_card(self, outcome: Outcome) -> None:
         contents = self._card(outcome)
         page = cleaned(card.page(contents), self._masker.text)
-        _put(self.files.card, markdown(page))
+        put(self.files.card, markdown(page))
         with contextlib.suppress(OSError):  # of a picture; the page in Markdown names it
-            _put(self.files.page, as_html(page))
+            put(self.files.page, as_html(page))
 
     def _card(self, outcome: Outcome) -> card.CardContents:
         found = determining(self._settings)
@@ -316,7 +274,7 @@ class Record:
         results = {"loss": outcome.loss, **outcome.metrics, "digest": outcome.digest}
         error = None if outcome.error is None else outcome.error.message
         lost = [f"{each['kind']} ({each['seconds']} s, {each['steps_lost']} steps lost)" for each in outcome.recoveries]
-        identity = _read(self.files.identity)
+        identity = read_json(self.files.identity)
         rows = {
             "steps": outcome.steps,
             **results,
@@ -336,14 +294,14 @@ class Record:
             command=shlex.join(["python", "-m", "orchestrator", *masking.arguments(sys.argv[1:])]),
             outcome=rows,
             code=self._code,
-            data=_read(self.files.data),
+            data=read_json(self.files.data),
             nodes=self._nodes,
             identity=identity,
             settings={key: masking.setting(key, value) for key, value in found.items()},
             execution={key: masking.setting(key, value) for key, value in execution.items()},
             said=self._said,
             obstacles=self.obstacles,
-            trained=self._trained(),
+            trained=self._model.on_card(self.run_manifest.get("parameters"), self.described.get("layers")),
             events=self._events(),
             pictures=sorted(self.files.pictures.glob("*")),
             before=self._drift,
@@ -356,28 +314,15 @@ class Record:
         except (OSError, ValueError):  # of a damaged file, which no card mends
             return []
 
-    def _trained(self) -> card.Trained:
-        source, weights = self._settings.pipeline, self.files.weights
-        begins, registration = self._settings.initial, self._registration
-        return card.Trained(
-            source.target,
-            self._arguments,
-            self.run_manifest.get("parameters"),
-            self._layers,
-            model_folder.tensors_of(weights) if self._model is not None else {},
-            None if registration is None or self._model is None else registration.uri,
-            None if begins.name is None else f"{begins.name}, digest {begins.digest}",
-        )
-
     def _identify(self) -> None:
         """Write what determines the result, and one hash over it; it is only known once workers were ready, and of an
         asynchronous run at its end."""
-        known: identity.Parts | None = _read(self.files.identity).get("parts") or self._inputs_hashed()
+        known: identity.Parts | None = read_json(self.files.identity).get("parts") or self._inputs_hashed()
         if known is None:
             return
         ordered = {} if self.rests is None else {identity.RESTS: rests.digest(lines.read(self.files.rests))}
         parts = {**known, **ordered}
-        _write(self.files.identity, {"identity": identity.of(parts), "parts": parts})
+        write_json(self.files.identity, {"identity": identity.of(parts), "parts": parts})
         self.tracker.tag("identity", identity.of(parts))
 
     def _inputs_hashed(self) -> identity.Parts | None:
@@ -398,101 +343,5 @@ class Record:
         )
 
 
-def open_record(
-    settings: Settings,
-    folder: Path,
-    provenance: Provenance,
-    origins: Mapping[str, str],
-    tags: Mapping[str, str] = MappingProxyType({}),
-) -> Record:
-    """Create the MLflow run and its folder, and keep the code; remove what a rerun that was killed has left. origins: where
-    the settings were given, by key; tags: further ones of the MLflow run.
-
-    Raises ConfigurationError when the store cannot be opened."""
-    checkout.sweep(folder / "worktrees")
-    inputs, obstacles = provenance.inputs, provenance.obstacles  # DVC is asked before there is a run in the store
-    store = Store(settings.tracking.uri, folder)
-    with store.usable():
-        experiment_id = store.experiment(settings.run.experiment)
-        orphans = store.mark_orphans(experiment_id)
-        tracker = Tracker.create(store, experiment_id, settings.run.name, every_s=settings.tracking.every_s)
-        shown = {key: masking.setting(key, value) for key, value in flat(settings).items()}
-        tracker.describe(shown, {**_tags(provenance), **tags})
-    tracker.inputs([(item.path, item.md5, item.place) for item in inputs])
-    files = RunFolder(folder, tracker.run_id)
-    files.lease()
-    try:
-        files.settings.write_text(to_yaml(settings, public=True), encoding="utf-8")
-    except OSError as error:
-        tracker.end("FAILED")
-        raise ConfigurationError(
-            [f"{files.settings} cannot be written: {error.strerror}"], "make room on its disk"
-        ) from error
-    _write(files.data, {"inputs": [item.as_dict() for item in inputs], "profile": None})
-    _write(files.origins, origins)
-    work = None if provenance.work is None else _keep(provenance.work, files, tracker)
-    unshared = provenance.unshared if is_server(store.uri) else []
-    return Record(settings, store, tracker, files, orphans, Contents(inputs, obstacles, work, unshared))
-
-
-def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance: Provenance) -> Record:
-    """Go on with a run that was left; its folder is leased already. Raises ConfigurationError."""
-    inputs, obstacles = provenance.inputs, provenance.obstacles  # before the run in the store is touched
-    with store.usable():
-        tracker = Tracker.reopen(store, files.path.name, every_s=settings.tracking.every_s)
-        orphans = store.mark_orphans(tracker.experiment_id)
-    files.error.unlink(missing_ok=True)
-    return Record(settings, store, tracker, files, orphans, Contents(inputs, obstacles, provenance.work))
-
-
-def _keep(work: worktree.WorkTree, files: RunFolder, tracker: Tracker) -> worktree.WorkTree | None:
-    """Write the snapshot of the code: the tree as it was written. What prevents that is reported as a tag, and does not
-    end the run."""
-    try:
-        kept = snapshot.keep(work, tracker.run_id)
-        snapshot.bundle(kept, files.bundle)
-        snapshot.patch(kept, files.patch)
-    except (worktree.Unrecorded, git.GitError, OSError) as error:
-        tracker.tag("code.unrecorded", str(error))
-        return None
-    _write(files.code, kept.as_dict())
-    return kept.work
-
-
-def _tags(provenance: Provenance) -> dict[str, str]:
-    """Tags by which runs are found: the user, the code, the data."""
-    tags = {
-        "mlflow.source.name": " ".join(masking.arguments(sys.argv)),
-        "mlflow.source.type": "LOCAL",
-        USER: user(),
-    }
-    work = provenance.work
-    if work is not None:
-        tags["git.dirty"] = str(work.dirty).lower()
-        tags["git.tree"] = work.tree
-        if work.origin is not None:
-            tags["git.commit"] = tags["mlflow.source.git.commit"] = work.origin
-    return {**tags, **{f"data.{item.path}.md5": item.md5 for item in provenance.inputs}}
-
-
 def _count(runs: list[str]) -> str:
     return "an earlier run" if len(runs) == 1 else f"{len(runs)} earlier runs"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-
-
-def _write(path: Path, values: Mapping[str, Any]) -> None:
-    _put(path, json.dumps(values, indent=1, ensure_ascii=False) + "\n")
-
-
-def _put(path: Path, text: str) -> None:
-    """Write the whole file, or leave the one before: a full disk is reported by the trace, and does not end the run
-    here."""
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        unfinished.rename(path)
-    except OSError:
-        unfinished.unlink(missing_ok=True)

@@ -14,7 +14,7 @@ from orchestrator.errors import ConfigurationError, NotRerunnable, UsageError
 from orchestrator.provenance.data.versions import Input, from_dict
 from orchestrator.records import lines, masking, rests
 from orchestrator.records.comparison import Run
-from orchestrator.settings import Settings, determining, flat, load
+from orchestrator.settings import InitialSettings, Settings, determining, flat, load
 from orchestrator.synchrony import build_mode
 from orchestrator.table import is_reference
 from orchestrator.tracking import Past, Store
@@ -63,6 +63,11 @@ class Recorded:
                 "leave these out, or launch a new run with conf=",
             )
         return settings
+
+    @property
+    def initial(self) -> InitialSettings:
+        """The model that the run began with; none where it has no name."""
+        return load([str(self.files.settings)], []).initial
 
     def require(self) -> None:
         """Raises NotRerunnable, naming everything that is missing for a rerun."""

@@ -41,9 +41,11 @@ _COUNTED = (
     "run_ended",
     "data_compared",
 )
+_NOTHING: tuple[Any, ...] = (None, [], {}, "")  # of an event: what it does not tell
 _CAPTIONS = {
     "loss": "Training loss of each step, and the validation metrics",
     "topology": "Who sends to whom",
+    "time": "What a step took along the run, and what each worker did with its time",
     "partition": "Which samples each client owns",
     "clocks": "Each shard's clock, and how far ahead of the slowest each update was",
     "pipeline": "What each worker does in a step",
@@ -114,7 +116,10 @@ def page(contents: CardContents) -> Page:
             Section("Settings that determine the result", _settings(contents.settings)),
             Section("Seeds", _seeds(contents.settings)),
             Section("Environment", [block for name, node in contents.nodes.items() for block in _node(name, node)]),
-            Section("Execution (another run may change these, and keeps the bits)", _settings(contents.execution)),
+            Section(
+                "Execution (another run may change these, and keeps the bits)",
+                [*_settings(contents.execution), *_shown(contents.pictures, "time")],
+            ),
             Section(
                 "Events", [*_events(contents.events), *_shown(contents.pictures, "topology", "clocks", "pipeline")]
             ),
@@ -255,7 +260,10 @@ def _events(events: Sequence[Mapping[str, Any]]) -> list[Block]:
     counts = Counter(event["event"] for event in events)
     notable = [event for event in events if event["event"] not in _COUNTED]
     rows = [
-        (event["event"], ", ".join(f"{key}={value}" for key, value in event.items() if key != "event"))
+        (
+            event["event"],
+            ", ".join(f"{key}={value}" for key, value in event.items() if key != "event" and value not in _NOTHING),
+        )
         for event in notable[-_LISTED:]
     ]
     facts = {kind.replace("_", " "): counts[kind] for kind in _COUNTED[:-2] if counts[kind]}

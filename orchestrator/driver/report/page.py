@@ -20,7 +20,7 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.7rem; margin-bottom: .5rem; }
 h2 { font-size: 1.2rem; margin-top: 2rem; border-bottom: 1px solid var(--line); }
-h3 { font-size: 1rem; margin-bottom: .3rem; }
+h3 { font-size: 1rem; margin-bottom: .3rem; } h1, h2, h3, p, li, figcaption { overflow-wrap: anywhere; }
 table { border-collapse: collapse; margin: .5rem 0; display: block; overflow-x: auto; }
 th, td { text-align: left; vertical-align: top; padding: .2rem .9rem .2rem 0; border-bottom: 1px solid var(--line); }
 th { color: var(--faint); font-weight: 600; } .facts th { white-space: nowrap; border: 0; } .facts td { border: 0; }

@@ -26,7 +26,9 @@ MOST_BYTES = 1 << 40
 _PIECE_BYTES = 1 << 20
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first date that a zip can hold
 _PLAIN = stat.S_IFREG | 0o644
-_PACKED = (".bundle", ".gz", ".npz", ".parquet", ".png", ".jpg", ".jpeg", ".zip", ".zst")  # do not get smaller
+_PACKED = (  # do not get smaller
+    *(".bundle", ".gz", ".npz", ".parquet", ".png", ".jpg", ".jpeg", ".safetensors", ".zip", ".zst"),
+)
 REMEDY = "ask for the crate again: export=RUN_ID to=PATH makes it"
 
 Content = bytes | Path

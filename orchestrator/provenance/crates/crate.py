@@ -1,7 +1,8 @@
 """A crate made from a record, and one read back: nothing of it is believed before every byte is what its statement says.
 
 What is in it: `record/` (the files of the run's folder), `reruns/` (verdicts), `run.json`, `requirements.txt`, `data/` where
-the data travel along, `ro-crate-metadata.json`, and the statement over all of them.
+the data travel along, `initial/` with the weights that the run began with, `ro-crate-metadata.json`, and the statement over
+all of them.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from orchestrator.provenance.crates.statement import Signer
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-RECORD, RUN, LOCK, DATA = "record", "run.json", "requirements.txt", "data"
-FORMAT = 1
+RECORD, RUN, LOCK, DATA, INITIAL = "record", "run.json", "requirements.txt", "data", "initial"
+FORMAT, WITH_WEIGHTS = 1, 2  # a program that reads the first only could not repeat a run that began with weights
 _SHOWN = 10
 _OWN = "orchestrator"
 
@@ -39,11 +40,13 @@ class Made:
 @dataclass(frozen=True)
 class Crate:
     """A crate that was unpacked and checked. place: its folder; run: `run.json`; carried: path of an input -> where its bytes
-    are; signed_by: the fingerprint of the key, None of an unsigned one."""
+    are; weights: the file of those that the run began with, where they are in it; signed_by: the fingerprint of the key, None
+    of an unsigned one."""
 
     place: Path
     run: Mapping[str, Any]
     carried: Mapping[str, Path]
+    weights: Path | None
     statement_sha256: str
     signed_by: str | None
 
@@ -55,9 +58,10 @@ def make(
     license_: str | None = None,
     signed_by: Signer | None = None,
 ) -> Made:
-    """files: of the record and the data, by their names in the crate; run: what the store knows of the run; carried: path of an
-    input -> the name of its file or folder."""
-    told = {"format": FORMAT, **run, "carried": dict(carried)}
+    """files: of the record, the data and the weights, by their names in the crate; run: what the store knows of the run, and
+    under `initial` the `name`, `digest` and `file` of the weights that it began with; carried: path of an input -> the name of
+    its file or folder."""
+    told = {"format": WITH_WEIGHTS if INITIAL in run else FORMAT, **run, "carried": dict(carried)}
     code, data = (_json(files[f"{RECORD}/{name}.json"]) for name in ("code", "data"))
     own = {
         RUN: (json.dumps(told, indent=1, ensure_ascii=False) + "\n").encode(),
@@ -111,11 +115,13 @@ def read(path: Path, place: Path, trusted: Ed25519PublicKey | None = None) -> Cr
         run = _json(place / RUN)
         code, data = (_json(place / RECORD / f"{name}.json") for name in ("code", "data"))
         claim = statement.predicate(run, code, data, found[LOCK])
-        if run["format"] != FORMAT:
+        if run["format"] not in (FORMAT, WITH_WEIGHTS):
             raise NotRerunnable(
-                f"{path} is a crate of format {run['format']}, and this program reads {FORMAT}", "update it"
+                f"{path} is a crate of format {run['format']}, and this program reads {FORMAT} and {WITH_WEIGHTS}",
+                "update it",
             )
-        carried = {str(item): place / _inside(name, path) for item, name in run["carried"].items()}
+        carried = {str(item): place / _inside(name, DATA, path) for item, name in run["carried"].items()}
+        weights = place / _inside(run[INITIAL]["file"], INITIAL, path) if INITIAL in run else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise NotRerunnable(f"{path} is no crate of export=: {error!r}", archive.REMEDY) from None
     if claim != said.claim:
@@ -123,7 +129,7 @@ def read(path: Path, place: Path, trusted: Ed25519PublicKey | None = None) -> Cr
             f"{path} is not what was exported:\n  - {statement.FILE}: it claims what its files do not hold",
             archive.REMEDY,
         )
-    return Crate(place, run, carried, statement.sha256(said.payload), said.signed_by)
+    return Crate(place, run, carried, weights, statement.sha256(said.payload), said.signed_by)
 
 
 def _problems(found: Mapping[str, str], expected: Mapping[str, str], place: Path) -> list[str]:
@@ -142,9 +148,9 @@ def _problems(found: Mapping[str, str], expected: Mapping[str, str], place: Path
     return problems
 
 
-def _inside(name: str, path: Path) -> str:
-    if archive.problem_of([name]) is not None or not name.startswith(f"{DATA}/"):
-        raise NotRerunnable(f"{path} is refused: it names {name!r} as data", archive.REMEDY)
+def _inside(name: str, folder: str, path: Path) -> str:
+    if archive.problem_of([name]) is not None or not name.startswith(f"{folder}/"):
+        raise NotRerunnable(f"{path} is refused: it names {name!r} as what is in {folder}/", archive.REMEDY)
     return name
 
 

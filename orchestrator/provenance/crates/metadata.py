@@ -151,8 +151,11 @@ def _profiles() -> list[Entity]:
 
 def _file(crate: Described, name: str) -> Entity:
     entity: Entity = {"@id": _id(name), "@type": "File", "name": name}
+    begins = crate.run.get("initial")
     if name in _SAID:
         entity["description"] = _SAID[name]
+    elif begins is not None and name == begins["file"]:
+        entity["description"] = f"The weights that training began with: {begins['name']}, digest {begins['digest']}"
     suffix = "." + name.rpartition(".")[2]
     if suffix in _FORMATS:
         entity["encodingFormat"] = _FORMATS[suffix]
@@ -225,7 +228,7 @@ def _action(crate: Described, data: Sequence[Entity]) -> Entity:
         "name": f"Training run {run['run_id']}",
         "instrument": _to(WORKFLOW),
         "agent": _to(_AGENT),
-        "object": [_to(_CODE), *(_to(each["@id"]) for each in data)],
+        "object": [_to(_CODE), *(_to(each["@id"]) for each in data), *_weights(crate)],
         "result": [_to("record/trace.jsonl"), *(_to(each["@id"]) for each in _results(crate))],
         "startTime": _time(run["started_ms"]),
         "actionStatus": f"http://schema.org/{'Completed' if done else 'Failed'}ActionStatus",
@@ -234,6 +237,11 @@ def _action(crate: Described, data: Sequence[Entity]) -> Entity:
     if run.get("ended_ms") is not None:
         entity["endTime"] = _time(run["ended_ms"])
     return entity
+
+
+def _weights(crate: Described) -> list[Entity]:
+    begins = crate.run.get("initial")
+    return [] if begins is None else [_to(_id(begins["file"]))]
 
 
 def _results(crate: Described) -> list[Entity]:

@@ -75,6 +75,7 @@ def public_key(path: Path) -> Ed25519PublicKey:
 
 def predicate(run: Mapping[str, Any], code: Mapping[str, Any], data: Mapping[str, Any], lock: str) -> dict[str, Any]:
     """What is claimed of the run. run: `run.json`; code, data: the record's files; lock: SHA-256 of the list of packages."""
+    begins = run.get("initial")
     return {
         "run": run["run_id"],
         "commit": code.get("origin"),
@@ -84,6 +85,7 @@ def predicate(run: Mapping[str, Any], code: Mapping[str, Any], data: Mapping[str
         "steps": run["steps"],
         "digest": run["digest"],
         "verdict": run["verdict"],
+        **({} if begins is None else {"initial": {key: begins[key] for key in ("name", "digest")}}),
     }
 
 

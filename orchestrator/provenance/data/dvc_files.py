@@ -125,10 +125,23 @@ def lacking(project: Path, remote: str, kind: str, md5s: Iterable[str]) -> list[
     return [md5 for md5 in wanted if md5 not in there]
 
 
-def stage_of(project: Path, path: str) -> str | None:
-    """The name of the DVC stage that makes `path`, also one that has never run. Raises ConfigurationError."""
-    place = os.path.relpath(project / path, project)
-    return next((out.stage for out in outs(project) if out.path == place), None)
+def how_to_have(project: Path, path: str) -> str:
+    """The command that brings a path that is not there, in words; empty where DVC does not know of it. Raises
+    ConfigurationError."""
+    place = Path(os.path.relpath(project / path, project))
+    out = next((out for out in outs(project) if place.is_relative_to(out.path)), None)
+    return "" if out is None else " or ".join(_commands(out, storage(project)))
+
+
+def _commands(out: Out, kept: Storage | None) -> list[str]:
+    made = [f"make it with: dvc repro {out.stage}"] if out.stage else []
+    if out.md5 is None or not out.cached or kept is None:
+        return made
+    if kept.holds(out.md5, out.hash):
+        return [f"take it from DVC's cache with: dvc checkout {out.path}", *made]
+    if out.remote or kept.default or out.imported:
+        return [f"fetch it with: dvc pull {out.path}", *made]
+    return made or ["DVC knows it, and has neither its bytes nor a remote; ask who made it for a dvc push to a remote"]
 
 
 def manifest(place: Path) -> dict[str, str] | None:

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from orchestrator.errors import NotRerunnable, UsageError
 from orchestrator.provenance.crates import archive, crate, metadata, statement
 
+WEIGHTS = {"name": "models:/one/1", "digest": "w" * 64, "file": f"initial/{'w' * 64}.safetensors"}
 RUN: dict[str, Any] = {
     "run_id": "a" * 32,
     "name": "one",
@@ -28,6 +29,7 @@ RUN: dict[str, Any] = {
     "digest": "d" * 64,
     "verdict": None,
     "user": "somebody",
+    "initial": WEIGHTS,
 }
 POINTS = {"path": "data/points.csv", "md5": "m" * 32, "size": 4, "files": 1, "remotes": {"far": "s3://bucket"}}
 IMAGES = {"path": "data/images", "md5": "n" * 32 + ".dir", "size": 2, "files": 2, "remotes": None}
@@ -40,6 +42,7 @@ FILES: dict[str, archive.Content] = {
     "data/images/a b.png": b"1",
     "data/images/c.png": b"2",
     "requirements.txt": b"torch==1\n",
+    WEIGHTS["file"]: b"weights",
 }
 
 
@@ -66,7 +69,26 @@ def test_what_was_exported_is_read(tmp_path: Path, name: str) -> None:
     assert found.run["run_id"] == RUN["run_id"]
     assert found.carried == {"data/images": tmp_path / "place" / "data" / "images"}
     assert (found.statement_sha256, found.signed_by) == (made.statement_sha256, None)
+    assert found.weights is not None
+    assert found.weights.read_bytes() == b"weights"
     assert (found.place / "record" / "code.bundle").read_bytes() == b"a bundle\n"
+
+
+def test_a_run_that_began_without_weights_is_a_crate_that_older_programs_read(tmp_path: Path) -> None:
+    """Its format and its claim are the first ones; with weights they are not, and an older program says so."""
+    run = {key: value for key, value in RUN.items() if key != "initial"}
+    files = {name: content for name, content in FILES.items() if name != WEIGHTS["file"]}
+    archive.write(crate.make(files, run, {}).files, tmp_path / "first")
+    found = crate.read(tmp_path / "first", tmp_path / "place")
+    assert (found.weights, found.run["format"]) == (None, 1)
+    assert "initial" not in statement.opened(tmp_path / "first", None).claim
+    make(tmp_path / "second")
+    assert crate.read(tmp_path / "second", tmp_path / "another").run["format"] == 2
+    archive.write(
+        crate.make(FILES, {**RUN, "initial": {**WEIGHTS, "file": "../outside"}}, {}).files, tmp_path / "third"
+    )
+    with pytest.raises(NotRerunnable, match=r"names '\.\./outside' as what is in initial/"):
+        crate.read(tmp_path / "third", tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("signed", [False, True])
@@ -142,6 +164,7 @@ def test_the_signature_is_one_that_other_programs_check(tmp_path: Path) -> None:
     assert predicate["data"] == {"data/points.csv": "m" * 32, "data/images": "n" * 32 + ".dir"}
     assert (predicate["digest"], predicate["verdict"]) == (RUN["digest"], None)
     assert predicate["lock"] == statement.sha256(b"torch==1\n")
+    assert predicate["initial"] == {"name": "models:/one/1", "digest": "w" * 64}
 
 
 def test_what_is_no_key_is_said(tmp_path: Path) -> None:
@@ -156,7 +179,7 @@ def test_what_is_no_key_is_said(tmp_path: Path) -> None:
 def test_data_are_not_looked_for_outside(tmp_path: Path) -> None:
     made = crate.make(FILES, RUN, {"data/points.csv": "../outside"})
     archive.write(made.files, tmp_path / "x.zip")
-    with pytest.raises(NotRerunnable, match=r"names '\.\./outside' as data"):
+    with pytest.raises(NotRerunnable, match=r"names '\.\./outside' as what is in data/"):
         crate.read(tmp_path / "x.zip", tmp_path / "place")
 
 
@@ -248,3 +271,9 @@ def test_the_metadata_tell_of_data_that_do_not_travel_along(graph: Graph) -> Non
     assert points["value"] == "m" * 32
     assert "far (s3://bucket)" in points["description"]
     assert graph.entities["#digest"]["value"] == RUN["digest"]
+
+
+def test_the_metadata_tell_of_the_weights_that_the_run_began_with(graph: Graph) -> None:
+    (action,) = (name for name in graph.entities if "CreateAction" in graph.types(name))
+    (weights,) = (each for each in graph.of(action, "object") if each["@id"].startswith("initial/"))
+    assert weights["description"] == f"The weights that training began with: models:/one/1, digest {'w' * 64}"

@@ -63,6 +63,20 @@ def test_credentials_stay_where_they_are(tracked: Path) -> None:
     assert "secret" not in json.dumps(item.as_dict())
 
 
+def test_what_is_not_there_is_said_with_the_command_that_brings_it(tracked: Path) -> None:
+    """From the cache, else from the remote; where there is neither, by making it anew or asking who has it."""
+    made = "make it with: dvc repro sub/dvc.yaml:count"
+    assert dvc_files.how_to_have(tracked, "raw.csv") == "take it from DVC's cache with: dvc checkout raw.csv"
+    shutil.rmtree(tracked / ".dvc/cache")
+    assert dvc_files.how_to_have(tracked, "./raw.csv") == "fetch it with: dvc pull raw.csv"
+    assert dvc_files.how_to_have(tracked, "data/imgs/deep/a.txt") == "fetch it with: dvc pull data/imgs"
+    assert dvc_files.how_to_have(tracked, "made/numbers.txt") == f"fetch it with: dvc pull made/numbers.txt or {made}"
+    (tracked / ".dvc/config").write_text("")
+    assert dvc_files.how_to_have(tracked, "raw.csv").startswith("DVC knows it, and has neither its bytes nor a remote")
+    assert dvc_files.how_to_have(tracked, "made/numbers.txt") == made
+    assert dvc_files.how_to_have(tracked, "loose.txt") == ""
+
+
 def test_a_part_of_which_no_manifest_tells(tracked: Path) -> None:
     """Then the whole folder is hashed, and a change beside the part counts."""
     shutil.rmtree(tracked / ".dvc/cache")
@@ -201,9 +215,9 @@ def test_outputs_of_stages_are_found_in_the_lock_and_in_the_pipeline(project: Pa
     assert (folder.recorded_md5, folder.stage, folder.outs[0].cached) == ("5.dir", "prepare@a", False)
     assert (file.recorded_md5, file.stage) == (None, "never")
     assert file.obstacle == "raw.csv is not what DVC has recorded; dvc repro never"
-    assert dvc_files.stage_of(project, "./data/imgs/") == "prepare@a"
-    assert dvc_files.stage_of(project, "other") == "prepare@b"
-    assert dvc_files.stage_of(project, "neither") is None
+    assert dvc_files.how_to_have(project, "./data/imgs/") == "make it with: dvc repro prepare@a"
+    assert dvc_files.how_to_have(project, "other") == "make it with: dvc repro prepare@b"
+    assert dvc_files.how_to_have(project, "neither") == ""
     assert not (project / ".dvc/tmp").exists()
 
 

@@ -203,7 +203,7 @@ def _points(axes: Axes, name: str, series: Series, colour: str) -> None:
 
 def finish(axes: Axes, label: str) -> None:
     axes.set_ylabel(label, color=_INK)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1, steps=[1, 2, 5, 10]))
     axes.grid(True, color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.margins(x=0.03)
