@@ -86,6 +86,7 @@ def test_what_a_run_began_with_is_taken_where_it_lies_as_long_as_it_is_that(tmp_
     snapshot.bundle(kept, run.bundle)
     run.code.write_text(json.dumps(kept.as_dict()))
     run.data.write_text(json.dumps({"inputs": [item.as_dict() for item in capture(project, ["data"])]}))
+    run.settings.write_text("run: {steps: 1}\npipeline: {target: 'a:B'}\noptimizer: sgd\n")
     recorded = Recorded(Past(run.path.name, "a run", "default", "KILLED", 0, 3, {}, None), run)
     with recorded_project(recorded, project, project / ".orchestrator", for_stream()) as place:
         assert place == project
