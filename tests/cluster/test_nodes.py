@@ -78,9 +78,8 @@ TOO_MUCH = {
 }
 
 
-@pytest.mark.parametrize(
-    "settings", [pytest.param(each, marks=pytest.mark.long if number else ()) for number, each in enumerate(TOO_MUCH)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("settings", TOO_MUCH)
 def test_more_than_there_is_is_refused_at_once(digits: Project, two_nodes: Joined, settings: str) -> None:
     project = replace(digits, variables=two_nodes.access)
     began = time.monotonic()

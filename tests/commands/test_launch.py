@@ -76,24 +76,20 @@ def beside(digits: Project, launched: Done) -> list[tuple[str, str]]:
     return [(run_id, digest) for run_id, digest in json.loads(done.out)]
 
 
-def test_every_layout_gives_one_digest_and_one_trace(
-    digits: Project, undisturbed: Alone, launched: Done, beside: list[tuple[str, str]]
-) -> None:
-    """By shared memory and by TCP, with and without processes that fetch ahead, and without any process."""
+def test_every_layout_gives_one_digest_and_one_trace(digits: Project, undisturbed: Alone, launched: Done) -> None:
+    """By TCP, with processes that fetch ahead, and without any process."""
     assert_as_alone(digits, launched, undisturbed)
     assert [line["step"] for line in undisturbed.trace] == list(range(25))
     assert undisturbed.trace[-1]["parameters"] == undisturbed.digest
-    traces = {
-        (digits.folder(run_id) / "trace.jsonl").read_bytes() for run_id in (launched.report["run_id"], *dict(beside))
-    }
-    assert len(traces) == 1
-    assert {digest for _, digest in beside} == {undisturbed.digest}
 
 
+@pytest.mark.long
 def test_runs_share_a_ray_side_by_side_and_one_after_the_other(
-    digits: Project, undisturbed: Alone, beside: list[tuple[str, str]]
+    digits: Project, undisturbed: Alone, launched: Done, beside: list[tuple[str, str]]
 ) -> None:
-    """Nothing of one run changes another's bits, or stays in the Ray."""
+    """By shared memory. Nothing of one run changes another's bits, or stays in the Ray."""
+    runs = (launched.report["run_id"], *dict(beside))
+    assert len({(digits.folder(run_id) / "trace.jsonl").read_bytes() for run_id in runs}) == 1
     assert [digest for _, digest in beside] == [undisturbed.digest] * 3
     assert [digits.runs()[run_id] for run_id, _ in beside] == ["FINISHED"] * 3
 
@@ -127,6 +123,7 @@ def test_another_seed_gives_another_digest(digits: Project, undisturbed: Alone) 
     assert other.report["digest"] != undisturbed.digest
 
 
+@pytest.mark.long
 def test_resolved_settings_can_be_launched_again(
     digits: Project, launched: Done, beside: list[tuple[str, str]]
 ) -> None:

@@ -143,6 +143,7 @@ def test_a_run_begins_with_the_registered_model_of_another_and_is_rerun_though_t
     assert "for others who rerun this" not in again.err  # of a repetition they have the original
 
 
+@pytest.mark.long
 def test_mlflow_loads_and_serves_the_model_to_the_bit(trained: Trained, tmp_path: Path) -> None:
     """In a folder where the pipeline is not: its code came with the model."""
     done = subprocess.run(
@@ -158,6 +159,7 @@ def test_mlflow_loads_and_serves_the_model_to_the_bit(trained: Trained, tmp_path
     assert numpy.array(answers).shape == (2, 2)
 
 
+@pytest.mark.long
 def test_every_number_of_the_card_is_mlflows(trained: Trained, tmp_path: Path) -> None:
     client, report = trained.store.client, trained.first
     run_id = report["run_id"]

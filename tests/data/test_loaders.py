@@ -17,6 +17,7 @@ from orchestrator.errors import Inconsistent, PipelineRaised, RunFailed
 from tests.engine import faulty
 from tests.engine import pipelines as p
 from tests.engine.runs import ONE, Layout, train
+from tests.products import thinned
 
 RECIPE = Recipe("tests.engine.pipelines:Augmented", {}, seed=3, threads=1)
 KEYS = [Key(step, shard, tuple(range(shard, shard + 3))) for step in range(2) for shard in range(2)]
@@ -84,7 +85,7 @@ def test_a_loader_ends_when_its_worker_is_killed() -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("pipeline", [p.Augmented, p.Mlp, p.CustomBatches])
+@pytest.mark.parametrize("pipeline", thinned([p.Augmented, p.Mlp, p.CustomBatches], 3))
 def test_a_run_has_the_same_bits_with_loaders(pipeline: type[p.Small]) -> None:
     reference = train(pipeline, ONE, epochs=2)
     assert train(pipeline, ONE, epochs=2, loaders=2).trace == reference.trace

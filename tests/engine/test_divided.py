@@ -104,6 +104,7 @@ def test_another_seed_is_another_partition() -> None:
     assert one.digest != other.digest
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_loaders_draw_the_same() -> None:
     bagged = {"subset": {"name": "bagging", "member": 1, "shared_seed": 9}}

@@ -84,13 +84,9 @@ def test_one_joins_where_another_was_lost(kind: Any) -> None:
     assert len(told.ends) == 5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [pytest.param(*pair, marks=pytest.mark.long, id=f"{pair[0]}-{pair[1]}") for pair in GOES_ON[1:]]
-    + [pytest.param(*GOES_ON[0], id=f"{GOES_ON[0][0]}-{GOES_ON[0][1]}")],
-)
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.long
+@pytest.mark.parametrize(("before", "after"), GOES_ON, ids=str)
+@pytest.mark.parametrize("kind", ZOO, ids=lambda kind: kind.__name__)
 def test_what_is_stopped_goes_on_in_other_stages(kind: Any, before: Layout, after: Layout) -> None:
     expected = undisturbed(kind, ONE)
     at = undisturbed(kind, before).actions[0] // 2
