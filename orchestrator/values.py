@@ -307,6 +307,11 @@ def must(kind: Any) -> str:
     return " and ".join(_bound_text(bound) for bound in unwrap(kind)[1])
 
 
+def megabytes(size_bytes: int) -> str:
+    """A number of bytes for a person."""
+    return f"{size_bytes / 1e6:.0f} MB" if size_bytes >= 10_000_000 else f"{size_bytes / 1e6:.1f} MB"
+
+
 def show(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]

@@ -44,9 +44,7 @@ class Weights:
         unknown = sorted({str(each.dtype) for each in tensors.values()} - {str(dtype) for dtype in _KINDS})
         if unknown:
             raise ValueError(f"weights of type {unknown[0]} cannot be written")
-        entries = {
-            name: _Entry(_KINDS[each.dtype], tuple(each.shape), _bytes_of(each)) for name, each in tensors.items()
-        }
+        entries = {name: _Entry(_KINDS[each.dtype], tuple(each.shape), each.nbytes) for name, each in tensors.items()}
         self._tensors = tensors
         self._names = _in_order(entries)
         self._head = _head(entries)
@@ -109,10 +107,6 @@ def _copy(source: BinaryIO, target: BinaryIO, size_bytes: int) -> None:
             raise OSError(f"{source.name} ends too early")
         target.write(piece)
         size_bytes -= len(piece)
-
-
-def _bytes_of(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _in_order(entries: Mapping[str, _Entry]) -> list[str]:

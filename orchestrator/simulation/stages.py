@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from orchestrator.errors import ConfigurationError
+from orchestrator.values import megabytes
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,10 @@ def choose_stages(needs: Iterable[Need], available_bytes: int, workers: int, bes
         seen.append(need)
         if need.bytes <= room:
             return StageChoice(need.stages, tuple(seen), room, _reason(seen, room))
-    told = ", ".join(f"{in_words(need.bytes)} {_with(need.stages)}" for need in seen)
+    told = ", ".join(f"{megabytes(need.bytes)} {_with(need.stages)}" for need in seen)
     raise ConfigurationError(
         [
-            f"cluster.stages: auto: a worker needs about {told}, and {in_words(max(0, room))} are there for each of {workers} "
+            f"cluster.stages: auto: a worker needs about {told}, and {megabytes(max(0, room))} are there for each of {workers} "
             "beside what its process takes"
         ],
         "raise cluster.workers, of which each hosts one stage, on machines with more memory; or use a smaller model",
@@ -51,18 +52,14 @@ def choose_stages(needs: Iterable[Need], available_bytes: int, workers: int, bes
 
 def _reason(seen: list[Need], room: int) -> str:
     *before, chosen = seen
-    there = f"{in_words(room)} are there for each"
+    there = f"{megabytes(room)} are there for each"
     if not before:
-        return f"a worker needs about {in_words(chosen.bytes)} for the whole model, and {there}"
+        return f"a worker needs about {megabytes(chosen.bytes)} for the whole model, and {there}"
     return (
-        f"a worker needs about {in_words(chosen.bytes)} {_with(chosen.stages)} and {in_words(before[-1].bytes)} "
+        f"a worker needs about {megabytes(chosen.bytes)} {_with(chosen.stages)} and {megabytes(before[-1].bytes)} "
         f"{_with(before[-1].stages)}, and {there}"
     )
 
 
 def _with(stages: int) -> str:
     return "for the whole model" if stages == 1 else f"with {stages} stages"
-
-
-def in_words(size: int) -> str:
-    return f"{size / 1e6:.0f} MB" if size >= 10_000_000 else f"{size / 1e6:.1f} MB"

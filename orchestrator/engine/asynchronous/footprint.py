@@ -21,12 +21,13 @@ from typing import Final
 from orchestrator.control.shard_assignment import assign_shards
 from orchestrator.engine.asynchronous.deltas import window_of
 from orchestrator.engine.asynchronous.gossip import Mixing
-from orchestrator.engine.exchange.footprint import in_words, region_bytes, sums_of
+from orchestrator.engine.exchange.footprint import region_bytes, sums_of
 from orchestrator.numerics.layout import Layout
 from orchestrator.plan import Plan
 from orchestrator.topologies.routes import Routes
 from orchestrator.topologies.schedule import Schedule
 from orchestrator.transports.available_memory import available_bytes
+from orchestrator.values import megabytes
 
 _FLOAT: Final = 4
 _INTEGER: Final = 8
@@ -76,5 +77,5 @@ def require(needed: int) -> None:
     """Raises MemoryError where so much is not there now: what lies in no region is given page by page, till none is left."""
     available = available_bytes()
     if needed > available:
-        told = f"a worker needs about {in_words(needed)} for a model whose replicas run free"
-        raise MemoryError(f"{told}, and {in_words(available)} of memory are available")
+        told = f"a worker needs about {megabytes(needed)} for a model whose replicas run free"
+        raise MemoryError(f"{told}, and {megabytes(available)} of memory are available")

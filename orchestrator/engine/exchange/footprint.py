@@ -19,6 +19,7 @@ from orchestrator.topologies import build_schedule
 from orchestrator.topologies.schedule import Action, Add, Finish, Schedule, program
 from orchestrator.transports.available_memory import available_bytes
 from orchestrator.updates import optimizers
+from orchestrator.values import megabytes
 
 _FLOAT32: Final = int(torch.float32.itemsize)
 
@@ -85,8 +86,8 @@ def require_for_a_step(layout: Layout, schedule: Schedule, plan: Plan, state: fl
     available = available_bytes()
     if needed > available:
         raise MemoryError(
-            f"a worker needs at least {in_words(needed)} beside the {trained:,} parameters that it trains, and "
-            f"{in_words(available)} of memory are available"
+            f"a worker needs at least {megabytes(needed)} beside the {trained:,} parameters that it trains, and "
+            f"{megabytes(available)} of memory are available"
         )
 
 
@@ -104,7 +105,7 @@ def sentence(run_manifest: Mapping[str, Any], plan: Plan, bytes_of: Callable[...
     feedback = run_manifest["shard_state"]
     size = bytes_of(layout, schedule, plan, parameters=parameters, state=state, feedback=feedback)
     without = ", without what the optimizer of the pipeline remembers" if state is None else ""
-    return f"each worker holds {parameters:,} parameters and needs about {in_words(size)} for them{without}"
+    return f"each worker holds {parameters:,} parameters and needs about {megabytes(size)} for them{without}"
 
 
 def _of_stages(stages: Mapping[str, Any], parameters: int, plan: Plan, state: float) -> str:
@@ -112,7 +113,7 @@ def _of_stages(stages: Mapping[str, Any], parameters: int, plan: Plan, state: fl
     `worker_bytes`."""
     begins = ["the first layers", *stages["borders"]]
     told = [
-        f"stage {i} from {begin} ({held:,} parameters, {in_words(stage_bytes(held, plan, state))}, "
+        f"stage {i} from {begin} ({held:,} parameters, {megabytes(stage_bytes(held, plan, state))}, "
         f"{share:.0%} of the computation)"
         for i, (begin, held, share) in enumerate(zip(begins, stages["parameters"], stages["shares"], strict=True))
     ]
@@ -131,11 +132,6 @@ def sums_of(plan: Plan) -> exact.Sums:
     if not plan.lockstep:
         return exact.INTEGERS
     return exact.MEANS if plan.exchange.exact else exact.FAST_MEANS
-
-
-def in_words(size: int) -> str:
-    """A number of bytes."""
-    return f"{size / 1e6:.0f} MB" if size >= 10_000_000 else f"{size / 1e6:.1f} MB"
 
 
 def completes(action: Add, following: Action | None) -> bool:
