@@ -1,12 +1,13 @@
 """What `simulate` and `tune` predict beside what runs take: step times of layouts that nothing was fitted to.
 
-    python -m benchmarks.simulation [--rounds 3] [--seconds 3] [--conf digits]
+    python -m benchmarks.simulation [--rounds 6] [--seconds 3] [--conf digits]
 
 The figures of the model come from runs of one, two and four workers in a ring (`simulation.calibration`); all other layouts, of
-1 to 8 workers, are predictions. Pieces of the run are measured on one Ray, each layout once in every round, so that what else
-the machine does meets all alike, and again where other programs took more of the cores than `--quiet`; of a layout the piece
-with the shortest steps counts. Processor time is that of a worker's thread, as a multiple of the predicted one: what the same
-work costs differs by a quarter from minute to minute on a virtual machine, and the last error is without that.
+1 to 8 workers, are predictions. Pieces of the run are measured on one Ray, each layout once in every round, in an order that
+is drawn anew for each, and again where other programs took more of the cores than `--quiet`; of each figure of a layout the
+median of its pieces counts. What the same work costs differs by half from minute to minute on a virtual machine: the spread of
+a layout's pieces says by how much, and many rounds are what evens it out. Processor time is that of a worker's thread, as a
+multiple of the predicted one; the last error is without that.
 `benchmarks/goodput.py` is about losses of workers.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -34,7 +36,7 @@ from orchestrator.simulation.calibration import (  # noqa: E402
     calibrate,
     dearer,
     predicted,
-    together,
+    typical,
 )
 
 FITTED = [Layout("ring", 1), Layout("ring", 2), Layout("ring", 4)]
@@ -53,27 +55,30 @@ FEW = [
 TRIES = 3  # of a piece, while other programs take more than they should
 
 
-def measure(settings: Settings, rounds: int, others: list[Layout], quiet: float) -> tuple[list[Measured], Model, float]:
-    """Every layout, the fitted ones first, with the model and what adding a byte costs."""
+Pieces = dict[Layout, list[Measured]]
+
+
+def measure(settings: Settings, rounds: int, others: list[Layout], quiet: float) -> tuple[Pieces, Model, float]:
+    """The pieces of every layout, the fitted ones first, with the model and what adding a byte costs."""
     from orchestrator.commands.probing import added_s, probing
     from orchestrator.commands.tune import model_of
     from orchestrator.driver.terminal.progress import for_stream
 
     display, layouts = for_stream(), [*FITTED, *others]
-    found: dict[Layout, list[Measured]] = {layout: [] for layout in layouts}
+    found: Pieces = {layout: [] for layout in layouts}
     with probing(settings, display, max(layout.workers for layout in layouts)) as prober:
-        for _ in range(rounds):
-            for layout in layouts:
-                for _ in range(TRIES):
-                    found[layout].append(prober.measure(layout))
-                    if found[layout][-1].disturbed <= quiet:
-                        break
-    return [together(found[layout]) for layout in layouts], model_of(settings), added_s()
+        for number in range(rounds):
+            for layout in random.Random(number).sample(layouts, len(layouts)):
+                tries = [prober.measure(layout)]
+                while tries[-1].disturbed > quiet and len(tries) < TRIES:
+                    tries.append(prober.measure(layout))
+                found[layout].append(min(tries, key=lambda each: each.disturbed))
+    return found, model_of(settings), added_s()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--seconds", type=float, default=3.0, help="of a piece")
     parser.add_argument("--quiet", type=float, default=0.05, help="share of the cores that other programs may take")
     parser.add_argument("--few", action="store_true", help="some of the predicted layouts instead of all")
@@ -86,10 +91,10 @@ def main() -> None:
             sys.path.insert(0, str(folder))
             settings = load([arguments.conf], [f"tuning.seconds={arguments.seconds}", "run.steps=100000"])
             environment.prepare_environment(settings.cluster.address)
-            measured, model, byte_s = measure(
+            pieces, model, byte_s = measure(
                 settings, arguments.rounds, FEW if arguments.few else PREDICTED, arguments.quiet
             )
-        conditions = calibrate(model, measured[: len(FITTED)], cores, byte_s)
+        conditions = calibrate(model, [typical(pieces[layout]) for layout in FITTED], cores, byte_s)
         network = conditions.network
         print(
             f"micro-batch {1e3 * conditions.compute_s:.3f} ms, rest of a step {1e3 * conditions.update_s:.3f} ms, both "
@@ -98,16 +103,18 @@ def main() -> None:
             f"{1e6 * network.latency_s:.0f} us, beside {1e3 * conditions.background_s:.3f} ms, others {conditions.others:.1%} "
             f"of a core; {cores} cores"
         )
-        print("| layout | measured ms | predicted ms | error | processor time | error at that | other programs | |")
-        print("|---|---:|---:|---:|---:|---:|---:|---|")
-        for each in measured:
+        print("| layout | pieces, ms | median | predicted | error | processor time | error at that | other programs |")
+        print("|---|---:|---:|---:|---:|---:|---:|---:|")
+        for layout, found in pieces.items():
+            each = typical(found)
+            least, most = (1e3 * extreme(piece.wall_s for piece in found) for extreme in (min, max))
             told = predicted(model, each.layout, conditions)
             cost = dearer(model, each, conditions)
             there = predicted(model, each.layout, at_cost(conditions, cost))
-            kind = "fitted" if each.layout in FITTED else ""
+            name = f"{layout} (fitted)" if layout in FITTED else str(layout)
             print(
-                f"| {each.layout} | {1e3 * each.wall_s:.2f} | {1e3 * told:.2f} | {told / each.wall_s - 1:+.1%} | "
-                f"{cost:.2f} times | {there / each.wall_s - 1:+.1%} | {each.disturbed:.0%} | {kind} |"
+                f"| {name} | {least:.1f} to {most:.1f} | {1e3 * each.wall_s:.2f} | {1e3 * told:.2f} | "
+                f"{told / each.wall_s - 1:+.1%} | {cost:.2f} times | {there / each.wall_s - 1:+.1%} | {each.disturbed:.0%} |"
             )
 
 

@@ -12,9 +12,8 @@
     latency_s      what is left between the predicted and the measured time of a step of two workers, if the machine were quiet
 
 All but the last are processor time, which whatever else the machine does disturbs less than times on the wall, and all of
-a run are from the same windows. Of several runs of a layout the one with the shortest steps counts, for a busy machine only
-slows down. Two runs, of one worker and of two, are enough for layouts of no more workers than cores; what more workers than
-cores cost takes a third, such as one of four workers on two cores.
+a run are from the same windows. Two runs, of one worker and of two, are enough for layouts of no more workers than cores;
+what more workers than cores cost takes a third, such as one of four workers on two cores.
 """
 
 from __future__ import annotations
@@ -110,9 +109,19 @@ def _fixed(spans: Iterable[Mapping[str, Any]]) -> float:
     return max(0.0, statistics.median(shares)) if shares else 0.0
 
 
-def together(found: Sequence[Measured]) -> Measured:
-    """Of several runs of one layout: the one with the shortest steps, which was disturbed least."""
-    return min(found, key=lambda each: each.wall_s)
+def typical(found: Sequence[Measured]) -> Measured:
+    """Of several runs of one layout, in turn with others: the median of each figure. A virtual machine is now faster and now
+    slower for a minute; the fastest run of one layout would be compared with one of another that never met such a minute."""
+
+    return replace(
+        found[0],
+        wall_s=statistics.median(each.wall_s for each in found),
+        busy_s={kind: statistics.median(each.busy_s[kind] for each in found) for kind in found[0].busy_s},
+        process_s=statistics.median(each.process_s for each in found),
+        driver_s=statistics.median(each.driver_s for each in found),
+        fixed=statistics.median(each.fixed for each in found),
+        disturbed=statistics.median(each.disturbed for each in found),
+    )
 
 
 def calibrate(model: Model, points: Sequence[Measured], cores: int, byte_s: float) -> Conditions:

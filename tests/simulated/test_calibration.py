@@ -18,7 +18,7 @@ from orchestrator.simulation.calibration import (
     dearer,
     measured,
     predicted,
-    together,
+    typical,
 )
 from orchestrator.simulation.candidates import Candidate, candidates, choose, numbers_of_workers, table
 from orchestrator.simulation.conditions import Conditions, Network
@@ -130,6 +130,15 @@ def window(first: int, steps: int, member: str = "worker 0", **seconds: float) -
     return {"member": member, "first": first, "steps": steps, "seconds": seconds, "busy": dict(seconds), "process": 1.0}
 
 
+def test_of_several_runs_of_a_layout_each_figure_is_the_median_of_theirs() -> None:
+    of = Layout("ring", 1)
+    told = [
+        Measured(of, wall, {"compute": wall / 2, "wait": 0.0}, 2 * wall, driver, 7)
+        for wall, driver in [(1.0, 9.0), (5.0, 1.0), (2.0, 3.0)]
+    ]
+    assert typical(told) == Measured(of, 2.0, {"compute": 1.0, "wait": 0.0}, 4.0, 3.0, 7)
+
+
 def test_a_step_is_the_median_of_its_windows_and_the_first_step_is_none() -> None:
     windows = [
         window(0, 1, compute=0.001),
@@ -142,8 +151,6 @@ def test_a_step_is_the_median_of_its_windows_and_the_first_step_is_none() -> Non
     assert found is not None
     assert (found.wall_s, found.busy_s["compute"], found.busy_s["exchange"], found.steps) == (1.75, 1.0, 0.75, 6)
     assert measured(Layout("ring", 1), windows[:1]) is None
-    quiet = replace(found, wall_s=1.0, process_s=3.0, driver_s=2.0)
-    assert together([found, quiet]) == quiet, "what disturbed the other run is in none of its figures"
     only = measured(Layout("ring", 1), windows[3:4])
     assert only is not None
     assert only.wall_s == 0.1, "an evaluation is no part of a step"
