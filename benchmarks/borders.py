@@ -45,7 +45,8 @@ class Gpt2(Pipeline):
 
         sizes = {"vocab_size": 2000, "n_positions": 64, "n_embd": 192, "n_layer": 8, "n_head": 6}
         ends = {"bos_token_id": 0, "eos_token_id": 0}
-        return GPT2LMHeadModel(GPT2Config(**sizes, **ends, use_cache=False))  # type: ignore[arg-type]
+        model: nn.Module = GPT2LMHeadModel(GPT2Config(**sizes, **ends, use_cache=False))
+        return model
 
     def datasets(self) -> tuple[TensorDataset, None]:
         return TensorDataset(torch.randint(2000, (64, 64))), None

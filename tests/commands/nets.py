@@ -26,9 +26,10 @@ class Gpt2(Pipeline):
     def model(self) -> nn.Module:
         from transformers import GPT2Config, GPT2LMHeadModel
 
-        return GPT2LMHeadModel(
+        model: nn.Module = GPT2LMHeadModel(
             GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=48, n_layer=6, n_head=4, use_cache=False)
         )
+        return model
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
         (tokens,) = batch

@@ -85,9 +85,10 @@ class Gpt2(_Tokens):
     def model(self) -> nn.Module:
         from transformers import GPT2Config, GPT2LMHeadModel
 
-        return GPT2LMHeadModel(
+        model: nn.Module = GPT2LMHeadModel(
             GPT2Config(vocab_size=VOCABULARY, n_positions=16, n_embd=32, n_layer=4, n_head=2, use_cache=False)
         )
+        return model
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
         return model(input_ids=batch[0], labels=batch[0]).loss
@@ -102,7 +103,8 @@ class T5(_Tokens):
 
         sizes = {"vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
         config: dict[str, Any] = {**sizes, "decoder_start_token_id": 0, "use_cache": False}
-        return T5ForConditionalGeneration(T5Config(**config))
+        model: nn.Module = T5ForConditionalGeneration(T5Config(**config))
+        return model
 
     def loss(self, model: nn.Module, batch: Any) -> Any:
         return model(input_ids=batch[0], labels=batch[1]).loss
