@@ -9,8 +9,8 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# In the order of the files: the short ones of tests/engine come last and fill both processes to the end.
-SLOWLY := python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# In the order of the files: the short ones come last and fill both processes to the end.
+BY_FILE := python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 PURE := not ray and not slow and not long
 MANY := --hypothesis-profile=many
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 DASHBOARD := aiohttp-cors colorful distlib google-api-core googleapis-common-protos grpcio opencensus opencensus-context \
 	opentelemetry-exporter-prometheus prometheus_client proto-plus py-spy python-discovery smart_open virtualenv wrapt
 
-.PHONY: dashboard setup demo demo-kill data test test-long check lint pure clean
+.PHONY: dashboard setup demo demo-kill data test test-long check lint pure claims clean
 
 setup: $(STAMP)
 
@@ -52,8 +52,12 @@ lint: setup
 pure: setup
 	python -m pytest -n 2 -m "$(PURE)"
 
-test: check data
-	$(SLOWLY) -m "(slow or ray) and not long"
+# One pytest for the pure tests and the others: each of its processes reads all tests first, which takes ten seconds.
+test: setup
+	$(MAKE) --no-print-directory --jobs 2 lint claims
+
+claims: data
+	$(BY_FILE) -m "not long"
 
 # What only the head of a Ray that takes jobs needs, ray[default]; in the environment itself it would slow down every start of Ray.
 dashboard: setup
@@ -61,7 +65,7 @@ dashboard: setup
 
 test-long: test dashboard
 	python -m pytest -n 2 $(MANY) -m "$(PURE)"
-	$(SLOWLY) $(MANY) -m long
+	$(BY_FILE) $(MANY) -m long
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
