@@ -2,8 +2,8 @@
 
 What is made is kept in `__pycache__` beside the source, and in the user's cache folder, where other checkouts of the same code
 find it, such as that of a rerun; under a name that changes with the loops, this module, numba, LLVM and the processor. A
-process that finds it loads it by LLVM alone: numba itself, which takes half a second to import and seconds to make all loops, is
-needed only to make it. Where no folder takes it, each process makes it for itself.
+process that finds it loads it by LLVM alone: numba itself, which takes half a second to import and seconds to make them,
+is only needed to make it. Where no folder takes it, each process makes it for itself.
 """
 
 from __future__ import annotations
