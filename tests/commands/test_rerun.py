@@ -130,7 +130,6 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
     assert made.code == 0, made.err
     assert made.report["data"] == {"data/points.csv": "included"}
     crate = shutil.move(project.path / "run.zip", place)
-    executed.unlink()
     (project.path / "more.py").unlink()
     (project.path / ".env").unlink()
     write(project, {"helper.py": "SCALE = 1.0\n", "data/points.csv": points(2)})
@@ -213,6 +212,7 @@ def test_a_run_is_repeated_from_a_file_in_an_empty_folder(study: Study, tmp_path
     """Not before it is trusted, and not where a byte has changed."""
     there = elsewhere(tmp_path / "there")
     shutil.copy(study.crate, there.path)
+    study.executed.unlink(missing_ok=True)
     asked = there.run(*of_the_page_about_files("rerun=run.zip"), "output=json")
     assert (asked.code, asked.report["error"]["kind"]) == (2, "Untrusted")
     assert asked.report["would_execute"]["names"] == ["study:Study"]
