@@ -5,6 +5,7 @@ How many examples hypothesis draws is chosen by `pytest --hypothesis-profile=NAM
 `make test-long`. A test that states a number of its own (slow examples, or a law that few examples do not reach) keeps it.
 """
 
+import gc
 import os
 import shutil
 import signal
@@ -32,3 +33,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if unfit:
         config.hook.pytest_deselected(items=unfit)
         items[:] = [item for item in items if item not in unfit]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _little_to_collect() -> None:
+    """A worker collects garbage before its first step (`allocator.give_back`), here among all that torch and pytest have made:
+    half of the time of a small run. So what is there when a module begins is taken out of it."""
+    gc.collect()
+    gc.freeze()

@@ -1,9 +1,9 @@
 """The loops of `loops` as machine code, which numba makes once for each kind of processor.
 
-What is made is kept in `__pycache__` beside the source, or in the user's cache folder where that cannot be written, under a
-name that changes with the loops, this module, numba, LLVM and the processor. A process that finds it loads it by LLVM alone:
-numba itself, which takes half a second to import, is needed only to make it. Where no folder takes it, each process makes it
-for itself.
+What is made is kept in `__pycache__` beside the source, and in the user's cache folder, where other checkouts of the same code
+find it, such as that of a rerun; under a name that changes with the loops, this module, numba, LLVM and the processor. A
+process that finds it loads it by LLVM alone: numba itself, which takes half a second to import and seconds to make them,
+is only needed to make it. Where no folder takes it, each process makes it for itself.
 """
 
 from __future__ import annotations
@@ -164,7 +164,6 @@ def load() -> Loops:
     for folder in _folders():
         with contextlib.suppress(OSError):
             _keep(folder / name, _packed(objects))
-            break
     return Loops(objects)
 
 

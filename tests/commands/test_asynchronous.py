@@ -43,9 +43,10 @@ def assert_repeated(project: Project, run_id: str, *layout: str) -> None:
     assert identity_of(project, again) == identity_of(project, run_id)
 
 
+@pytest.mark.long
 def test_an_asynchronous_run_that_lost_a_worker_is_repeated(digits: Project) -> None:
-    run = WatchedRun(digits, *RUN, "run.steps=60", "cluster.workers=3")
-    run.wait_for_steps(20)
+    run = WatchedRun(digits, *RUN, "run.steps=60", "cluster.workers=2")
+    run.wait_for_steps(10)
     run.kill(run.living()[1])
     done = run.end()
     run_id = done.report["run_id"]
@@ -53,7 +54,7 @@ def test_an_asynchronous_run_that_lost_a_worker_is_repeated(digits: Project) -> 
     rests = rests_of(digits, run_id)
     assert ([each["rest"] for each in rests], rests[-1]["steps"]) == (list(range(len(rests))), 60)
     assert (digits.folder(run_id) / "pictures" / "clocks.png").exists()
-    assert_repeated(digits, run_id, "cluster.workers=2", "topology=tree")
+    assert_repeated(digits, run_id, "cluster.workers=1", "topology=tree")
 
 
 @pytest.mark.long

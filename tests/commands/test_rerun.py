@@ -11,6 +11,7 @@ import shutil
 import signal
 import sqlite3
 import sys
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,11 +26,12 @@ from tests.projects import REPOSITORY, Done, Project
 
 pytestmark = pytest.mark.ray
 
-PAGE = (REPOSITORY / "docs" / "rerun.md").read_text()
+PAGE, ABOUT_FILES = ((REPOSITORY / "docs" / name).read_text() for name in ("rerun.md", "sharing.md"))
 COMMANDS = [
     line for block in re.findall(r"^```bash\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE) for line in block.splitlines()
 ]
 
+EXECUTED = "executed.txt"  # what the pipeline's module leaves where it is imported
 STEPS, BATCH, SHARDS, ROWS, SEED = 20, 16, 4, 256, 1
 CONF = f"""\
 run: {{steps: {STEPS}, seed: {SEED}}}
@@ -60,11 +62,14 @@ AS_NOBODY = (  # may read the interpreter, wherever the tests' own user keeps it
 
 @dataclass(frozen=True)
 class Study:
-    """The project after its first run, when code and data have gone on. run: what the first one reported."""
+    """The project after its first run, when code and data have gone on. run: what the first one reported; crate: the file made
+    of it; executed: a file that there is once the code of the run was imported."""
 
     project: Project
     remote: Path
     run: dict[str, Any]
+    crate: Path
+    executed: Path
 
     @property
     def run_id(self) -> str:
@@ -90,7 +95,8 @@ class Study:
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
-    """Launched from modified, staged and untracked files; then code and data are changed, and the snapshot is lost to git."""
+    """Launched from modified, staged and untracked files; replicas run free, and a worker is lost. Then code and data are
+    changed, and the snapshot is lost to git."""
     place = tmp_path_factory.mktemp("study")
     project, remote = Project(place / "project"), place / "remote"
     write(project, {"study.py": Path(__file__).with_name("study.py").read_text(), "helper.py": "SCALE = 3.0\n"})
@@ -109,27 +115,44 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Study]:
         "dvc add -q data/points.csv && dvc push -q && dvc config core.autostage false",
     )
     project.commit()
-    write(project, {"helper.py": "from more import SCALE\n", "notes.txt": "staged\n", "run.log": "ignored\n"})
+    executed = place / EXECUTED
+    helper = f"open({str(executed)!r}, 'a').write('x')\nfrom more import SCALE\n"
+    write(project, {"helper.py": helper, "notes.txt": "staged\n", "run.log": "ignored\n"})
     project.git("add", "notes.txt")
     write(project, {"notes.txt": "staged, and modified again\n", "more.py": "SCALE = 2.0\n", ".env": "TOKEN=abc\n"})
-    done = project.run("conf=study", "output=json")
+    done = lost_a_worker(
+        project, "conf=study", "sync=bap", "sync.rest_every=5", "pipeline.args.pause_s=0.03", "output=json"
+    )
     assert done.code == 0, done.err
     assert "note: .env: left out of the record, since by their names they hold secrets" in done.err
     assert "cannot be repeated" not in done.err
+    made = project.run(*of_the_page_about_files("export=last to=run.zip data=true"), "output=json")
+    assert made.code == 0, made.err
+    assert made.report["data"] == {"data/points.csv": "included"}
+    crate = shutil.move(project.path / "run.zip", place)
     (project.path / "more.py").unlink()
     (project.path / ".env").unlink()
     write(project, {"helper.py": "SCALE = 1.0\n", "data/points.csv": points(2)})
     shell(project, "dvc add -q data/points.csv", "git add -A", "git -c user.name=t -c user.email=t@t commit -qm later")
     shell(project, "git for-each-ref --format='delete %(refname)' refs/orchestrator | git update-ref --stdin")
     shell(project, "git reflog expire --expire=now --all", "git gc -q --prune=now")
-    yield Study(project, remote, done.report)
+    yield Study(project, remote, done.report, Path(crate), executed)
     assert project.leftovers() == []
+
+
+def lost_a_worker(project: Project, *arguments: str) -> Done:
+    run = WatchedRun(project, *arguments)
+    run.wait_for_steps(5)
+    run.kill(run.living()[1])
+    done = run.end()
+    assert [each["worker"] for each in run.journal("worker_lost")] == [1]
+    return done
 
 
 @pytest.fixture(scope="module")
 def later(study: Study) -> Done:
     """Another run: other code and data, other settings, other workers. One of its samples comes out differently each time."""
-    given = (f"pipeline.args.marked={MARKED}", "optimizer.lr=0.02", "cluster.workers=1", "run.name=later")
+    given = (f"pipeline.args.marked={MARKED}", "optimizer.lr=0.02", "cluster.workers=2", "run.name=later")
     done = study.project.run("conf=study", *given, "output=json")
     assert done.code == 0, done.err
     return done
@@ -167,8 +190,9 @@ def test_a_run_is_repeated_though_code_data_and_snapshot_are_gone(study: Study) 
     assert "the same digest as an earlier run of equal code, data, settings and environment" in done.err
     assert "cannot be repeated" not in done.err
     assert git(study.project, "for-each-ref", "refs/orchestrator") == ""
-    traces = [study.project.folder(run_id) / "trace.jsonl" for run_id in (study.run_id, repetition)]
-    assert traces[0].read_bytes() == traces[1].read_bytes()
+    for name in ("trace.jsonl", "rests.jsonl"):
+        files = [study.project.folder(run_id) / name for run_id in (study.run_id, repetition)]
+        assert files[0].read_bytes() == files[1].read_bytes()
     tags = {run_id: tags_of(study.project, run_id) for run_id in (study.run_id, repetition)}
     assert tags[study.run_id]["identity"] == tags[repetition]["identity"]
     assert tags[study.run_id]["verdict"] == tags[repetition]["verdict"] == "exact"
@@ -182,6 +206,35 @@ def test_a_run_is_repeated_though_code_data_and_snapshot_are_gone(study: Study) 
     assert "It may be that" not in card
     listed = study.project.run("runs").out
     assert f"exact, of {study.run_id[:8]}" in listed
+
+
+def test_a_run_is_repeated_from_a_file_in_an_empty_folder(study: Study, tmp_path: Path) -> None:
+    """Not before it is trusted, and not where a byte has changed."""
+    there = elsewhere(tmp_path / "there")
+    shutil.copy(study.crate, there.path)
+    study.executed.unlink(missing_ok=True)
+    asked = there.run(*of_the_page_about_files("rerun=run.zip"), "output=json")
+    assert (asked.code, asked.report["error"]["kind"]) == (2, "Untrusted")
+    assert asked.report["would_execute"]["names"] == ["study:Study"]
+    assert asked.report["would_execute"]["modules"] == ["helper", "more", "study"]
+    for told in ("pipeline: study:Study", "modules of its code: helper, more, study", "add trust=true"):
+        assert told in asked.err
+    assert not study.executed.exists()
+    done = there.run(*of_the_page_about_files("rerun=run.zip trust=true"), "cluster.workers=1", "output=json")
+    assert done.code == 0, done.err
+    assert "data/points.csv: from the crate" in done.err
+    assert study.executed.exists()
+    assert (done.report["rerun_of"], done.report["verdict"], done.report["differences"]) == (study.run_id, "exact", [])
+    assert there.runs() == {done.report["run_id"]: "FINISHED"}
+    assert list((there.path / ".orchestrator" / "worktrees").iterdir()) == []
+    assert there.leftovers() == []
+    with zipfile.ZipFile(there.path / "run.zip") as archive:
+        archive.extractall(there.path / "run")
+    trace = there.path / "run" / "record" / "trace.jsonl"
+    trace.write_bytes(trace.read_bytes().replace(b"0x1.", b"0x2.", 1))
+    refused = there.run("rerun=run/", "trust=true", "output=json")
+    assert refused.code == 4
+    assert re.search(r"record/trace.jsonl: expected sha256 \w{64}, found \w{64}", refused.report["error"]["message"])
 
 
 @pytest.mark.long
@@ -374,6 +427,19 @@ def arguments_of(verb: str) -> list[str]:
     (typed,) = (shlex.split(command) for command in others if verb in command.split())
     assert typed[:4] == ["python", "-m", "orchestrator", verb]
     return typed[4:]
+
+
+def of_the_page_about_files(command: str) -> list[str]:
+    """A command of docs/sharing.md, as arguments."""
+    assert f"\npython -m orchestrator {command}\n" in ABOUT_FILES
+    return shlex.split(command)
+
+
+def elsewhere(path: Path) -> Project:
+    """An empty folder of somebody whose home has nothing."""
+    path.mkdir()
+    (path.parent / "home").mkdir(exist_ok=True)
+    return Project(path, variables={"HOME": str(path.parent / "home")})
 
 
 def points(seed: int) -> str:

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.provenance.code import checkout
-from tests.commands.test_rerun import CONF, points, shell, write
+from tests.commands.test_rerun import CONF, elsewhere, points, shell, write
 from tests.projects import REPOSITORY, Done, Project
 from tests.tracking.server import Server
 
@@ -27,7 +26,6 @@ COMMANDS = [
 ]
 OURS = "python -m orchestrator "
 STEPS = 20
-EXECUTED = "executed.txt"  # what the pipeline's module leaves where it is imported
 
 
 @dataclass(frozen=True)
@@ -57,57 +55,17 @@ def make(path: Path, remote: Path) -> Project:
 def sent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sent]:
     place = tmp_path_factory.mktemp("sent")
     project = make(place / "project", place / "remote")
-    write(project, {"helper.py": f"open({str(place / EXECUTED)!r}, 'a').write('x')\nSCALE = 3.0\n"})
+    write(project, {"helper.py": "SCALE = 3.0\n"})
     done = project.run("conf=study", "output=json")
     assert done.code == 0, done.err
     yield Sent(project, done.report["run_id"], done.report["digest"])
     assert project.leftovers() == []
 
 
-def elsewhere(path: Path) -> Project:
-    """An empty folder of somebody whose home has nothing."""
-    path.mkdir()
-    (path.parent / "home").mkdir(exist_ok=True)
-    return Project(path, variables={"HOME": str(path.parent / "home")})
-
-
 def ours(command: str) -> list[str]:
     """A command of the page, as arguments."""
     assert command in [each.removeprefix(OURS) for each in COMMANDS], command
     return shlex.split(command)
-
-
-def test_a_run_is_repeated_from_a_file_in_an_empty_folder(sent: Sent, tmp_path: Path) -> None:
-    """Not before it is trusted, and not where a byte has changed."""
-    made = sent.project.run(*ours("export=last to=run.zip data=true"), "output=json")
-    assert made.code == 0, made.err
-    assert made.report["data"] == {"data/points.csv": "included"}
-    there = elsewhere(tmp_path / "there")
-    shutil.move(sent.project.path / "run.zip", there.path)
-    marks = sent.project.path.parent / EXECUTED
-    marks.unlink()
-    asked = there.run(*ours("rerun=run.zip"), "output=json")
-    assert (asked.code, asked.report["error"]["kind"]) == (2, "Untrusted")
-    assert asked.report["would_execute"]["names"] == ["study:Study"]
-    assert asked.report["would_execute"]["modules"] == ["helper", "study"]
-    for told in ("pipeline: study:Study", "modules of its code: helper, study", "add trust=true"):
-        assert told in asked.err
-    assert not marks.exists()
-    done = there.run(*ours("rerun=run.zip trust=true"), "cluster.workers=1", "output=json")
-    assert done.code == 0, done.err
-    assert "data/points.csv: from the crate" in done.err
-    assert marks.exists()
-    assert (done.report["rerun_of"], done.report["verdict"], done.report["differences"]) == (sent.run_id, "exact", [])
-    assert there.runs() == {done.report["run_id"]: "FINISHED"}
-    assert list((there.path / ".orchestrator" / "worktrees").iterdir()) == []
-    assert there.leftovers() == []
-    with zipfile.ZipFile(there.path / "run.zip") as archive:
-        archive.extractall(there.path / "run")
-    trace = there.path / "run" / "record" / "trace.jsonl"
-    trace.write_bytes(trace.read_bytes().replace(b"0x1.", b"0x2.", 1))
-    refused = there.run("rerun=run/", "trust=true", "output=json")
-    assert refused.code == 4
-    assert re.search(r"record/trace.jsonl: expected sha256 \w{64}, found \w{64}", refused.report["error"]["message"])
 
 
 @pytest.mark.long

@@ -38,6 +38,7 @@ def wait_for_recoveries(run: WatchedRun, count: int) -> None:
     run.wait(lambda: sum(each["kind"] == "lost" for each in run.journal("recovered")) >= count or None)
 
 
+@pytest.mark.long
 @pytest.mark.ray
 def test_a_killed_worker_costs_no_step_while_another_has_its_stage(digits: Project) -> None:
     run = WatchedRun(digits, "conf=digits", "run.steps=60", "cluster.workers=4", "cluster.stages=2", "output=json")

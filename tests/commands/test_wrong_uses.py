@@ -250,7 +250,7 @@ FAILING = {
 )
 def test_a_failing_run_says_why_and_is_recorded_as_failed(faulty: Project, pipeline: str) -> None:
     kind, message = FAILING[pipeline]
-    done = faulty.run("conf=good", f"pipeline.target=faults:{pipeline}", "output=json")
+    done = faulty.run("conf=good", f"pipeline.target=faults:{pipeline}", "cluster.workers=1", "output=json")
     assert done.code == 1
     assert done.report["error"]["kind"] == kind
     assert message in done.report["error"]["message"]

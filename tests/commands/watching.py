@@ -57,7 +57,7 @@ class WatchedRun:
             if self.process.poll() is not None:
                 raise AssertionError(f"the command ended: {self.process.communicate()}")
             assert time.monotonic() < deadline, "nothing of the kind came"
-            time.sleep(0.01)
+            time.sleep(0.03)  # each look reads files anew
         return seen
 
     def kill(self, pid: int, number: signal.Signals = signal.SIGKILL) -> None:

@@ -41,7 +41,7 @@ def test_a_batch_depends_on_its_key_only(loaders: Loaders) -> None:
 @pytest.mark.ray
 def test_loaders_that_die_are_replaced_and_no_bit_changes() -> None:
     lost: list[str] = []
-    loaders = Loaders(RECIPE, 2, lost.append)
+    loaders = Loaders(RECIPE, 1, lost.append)
     undisturbed = [loaders.batch(key, iter(())) for key in KEYS]
     for moment in range(3):  # while it rests; while it reads what was foreseen; while it reads what is not wanted then
         asked = iter(()) if moment == 0 else iter(KEYS[1:])
@@ -86,10 +86,10 @@ def test_a_loader_ends_when_its_worker_is_killed() -> None:
 
 @pytest.mark.ray
 @pytest.mark.parametrize("pipeline", thinned([p.Augmented, p.Mlp, p.CustomBatches], 3))
-def test_a_run_has_the_same_bits_with_loaders(pipeline: type[p.Small]) -> None:
+@pytest.mark.parametrize(("layout", "loaders"), [(Layout(2, "tree"), 1), pytest.param(ONE, 2, marks=pytest.mark.long)])
+def test_a_run_has_the_same_bits_with_loaders(pipeline: type[p.Small], layout: Layout, loaders: int) -> None:
     reference = train(pipeline, ONE, epochs=2)
-    assert train(pipeline, ONE, epochs=2, loaders=2).trace == reference.trace
-    assert train(pipeline, Layout(2, "tree"), epochs=2, loaders=1).trace == reference.trace
+    assert train(pipeline, layout, epochs=2, loaders=loaders).trace == reference.trace
 
 
 @pytest.mark.ray

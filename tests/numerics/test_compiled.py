@@ -88,7 +88,14 @@ def test_loops_are_made_once_and_then_read(construction: list[str], folders: lis
     assert _adds(compiled.load())
     assert _adds(compiled.load())
     assert construction == ["made"]
-    assert [file.suffix for file in folders[0].iterdir()] == [".o"]
+    assert [[file.suffix for file in folder.iterdir()] for folder in folders] == [[".o"]] * len(folders)
+
+
+def test_what_another_checkout_made_is_found(construction: list[str], folders: list[Path]) -> None:
+    compiled.load()
+    next(folders[0].iterdir()).unlink()
+    assert _adds(compiled.load())
+    assert construction == ["made"]
 
 
 def test_a_folder_that_takes_nothing_is_passed_over(construction: list[str], folders: list[Path]) -> None:
@@ -107,12 +114,13 @@ def test_without_a_folder_to_write_to_each_process_makes_them(construction: list
 
 def test_a_damaged_file_is_made_again(construction: list[str], folders: list[Path]) -> None:
     compiled.load()
-    file = next(folders[0].iterdir())
-    whole = file.read_bytes()
+    files = [next(folder.iterdir()) for folder in folders]
+    whole = files[0].read_bytes()
     for damaged in (b"", whole[:-1], whole[:40] + b"?" + whole[41:]):
-        file.write_bytes(damaged)
+        for file in files:
+            file.write_bytes(damaged)
         assert _adds(compiled.load())
-        assert file.read_bytes() == whole
+        assert [file.read_bytes() for file in files] == [whole] * len(files)
     assert len(construction) == 4
 
 

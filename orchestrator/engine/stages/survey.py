@@ -218,6 +218,10 @@ class _Costs(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or torch imports its compiler, only to keep it from what follows: two seconds in each worker
+
     def __torch_dispatch__(
         self,
         func: Any,

@@ -89,11 +89,11 @@ def test_a_digest_or_a_checkpoint_that_some_have_finished_is_taken_by_all_or_non
 
 
 @pytest.mark.slow
-def test_the_last_host_of_a_stage_takes_all_back_to_the_checkpoint() -> None:
-    """Of stage 1, with a checkpoint and without one."""
-    for every in (None, 2):
-        told = _survives(SQUARE, Fault(1, AGREED[1], "die"), Fault(3, Sending(VOTE, 4), "die"), every=every)
-        assert told.went_back == 1
+@pytest.mark.parametrize("every", [2, pytest.param(None, marks=pytest.mark.long)])
+def test_the_last_host_of_a_stage_takes_all_back_to_the_checkpoint(every: int | None) -> None:
+    """Of stage 1; without a checkpoint to the beginning."""
+    told = _survives(SQUARE, Fault(1, AGREED[1], "die"), Fault(3, Sending(VOTE, 4), "die"), every=every)
+    assert told.went_back == 1
 
 
 @pytest.mark.slow
