@@ -47,7 +47,7 @@ def test_workers_and_a_server_are_killed_and_replaced(digits: Project, undisturb
     same(digits, done, undisturbed)
     lost = [each for each in done.report["recoveries"] if each["kind"] == "lost"]
     assert 1 <= len(lost) <= 3
-    assert all(each["steps_lost"] <= 1 and each["seconds"] < 10 for each in lost)
+    assert all(each["steps_lost"] <= 1 for each in lost)
     assert {each["worker"] for each in run.journal("worker_lost")} == {0, 2}
     assert len(run.journal("server_lost")) == 1
     assert done.report["generations"] >= 3
