@@ -24,9 +24,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup; w
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """pytest prints how many were deselected. What starts processes may take long; that ends only what hangs."""
+    """pytest prints how many were deselected. What starts processes, and what is long, ends too late only when it hangs."""
     for item in items:
-        if item.get_closest_marker("ray") or item.get_closest_marker("slow"):
+        if any(item.get_closest_marker(marker) for marker in ("ray", "slow", "long")):
             item.add_marker(pytest.mark.timeout(BUSY_S))
     lacking = [*(["root"] if os.geteuid() else []), *([] if shutil.which("qemu-x86_64") else ["emulator"])]
     unfit = [item for item in items if any(item.get_closest_marker(marker) for marker in lacking)]

@@ -13,6 +13,10 @@ from orchestrator.errors import ClusterUnavailable, UsageError
 _AGENT_S, _AGAIN_S = 60.0, 0.5
 _LATER = "try again later"
 Status = Literal["pending", "running", "succeeded", "failed", "stopped"]
+_NO_AGENT = (
+    "the head has just started, or its agent could not: submit it again; if that does not help, dashboard_agent.log in the "
+    "head's session_latest/logs says why"
+)
 _REMEDY = "give the address of the head's dashboard, such as to=http://127.0.0.1:8265; it needs ray[default] there"
 
 
@@ -36,8 +40,14 @@ class Jobs:
                 try:
                     client.submit_job(entrypoint=command, submission_id=name, metadata={"made_by": "orchestrator"})
                 except RuntimeError as error:
-                    if _LATER not in str(error) or time.monotonic() > deadline:
+                    if _LATER not in str(error):
                         raise
+                    if time.monotonic() > deadline:
+                        raise ClusterUnavailable(
+                            f"the Ray at {self.url} has had no agent that starts jobs for {_AGENT_S:g} s",
+                            _NO_AGENT,
+                            str(error),
+                        ) from error
                     time.sleep(_AGAIN_S)  # a head that has just started has no agent yet
                 else:
                     return True

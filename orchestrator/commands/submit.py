@@ -23,6 +23,7 @@ from orchestrator.submission.entry import Submission
 
 _SCHEMES = ("http", "https", "ray")
 _FOLDER = "submissions"
+_ONLY_FOR = {"image": "kubernetes", "claim": "kubernetes", "nodes": "slurm"}
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,10 @@ def submission(conf: str, overrides: Sequence[str], name: str | None, project: s
 
 
 def submit(wanted: Submission, to: str, options: dict[str, str | None]) -> Submitted:
-    """options: image, claim and ray of Kubernetes, nodes of Slurm. Raises UsageError, ClusterUnavailable."""
+    """options: image and claim of Kubernetes, nodes of Slurm. Raises UsageError, ClusterUnavailable."""
+    for key, value in options.items():
+        if value is not None and _ONLY_FOR[key] != to:
+            raise UsageError(f"{key}={value}: only to={_ONLY_FOR[key]} has a use for it", f"leave {key} out")
     if to == "kubernetes":
         image, claim = _needed("image", options, to), _needed("claim", options, to)
         return Submitted(wanted.id, to, kubernetes.manifest(wanted, image, claim, ray_version()))

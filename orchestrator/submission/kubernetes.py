@@ -60,7 +60,7 @@ def _pod(name: str, image: str, resources: dict[str, Any], project: str, claim: 
     container = {
         "name": name,
         "image": image,
-        "resources": {"requests": resources, "limits": resources},
+        "resources": {"requests": {**resources}, "limits": {**resources}},  # apart, or YAML names one and refers to it
         "volumeMounts": [{"name": "project", "mountPath": project}],
     }
     volume = {"name": "project", "persistentVolumeClaim": {"claimName": claim}}

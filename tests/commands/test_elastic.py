@@ -68,7 +68,7 @@ def live_with_a_server(project: Project) -> WatchedRun:
     assert_stopped_in_order(project, run, stopped)
     lost = [each for each in stopped.report["recoveries"] if each["kind"] == "lost"]
     assert 1 <= len(lost) <= 2
-    assert all(each["steps_lost"] <= 1 and each["seconds"] < 10 for each in lost)
+    assert all(each["steps_lost"] <= 1 for each in lost)
     assert {each["worker"] for each in run.journal("worker_lost")} == {0}
     assert len(run.journal("server_lost")) == 1
     assert stopped.report["generations"] >= 3

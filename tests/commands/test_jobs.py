@@ -73,8 +73,8 @@ class Head:
 
 @contextlib.contextmanager
 def head(project: Project, folder: Path) -> Iterator[Head]:
-    ports = [free_port() for _ in range(3)]
-    names = ("port", "dashboard-port", "ray-client-server-port")
+    names = ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port")
+    ports = [free_port() for _ in names]
     environment = {**project.environment(), "PYTHONPATH": f"{project.environment()['PYTHONPATH']}:{DASHBOARD}"}
     url = f"http://127.0.0.1:{ports[1]}"
     environment |= {
@@ -89,21 +89,26 @@ def head(project: Project, folder: Path) -> Iterator[Head]:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
     found = Head(url, process)
     try:
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                with urllib.request.urlopen(f"{found.url}/api/version", timeout=5):
-                    break
-            except urllib.error.HTTPError:  # it listens, and wants the token
-                break
-            except OSError:
-                pass
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.1)  # until the dashboard listens
+        for address in (f"{url}/api/version", f"http://127.0.0.1:{ports[2]}/api/local_raylet_healthz"):
+            await_answer(address, process)
         yield found
     finally:
         found.kill()
+
+
+def await_answer(address: str, process: subprocess.Popen[bytes]) -> None:
+    """Until the dashboard, or the agent of the head that starts its jobs, listens there."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            with urllib.request.urlopen(address, timeout=60):
+                return
+        except urllib.error.HTTPError:  # it listens, and wants the token
+            return
+        except OSError:
+            assert process.poll() is None
+            assert time.monotonic() < deadline, f"nothing listens at {address}"
+            time.sleep(0.1)
 
 
 def free_port() -> int:

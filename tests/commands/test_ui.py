@@ -18,7 +18,7 @@ import pytest
 from orchestrator.commands.ui import ui
 from orchestrator.errors import UsageError
 from orchestrator.tracking import Store
-from tests.projects import REPOSITORY
+from tests.projects import PATIENCE_S, REPOSITORY
 
 pytestmark = [
     pytest.mark.slow,
@@ -52,7 +52,7 @@ def test_the_runs_are_shown_until_ctrl_c(tmp_path: Path) -> None:
         found = json.loads(read(f"{address}/api/2.0/mlflow/experiments/get-by-name?experiment_name=digits"))
         assert KIND in found["experiment"]["tags"]
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, err) == (0, "")
         with pytest.raises(urllib.error.URLError):
             read(address)
@@ -62,7 +62,7 @@ def test_the_runs_are_shown_until_ctrl_c(tmp_path: Path) -> None:
 
 
 def read(address: str) -> str:
-    with urllib.request.urlopen(address, timeout=60) as answer:
+    with urllib.request.urlopen(address, timeout=PATIENCE_S) as answer:
         return str(answer.read().decode())
 
 

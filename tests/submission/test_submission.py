@@ -12,8 +12,9 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
 
+from orchestrator.cluster import jobs
 from orchestrator.commands import submit
-from orchestrator.errors import UsageError
+from orchestrator.errors import ClusterUnavailable, UsageError
 from orchestrator.submission import kubernetes, slurm
 from orchestrator.submission.entry import Submission, check_id, own_address
 
@@ -37,7 +38,9 @@ def test_the_command_survives_every_shell_on_its_way() -> None:
 @pytest.mark.parametrize("gpus", [0.0, 1.0])
 def test_the_manifest_is_what_kuberays_own_schema_asks_for(gpus: float) -> None:
     job = Submission("digits-1", "digits", (), "/project", 5, 2.0, gpus)
-    manifest = yaml.safe_load(kubernetes.manifest(job, "registry/image:1", "claim", "2.60.0"))
+    text = kubernetes.manifest(job, "registry/image:1", "claim", "2.60.0")
+    manifest = yaml.safe_load(text)
+    assert "&id" not in text, "nothing of it is a reference: people edit it"
     jsonschema.validate(manifest, CRD)
     (group,) = manifest["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     assert group["replicas"] == 5
@@ -85,6 +88,10 @@ def test_what_cannot_be_submitted_is_said(tmp_path: Path, monkeypatch: pytest.Mo
         submit.submit(JOB, "slurm", {"nodes": "0"})
     with pytest.raises(UsageError, match="to=mars: it is http://HOST:8265 of a Ray, kubernetes or slurm"):
         submit.submit(JOB, "mars", {})
+    for to, options in (("slurm", {"image": "i"}), ("kubernetes", {"nodes": "2"}), ("http://here:1", {"claim": "c"})):
+        ((key, value),) = options.items()
+        with pytest.raises(UsageError, match=f"{key}={value}: only to=(slurm|kubernetes) has a use for it"):
+            submit.submit(JOB, to, {**dict.fromkeys(("image", "claim", "nodes")), **options})
     for to in ("ftp://here:1", "http://", "httpx://here:1"):
         with pytest.raises(UsageError, match=f"to={to}: it is http://HOST:8265 of a Ray, kubernetes or slurm"):
             submit.submit(JOB, to, {})
@@ -92,3 +99,22 @@ def test_what_cannot_be_submitted_is_said(tmp_path: Path, monkeypatch: pytest.Mo
         submit.where("x", "slurm")
     with pytest.raises(UsageError, match="no job x was submitted to a Ray from here"):
         submit.where("x", None)
+
+
+def test_a_head_whose_agent_does_not_come_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Agentless:
+        def __init__(self, url: str) -> None:
+            assert url == "http://here:1"
+
+        def list_jobs(self) -> list[object]:
+            return []
+
+        def submit_job(self, **_: object) -> None:
+            raise RuntimeError("No available agent to submit job, please try again later.")
+
+    monkeypatch.setattr("ray.job_submission.JobSubmissionClient", Agentless)
+    monkeypatch.setattr(jobs, "_AGENT_S", 0.0)
+    with pytest.raises(ClusterUnavailable, match="has had no agent that starts jobs for 0 s") as caught:
+        jobs.Jobs("http://here:1").submit("digits-1", "true")
+    assert caught.value.remedy is not None
+    assert "dashboard_agent.log" in caught.value.remedy
