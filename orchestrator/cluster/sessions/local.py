@@ -13,6 +13,7 @@ import math
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -20,12 +21,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from orchestrator.cluster.sessions import agent
 from orchestrator.cluster.sessions.environment import enter, patient, prepare_environment, replaced
 from orchestrator.errors import ClusterUnavailable, OrchestratorError
 
 _PREFIX = "orc-"
 _VITAL = {"raylet": "the raylet of the private Ray", "gcs_server": "the head (gcs_server) of the private Ray"}
 _OBJECT_STORE_BYTES = 128 * 2**20  # only the trained weights travel through it; gradients have their own way
+_AGENT_COMMAND = "_build_python_executable_command_memory_profileable"
+_AGENT_PORTS = {  # of each kind of agent, the ports that the raylet waits for
+    "dashboard_agent": ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port"),
+    "runtime_env_agent": ("runtime_env_agent_port",),
+}
 _TRIES = 3  # of Ray's start
 _LOOK_S = 0.1
 _SOCKET_PATH_LIMIT = 40  # characters of the folder; Ray adds some 65, and a Unix socket's path ends at 107
@@ -36,11 +43,19 @@ class LocalRay:
 
     cpus: how many CPUs the actors will ask for, whether or not the machine has them. start_timeout_s: how long each of
     Ray's processes may take to start, and until when a start that failed is tried again. check: called while waiting,
-    may raise.
+    may raise. runtime_envs: whether actors may ask for a runtime environment; where none does, its agent is left out.
     """
 
-    def __init__(self, cpus: float, start_timeout_s: float, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        cpus: float,
+        start_timeout_s: float,
+        check: Callable[[], None] = lambda: None,
+        *,
+        runtime_envs: bool = True,
+    ) -> None:
         self._cpus = cpus
+        self._runtime_envs = runtime_envs
         self._start_timeout_s = start_timeout_s
         self._check = check
         self._folder: Path | None = None
@@ -64,7 +79,11 @@ class LocalRay:
 
     def _start(self) -> None:
         self._folder = _new_folder()
-        with _fewer_processes(), _awaited_raylet(self._start_timeout_s, self._check), patient(self._start_timeout_s):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_fewer_processes())
+            stack.enter_context(_smaller_agents(self._runtime_envs))
+            stack.enter_context(_awaited_raylet(self._start_timeout_s, self._check))
+            stack.enter_context(patient(self._start_timeout_s))
             enter(
                 "local",
                 num_cpus=max(1, math.ceil(self._cpus)),
@@ -167,6 +186,23 @@ def _fewer_processes() -> Iterator[None]:
             start = lambda *_arguments, _answer=answer, **_options: _answer  # noqa: E731
             stack.enter_context(replaced(place, name, start))
         yield
+
+
+def _smaller_agents(runtime_envs: bool) -> contextlib.AbstractContextManager[None]:
+    """Within this the raylet of a Ray that is started gets agent.py for Ray's agent of metrics, which nobody collects, and
+    without runtime_envs for that of runtime environments too. It does not start without agents."""
+    from ray._private import services
+
+    usual = getattr(services, _AGENT_COMMAND, None)
+    ports = {kind: names for kind, names in _AGENT_PORTS.items() if kind != "runtime_env_agent" or not runtime_envs}
+
+    def command(kind: str, *arguments: Any, **options: Any) -> list[str]:
+        assert usual is not None
+        if kind in ports:  # what follows in the command, Ray's program and its options, are arguments
+            return [sys.executable, "-I", "-S", agent.__file__, *ports[kind]]
+        return list(usual(kind, *arguments, **options))
+
+    return replaced(services, _AGENT_COMMAND, command)
 
 
 def _new_folder() -> Path:

@@ -257,7 +257,7 @@ class Job:
         cpus, cores = cluster.cpus * members, len(os.sched_getaffinity(0))
         if cpus > cores:
             self.display.say(f"note: {members} processes that want {cpus:g} CPUs share {cores} cores")
-        return LocalRay(cpus, cluster.timeouts.start_s, self._check)
+        return LocalRay(cpus, cluster.timeouts.start_s, self._check, runtime_envs=False)
 
 
 def requirements(plan: Plan, *, checkpoint: int | None = None, generation: int = 0, member: int = 0) -> Requirements:
