@@ -20,6 +20,7 @@ from tests.products import thinned
 QUANTIZE = {"name": "quantize"}
 POWERSGD = {"name": "powersgd", "rank": 1}
 WARMED_UP = {"name": "powersgd", "rank": 1, "warmup": 1}
+RESET = {"name": "powersgd", "rank": 1, "warmup": 1, "reset": 3}
 TOPK = {"name": "topk", "ratio": 0.1, "error_feedback": True}
 METHODS: list[dict[str, Any]] = [
     QUANTIZE,
@@ -29,6 +30,7 @@ METHODS: list[dict[str, Any]] = [
     {"name": "powersgd", "rank": 2, "error_feedback": False},
     WARMED_UP,
     {"name": "powersgd", "rank": 1, "saving": 3.0},
+    {"name": "powersgd", "rank": 1, "reset": 2},
     {"name": "topk", "ratio": 0.05, "warmup": 2},
     TOPK,
 ]
@@ -106,7 +108,7 @@ def _assert_same(run: Run, reference: Run) -> None:
 # ---- what shards keep is lost with nobody but its host
 
 RICH: dict[str, Any] = {**EVERYTHING, "early_stopping": {}, "checkpoint_every": 2}
-KEEPING = [QUANTIZE, WARMED_UP, TOPK]
+KEEPING = [QUANTIZE, RESET, TOPK]
 
 
 def told_of(method: int, layout: Layout, faults: list[Fault], **how: Any) -> tuple[Told, Elastic]:

@@ -17,7 +17,14 @@ from orchestrator.updates.transforms import State
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "quantize": [{}, {"bits": 16}, {"error_feedback": False}],
     "topk": [{}, {"ratio": 0.3, "warmup": 2}, {"error_feedback": True}],
-    "powersgd": [{}, {"rank": 1}, {"rank": 2}, {"rank": 2, "error_feedback": False}, {"rank": 1, "warmup": 2}],
+    "powersgd": [
+        {},
+        {"rank": 1},
+        {"rank": 2},
+        {"rank": 2, "error_feedback": False},
+        {"rank": 1, "warmup": 2},
+        {"rank": 1, "reset": 2},
+    ],
 }
 
 

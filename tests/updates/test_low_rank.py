@@ -111,8 +111,29 @@ def test_a_warm_up_is_exact_and_keeps_nothing_and_then_it_is_as_from_the_start()
     assert not torch.allclose(mean.double(), whole, atol=1e-2)
 
 
-def test_nothing_to_compress_needs_no_warm_up() -> None:
-    assert len(LowRank(Model(((4, 4), (9,)), 4, 7), 2, error_feedback=True, warmup=5).phases) == 1
+def test_a_reset_sends_all_that_was_kept() -> None:
+    """So what is applied up to an exact step is the sum of all gradients up to it, to rounding."""
+    shape, dice = (20, 30), torch.Generator().manual_seed(6)
+    codec = LowRank(Model((shape,), 2, 7), 2, error_feedback=True, warmup=2, reset=3)
+    exact = [codec.phases[-1].takes_part(number) for number in range(11)]
+    assert exact == [True, True, False, False, True, False, False, True, False, False, True]
+    assert all([each.takes_part(n) for n in range(11)] == [not e for e in exact] for each in codec.phases[:-1])
+    state, kept = codec.replicated(), [torch.zeros(600) for _ in range(2)]
+    applied, whole = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.float64)
+    for number in range(11):
+        gradients = [torch.randn(600, generator=dice) for _ in range(2)]
+        whole += torch.stack(gradients).double().mean(0).view(shape)
+        held = [Held(s, 1.0, [g + k]) for s, (g, k) in enumerate(zip(gradients, kept, strict=True))]
+        applied += step(codec, Agreement(number, 2.0, _largest_of(held), state), held, shape).double()
+        kept = [_only(each) for each in held]
+        assert all((each == 0).all() for each in kept) == exact[number]
+        assert torch.allclose(applied, whole, atol=1e-5) == exact[number]
+
+
+def test_nothing_to_compress_needs_no_exact_steps() -> None:
+    for exact in ({"warmup": 5}, {"reset": 5}):
+        (only,) = LowRank(Model(((4, 4), (9,)), 4, 7), 2, error_feedback=True, **exact).phases  # type: ignore[arg-type]
+        assert all(only.takes_part(number) for number in range(10))
 
 
 def _only(held: Held) -> torch.Tensor:

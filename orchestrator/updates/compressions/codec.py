@@ -16,7 +16,7 @@ Legend: P = parameters of the model that are trained, S = shards that this worke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -56,16 +56,16 @@ class Held:
     tensors: list[torch.Tensor | None]
 
 
+def every_step(step: int) -> bool:  # noqa: ARG001
+    return True
+
+
 @dataclass(frozen=True)
 class Phase:
-    """Vectors of so many elements. since, until: in the steps from `since` on, up to but without `until`; None: to the end."""
+    """Vectors of so many elements. takes_part: in a step, by its number alone."""
 
     elements: tuple[int, ...]
-    since: int = field(default=0, kw_only=True)
-    until: int | None = field(default=None, kw_only=True)
-
-    def takes_part(self, step: int) -> bool:
-        return self.since <= step and (self.until is None or step < self.until)
+    takes_part: Callable[[int], bool] = field(default=every_step, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,15 @@
 
 Both means are exact sums of their own, so the bytes do not grow with the shards. The basis is computed by every worker, with
 the same bits. A matrix that two thin ones would not make `saving` times smaller, and everything with less than two axes, is
-summed as it is; in the first `warmup` steps all is.
+summed as it is; in the first `warmup` steps all is, and after them in the last of every `reset` steps. Those sums are of all
+that shards keep too, which begins anew then (error reset): so nothing waits longer than `reset` steps.
 
 A shard keeps what the basis does not show of *its own* matrix, and not of the mean as in the paper: it is known before the
 second sum, so a worker that is lost from sight in the middle of it has what it keeps (the sum over the shards is the same).
 
 Source: Vogels, Karimireddy and Jaggi, "PowerSGD: Practical low-rank gradient compression for distributed optimization" (2019),
-algorithms 1 and 2. Warm-up and saving: PyTorch's `PowerSGDState` (`start_powerSGD_iter`, `min_compression_rate`).
+algorithms 1 and 2. Warm-up and saving: PyTorch's `PowerSGDState` (`start_powerSGD_iter`, `min_compression_rate`). Reset: Xie
+et al., "CSER: Communication-efficient SGD with error reset" (2020).
 """
 
 from __future__ import annotations
@@ -31,13 +33,22 @@ from orchestrator.updates.transforms import State
 _ALIGNED: Final = 64  # bytes: the address of an operand can change the bits of a product
 _ROUNDING: Final = 2.0  # products are rounded, so a bound on them leaves a bit
 _NOTHING: Final = 1e-30  # of a column's length; what is shorter has no direction
-_LEFT, _RIGHT, _WHOLE = range(3)  # phases; the last is for the warm-up
+_LEFT, _RIGHT, _WHOLE = range(3)  # phases; the last is for exact steps
 
 
 class LowRank:
     """Implements `codec.Codec`."""
 
-    def __init__(self, model: Model, rank: int, *, error_feedback: bool, warmup: int = 0, saving: float = 1.0) -> None:
+    def __init__(
+        self,
+        model: Model,
+        rank: int,
+        *,
+        error_feedback: bool,
+        warmup: int = 0,
+        saving: float = 1.0,
+        reset: int | None = None,
+    ) -> None:
         self._rank = rank
         self._seed = model.seed
         sizes = [(shape[0], math.prod(shape[1:])) if len(shape) > 1 else None for shape in model.shapes]
@@ -48,12 +59,12 @@ class LowRank:
         ]
         second = [columns * rank for _, columns in self._matrices.values()]
         whole = [math.prod(shape) for shape in model.shapes]
-        self._warmup = warmup if self._matrices else 0
-        phases = [Means(tuple(first), since=self._warmup)]
+        self._warmup, self._reset = (warmup, reset) if self._matrices else (0, None)
+        phases = [Means(tuple(first), takes_part=self._is_compressed)]
         if self._matrices:
-            phases.append(Means(tuple(second), since=self._warmup))
-        if self._warmup:
-            phases.append(Means(tuple(whole), until=self._warmup))
+            phases.append(Means(tuple(second), takes_part=self._is_compressed))
+        if self._warmup or self._reset:
+            phases.append(Means(tuple(whole), takes_part=self._is_exact))
         self.phases: Sequence[Phase] = phases
         self.kept: Sequence[int] = tuple(self._matrices) if error_feedback else ()
 
@@ -69,7 +80,7 @@ class LowRank:
 
     def decode(self, agreement: Agreement, results: Sequence[Result], mean: Sequence[torch.Tensor]) -> State:
         following = dict(agreement.replicated)
-        if agreement.step < self._warmup:
+        if self._is_exact(agreement.step):
             for i, out in enumerate(mean):
                 results[_WHOLE].write(i, out)
             return following
@@ -85,6 +96,14 @@ class LowRank:
             if i not in self._matrices:
                 results[_LEFT].write(i, out)
         return following
+
+    def _is_exact(self, step: int) -> bool:
+        """Whether all is summed as it is."""
+        since = step - self._warmup
+        return since < 0 or (self._reset is not None and since % self._reset == self._reset - 1)
+
+    def _is_compressed(self, step: int) -> bool:
+        return not self._is_exact(step)
 
     def _exact(self, agreement: Agreement, held: Sequence[Held]) -> Rows:
         """All of it, so that a shard keeps nothing."""

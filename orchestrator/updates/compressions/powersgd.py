@@ -21,7 +21,11 @@ def powersgd(
         float,
         Field(ge=1, description="How many times smaller a matrix has to become; one that does not is summed exactly."),
     ] = 1.0,
+    reset: Annotated[
+        int | None,
+        Field(ge=2, description="One in so many steps is of exact sums, also of what shards keep; null: none."),
+    ] = None,
 ) -> Codec:
     from orchestrator.updates.compressions.low_rank import LowRank
 
-    return LowRank(model, rank, error_feedback=error_feedback, warmup=warmup, saving=saving)
+    return LowRank(model, rank, error_feedback=error_feedback, warmup=warmup, saving=saving, reset=reset)
