@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ray._private import ray_constants, services
-from ray._raylet import METRICS_AGENT_PORT_NAME, RUNTIME_ENV_AGENT_PORT_NAME, persist_port
 
 from orchestrator.cluster.sessions import agent, local
 
+RAYS_OWN: Any = importlib.import_module("ray._raylet")  # it has no types
+METRICS, RUNTIME_ENVS = RAYS_OWN.METRICS_AGENT_PORT_NAME, RAYS_OWN.RUNTIME_ENV_AGENT_PORT_NAME
 NODE = "ab" * 28
 RAYLET = """
 import os, signal, subprocess, sys, time
@@ -33,12 +36,12 @@ def agents() -> list[list[str]]:
 
 
 def test_ports_are_noted_as_ray_notes_them(tmp_path: Path) -> None:
-    names = (METRICS_AGENT_PORT_NAME, RUNTIME_ENV_AGENT_PORT_NAME)
+    names = (METRICS, RUNTIME_ENVS)
     (tmp_path / "ours").mkdir()
     (tmp_path / "theirs").mkdir()
     agent.note(names, str(tmp_path / "ours"), NODE)
     for name in names:
-        persist_port(str(tmp_path / "theirs"), NODE, name, -1)
+        RAYS_OWN.persist_port(str(tmp_path / "theirs"), NODE, name, -1)
     ours, theirs = (
         {file.name: file.read_text() for file in (tmp_path / folder).iterdir()} for folder in ("ours", "theirs")
     )
@@ -54,8 +57,8 @@ def test_what_is_not_asked_for_is_left_out_and_the_next_ray_has_it() -> None:
         assert agents() == [metrics, usual[1]]
     assert agents() == usual
     assert metrics[:4] == runtime_envs[:4] == [sys.executable, "-I", "-S", agent.__file__]
-    assert METRICS_AGENT_PORT_NAME in metrics
-    assert runtime_envs[4:] == [str(os.getpid()), RUNTIME_ENV_AGENT_PORT_NAME]
+    assert METRICS in metrics
+    assert runtime_envs[4:] == [str(os.getpid()), RUNTIME_ENVS]
 
 
 @pytest.mark.slow
