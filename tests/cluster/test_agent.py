@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,6 +60,21 @@ def test_what_is_not_asked_for_is_left_out_and_the_next_ray_has_it() -> None:
     assert metrics[:4] == runtime_envs[:4] == [sys.executable, "-I", "-S", agent.__file__]
     assert METRICS in metrics
     assert runtime_envs[4:] == [str(os.getpid()), RUNTIME_ENVS]
+
+
+def test_where_there_are_no_descriptors_of_processes_they_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[float] = []
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+
+        def end(seconds: float) -> None:
+            looks.append(seconds)
+            other.kill()
+            other.wait()
+
+        monkeypatch.delattr(os, "pidfd_open")
+        monkeypatch.setattr(agent, "time", SimpleNamespace(sleep=end))
+        agent.wait_for_one([os.getpid(), other.pid])
+    assert len(looks) == 1
 
 
 @pytest.mark.slow

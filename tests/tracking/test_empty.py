@@ -37,7 +37,12 @@ def test_a_store_from_kept_tables_is_the_one_that_mlflow_makes_and_a_damaged_fil
 ) -> None:
     made: list[bool] = []
     place = empty.place
-    monkeypatch.setattr(empty, "place", lambda database: made.append(not place(database)) or not made[-1])
+
+    def placed(database: Path) -> bool:
+        made.append(not place(database))
+        return not made[-1]
+
+    monkeypatch.setattr(empty, "place", placed)
     stores = [tmp_path / name for name in ("first", "second", "third")]
     for folder in stores:
         folder.mkdir()

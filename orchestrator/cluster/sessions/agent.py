@@ -34,11 +34,21 @@ def wait_for_one(processes: Sequence[int]) -> None:
         descriptors = [os.pidfd_open(process) for process in processes]
     except ProcessLookupError:
         return
-    except OSError:  # the kernel has no such descriptors
-        while all(os.path.exists(f"/proc/{process}") for process in processes):  # noqa: PTH110
+    except (AttributeError, OSError):  # the system has no such descriptors
+        while all(_lives(process) for process in processes):
             time.sleep(_LOOK_S)
         return
     select.select(descriptors, [], [])
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is another user's
+        pass
+    return True
 
 
 def main(arguments: Sequence[str]) -> None:
