@@ -130,7 +130,12 @@ def _kind(name: str) -> str:
 def measure(command: Sequence[str], project: Path) -> Spent:
     """Run a command of the orchestrator to its end. Exits when it fails."""
     watch, began = Watch(), time.perf_counter()
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "MLFLOW_"))}
+    left_out = (
+        "RAY_",
+        "MLFLOW_",
+        "PYTHONDONTWRITEBYTECODE",
+    )  # the last has each process compile all of orchestrator anew
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     process = subprocess.Popen(
         [sys.executable, "-m", "orchestrator", *command],
         cwd=project,

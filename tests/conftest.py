@@ -9,6 +9,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 
 import hypothesis
 import pytest
@@ -20,6 +21,9 @@ hypothesis.settings.register_profile("few", deadline=None, max_examples=15)
 hypothesis.settings.register_profile("many", deadline=None, max_examples=500)
 hypothesis.settings.load_profile("few")
 BUSY_S = 3600.0  # several commands in a test and its fixtures, on a machine with thirty other processes
+sys.dont_write_bytecode = (
+    False  # launched processes read what is compiled here; else each compiles all of orchestrator anew
+)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup; what they start does not
 
 

@@ -47,6 +47,7 @@ FLOORS = [
     "values",
     "references",
     "records",
+    "caches",
     "errors",
 ]
 # Rooms of a floor, in the same order: packages, and modules that stand beside them.

@@ -14,12 +14,13 @@ import hashlib
 import importlib.metadata
 import math
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import llvmlite.binding as llvm
+
+from orchestrator import caches
 
 _LONG, _DOUBLE, _BOOL, _AT = ctypes.c_int64, ctypes.c_double, ctypes.c_bool, ctypes.c_void_p
 _KINDS: Final[Mapping[str, Any]] = {"float64": ctypes.c_double, "float32": ctypes.c_float}  # of the total: exact, fast
@@ -159,11 +160,11 @@ def load() -> Loops:
     name = f"loops-{_version()}.o"
     for folder in _folders():
         with contextlib.suppress(OSError, ValueError):
-            return Loops(_unpacked((folder / name).read_bytes()))
+            return Loops(_unpacked(caches.read(folder / name)))
     objects = _made()
     for folder in _folders():
         with contextlib.suppress(OSError):
-            _keep(folder / name, _packed(objects))
+            caches.keep(folder / name, _packed(objects))
     return Loops(objects)
 
 
@@ -181,41 +182,20 @@ def _version() -> str:
 
 
 def _folders() -> Iterator[Path]:
-    yield Path(__file__).parent / "__pycache__"
-    cache = os.environ.get("XDG_CACHE_HOME")
-    with contextlib.suppress(RuntimeError):  # nobody's home is known
-        yield (Path(cache) if cache else Path.home() / ".cache") / "orchestrator"
-
-
-def _keep(file: Path, data: bytes) -> None:
-    """Whole or not at all. Raises OSError."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, unfinished = tempfile.mkstemp(dir=file.parent, prefix=file.name)
-    try:
-        with open(descriptor, "wb") as stream:
-            stream.write(data)
-        Path(unfinished).replace(file)
-    except OSError:
-        Path(unfinished).unlink(missing_ok=True)
-        raise
+    return caches.folders(__file__)
 
 
 def _packed(objects: Mapping[str, bytes]) -> bytes:
-    """Lengths and objects in the order of the entries, behind a digest of both: a file that lost its end is made again."""
+    """Lengths and objects in the order of the entries."""
     parts = [objects[name] for name in _entries()]
-    text = b"".join(len(part).to_bytes(8, "little") for part in parts) + b"".join(parts)
-    return hashlib.sha256(text).digest() + text
+    return b"".join(len(part).to_bytes(8, "little") for part in parts) + b"".join(parts)
 
 
 def _unpacked(data: bytes) -> dict[str, bytes]:
-    """Raises ValueError for what `_packed` has not made."""
-    digest, text = data[:32], data[32:]
-    if hashlib.sha256(text).digest() != digest:
-        raise ValueError("damaged")
     found, start = {}, 8 * len(_entries())
     for place, name in enumerate(_entries()):
-        end = start + int.from_bytes(text[8 * place : 8 * place + 8], "little")
-        found[name] = text[start:end]
+        end = start + int.from_bytes(data[8 * place : 8 * place + 8], "little")
+        found[name] = data[start:end]
         start = end
     return found
 

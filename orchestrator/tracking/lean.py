@@ -1,7 +1,8 @@
-"""MLflow without pandas and scipy: the client does not need them, and their import costs a second of processor time.
+"""MLflow without pandas, scipy and pygments: the client does not need them, and their import costs a second of processor time.
 
-MLflow does without them where they are not installed, so while it is imported they are as if they were not, for the thread that
-imports it. Only a process that belongs to this program may do that: MLflow lacks `mlflow.data.from_pandas` from then on.
+MLflow, and Mako behind it, do without them where they are not installed, so while MLflow is imported they are as if they were
+not, for the thread that imports it. Only a process that belongs to this program may do that: MLflow lacks
+`mlflow.data.from_pandas` from then on.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
 
-_SPARED = ("pandas", "scipy")
+_SPARED = ("pandas", "scipy", "pygments")
 _wanted = False
 
 
@@ -24,8 +25,8 @@ def prefer() -> None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Inside the block, MLflow is imported for the first time, or has been already."""
-    if not _wanted or "mlflow" in sys.modules:
+    """Inside the block, MLflow is imported, or those parts of it that come with a store."""
+    if not _wanted:
         yield
         return
     finder = _Absence()

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import ConfigurationError, UsageError
-from orchestrator.tracking import lean
+from orchestrator.tracking import empty, lean
 from orchestrator.tracking.rebase import adopt, rebase
 
 if TYPE_CHECKING:
@@ -106,11 +106,16 @@ class Store:
             return
         with self.usable(), (home / "mlflow.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            is_new = database is not None and not database.exists()
-            if database is not None:
+            if database is None:
+                self.client = _open(self.uri)
+            elif database.exists():
                 rebase(database, home / "artifacts")
-            self.client = _open(self.uri)
-            if database is not None and is_new:
+                self.client = _open(self.uri)
+            else:
+                placed = empty.place(database)
+                self.client = _open(self.uri)
+                if not placed:
+                    empty.keep(database)
                 adopt(database, home / "artifacts")
 
     def usable(self) -> AbstractContextManager[None]:

@@ -11,6 +11,7 @@ import numpy
 import pytest
 import torch
 
+from orchestrator import caches
 from orchestrator.numerics import compiled, exact, loops
 from orchestrator.numerics.exact import Accumulator
 from orchestrator.numerics.grid import Grid
@@ -66,7 +67,7 @@ def construction(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Grows by a word for each time that loops are made; what is made is taken from the cache of these tests."""
     made: list[str] = []
     kept = next(folder / f"loops-{compiled._version()}.o" for folder in compiled._folders())
-    objects = compiled._unpacked(kept.read_bytes())
+    objects = compiled._unpacked(caches.read(kept))
 
     def make() -> dict[str, bytes]:
         made.append("made")

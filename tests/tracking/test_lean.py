@@ -17,7 +17,7 @@ from orchestrator.tracking import Store, lean
 lean.prefer()
 with tempfile.TemporaryDirectory() as folder:
     Store(None, pathlib.Path(folder)).experiment("any")
-print(*(name for name in ("mlflow", "pandas", "scipy") if name in sys.modules))
+print(*(name for name in ("mlflow", "pandas", "scipy", "pygments") if name in sys.modules))
 import pandas
 """
 

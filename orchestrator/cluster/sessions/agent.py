@@ -1,10 +1,11 @@
 """What stands in for an agent of Ray that nobody asks anything: a program of a few milliseconds, where Ray's own takes 0.7 s.
 
-    python -I -S agent.py PORT... --session-dir=FOLDER --node-id=ID ...
+    python -I -S agent.py DRIVER PORT... --session-dir=FOLDER --node-id=ID ...
 
 Ray's raylet starts an agent for metrics and one for runtime environments, waits until they have noted in its folder which ports
 they listen to, and ends with them. This one notes -1 for each PORT, with which Ray's own agents say that they listen to none,
-and ends with the raylet. It is run by its path and imports nothing of orchestrator.
+and ends with the raylet, its parent, or with the process DRIVER: a raylet may be gone before this program has begun. It is run
+by its path and imports nothing of orchestrator.
 """
 
 from __future__ import annotations
@@ -27,23 +28,34 @@ def note(names: Sequence[str], folder: str, node: str) -> None:
         os.replace(f"{place}.unfinished", place)  # noqa: PTH105
 
 
-def outlive(process: int) -> None:
-    """Return when the process has ended, which is the parent of this one."""
+def wait_for_one(processes: Sequence[int]) -> None:
+    """Return when one of these processes has ended."""
     try:
-        descriptor = os.pidfd_open(process)
-    except OSError:  # it has ended, or the kernel has no such descriptors
-        while os.getppid() == process:
+        descriptors = [os.pidfd_open(process) for process in processes]
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):  # the system has no such descriptors
+        while all(_lives(process) for process in processes):
             time.sleep(_LOOK_S)
         return
-    if os.getppid() == process:
-        select.select([descriptor], [], [])
+    select.select(descriptors, [], [])
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is another user's
+        pass
+    return True
 
 
 def main(arguments: Sequence[str]) -> None:
-    raylet = os.getppid()
+    raylet, driver, names = os.getppid(), int(arguments[0]), arguments[1:]
     given = dict(argument[2:].partition("=")[::2] for argument in arguments if argument.startswith("--"))
-    note([name for name in arguments if name.endswith("_port")], given["session-dir"], given["node-id"])
-    outlive(raylet)
+    note([name for name in names if name.endswith("_port")], given["session-dir"], given["node-id"])
+    wait_for_one([raylet, driver])
 
 
 if __name__ == "__main__":

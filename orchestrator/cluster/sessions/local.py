@@ -199,7 +199,7 @@ def _smaller_agents(runtime_envs: bool) -> contextlib.AbstractContextManager[Non
     def command(kind: str, *arguments: Any, **options: Any) -> list[str]:
         assert usual is not None
         if kind in ports:  # what follows in the command, Ray's program and its options, are arguments
-            return [sys.executable, "-I", "-S", agent.__file__, *ports[kind]]
+            return [sys.executable, "-I", "-S", agent.__file__, str(os.getpid()), *ports[kind]]
         return list(usual(kind, *arguments, **options))
 
     return replaced(services, _AGENT_COMMAND, command)
