@@ -142,7 +142,7 @@ def test_a_generation_may_be_called_off_at_any_moment(method: int, first: int) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 23, 3))
+@pytest.mark.parametrize("first", thinned(range(0, 23, 3), 2))
 @pytest.mark.parametrize("method", range(len(KEEPING)))
 def test_members_may_die_at_any_moment(method: int, first: int) -> None:
     layout = [Layout(4, "ring"), Layout(4, "tree"), Layout(4, "parameter_server")][first % 3]
@@ -152,7 +152,7 @@ def test_members_may_die_at_any_moment(method: int, first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", thinned(range(6), 2))
 @pytest.mark.parametrize("method", range(len(KEEPING)))
 def test_chaos(method: int, seed: int) -> None:
     draw = random.Random(seed)

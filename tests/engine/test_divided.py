@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from orchestrator.pipeline import Pipeline
 from orchestrator.settings import Every
 from tests.engine import pipelines as p
 from tests.engine.elastic import Elastic, Fault, Saved, elastic_settings, survive
-from tests.engine.runs import Layout, Run, members_end, rotating, settings_for, train
+from tests.engine.runs import LAYOUTS, LONELY, Layout, Run, members_end, rotating, settings_for, train
 from tests.products import thinned
 
 
@@ -78,13 +79,13 @@ def test_every_layout_gives_the_same_run(number: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
-@pytest.mark.parametrize("topology", ["ring", "tree", "parameter_server", "peer_to_peer"])
-def test_a_divided_run_on_all_layouts(workers: int, topology: str) -> None:
+@pytest.mark.parametrize("layout", thinned([*LONELY, *LAYOUTS], 3), ids=str)
+def test_a_divided_run_on_all_layouts(layout: Layout) -> None:
     settings = {"partition": DIRICHLET, "batch_size": GROWING, "optimizer": {"name": "lars"}}
-    _assert_same(train(LabelledBatchnorm, Layout(workers, topology), **settings), _divided())
+    _assert_same(train(LabelledBatchnorm, layout, **settings), _divided())
 
 
+@functools.cache
 def _divided() -> Run:
     return train(LabelledBatchnorm, partition=DIRICHLET, batch_size=GROWING, optimizer={"name": "lars"})
 
@@ -128,7 +129,7 @@ OPTIMIZERS = [{"name": "lars", "weight_decay": 0.01}, {"name": "lamb", "lr": 0.0
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
-@pytest.mark.parametrize("first", [3, 11, 19, 27, 40])
+@pytest.mark.parametrize("first", thinned([3, 11, 19, 27, 40], 2))
 def test_members_may_die(first: int, optimizer: dict[str, Any]) -> None:
     settings = {**RICH, "optimizer": optimizer}
     whole = survive(LabelledBatchnorm, Layout(1), **settings)

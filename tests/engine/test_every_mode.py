@@ -47,7 +47,7 @@ def check(number: int, steps: int, within: float) -> None:
 
 @pytest.mark.slow
 def test_one_pair_trains_and_is_repeated() -> None:
-    check(9, steps=100, within=4 * POINT)
+    check(9, steps=60, within=4 * POINT)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@ or as those that are drawn; and the round is what its parts are by hand."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -113,11 +114,18 @@ def test_all_of_these_are_different_runs() -> None:
     assert len({train(Labelled, **case).digest for case in [{}, *CASES]}) == len(CASES) + 1
 
 
+FEDERATED: dict[str, Any] = {**CASES[5], "shards": 5}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", thinned([*LONELY, *LAYOUTS], 3), ids=str)
 def test_federated_rounds_on_all_layouts(layout: Layout) -> None:
-    case = {**CASES[5], "shards": 5}
-    _assert_same(train(LabelledBatchnorm, layout, **case), train(LabelledBatchnorm, **case))
+    _assert_same(train(LabelledBatchnorm, layout, **FEDERATED), _federated())
+
+
+@functools.cache
+def _federated() -> Run:
+    return train(LabelledBatchnorm, **FEDERATED)
 
 
 @pytest.mark.slow
