@@ -1,9 +1,12 @@
-"""Whether nodes can hold a run, as a pure question."""
+"""Whether nodes can hold a run, as a pure question; and room that is let go, also where the Ray is gone."""
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
+from orchestrator.cluster.placement import reservation
 from orchestrator.cluster.placement.reservation import Need, Node, lack
 
 NODES = [Node("a" * 56, "10.0.0.1", {"CPU": 4.0, "GPU": 1.0}), Node("b" * 56, "10.0.0.2", {"CPU": 2.0})]
@@ -32,3 +35,25 @@ def test_a_ray_without_nodes_lacks_everything() -> None:
     assert (
         lack(Need(1, 1.0), []) == "the run needs 1 process with 1 CPU and 0 GPUs each, more than this Ray has: no node"
     )
+
+
+def test_room_is_let_go_before_the_next_one_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    removed: list[str] = []
+    monkeypatch.setattr(reservation, "remove_placement_group", removed.append)
+    reservation._remove("group", lambda: None)
+    assert removed == ["group"]
+
+
+def test_a_ray_that_is_gone_is_not_asked_and_one_that_goes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    called, gone = threading.Event(), threading.Event()
+
+    def never_answered(_group: str) -> None:
+        called.set()
+        gone.wait()
+
+    monkeypatch.setattr(reservation, "remove_placement_group", never_answered)
+    reservation._remove("group", lambda: "the head has ended")
+    assert not called.is_set()
+    reservation._remove("group", lambda: "the head has ended" if called.is_set() else None)
+    assert called.is_set()
+    gone.set()

@@ -7,6 +7,7 @@ no longer than `cluster.start_timeout_s`. Nodes that an autoscaler would add are
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -77,8 +78,11 @@ def lack(need: Need, nodes: Sequence[Node]) -> str | None:
 
 
 @contextmanager
-def reserved(need: Need, timeout_s: float, check: Callable[[], None]) -> Iterator[list[ActorSlot]]:
-    """One slot per member, within the block. check: called now and then, may raise. Raises ClusterUnavailable."""
+def reserved(
+    need: Need, timeout_s: float, check: Callable[[], None], trouble: Callable[[], str | None]
+) -> Iterator[list[ActorSlot]]:
+    """One slot per member, within the block. check: called now and then, may raise; trouble: what is wrong with the Ray, if
+    anything is. Raises ClusterUnavailable."""
     nodes = living_nodes()
     why_not = lack(need, nodes)
     if why_not is not None:
@@ -89,8 +93,22 @@ def reserved(need: Need, timeout_s: float, check: Callable[[], None]) -> Iterato
         _await(group, need, timeout_s, check)
         yield _slots(group, need, nodes)
     finally:
-        with suppress(Exception):  # of a Ray that is gone
+        _remove(group, trouble)
+
+
+def _remove(group: Any, trouble: Callable[[], str | None]) -> None:
+    """Let go of the room, unless the Ray is gone: there Ray waits a minute for its head, and then ends this process."""
+
+    def remove() -> None:
+        with suppress(Exception):  # of a Ray that goes at this moment
             remove_placement_group(group)
+
+    if trouble() is not None:
+        return
+    removal = threading.Thread(target=remove, name="remove_placement_group", daemon=True)
+    removal.start()
+    while removal.is_alive() and trouble() is None:
+        removal.join(_LOOK_S)
 
 
 def _await(group: Any, need: Need, timeout_s: float, check: Callable[[], None]) -> None:

@@ -148,7 +148,7 @@ class Job:
         with own, (self.ray or self._own_ray)(plan) as ray:
             self.pending_signal.watch()
             with contextlib.ExitStack() as held:
-                actor_slots, node_check = self._actor_slots(held)
+                actor_slots, node_check = self._actor_slots(held, ray.trouble)
                 members = held.enter_context(Members(plan, secrets.token_bytes(32)))
                 # A private Ray has the priority that the user wants.
                 niceness = None if plan.cluster.address is None else os.getpriority(os.PRIO_PROCESS, 0)
@@ -201,13 +201,15 @@ class Job:
             return None
         return Private(self.secret, privacy, record.files, record.facts)
 
-    def _actor_slots(self, held: contextlib.ExitStack) -> tuple[ActorSlots, NodeCheck]:
+    def _actor_slots(
+        self, held: contextlib.ExitStack, trouble: Callable[[], str | None]
+    ) -> tuple[ActorSlots, NodeCheck]:
         """Room for every member that the run starts with, on nodes that have this project, and what is asked of a node that
-        comes later. A private Ray is this machine. held: lets go of the room at the end."""
+        comes later. A private Ray is this machine. held: lets go of the room at the end; trouble: with the Ray."""
         cluster, timeout_s = self.plan.cluster, self.plan.cluster.timeouts.start_s
         wanted = cluster.members.total(cluster.members.most if cluster.address is None else cluster.members.start)
         need = Need(wanted, cluster.cpus, cluster.gpus, cluster.together)
-        slots = held.enter_context(reserved(need, timeout_s, self._check))
+        slots = held.enter_context(reserved(need, timeout_s, self._check, trouble))
         anywhere = {"num_cpus": need.cpus, "num_gpus": need.gpus}
         if cluster.address is None:
             here, also = str(self.project), self._variables()
