@@ -132,7 +132,7 @@ def test_a_reset_sends_all_that_was_kept() -> None:
 
 def test_nothing_to_compress_needs_no_exact_steps() -> None:
     for exact in ({"warmup": 5}, {"reset": 5}):
-        (only,) = LowRank(Model(((4, 4), (9,)), 4, 7), 2, error_feedback=True, **exact).phases  # type: ignore[arg-type]
+        (only,) = LowRank(Model(((4, 4), (9,)), 4, 7), 2, error_feedback=True, **exact).phases
         assert all(only.takes_part(number) for number in range(10))
 
 
