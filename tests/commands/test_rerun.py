@@ -152,7 +152,7 @@ def lost_a_worker(project: Project, *arguments: str) -> Done:
 @pytest.fixture(scope="module")
 def later(study: Study) -> Done:
     """Another run: other code and data, other settings, other workers. One of its samples comes out differently each time."""
-    given = (f"pipeline.args.marked={MARKED}", "optimizer.lr=0.02", "cluster.workers=2", "run.name=later")
+    given = (f"pipeline.args.marked={MARKED}", "optimizer.lr=0.02", "cluster.workers=1", "run.name=later")
     done = study.project.run("conf=study", *given, "output=json")
     assert done.code == 0, done.err
     return done
