@@ -6,8 +6,7 @@ The figures of the model come from runs of one, two and four workers in a ring (
 1 to 8 workers, are predictions. Pieces of the run are measured on one Ray, each layout once in every round, in an order that
 is drawn anew for each, and again where other programs took more of the cores than `--quiet`; of each figure of a layout the
 median of its pieces counts. What the same work costs differs by half from minute to minute on a virtual machine: the spread of
-a layout's pieces says by how much, and many rounds are what evens it out. Processor time is that of a worker's thread, as a
-multiple of the predicted one; the last error is without that.
+a layout's pieces says by how much, and many rounds are what evens it out.
 `benchmarks/goodput.py` is about losses of workers.
 """
 
@@ -32,9 +31,7 @@ from orchestrator.simulation.calibration import (  # noqa: E402
     Layout,
     Measured,
     Model,
-    at_cost,
     calibrate,
-    dearer,
     predicted,
     typical,
 )
@@ -103,18 +100,16 @@ def main() -> None:
             f"{1e6 * network.latency_s:.0f} us, beside {1e3 * conditions.background_s:.3f} ms, others {conditions.others:.1%} "
             f"of a core; {cores} cores"
         )
-        print("| layout | pieces, ms | median | predicted | error | processor time | error at that | other programs |")
-        print("|---|---:|---:|---:|---:|---:|---:|---:|")
+        print("| layout | pieces, ms | median | predicted | error | other programs |")
+        print("|---|---:|---:|---:|---:|---:|")
         for layout, found in pieces.items():
             each = typical(found)
             least, most = (1e3 * extreme(piece.wall_s for piece in found) for extreme in (min, max))
             told = predicted(model, each.layout, conditions)
-            cost = dearer(model, each, conditions)
-            there = predicted(model, each.layout, at_cost(conditions, cost))
             name = f"{layout} (fitted)" if layout in FITTED else str(layout)
             print(
                 f"| {name} | {least:.1f} to {most:.1f} | {1e3 * each.wall_s:.2f} | {1e3 * told:.2f} | "
-                f"{told / each.wall_s - 1:+.1%} | {cost:.2f} times | {there / each.wall_s - 1:+.1%} | {each.disturbed:.0%} |"
+                f"{told / each.wall_s - 1:+.1%} | {each.disturbed:.0%} |"
             )
 
 

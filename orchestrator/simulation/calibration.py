@@ -3,15 +3,15 @@
     compute_s      of a run of one worker: processor time of a micro-batch
     update_s       of the same: that of the rest of a step, what computing takes beside its micro-batches included
     contention     of runs on no more workers than cores: how much more both are there, where workers share caches
-    switch_s       of runs on more workers than cores: what is beyond that, for a worker's caches are used by others then
     message_s      of exchange and waiting beyond those of one worker: what grows with the number of messages
     vote_s         of the same: what does not, where runs of several numbers of workers tell the two apart
     background_s   of the processes beside their computing thread
     others         share of a core that the driver and Ray's own processes take
     byte_s         is measured apart: adding one vector to another
     latency_s      what is left between the predicted and the measured time of a step of two workers, if the machine were quiet
+    switch_s       of runs on more workers than cores: what is left of the time of a step in the same way
 
-All but the last are processor time, which whatever else the machine does disturbs less than times on the wall, and all of
+All but the last two are processor time, which whatever else the machine does disturbs less than times on the wall, and all of
 a run are from the same windows. Two runs, of one worker and of two, are enough for layouts of no more workers than cores;
 what more workers than cores cost takes a third, such as one of four workers on two cores.
 """
@@ -19,7 +19,7 @@ what more workers than cores cost takes a third, such as one of four workers on 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,7 +31,7 @@ from orchestrator.topologies import build_schedule
 
 _OF_THE_EXCHANGE = ("exchange", "wait")
 _OF_A_STEP = ("compute", *_OF_THE_EXCHANGE, "update", "report")
-_STEPS_S = 1e-7  # to which the latency is sought
+_STEPS_S = 1e-7  # to which what is left of a step is sought
 
 
 @dataclass(frozen=True)
@@ -142,11 +142,8 @@ def calibrate(model: Model, points: Sequence[Measured], cores: int, byte_s: floa
     def slower(point: Measured) -> float:
         return _worked(point) / (rest + compute * model.shards / point.layout.workers)
 
-    roomy = [each for each in several if not cores or each.layout.workers <= cores]
+    roomy = [each for each in several if not _crowded(each, cores)]
     contention = max(1.0, statistics.median(map(slower, roomy))) if roomy else 1.0
-    crowded = [
-        _worked(each) - contention * _worked(each) / slower(each) for each in several if 0 < cores < each.layout.workers
-    ]
     conditions = Conditions(
         network=network,
         compute_s=compute,
@@ -156,14 +153,30 @@ def calibrate(model: Model, points: Sequence[Measured], cores: int, byte_s: floa
         cores=cores,
         background_s=statistics.median(max(0.0, each.process_s - sum(each.busy_s.values())) for each in points),
         others=min(1.0, statistics.median(each.driver_s / each.wall_s for each in points)),
-        switch_s=max(0.0, statistics.median(crowded)) if crowded else 0.0,
     )
     if not several:
         return conditions
     # What else the machine does slows all alike: as much as it slows a worker that waits for nobody.
     slowed = max(1.0, min(each.wall_s / predicted(model, each.layout, conditions) for each in alone))
-    quiet = replace(several[0], wall_s=several[0].wall_s / slowed)
-    return replace(conditions, network=replace(network, latency_s=_latency(model, quiet, conditions)))
+
+    def left(point: Measured, conditions_with: Callable[[float], Conditions]) -> float:
+        return _left(model, replace(point, wall_s=point.wall_s / slowed), conditions_with)
+
+    def with_latency(seconds: float) -> Conditions:
+        return replace(conditions, network=replace(network, latency_s=seconds))
+
+    connected = with_latency(left((roomy or several)[0], with_latency))
+
+    def with_switch(seconds: float) -> Conditions:
+        return replace(connected, switch_s=seconds)
+
+    crowded = [left(each, with_switch) for each in several if roomy and _crowded(each, cores)]
+    return with_switch(statistics.median(crowded)) if crowded else connected
+
+
+def _crowded(point: Measured, cores: int) -> bool:
+    """Whether there were more workers than cores."""
+    return 0 < cores < point.layout.workers
 
 
 def _vote_and_message(
@@ -195,26 +208,6 @@ def predicted(model: Model, layout: Layout, conditions: Conditions) -> float:
     return _played(model, layout, conditions).seconds
 
 
-def dearer(model: Model, point: Measured, conditions: Conditions) -> float:
-    """How many times as much processor time as predicted a worker's computing thread took for a step."""
-    played = _played(model, point.layout, conditions)
-    return sum(point.busy_s.values()) / (played.workers_s / point.layout.workers)
-
-
-def at_cost(conditions: Conditions, factor: float) -> Conditions:
-    """The same on a machine of another speed: all that a member does takes `factor` times as much processor time."""
-    network = conditions.network
-    return replace(
-        conditions,
-        network=replace(network, message_s=factor * network.message_s, byte_s=factor * network.byte_s),
-        compute_s=factor * conditions.compute_s,
-        update_s=factor * conditions.update_s,
-        vote_s=factor * conditions.vote_s,
-        switch_s=factor * conditions.switch_s,
-        background_s=factor * conditions.background_s,
-    )
-
-
 def _played(model: Model, layout: Layout, conditions: Conditions) -> Played:
     schedule = build_schedule(layout.topology, layout.workers, **model.options.get(layout.topology, {}))
     hosted = [len(each) for each in assign_shards(model.shards, layout.workers)]
@@ -223,12 +216,11 @@ def _played(model: Model, layout: Layout, conditions: Conditions) -> Played:
     return play_step(schedule, computing, model.sizes, conditions, shards=max(hosted))
 
 
-def _latency(model: Model, point: Measured, conditions: Conditions) -> float:
-    """With which the step of this point is predicted; none where the rest already takes as long."""
+def _left(model: Model, point: Measured, conditions_with: Callable[[float], Conditions]) -> float:
+    """The seconds with which the step of this point is predicted; none where it takes no longer without."""
 
-    def short(latency: float) -> bool:
-        tried = replace(conditions, network=replace(conditions.network, latency_s=latency))
-        return predicted(model, point.layout, tried) < point.wall_s
+    def short(seconds: float) -> bool:
+        return predicted(model, point.layout, conditions_with(seconds)) < point.wall_s
 
     low, high = 0.0, point.wall_s
     if not short(low):

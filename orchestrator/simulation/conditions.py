@@ -37,9 +37,9 @@ class Conditions:
     a micro-batch, log-normal; stalls: with this probability a worker's step waits stall_s.
 
     cores: that all workers share, 0 where each has its own. Where they are shared: background_s: processor time of a worker's
-    step beside its computing thread; others: share of a core that the driver and Ray take all the time; switch_s: processor
-    time that a step takes more of each worker where there are more workers than cores, and each finds its caches used by
-    another.
+    step beside its computing thread; others: share of a core that the driver and Ray take all the time; switch_s: for how long
+    a core is taken more in each worker's step where there are more workers than cores, which take turns and find their caches
+    used by others.
 
     failure_s: mean time until a worker is lost, exponential, 0 for never; detect_s: until that is known and the others have
     left; regroup_s: until the members of a new generation begin its first step; start_s: until another worker is ready.
@@ -138,7 +138,7 @@ KEYS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "switch": (
         "switch_s",
         time_of,
-        "processor time of a worker's step that follows from sharing a core with other workers, with more workers than cores",
+        "for how long a core is taken more in a worker's step where there are more workers than cores, which take turns",
     ),
     "failures": ("failure_s", time_of, "mean time until a worker is lost; 0s: never"),
     "detection": ("detect_s", time_of, "until a loss is known and the others have left the step"),

@@ -13,9 +13,7 @@ from orchestrator.simulation.calibration import (
     Layout,
     Measured,
     Model,
-    at_cost,
     calibrate,
-    dearer,
     measured,
     predicted,
     typical,
@@ -97,18 +95,9 @@ def test_a_third_run_on_more_workers_than_cores_tells_what_that_costs_and_votes_
     points = [as_measured(Layout("ring", workers), true) for workers in (1, 2, 4)]
     found = calibrate(MODEL, points, 2, 0.0)
     assert (found.vote_s, found.network.message_s) == pytest.approx((vote, 1e-4), abs=1e-9)
-    assert (found.switch_s, found.contention) == pytest.approx((switch, contention), abs=1e-9)
-
-
-@given(factor=st.floats(0.5, 2), topology=st.sampled_from(NAMES), workers=st.integers(1, 6))
-def test_a_machine_of_another_speed_is_known_by_the_processor_time_of_the_same_work(
-    factor: float, topology: str, workers: int
-) -> None:
-    conditions = Conditions(network=Network(0.0, 1e30, 1e-4), compute_s=1e-3, switch_s=1e-4, vote_s=1e-4, cores=2)
-    point = as_measured(Layout(topology, workers), at_cost(conditions, factor))
-    assert dearer(MODEL, point, conditions) == pytest.approx(factor)
-    there = predicted(MODEL, point.layout, at_cost(conditions, factor))
-    assert there == pytest.approx(factor * predicted(MODEL, point.layout, conditions))
+    assert found.contention == pytest.approx(contention)
+    crowded = Layout("ring", 4)  # of which some delay may be shorter and cost a step no less
+    assert predicted(MODEL, crowded, found) == pytest.approx(predicted(MODEL, crowded, true), rel=0.02)
 
 
 def test_what_is_done_once_in_a_step_is_told_from_its_micro_batches() -> None:
