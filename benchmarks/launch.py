@@ -43,7 +43,7 @@ VERBS = {
     "runs": ("runs",),
     "show=true": ("conf=digits", "show=true"),
     "plan=true": ("conf=digits", "plan=true"),
-    "compare": ("compare=LAST,LAST",),
+    "compare": ("compare=last,last",),
 }
 _LOOK_S = 0.02
 _SUBREAPER = 36  # prctl.h: what the command's processes leave behind becomes a child of this one
@@ -200,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             first.append(measure(command, folder))
             later.append(measure(command, folder))
             for name, verb in VERBS.items():
-                verbs[name].append(measure([word.replace("LAST", "last") for word in verb], folder))
+                verbs[name].append(measure(verb, folder))
     for title, spent in (("the first launch of a project", first), ("a later one", later)):
         print(f"{title:<44}{'processes':>10}{'seconds':>9}")
         for kind, count, seconds in least(spent):

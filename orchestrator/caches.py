@@ -1,5 +1,5 @@
 """Files that a process makes once and later ones of this machine only read: in `__pycache__` beside the module that makes them,
-or in the user's cache folder where that cannot be written. Who reads one has to make it anew when it is not there."""
+and in the user's cache folder, where other checkouts find them. Who reads one has to make it anew when it is not there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _DIGEST_BYTES = 32
@@ -21,23 +21,32 @@ def folders(module: str) -> Iterator[Path]:
         yield (Path(cache) if cache else Path.home() / ".cache") / "orchestrator"
 
 
-def keep(file: Path, data: bytes) -> None:
-    """Whole or not at all, behind a digest. Raises OSError."""
+def keep(places: Iterable[Path], name: str, data: bytes) -> None:
+    """In each of these folders that takes it; none may."""
+    for folder in places:
+        with contextlib.suppress(OSError):
+            _write(folder / name, hashlib.sha256(data).digest() + data)
+
+
+def read(places: Iterable[Path], name: str) -> bytes | None:
+    """The first that is whole of what these folders keep under the name; None where there is none."""
+    for folder in places:
+        with contextlib.suppress(OSError):
+            kept = (folder / name).read_bytes()
+            digest, data = kept[:_DIGEST_BYTES], kept[_DIGEST_BYTES:]
+            if hashlib.sha256(data).digest() == digest:
+                return data
+    return None
+
+
+def _write(file: Path, data: bytes) -> None:
+    """Whole or not at all. Raises OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor, unfinished = tempfile.mkstemp(dir=file.parent, prefix=file.name)
     try:
         with open(descriptor, "wb") as stream:
-            stream.write(hashlib.sha256(data).digest() + data)
+            stream.write(data)
         Path(unfinished).replace(file)
     except OSError:
         Path(unfinished).unlink(missing_ok=True)
         raise
-
-
-def read(file: Path) -> bytes:
-    """What was kept. Raises OSError, and ValueError for a file that lost its end or was changed."""
-    kept = file.read_bytes()
-    digest, data = kept[:_DIGEST_BYTES], kept[_DIGEST_BYTES:]
-    if hashlib.sha256(data).digest() != digest:
-        raise ValueError(f"{file} is damaged")
-    return data

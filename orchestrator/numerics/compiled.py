@@ -8,7 +8,6 @@ is only needed to make it. Where no folder takes it, each process makes it for i
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import importlib.metadata
@@ -158,13 +157,11 @@ def load() -> Loops:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     name = f"loops-{_version()}.o"
-    for folder in _folders():
-        with contextlib.suppress(OSError, ValueError):
-            return Loops(_unpacked(caches.read(folder / name)))
+    kept = caches.read(_folders(), name)
+    if kept is not None:
+        return Loops(_unpacked(kept))
     objects = _made()
-    for folder in _folders():
-        with contextlib.suppress(OSError):
-            caches.keep(folder / name, _packed(objects))
+    caches.keep(_folders(), name, _packed(objects))
     return Loops(objects)
 
 

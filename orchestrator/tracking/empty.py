@@ -7,7 +7,6 @@ the tables are those of its version, and makes its default experiment.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import sqlite3
 from collections.abc import Iterator
@@ -22,16 +21,13 @@ _MAKERS = ("mlflow", "sqlalchemy", "alembic")
 def place(database: Path) -> bool:
     """Put what is kept where a new database shall be; whether there was something to put. To be called under the store's
     lock. Raises OSError."""
-    for folder in _folders():
-        try:
-            tables = caches.read(folder / _name())
-        except (OSError, ValueError):
-            continue
-        unfinished = database.with_name(f"{database.name}.unfinished")
-        unfinished.write_bytes(tables)
-        unfinished.replace(database)
-        return True
-    return False
+    tables = caches.read(_folders(), _name())
+    if tables is None:
+        return False
+    unfinished = database.with_name(f"{database.name}.unfinished")
+    unfinished.write_bytes(tables)
+    unfinished.replace(database)
+    return True
 
 
 def keep(database: Path) -> None:
@@ -47,10 +43,7 @@ def keep(database: Path) -> None:
             tables = copy.serialize()
     except sqlite3.Error:  # the store itself is made
         return
-    for folder in _folders():
-        with contextlib.suppress(OSError):
-            caches.keep(folder / _name(), tables)
-            return
+    caches.keep(_folders(), _name(), tables)
 
 
 def _folders() -> Iterator[Path]:
