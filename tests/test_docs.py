@@ -13,7 +13,7 @@ from orchestrator.settings import Settings, load
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PAGES = sorted((REPOSITORY / "docs").glob("*.md"))
-NEEDED = {"run": {"steps": 1}, "pipeline": {"target": "a:B"}, "evaluation": {"every": 100}}
+NEEDED = {"run": {"steps": 1000}, "pipeline": {"target": "a:B"}, "evaluation": {"every": 100}}
 
 
 def examples() -> list[str]:

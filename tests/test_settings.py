@@ -281,7 +281,7 @@ def test_every_is_exactly_one_positive_number(arguments: dict[str, Any]) -> None
     ],
 )
 def test_a_span_is_steps_or_epochs(typed: str, span: Span, back: int | str) -> None:
-    settings = given_on_command_line("schedule=steps", f"schedule.every={typed}")
+    settings = given_on_command_line("schedule=steps", f"schedule.every={typed}", "run.steps=21")
     assert settings.schedule.options == {"every": span}
     assert to_dict(settings)["schedule"]["every"] == back
     assert (str(span), from_yaml(to_yaml(settings))) == (str(back), settings)
@@ -331,7 +331,7 @@ def test_merge_keys_and_anchors_are_yaml(write: Write) -> None:
 
 def test_a_later_schedule_keeps_the_options_that_it_has_too(write: Write) -> None:
     file = write(
-        "a.yaml", "schedule: {name: linear, final: 0.5, warmup: 3}\nrun: {steps: 1}\npipeline: {target: 'a:B'}"
+        "a.yaml", "schedule: {name: linear, final: 0.5, warmup: 3}\nrun: {steps: 4}\npipeline: {target: 'a:B'}"
     )
     kept = ScheduleSettings(name="cosine", warmup=3, options={"final": 0.5})
     assert load([file], ["schedule=cosine"]).schedule == kept
@@ -339,7 +339,9 @@ def test_a_later_schedule_keeps_the_options_that_it_has_too(write: Write) -> Non
 
 
 def test_text_of_an_option_stays_as_typed() -> None:
-    plateau = given_on_command_line("schedule=plateau", "schedule.metric=1e3", "evaluation.every=1").schedule
+    plateau = given_on_command_line(
+        "schedule=plateau", "schedule.metric=1e3", "evaluation.every=1", "run.steps=4"
+    ).schedule
     assert plateau.options == {"metric": "1e3"}
 
 

@@ -63,7 +63,7 @@ def resume(
     recorded = Recorded.of(store, folder, past)
     recorded.files.lease()
     settings = recorded.settings(overrides)
-    _check_filed(recorded.settings(), settings)
+    _check_filed(recorded.held, settings)
     secret = private.of_record(settings, recorded.files, past.run_id)
     display = for_stream() if beside is None else beside.display
     with recorded_project(recorded, project, folder, display) as place:

@@ -36,6 +36,7 @@ _CERTAIN = re.compile(r"passw(or)?d|passphrase|pwd|secret|credentials?|api_?key|
 _POSSIBLE = re.compile(r"tokens?|auth|sas|bearer|authorization")
 _COULD_BE = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9+=_~-]{16,}")
 _FOLDERS = ("PWD", "OLDPWD")  # of the shell, and no passwords
+_NAMES = ("privacy.secret", "pipeline.target")  # where a secret lies, and what code is called: neither is one itself
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 
@@ -56,13 +57,15 @@ def setting(key: str, value: Any) -> Any:
         return {name: setting(f"{key}.{name}", item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return type(value)(setting(key, item) for item in value)
-    if not isinstance(value, str) or not value:
+    if not isinstance(value, str) or not value or key in _NAMES:
         return value
     return MASK if names_secret(key, value) else text(value)
 
 
 def names_secret(key: str, value: str) -> bool:
     """Whether a value under such a key is a credential, whatever its shape."""
+    if key in _NAMES:
+        return False
     last = "_".join(_WORDS.findall(key.rsplit(".", 1)[-1])).lower()
     if re.search(rf"(^|_)({_CERTAIN.pattern})(_|$)", last):
         return True
@@ -85,6 +88,8 @@ def hidden(values: Mapping[str, Any]) -> dict[str, str]:
 
 def is_masked(value: Any) -> bool:
     """Whether something was taken out here that a rerun needs again; an address without its password is whole."""
+    if isinstance(value, Mapping):
+        return any(map(is_masked, value.values()))
     if isinstance(value, list | tuple):
         return any(map(is_masked, value))
     return isinstance(value, str) and MASK in value
@@ -95,7 +100,9 @@ class Masker:
     settings and variables that are credentials, and long enough not to be words."""
 
     def __init__(self, settings: Mapping[str, Any], variables: Mapping[str, str]) -> None:
-        known = {value for key, each in settings.items() for value in _texts(each) if names_secret(key, value)}
+        known = {
+            value for key, each in settings.items() for name, value in _texts(key, each) if names_secret(name, value)
+        }
         known |= {value for name, value in variables.items() if name not in _FOLDERS and names_secret(name, value)}
         self._known = sorted(filter(_is_no_word, known), key=len, reverse=True)
 
@@ -110,7 +117,10 @@ def _is_no_word(value: str) -> bool:
     return len(value) >= 8 and any(map(str.isalpha, value))
 
 
-def _texts(value: Any) -> list[str]:
+def _texts(key: str, value: Any) -> list[tuple[str, str]]:
+    """Every text in a value, with the key that it stands under."""
+    if isinstance(value, Mapping):
+        return [found for name, item in value.items() for found in _texts(f"{key}.{name}", item)]
     if isinstance(value, list | tuple):
-        return [found for item in value for found in _texts(item)]
-    return [value] if isinstance(value, str) else []
+        return [found for item in value for found in _texts(key, item)]
+    return [(key, value)] if isinstance(value, str) else []

@@ -47,7 +47,7 @@ class Sweep:
         if rung is not None and rung < self.course.last:
             steps = Leaf(("run", "steps"), Given(self.course.steps_of(rung), None, "halving.rungs"))
             found.append(Source([steps]))
-        return from_sources(found)
+        return from_sources(found, recorded=True)  # each was checked with the sweep
 
     def as_dict(self) -> dict[str, Any]:
         """What the file of the sweep holds beside the settings of its runs."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings import sources
-from orchestrator.settings.rules.rule import Rule, two_lengths
+from orchestrator.settings.rules import IDLE, RULES
+from orchestrator.settings.rules.rule import Idle, Rule, two_lengths
 from orchestrator.settings.schema import (
     BY_PATH,
     KEYS,
@@ -74,12 +75,14 @@ def _sources(conf: Sequence[Conf], overrides: Sequence[str], folder: Path) -> li
 
 def from_yaml(text: str, name: str = "settings") -> Settings:
     """The settings that a YAML text alone describes, such as that of `to_yaml`. Raises ConfigurationError."""
-    return from_sources([sources.from_text(text, name)])
+    return from_sources([sources.from_text(text, name)], recorded=True)
 
 
-def from_sources(found: Sequence[Source]) -> Settings:
-    """Merged left to right. Raises ConfigurationError with every problem."""
+def from_sources(found: Sequence[Source], *, recorded: bool = False) -> Settings:
+    """Merged left to right. recorded: nobody describes a run here, as where a source is the file of a record; then settings
+    without effect are let through. Raises ConfigurationError with every problem."""
     merged: Merged = {}
+    recorded = recorded or any(source.recorded for source in found)
     problems = [problem for source in found for problem in (*source.problems, *_merge(merged, source))]
     unresolved = _interpolate(merged)
     problems += [problem for each in unresolved.values() for problem in each]
@@ -97,10 +100,27 @@ def from_sources(found: Sequence[Source]) -> Settings:
             problems.append(_problem(_where(merged, key), key.name, str(mismatch)))
     problems += _read_options(merged, values)
     if complete:
-        problems += [_problem(_blame(merged, rule), sentence) for rule, sentence in broken_rules(values)]
+        rules = [*RULES, *(() if recorded else _counting(found))]
+        problems += [_problem(_blame(merged, rule), sentence) for rule, sentence in broken_rules(values, rules)]
     if problems:
         raise ConfigurationError(problems)
     return _build(values)
+
+
+def _counting(found: Sequence[Source]) -> list[Idle]:
+    """The rules about settings without effect that hold for these sources."""
+    last: dict[str, int] = {}  # the newest source that gives a key
+    for number, source in enumerate(found):
+        for leaf in source.leaves:
+            path = shorthand(leaf.path)
+            last[".".join(path)] = number
+            if path in AUTO:
+                last["tuning.auto"] = number
+
+    def newest(keys: Iterable[str]) -> int:
+        return max((last.get(key, -1) for key in keys), default=-1)
+
+    return [rule for rule in IDLE if newest(rule.switches) <= newest(set(rule.keys) - set(rule.switches))]
 
 
 def _read_options(merged: Merged, values: dict[Key, Any]) -> list[str]:

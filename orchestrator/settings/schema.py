@@ -15,7 +15,7 @@ import dataclasses
 import inspect
 import operator
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -130,7 +130,7 @@ class Settings:
         for section, table in TABLES.items():
             problems += _unfit_options(table, section_of(self, section))
         if not problems:
-            problems = [sentence for _, sentence in broken_rules(values)]
+            problems = [sentence for _, sentence in broken_rules(values, RULES)]
         if problems:
             raise ConfigurationError(problems)
 
@@ -202,13 +202,13 @@ def section_of(settings: Settings, name: str) -> Any:
     return operator.attrgetter(name)(settings)
 
 
-def broken_rules(values: Mapping[Key, Any]) -> list[tuple[Rule, str]]:
+def broken_rules(values: Mapping[Key, Any], among: Sequence[Rule]) -> list[tuple[Rule, str]]:
     """The rules that the values break, each with its sentence; rules over keys without a value are left out."""
     named = {key.name: value for key, value in values.items() if not key.is_open}
     for key, options in values.items():
         known = key.table.known_options() if key.table else {}
         named.update({f"{key.name}.{option}": options.get(option) for option in known})
-    rules = [rule for rule in RULES if all(name in named for name in rule.keys)]
+    rules = [rule for rule in among if all(name in named for name in rule.keys)]
     found = [(rule, rule.broken(*(named[name] for name in rule.keys))) for rule in rules]
     return [(rule, sentence) for rule, sentence in found if sentence is not None]
 

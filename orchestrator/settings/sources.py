@@ -35,6 +35,10 @@ _FLOAT = re.compile(
     |\.(?:nan|NaN|NAN))$""",
     re.VERBOSE,
 )
+_BESIDE = {
+    "settings.yaml": "data.json",
+    "sweep.yaml": "sweep.jsonl",
+}  # in a record: the settings, and what lies with them
 _MOST_NODES = 100_000  # with those that aliases repeat
 
 
@@ -91,11 +95,13 @@ class Leaf(NamedTuple):
 
 @dataclass
 class Source:
-    """problems: sentences; readable: False where it is not known what the source says and nothing counts as absent."""
+    """problems: sentences; readable: False where it is not known what the source says and nothing counts as absent;
+    recorded: whether it is the file of a run or a sweep in its record."""
 
     leaves: list[Leaf] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     readable: bool = True
+    recorded: bool = False
 
 
 class _MalformedError(ValueError):
@@ -108,7 +114,9 @@ def from_name(entry: str, folder: Path, key: str = "conf") -> Source:
     is_path = entry.endswith((".yaml", ".yml")) or ("/" in entry and (entry[0] in "./" or not named.is_file()))
     file = Path(entry) if is_path else named
     try:
-        return from_text(file.read_text(encoding="utf-8"), str(file))
+        found = from_text(file.read_text(encoding="utf-8"), str(file))
+        found.recorded = file.with_name(_BESIDE.get(file.name, file.name)).is_file() and file.name in _BESIDE
+        return found
     except FileNotFoundError:
         problem = f"{key}={entry}: there is no such file" if is_path else _no_such_name(key, entry, folder)
     except UnicodeDecodeError as error:

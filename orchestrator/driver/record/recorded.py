@@ -12,9 +12,9 @@ from orchestrator.driver.record.folders import RunFolder
 from orchestrator.driver.record.private import COMMITMENT, commitment_in
 from orchestrator.errors import ConfigurationError, NotRerunnable, UsageError
 from orchestrator.provenance.data.versions import Input, from_dict
-from orchestrator.records import lines, masking, rests
+from orchestrator.records import lines, rests
 from orchestrator.records.comparison import Run
-from orchestrator.settings import InitialSettings, Settings, determining, flat, load
+from orchestrator.settings import InitialSettings, Settings, determining, flat, kept, load
 from orchestrator.synchrony import build_mode
 from orchestrator.table import is_reference
 from orchestrator.tracking import Past, Store
@@ -46,17 +46,12 @@ class Recorded:
         return found
 
     def settings(self, overrides: Sequence[str] = ()) -> Settings:
-        """The settings of the run, with overrides that do not change the result. Raises ConfigurationError for others."""
+        """The settings of the run, with overrides that do not change the result. Raises ConfigurationError for others, and
+        for a credential that is not given again."""
+        again = kept.given_again(self.files.settings, overrides)
         settings = load([str(self.files.settings)], overrides)
-        before, after = determining(load([str(self.files.settings)], [])), determining(settings)
-        hidden = {key for key, value in flat(load([str(self.files.settings)], [])).items() if masking.is_masked(value)}
-        wanting = sorted(key for key, value in flat(settings).items() if key in hidden and masking.is_masked(value))
-        if wanting:
-            raise ConfigurationError(
-                [f"{key}: it was a credential, which no record holds" for key in wanting],
-                f"give it again: {wanting[0]}=VALUE",
-            )
-        changed = sorted(key for key in {*before, *after} - hidden if before.get(key) != after.get(key))
+        before, after = determining(load([str(self.files.settings)], again)), determining(settings)
+        changed = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
         if changed:
             raise ConfigurationError(
                 [f"{key}: it determines the result, and here it has to stay as it was" for key in changed],
@@ -65,9 +60,14 @@ class Recorded:
         return settings
 
     @property
+    def held(self) -> Settings:
+        """The settings as far as the record has them."""
+        return kept.as_held(self.files.settings)
+
+    @property
     def initial(self) -> InitialSettings:
         """The model that the run began with; none where it has no name."""
-        return load([str(self.files.settings)], []).initial
+        return self.held.initial
 
     def require(self) -> None:
         """Raises NotRerunnable, naming everything that is missing for a rerun."""
@@ -139,14 +139,14 @@ class Recorded:
     def _is_asynchronous(self) -> bool:
         if not self.files.settings.exists():
             return False
-        sync = load([str(self.files.settings)], []).sync
+        sync = self.held.sync
         if is_reference(sync.name):  # code of the run, which is not imported here
             return self.files.rests.exists()
         return build_mode(sync.name, sync.options).execution != "lockstep"
 
     @property
     def _is_private(self) -> bool:
-        return self.files.settings.exists() and load([str(self.files.settings)], []).is_private
+        return self.files.settings.exists() and self.held.is_private
 
     @property
     def _needed(self) -> dict[str, Path]:
@@ -167,7 +167,7 @@ class Recorded:
         metrics = {name: value for name, value in self.past.metrics.items() if name.startswith(_RESULTS)}
         found: Run = {"digest": self.past.digest, "metrics": metrics, "trace": self.trace()}
         if self.files.settings.exists():
-            settings = load([str(self.files.settings)], [])
+            settings = self.held
             commitment = commitment_in(self.files)
             bound = {} if commitment is None else {COMMITMENT: commitment}
             found["settings"], found["determining"] = {**flat(settings), **bound}, [*determining(settings), *bound]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.settings.rules import execution, local_steps, privacy, stages, training
-from orchestrator.settings.rules.rule import Rule
+from orchestrator.settings.rules import execution, idle, local_steps, privacy, stages, training
+from orchestrator.settings.rules.rule import Idle, Rule
 
 RULES: tuple[Rule, ...] = (*training.RULES, *local_steps.RULES, *execution.RULES, *privacy.RULES, *stages.RULES)
+IDLE: tuple[Idle, ...] = idle.RULES

@@ -14,5 +14,15 @@ class Rule:
     broken: Callable[..., str | None]
 
 
+@dataclass(frozen=True)
+class Idle(Rule):
+    """A setting that others leave without effect. That harms no run: it is looked for where somebody describes one, and not
+    where the settings come from a record, which has to be repeated as it is, nor in a rung of a sweep, which is shorter than
+    its runs are. switches: those of the keys that may be given by a later source than all others and leave these behind, as
+    where the command line shortens the run of a file."""
+
+    switches: tuple[str, ...] = ()
+
+
 def two_lengths(section: str | None) -> str:
     return f"{section}.steps and {section}.epochs: only one can be set"

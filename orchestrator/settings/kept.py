@@ -1,0 +1,79 @@
+"""Settings that a record gives back, without the credentials that no record holds (`records.masking`).
+
+What was left out is asked for by its key; what is given again takes its place before a value is read. Records of earlier
+versions hold no path of a secret either (`privacy.secret: '***'`), which so is asked for like a credential.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from orchestrator.errors import ConfigurationError
+from orchestrator.records.masking import is_masked
+from orchestrator.settings import sources
+from orchestrator.settings.loading import from_sources
+from orchestrator.settings.schema import Settings, locate
+from orchestrator.settings.sections import KeyPath
+from orchestrator.settings.sources import Leaf, Source
+from orchestrator.values import MismatchError, read
+
+_PATH: KeyPath = ("privacy", "secret")
+
+
+def given_again(file: Path, overrides: Sequence[str]) -> list[str]:
+    """Those of the overrides that stand for what the recorded file was left without. Raises ConfigurationError where some of
+    that is not given again."""
+    left_out = [leaf.path for leaf in _source(file).leaves if is_masked(leaf.given.value)]
+    typed = {each: [leaf.path for leaf in sources.from_command_line([each]).leaves] for each in overrides}
+    wanting = [path for path in left_out if not any(_meet(path, other) for found in typed.values() for other in found)]
+    if wanting:
+        raise ConfigurationError(
+            [f"{'.'.join(path)}: {_why(path)}" for path in wanting],
+            f"give {'it' if len(wanting) == 1 else 'them'} again: {' '.join(map(_asked, wanting))}",
+        )
+    return [each for each, found in typed.items() if any(_meet(path, other) for path in left_out for other in found)]
+
+
+def as_held(file: Path) -> Settings:
+    """The settings as far as the record holds them, to look at and not to run: what stands in the place of a credential stays
+    where the key can take it, and is left out elsewhere. Raises ConfigurationError."""
+    source = _source(file)
+    source.leaves = [leaf for leaf in source.leaves if not is_masked(leaf.given.value) or _fits(leaf)]
+    return from_sources([source], recorded=True)
+
+
+def _source(file: Path) -> Source:
+    return sources.from_name(str(file), Path())
+
+
+def _fits(leaf: Leaf) -> bool:
+    located = locate(leaf.path)
+    if located is None or located[0].is_open:
+        return True
+    try:
+        read(located[0].kind, leaf.given)
+    except MismatchError:
+        return False
+    return True
+
+
+def _meet(path: KeyPath, other: KeyPath) -> bool:
+    """Whether one is the other, or lies above it."""
+    shared = min(len(path), len(other))
+    return path[:shared] == other[:shared]
+
+
+def _why(path: KeyPath) -> str:
+    return "this record lacks the path" if path == _PATH else "it was a credential, which no record holds"
+
+
+def _asked(path: KeyPath) -> str:
+    """As it is typed; a key with a dot in it cannot stand on the left of an equals sign."""
+    if path == _PATH:
+        return f"{'.'.join(path)}=PATH"
+    plain = next((nth for nth, part in enumerate(path) if "." in part), len(path))
+    value = "VALUE"
+    for part in reversed(path[plain:]):
+        value = f"{{{part}: {value}}}"
+    return f"{'.'.join(path[:plain])}={value if value == 'VALUE' else repr(value)}"
