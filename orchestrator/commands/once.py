@@ -9,9 +9,10 @@ from typing import Any
 from orchestrator.commands.launch import launch
 from orchestrator.commands.resume import resume
 from orchestrator.driver.record.folders import project_folder
+from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.terminal.progress import for_stream
-from orchestrator.settings import Settings
+from orchestrator.settings import Settings, kept
 from orchestrator.tracking import Past, Store
 
 KEY = "run.submission"
@@ -26,16 +27,18 @@ def once(
     name: str, settings: Settings, origins: Mapping[str, str], execution: Sequence[str]
 ) -> tuple[str, Outcome | Past]:
     """The run's id and what it came to; of one that had finished before, what is known of it. execution: the overrides that a
-    resume takes. Raises as `launch` and `resume` do."""
+    resume takes; it is told credentials that the record does not hold, too. Raises as `launch` and `resume` do."""
     folder = project_folder(Path.cwd())
-    past = find(Store(settings.tracking.uri, folder), name)
+    store = Store(settings.tracking.uri, folder)
+    past = find(store, name)
     if past is None:
         return launch(settings, origins)
     if past.status == "FINISHED":
         for_stream().say(f"run {past.run_id} of job {name} has finished already")
         return past.run_id, past
     for_stream().say(f"going on with run {past.run_id} of job {name}")
-    return resume(past.run_id, execution, settings.tracking.uri)
+    again = kept.restored(Recorded.of(store, folder, past).files.settings, settings)
+    return resume(past.run_id, [*again, *execution], settings.tracking.uri)
 
 
 def as_dict(past: Past) -> dict[str, Any]:

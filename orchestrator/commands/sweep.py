@@ -24,7 +24,7 @@ from orchestrator.driver.record.folders import project_folder
 from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.report import pictures
 from orchestrator.driver.sweep.board import Board, Seen, ranked, show_point
-from orchestrator.driver.sweep.record import Known, SweepRecord, folder_of
+from orchestrator.driver.sweep.record import Known, SweepRecord, folder_of, of_runs, require_secret
 from orchestrator.driver.sweep.report import SweepReport, report_of, summary_of_whole
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import for_stream
@@ -38,10 +38,12 @@ from orchestrator.errors import (
     UsageError,
 )
 from orchestrator.plan.resolve import resolve
+from orchestrator.records import masking
 from orchestrator.search import laws
 from orchestrator.search.described import Sweep
 from orchestrator.search.outlook import look, verify
 from orchestrator.search.sweeps import load_sweep
+from orchestrator.settings import kept
 from orchestrator.table import is_reference
 from orchestrator.tracking import Past, Store
 
@@ -56,7 +58,7 @@ def sweep(entry: str, overrides: Sequence[str], kind: Literal["sweep", "ensemble
         described = replace(described, settings=initial.pinned(described.settings, project))
     _check(described, project)
     folder = project_folder(project)
-    record = SweepRecord.create(described, folder, " ".join(sys.argv))
+    record = SweepRecord.create(described, folder, " ".join(masking.arguments(sys.argv)))
     return _drive(described, record, folder, [])
 
 
@@ -71,8 +73,8 @@ def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None) -> Sweep
             f"{past.kind} {past.run_id} has finished", "there is nothing to go on with; launch another one"
         )
     files = folder_of(store, folder, past)
-    described = load_sweep(str(files.settings), [])
     given = [each for each in overrides if each.partition("=")[0] not in _LEAST_OVERRIDES]
+    described = load_sweep(str(files.settings), kept.given_again(files.settings, given))
     changed = load_sweep(str(files.settings), given)
     different = sorted(key for key, value in described.determining().items() if changed.determining()[key] != value)
     if different:
@@ -86,12 +88,12 @@ def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None) -> Sweep
     display = for_stream()
     display.say(f"going on with {past.kind} {past.run_id}: {len(known.ended)} runs have ended")
     first = _first_recorded(store, folder, known)
+    require_secret([] if first is None else [first], given)
     with contextlib.ExitStack() as held:
         if first is not None:
             held.enter_context(recorded_project(first, project, folder, display))
         record = SweepRecord.reopen(changed, store, files)
-        passed = [each for each in given if not each.startswith(("parallel=", "ensemble."))]
-        return _drive(changed, record, folder, passed, None if first is None else first.code.get("tree"))
+        return _drive(changed, record, folder, of_runs(given), None if first is None else first.code.get("tree"))
 
 
 def _first_recorded(store: Store, folder: Path, known: Known) -> Recorded | None:

@@ -17,11 +17,12 @@ from orchestrator.commands.repeater import Repeater
 from orchestrator.commands.rerun import EXIT, judged, why_not
 from orchestrator.driver.record.folders import RunFolder, project_folder
 from orchestrator.driver.record.recorded import Recorded
-from orchestrator.driver.sweep.record import ENSEMBLE, Known, SweepFolder, folder_of
+from orchestrator.driver.sweep.record import ENSEMBLE, Known, SweepFolder, folder_of, require_secret
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import ConfigurationError, Interrupted, NotRerunnable, OrchestratorError
 from orchestrator.search.outlook import Place
 from orchestrator.search.sweeps import load_sweep
+from orchestrator.settings import kept
 from orchestrator.tracking import Past, Store
 
 _OWN = ("environment", "explain", "output", "tracking.uri")
@@ -92,6 +93,7 @@ def rerun_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, check_
         (each for each in recorded.values() if each.past.status == "FINISHED"), next(iter(recorded.values()))
     )
     original.require()
+    require_secret(recorded.values(), passed)
     passed += ["ensemble.register=null"] if past.kind == ENSEMBLE else []  # a repetition is no new version
     repeater = Repeater(project, folder, store, original, passed, for_stream())
     report = repeater.repeat_sweep(past.kind, files.settings, {"rerun_of": past.run_id})
@@ -114,7 +116,8 @@ def rerun_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, check_
 
 def _refuse_changes(files: SweepFolder, overrides: Sequence[str]) -> None:
     """Raises ConfigurationError."""
-    before, after = (load_sweep(str(files.settings), each).determining() for each in ([], overrides))
+    again = kept.given_again(files.settings, overrides)
+    before, after = (load_sweep(str(files.settings), each).determining() for each in (again, overrides))
     changed = sorted(key for key in before if before[key] != after[key])
     if changed:
         raise ConfigurationError(

@@ -45,11 +45,13 @@ def commitment_of(value: bytes) -> str:
 
 
 def place(given: str | None) -> Path:
-    """The file of the secret. given: the setting; null: in the user's folder of configurations."""
-    if given is not None:
-        return Path(given).expanduser().absolute()
+    """The file of the secret. given: the setting; null: in the user's folder of configurations. Raises ConfigurationError."""
     configurations = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(configurations).expanduser().absolute() / "orchestrator" / "privacy.secret"
+    path = Path(given) if given is not None else Path(configurations) / "orchestrator" / "privacy.secret"
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError:
+        raise _unusable(path, "has no place: the user behind ~ has no home here") from None
 
 
 def read(path: Path) -> Secret:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from orchestrator.records import masking
 from orchestrator.search.members import Ensemble
 from orchestrator.search.outlook import Course
 from orchestrator.search.space import Point
@@ -70,9 +71,10 @@ class Sweep:
             own["halving"] = {"rungs": [cut.steps for cut in course.cuts], "factor": course.cuts[0].factor}
         return own
 
-    def as_yaml(self) -> str:
-        """A file that describes this sweep whole."""
-        return as_yaml({**self.as_dict(), **to_dict(self.settings)})
+    def as_yaml(self, *, public: bool = False) -> str:
+        """A file that describes this sweep whole. public: as a record holds it, without credentials."""
+        whole = {**self.as_dict(), **to_dict(self.settings)}
+        return as_yaml({key: masking.setting(key, value) for key, value in whole.items()} if public else whole)
 
     def determining(self) -> dict[str, Any]:
         """What determines its result."""

@@ -24,6 +24,7 @@ from pydantic import Field
 
 from orchestrator.ensembles import COMBINATIONS
 from orchestrator.errors import ConfigurationError
+from orchestrator.records import masking
 from orchestrator.search import SEARCHES
 from orchestrator.search.asking import Search
 from orchestrator.search.declared import read_own, read_space
@@ -190,10 +191,14 @@ def _checked(base: Sequence[Source], space: Space, places: Mapping[str, str]) ->
     first: Settings | None = None
     problems: list[str] = []
     given = {".".join(shorthand(leaf.path)): leaf.given.where for source in base[-1:] for leaf in source.leaves}
-    for key in space:
+    for key, dimension in space.items():
         twice = given.get(".".join(shorthand(tuple(key.split(".")))))
         if twice is not None:
             problems.append(f"{twice}: {key}: it is searched; leave it out here, or take it out of the space")
+        if masking.hidden({key: dimension.as_dict().get("choices", [])}):
+            problems.append(
+                f"{places.get(key, 'space')}: {key}: credentials cannot be searched: no record would hold them"
+            )
     for number, point in enumerate(corners(space)):
         try:
             settings = from_sources([*base, source_of(point, places)])

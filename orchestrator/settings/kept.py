@@ -6,17 +6,21 @@ versions hold no path of a secret either (`privacy.secret: '***'`), which so is 
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.records.masking import is_masked
 from orchestrator.settings import sources
 from orchestrator.settings.loading import from_sources
-from orchestrator.settings.schema import Settings, locate
+from orchestrator.settings.schema import BY_PATH, Settings, kind_at, locate
 from orchestrator.settings.sections import KeyPath
 from orchestrator.settings.sources import Leaf, Source
-from orchestrator.values import MismatchError, read
+from orchestrator.settings.views import escaped, to_dict
+from orchestrator.values import MismatchError, is_text, read
 
 _PATH: KeyPath = ("privacy", "secret")
 
@@ -24,15 +28,28 @@ _PATH: KeyPath = ("privacy", "secret")
 def given_again(file: Path, overrides: Sequence[str]) -> list[str]:
     """Those of the overrides that stand for what the recorded file was left without. Raises ConfigurationError where some of
     that is not given again."""
-    left_out = [leaf.path for leaf in _source(file).leaves if is_masked(leaf.given.value)]
+    wanted = left_out(file)
     typed = {each: [leaf.path for leaf in sources.from_command_line([each]).leaves] for each in overrides}
-    wanting = [path for path in left_out if not any(_meet(path, other) for found in typed.values() for other in found)]
+    wanting = [path for path in wanted if not any(_meet(path, other) for found in typed.values() for other in found)]
     if wanting:
         raise ConfigurationError(
             [f"{'.'.join(path)}: {_why(path)}" for path in wanting],
             f"give {'it' if len(wanting) == 1 else 'them'} again: {' '.join(map(_asked, wanting))}",
         )
-    return [each for each, found in typed.items() if any(_meet(path, other) for path in left_out for other in found)]
+    return [each for each, found in typed.items() if any(_meet(path, other) for path in wanted for other in found)]
+
+
+def restored(file: Path, settings: Settings) -> list[str]:
+    """What the recorded file was left without, as overrides that take the values of these settings."""
+    whole, found = to_dict(settings), []
+    for path in left_out(file):
+        above = next((path[:depth] for depth in range(len(path), 0, -1) if path[:depth] in BY_PATH), path)
+        nested = escaped(_at(whole, path))
+        for part in reversed(path[len(above) :]):
+            nested = {part: nested}
+        typed = nested if isinstance(nested, str) and is_text(kind_at(path)) else json.dumps(nested)
+        found.append(f"{'.'.join(above)}={typed}")
+    return found
 
 
 def as_held(file: Path) -> Settings:
@@ -41,6 +58,17 @@ def as_held(file: Path) -> Settings:
     source = _source(file)
     source.leaves = [leaf for leaf in source.leaves if not is_masked(leaf.given.value) or _fits(leaf)]
     return from_sources([source], recorded=True)
+
+
+def _at(place: Any, path: KeyPath) -> Any:
+    for part in path:
+        place = place.get(part) if isinstance(place, dict) else None
+    return place
+
+
+def left_out(file: Path) -> list[KeyPath]:
+    """Where the recorded file holds something else than the run had, and not the whole of it."""
+    return [leaf.path for leaf in _source(file).leaves if is_masked(leaf.given.value)]
 
 
 def _source(file: Path) -> Source:
@@ -76,4 +104,4 @@ def _asked(path: KeyPath) -> str:
     value = "VALUE"
     for part in reversed(path[plain:]):
         value = f"{{{part}: {value}}}"
-    return f"{'.'.join(path[:plain])}={value if value == 'VALUE' else repr(value)}"
+    return shlex.join([f"{'.'.join(path[:plain])}={value}"])

@@ -71,7 +71,7 @@ def to_yaml(settings: Settings, *, public: bool = False) -> str:
 def as_yaml(content: Mapping[str, Any]) -> str:
     """Plain data as a file in the dialect of settings."""
     return yaml.dump(
-        _escaped(dict(content)),
+        escaped(dict(content)),
         Dumper=_Dumper,
         sort_keys=False,
         allow_unicode=True,
@@ -168,12 +168,12 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(str, _Dumper.text)
 
 
-def _escaped(value: Any) -> Any:
+def escaped(value: Any) -> Any:
     """Text with `${` made to stay text: one backslash before it, and those that stand there already doubled."""
     if isinstance(value, dict):
-        return {key: _escaped(item) for key, item in value.items()}
+        return {key: escaped(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_escaped(item) for item in value]
+        return [escaped(item) for item in value]
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 

@@ -13,6 +13,12 @@ from orchestrator.verbs import ended
 from orchestrator.verbs.verb import Answer, Arguments, Verb
 
 _PLACES = ("image", "claim", "nodes")
+_PLACES_TAKEN = (
+    "cluster.",
+    "output=",
+    "tracking.uri=",
+    "privacy.secret=",
+)  # over from a job to a run that it goes on with
 
 
 def _submit(given: Arguments) -> Answer:
@@ -70,7 +76,7 @@ def _once(given: Arguments) -> Answer:
     from orchestrator.commands.once import as_dict, once
     from orchestrator.tracking import Past
 
-    kept = [each for each in overrides if each.startswith(("cluster.", "output=", "tracking.uri="))]
+    kept = [each for each in overrides if each.startswith(_PLACES_TAKEN)]
     run_id, came = once(given.value, settings, origins(conf.split(","), overrides), kept)
     if isinstance(came, Past):
         return Answer(stdout=json.dumps(as_dict(came)) if given.as_json else None)

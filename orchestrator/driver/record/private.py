@@ -39,14 +39,13 @@ def of_record(settings: Settings, files: RunFolder, run_id: str) -> Secret | Non
     """The secret that the run began with. Raises NotRerunnable where it is not here."""
     if not settings.is_private:
         return None
-    path = secret.place(settings.privacy.secret)
     remedy = "give its file: privacy.secret=PATH; without it nobody can make the same noise, nor know who played"
     try:
-        found = secret.read(path)
+        found = secret.read(secret.place(settings.privacy.secret))
     except ConfigurationError as error:
         raise NotRerunnable(f"the secret of run {run_id} is not here: {error.problems[0]}", remedy) from None
     if found.commitment != commitment_in(files):
-        raise NotRerunnable(f"run {run_id} began with another secret than the one in {path}", remedy)
+        raise NotRerunnable(f"run {run_id} began with another secret than the one in {found.path}", remedy)
     return found
 
 

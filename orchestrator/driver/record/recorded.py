@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.driver.record.folders import RunFolder
-from orchestrator.driver.record.private import COMMITMENT, commitment_in
+from orchestrator.driver.record.private import COMMITMENT, commitment_in, of_record
 from orchestrator.errors import ConfigurationError, NotRerunnable, UsageError
+from orchestrator.privacy.secret import Secret
 from orchestrator.provenance.data.versions import Input, from_dict
 from orchestrator.records import lines, rests
 from orchestrator.records.comparison import Run
@@ -68,6 +69,11 @@ class Recorded:
     def initial(self) -> InitialSettings:
         """The model that the run began with; none where it has no name."""
         return self.held.initial
+
+    def secret(self, overrides: Sequence[str] = ()) -> Secret | None:
+        """The one that it began with; None of a run without noise. Raises NotRerunnable where it is not here, and
+        ConfigurationError."""
+        return of_record(self.settings(overrides), self.files, self.past.run_id)
 
     def require(self) -> None:
         """Raises NotRerunnable, naming everything that is missing for a rerun."""
@@ -145,7 +151,7 @@ class Recorded:
         return build_mode(sync.name, sync.options).execution != "lockstep"
 
     @property
-    def _is_private(self) -> bool:
+    def is_private(self) -> bool:
         return self.files.settings.exists() and self.held.is_private
 
     @property
@@ -158,7 +164,7 @@ class Recorded:
             "the versions of its data": files.data,
             "its environment": files.environment,
             "its trace": files.trace,
-            **({"the commitment to its secret": files.privacy} if self._is_private else {}),
+            **({"the commitment to its secret": files.privacy} if self.is_private else {}),
             **({"the order of its updates": files.rests} if self._is_asynchronous else {}),
         }
 

@@ -11,25 +11,30 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from orchestrator.driver.record.folders import RunFolder, project_folder
+from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.report.outcome import Status
 from orchestrator.errors import ConfigurationError, NotRerunnable, RunFailed, UsageError
-from orchestrator.records import lines
+from orchestrator.records import lines, masking
 from orchestrator.records.lines import LineFile
+from orchestrator.records.masking import Masker
 from orchestrator.search.asking import Trial
 from orchestrator.search.described import Sweep
 from orchestrator.search.outlook import Cut, Ended, Place
+from orchestrator.settings import flat
 from orchestrator.tracking import KIND, Past, Store, Tracker
 from orchestrator.tracking.models import ModelFolder, Registration
 
 SWEEP = "sweep"  # as the kind of an MLflow run, and as the folder of its artifacts
 ENSEMBLE = "ensemble"  # as a kind
+_OF_SWEEPS = ("parallel=", "ensemble.", "search.")  # keys that a run has not
 _LOADER = "orchestrator.engine.ensemble.pyfunc"
 _MLFLOW: Mapping[Status, Any] = {"finished": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 
@@ -96,7 +101,8 @@ class Known:
 class SweepRecord:
     """The record while the sweep runs; made by `create` or `reopen`. Trials may tell it things from threads of their own."""
 
-    def __init__(self, store: Store, tracker: Tracker, files: SweepFolder) -> None:
+    def __init__(self, sweep: Sweep, store: Store, tracker: Tracker, files: SweepFolder) -> None:
+        self._masker = Masker(flat(sweep.settings), os.environ)
         self.store = store
         self.tracker = tracker
         self.files = files
@@ -110,7 +116,8 @@ class SweepRecord:
 
     @classmethod
     def create(cls, sweep: Sweep, folder: Path, given: str) -> SweepRecord:
-        """given: the command, for MLflow's page. Raises ConfigurationError when the store cannot be opened."""
+        """given: the command, for MLflow's page, without credentials. Raises ConfigurationError when the store cannot be
+        opened."""
         run, tracking = sweep.settings.run, sweep.settings.tracking
         store = Store(tracking.uri, folder)
         with store.usable():
@@ -123,13 +130,13 @@ class SweepRecord:
         files = SweepFolder(folder, tracker.run_id)
         files.lease()
         try:
-            files.settings.write_text(sweep.as_yaml(), encoding="utf-8")
+            files.settings.write_text(sweep.as_yaml(public=True), encoding="utf-8")
         except OSError as error:
             tracker.end("FAILED")
             raise ConfigurationError(
                 [f"{files.settings} cannot be written: {error.strerror}"], "make room on its disk"
             ) from error
-        return cls(store, tracker, files)
+        return cls(sweep, store, tracker, files)
 
     @classmethod
     def reopen(cls, sweep: Sweep, store: Store, files: SweepFolder) -> SweepRecord:
@@ -137,7 +144,7 @@ class SweepRecord:
         with store.usable():
             tracker = Tracker.reopen(store, files.path.name, every_s=sweep.settings.tracking.every_s)
             store.mark_orphans(tracker.experiment_id)
-        return cls(store, tracker, files)
+        return cls(sweep, store, tracker, files)
 
     def asked(self, batch: int, trials: Sequence[Trial]) -> None:
         told = [{"number": trial.number, "point": trial.point} for trial in trials]
@@ -147,7 +154,8 @@ class SweepRecord:
         self._note({"event": "begun", "trial": place[0], "rung": place[1], "run_id": run_id})
 
     def ended(self, place: Place, ended: Ended) -> None:
-        told = {"run_id": ended.run_id, "value": ended.value, "digest": ended.digest, "why": ended.why}
+        why = None if ended.why is None else self._masker.text(ended.why)
+        told = {"run_id": ended.run_id, "value": ended.value, "digest": ended.digest, "why": why}
         self._note({"event": "ended", "trial": place[0], "rung": place[1], **told})
 
     def cut(self, cut: Cut) -> None:
@@ -212,6 +220,18 @@ class SweepRecord:
         return self.tracker.trouble
 
 
+def of_runs(overrides: Sequence[str]) -> list[str]:
+    """Those that the runs of a sweep take, too."""
+    return [each for each in overrides if not each.startswith(_OF_SWEEPS)]
+
+
+def require_secret(recorded: Iterable[Recorded], overrides: Sequence[str]) -> None:
+    """Raises NotRerunnable where private runs have begun with a secret that is not here, and ConfigurationError."""
+    private = next((each for each in recorded if each.is_private), None)
+    if private is not None:
+        private.secret(of_runs(overrides))
+
+
 def find_sweep(name: str, uri: str | None) -> Past | None:
     """The sweep or ensemble of this name; None where it names a run. Raises UsageError for a name that names nothing."""
     past = Store(uri, project_folder(Path.cwd())).find(name)
@@ -232,7 +252,8 @@ def _parameters(sweep: Sweep) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for section, content in sweep.as_dict().items():
         if isinstance(content, dict):
-            found |= {f"{section}.{key}": json.dumps(value) for key, value in content.items()}
+            shown = masking.setting(section, content)
+            found |= {f"{section}.{key}": json.dumps(value) for key, value in shown.items()}
         else:
             found[section] = content
     return found
