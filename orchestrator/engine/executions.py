@@ -216,7 +216,7 @@ def _contributing(parts: Parts, residuals: Callable[[], State]) -> Contributing:
         return ShardGradients(parts.workload, parts.replica, parts.before, residuals)
     seed, shard_of = parts.plan.run.seed, parts.workload.shard_of
     told = lambda step, each: beat("compute", step, shard_of(step, each))  # noqa: E731
-    return LocalSteps(parts.workload, parts.replica, local, seed, told, residuals)
+    return LocalSteps(parts.workload, parts.replica, local, seed, told, parts.services.await_copied, residuals)
 
 
 class SprintExecution(_Unsplit):

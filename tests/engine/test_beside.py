@@ -61,7 +61,9 @@ class Looking(Heartbeat):
 class Scene:
     """One worker, its storage and all it says. load: the checkpoint that it goes on from where a generation says so."""
 
-    def __init__(self, pipeline: type[Pipeline] = p.Batchnorm, load: TrainingState | None = None) -> None:
+    def __init__(
+        self, pipeline: type[Pipeline] = p.Batchnorm, load: TrainingState | None = None, **settings: Any
+    ) -> None:
         self.storage = InMemory()
         self.told: list[dict[str, Any]] = []
         self.said: list[dict[str, Any]] = []
@@ -69,7 +71,7 @@ class Scene:
         self.writer = Writer(self.storage, self.told.append)
         self._regions = LocalRegions()
         adam = {"name": "adam", "lr": 0.02}
-        self._settings = elastic_settings(pipeline, Layout(1), SAVED, steps=5, optimizer=adam)
+        self._settings = elastic_settings(pipeline, Layout(1), SAVED, steps=5, optimizer=adam, **settings)
         self._restored = load
         host = ProcessServices(self.heartbeat, self.said.append, load=self._load, writer=self.writer)
         self.worker = Worker(resolve(self._settings), self._regions, host)
@@ -143,6 +145,32 @@ def test_the_update_waits_until_the_state_is_copied(monkeypatch: pytest.MonkeyPa
         assert same(scene.checkpoint(step), undisturbed.checkpoint(step))
     stalls = [event["stall_s"] for event in scene.told]
     assert stalls[0] >= 0.1  # it has looked at least once in vain
+
+
+@pytest.mark.parametrize("privacy", [None, {"clipping_norm": 1.0}])
+def test_local_steps_wait_until_the_state_is_copied(
+    monkeypatch: pytest.MonkeyPatch, privacy: dict[str, Any] | None
+) -> None:
+    """They move the parameters, which elsewhere only the update does."""
+    local = {"steps": 2, "optimizer": {"name": "sgd", "lr": 0.05}, "weight": "uniform"}
+    scene = Scene(p.Mlp, local=local, privacy=privacy)
+    with ThreadPoolExecutor(1) as pool, Held(monkeypatch) as held:
+        beat = scene.heartbeat.beat
+
+        def begun(*at: Any) -> None:
+            if scene.writer._copy is not None:
+                held.begun.wait(PATIENCE_S)
+            beat(*at)
+
+        monkeypatch.setattr(scene.heartbeat, "beat", begun)
+        running = pool.submit(scene.run)
+        assert scene.heartbeat.waiting.wait(PATIENCE_S)
+        assert scene.heartbeat.snapshot()["activity"] == "compute"
+        held.gate.set()
+        assert running.result().kind == "finished"
+    assert scene.writer.wait(PATIENCE_S)
+    assert {event["event"] for event in scene.told} == {"part_written"}
+    assert SAVED in {event["step"] for event in scene.told}
 
 
 def test_a_checkpoint_brings_back_what_was_copied_beside_a_step(undisturbed: Scene) -> None:

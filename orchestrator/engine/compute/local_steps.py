@@ -38,8 +38,8 @@ from orchestrator.updates.transforms import State
 
 class LocalSteps:
     """Implements `shard_gradients.Contributing`. beat: called before each local step with (step, shard), may raise, and the
-    parameters are those of the round's start then too. residuals: what a shard keeps for a compression before the first
-    step."""
+    parameters are those of the round's start then too. await_copied: until no checkpoint is being copied, since local steps
+    move the parameters; may raise. residuals: what a shard keeps for a compression before the first step."""
 
     counters_agree = False
 
@@ -50,6 +50,7 @@ class LocalSteps:
         local: Local,
         seed: int,
         beat: Callable[[int, int], None],
+        await_copied: Callable[[], None],
         residuals: Callable[[], State] = dict,
     ) -> None:
         self._workload = workload
@@ -57,6 +58,7 @@ class LocalSteps:
         self._local = local
         self._seed = seed
         self._beat = beat
+        self._await_copied = await_copied
         self.keeps_state = bool(residuals())
         self.states = ShardStates(residuals)
         self._start = torch.empty_like(replica.flat)
@@ -75,8 +77,9 @@ class LocalSteps:
         self.states.discard()
 
     def compute(self, step: int, shard: int) -> Contribution | None:
-        """Raises PipelineRaised, NonFinite, and what `beat` raises."""
+        """Raises PipelineRaised, NonFinite, and what `beat` and `await_copied` raise."""
         replica = self._replica
+        self._await_copied()
         replica.begin_shard()
         self._start.copy_(replica.flat)
         if self.keeps_state:
