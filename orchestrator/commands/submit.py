@@ -51,6 +51,7 @@ def submission(conf: str, overrides: Sequence[str], name: str | None, project: s
         members=members.total(members.most),
         cpus=settings.cluster.cpus_per_worker,
         gpus=settings.cluster.gpus_per_worker,
+        start_timeout_s=settings.cluster.start_timeout_s,
     )
 
 
