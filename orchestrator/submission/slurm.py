@@ -30,7 +30,7 @@ def script(submission: Submission, nodes: int, python: str) -> str:
         "#SBATCH --requeue",
         "#SBATCH --open-mode=append",
         f"#SBATCH --signal=B:TERM@{_CHECKPOINT_S}",
-        f"#SBATCH --output={submission.id}-%j.log",
+        f"#SBATCH --output={_log(submission)}",
         "set -euo pipefail",
         f'export PATH={shlex.quote(python)}:"$PATH" RAY_USAGE_STATS_ENABLED=0 RAY_worker_niceness=0',
         "RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')",
@@ -39,3 +39,10 @@ def script(submission: Submission, nodes: int, python: str) -> str:
         f"exec {shlex.join([*job, *submission.words()])}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _log(submission: Submission) -> str:
+    """Not among the project's code, of which it would be a part that changes all the time. Quoted for sbatch, in whose names of
+    files % begins a variable."""
+    folder = f"{submission.project}/.orchestrator".replace("%", "%%").replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{folder}/{submission.id}-%j.log"'

@@ -107,6 +107,7 @@ async def _step(allocation: Allocation) -> AsyncIterator[Process]:
             await asyncio.wait_for(step.wait(), _END_S)
         if step.returncode is None:
             step.kill()
+            await step.wait()
 
 
 async def _up(step: Process, allocation: Allocation, asked: asyncio.Event) -> str:
