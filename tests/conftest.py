@@ -1,5 +1,5 @@
 """The environment has to stand before anything imports torch (rule B3), no test depends on the wall clock, and what needs
-root or an emulator is left to who has it (rule F11).
+root, an emulator or Slurm is left to who has it (rule F11).
 
 How many examples hypothesis draws is chosen by `pytest --hypothesis-profile=NAME`: `few` where nothing is said, `many` by
 `make test-long`. A test that states a number of its own (slow examples, or a law that few examples do not reach) keeps it.
@@ -27,13 +27,19 @@ sys.dont_write_bytecode = (
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup; what they start does not
 
 
+def lacking() -> list[str]:
+    """The markers of what cannot run here."""
+    programs = {"emulator": ["qemu-x86_64"], "slurm": ["slurmctld", "slurmd", "munged"]}
+    absent = [marker for marker, names in programs.items() if not all(map(shutil.which, names))]
+    return [*absent, *(["root", "slurm"] if os.geteuid() else [])]
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """pytest prints how many were deselected. What starts processes, and what is long, ends too late only when it hangs."""
     for item in items:
         if any(item.get_closest_marker(marker) for marker in ("ray", "slow", "long")):
             item.add_marker(pytest.mark.timeout(BUSY_S))
-    lacking = [*(["root"] if os.geteuid() else []), *([] if shutil.which("qemu-x86_64") else ["emulator"])]
-    unfit = [item for item in items if any(item.get_closest_marker(marker) for marker in lacking)]
+    unfit = [item for item in items if any(item.get_closest_marker(marker) for marker in lacking())]
     if unfit:
         config.hook.pytest_deselected(items=unfit)
         items[:] = [item for item in items if item not in unfit]

@@ -53,7 +53,7 @@ FLOORS = [
 # Rooms of a floor, in the same order: packages, and modules that stand beside them.
 ROOMS = {
     "driver": ["sweep", "run", "record", "report", "terminal"],
-    "cluster": ["placement", "sessions", "actors", "jobs"],
+    "cluster": ["placement", "slurm", "sessions", "actors", "jobs"],
     "engine": [
         *("worker", "server", "worker_hooks", "executions"),
         *("asynchronous", "stages", "execution", "ensemble", "admission", "compute", "exchange", "member"),

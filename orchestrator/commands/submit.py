@@ -51,6 +51,7 @@ def submission(conf: str, overrides: Sequence[str], name: str | None, project: s
         members=members.total(members.most),
         cpus=settings.cluster.cpus_per_worker,
         gpus=settings.cluster.gpus_per_worker,
+        start_timeout_s=settings.cluster.start_timeout_s,
     )
 
 
@@ -66,6 +67,8 @@ def submit(wanted: Submission, to: str, options: dict[str, str | None]) -> Submi
         nodes = options.get("nodes") or "1"
         if not nodes.isascii() or not nodes.isdigit() or int(nodes) < 1:
             raise UsageError(f"nodes={nodes}: expected a number of at least 1")
+        if Path(wanted.project).is_dir():
+            project_folder(Path(wanted.project))  # for the job's log
         return Submitted(wanted.id, to, slurm.script(wanted, int(nodes), str(Path(sys.executable).parent)))
     url = _dashboard(to, "http://HOST:8265 of a Ray, kubernetes or slurm")
     new = Jobs(url).submit(wanted.id, wanted.joining())

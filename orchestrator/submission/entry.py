@@ -9,10 +9,16 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from orchestrator.errors import UsageError
 
 _ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")  # what KubeRay takes as the name of a RayJob
+# FOLDER VARIABLE WORD...: the words in the folder, the last one followed by what the variable holds.
+_RUN = (
+    "import os, sys; from urllib.parse import unquote; folder, variable, *words = map(unquote, sys.argv[1:]); "
+    "os.chdir(folder); os.execvp(words[0], [*words[:-1], words[-1] + os.environ[variable]])"
+)
 
 
 @dataclass(frozen=True)
@@ -27,15 +33,22 @@ class Submission:
     members: int
     cpus: float
     gpus: float
+    start_timeout_s: float = 120.0
 
-    def command(self, address: str) -> str:
-        """For a shell, in the project's folder. address: of the Ray to join, as the shell has it, such as "$RAY_ADDRESS"."""
-        words = ["python", "-m", "orchestrator", f"once={self.id}", f"conf={self.conf}", *self.overrides]
-        return f'cd {shlex.quote(self.project)} && exec {shlex.join(words)} cluster.address="{address}" output=json'
+    def words(self) -> list[str]:
+        """To be run in the project's folder, with cluster.address= of the Ray to join besides."""
+        return ["python", "-m", "orchestrator", f"once={self.id}", f"conf={self.conf}", *self.overrides, "output=json"]
 
     def joining(self) -> str:
-        """The command as one shell command, for where Ray itself starts it and tells the shell its address."""
-        return f"bash -c {shlex.quote(self.command('$RAY_ADDRESS'))}"
+        """The command for where Ray itself starts it. Each word is written so that no shell on the way sees anything in it:
+        `ray job submit` puts words into double quotes, in which the head's shell would expand `$` and run what stands in
+        backticks."""
+        words = (self.project, "RAY_ADDRESS", *self.words(), "cluster.address=")
+        return shlex.join(["python", "-c", _RUN, *map(_plain, words)])
+
+
+def _plain(word: str) -> str:
+    return quote(word, safe="/=:,+@").replace("~", "%7E")
 
 
 def check_id(name: str) -> str:

@@ -1,4 +1,5 @@
-"""A batch script for Slurm: one Ray over the nodes of the allocation, and the job on its head, by `ray symmetric-run`.
+"""A batch script for Slurm: the job's own Ray over the nodes of the allocation, and the job on the first of them
+(`orchestrator.cluster.slurm`).
 
 Slurm puts a job whose node is lost back into the queue (`--requeue`); the same command then goes on with the run.
 """
@@ -10,7 +11,7 @@ import shlex
 
 from orchestrator.submission.entry import Submission
 
-_PORT = 6379
+_CHECKPOINT_S = 60  # before the time limit or a preemption: the time for a last checkpoint
 
 
 def script(submission: Submission, nodes: int, python: str) -> str:
@@ -18,6 +19,7 @@ def script(submission: Submission, nodes: int, python: str) -> str:
     members = math.ceil(submission.members / nodes)
     cpus = max(1, math.ceil(members * submission.cpus))
     gpus = math.ceil(members * submission.gpus)
+    job = ["python", "-m", "orchestrator.cluster.slurm", str(cpus), f"{submission.start_timeout_s:g}"]
     lines = [
         "#!/bin/bash",
         f"#SBATCH --job-name={submission.id}",
@@ -26,12 +28,21 @@ def script(submission: Submission, nodes: int, python: str) -> str:
         f"#SBATCH --cpus-per-task={cpus}",
         *([f"#SBATCH --gpus-per-node={gpus}"] if gpus else []),
         "#SBATCH --requeue",
-        f"#SBATCH --output={submission.id}-%j.log",
+        "#SBATCH --open-mode=append",
+        f"#SBATCH --signal=B:TERM@{_CHECKPOINT_S}",
+        f"#SBATCH --output={_log(submission)}",
         "set -euo pipefail",
-        f'export PATH="{python}:$PATH" RAY_USAGE_STATS_ENABLED=0',
-        'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
-        f'address=$(getent ahostsv4 "$head" | head -n 1 | cut -d " " -f 1):{_PORT}',
-        f'export COMMAND={shlex.quote(submission.command("$ADDRESS"))} ADDRESS="$address"',
-        f'srun ray symmetric-run --address "$address" --min-nodes {nodes} --num-cpus={cpus} -- bash -c "$COMMAND"',
+        f'export PATH={shlex.quote(python)}:"$PATH" RAY_USAGE_STATS_ENABLED=0 RAY_worker_niceness=0',
+        "RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \\n')",
+        "export RAY_AUTH_MODE=token RAY_AUTH_TOKEN",
+        f"cd {shlex.quote(submission.project)}",
+        f"exec {shlex.join([*job, *submission.words()])}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _log(submission: Submission) -> str:
+    """Not among the project's code, of which it would be a part that changes all the time. Quoted for sbatch, in whose names of
+    files % begins a variable."""
+    folder = f"{submission.project}/.orchestrator".replace("%", "%%").replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{folder}/{submission.id}-%j.log"'

@@ -25,6 +25,10 @@ _CONNECT_S = 3.0
 _CALL_S = 1.0  # between two calls
 _CALLS = 5  # in vain, one after the other, and it is gone; one that is started again has forgotten its members
 _REMEDY = "look for the address with `ray status` on its head, or start one: ray start --head --port=6379"
+_TOKEN_REMEDY = (
+    "export RAY_AUTH_MODE=token and RAY_AUTH_TOKEN=..., the one that `ray start` had (else `ray get-auth-token` prints it on "
+    "the head); RAY_AUTH_MODE=disabled where the head has none"
+)
 _FRAME_HEAD_BYTES = 9
 _SETTINGS = 4
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0])
@@ -42,13 +46,14 @@ class JoinedRay:
     def __enter__(self) -> Self:
         _reach(self._address)
         prepare_environment(self._address)
+        _show_token(self._address)
         try:
             enter(self._address)
         except Exception as error:
             raise ClusterUnavailable(
                 f"the Ray at {self._address} could not be joined: {(str(error).splitlines() or [repr(error)])[0]}",
                 f"is this machine one of its nodes (ray start --address={self._address})? Are Python and Ray of the same "
-                "version there, and is RAY_AUTH_TOKEN the cluster's own?",
+                "version there?",
                 str(error),
             ) from error
         self._raylet = _pidfd_of_raylet()
@@ -118,6 +123,24 @@ def _reach(address: str) -> None:
         raise ClusterUnavailable(f"nobody answers at cluster.address {address}: {error}", _REMEDY) from error
     if not answers:
         raise ClusterUnavailable(f"what answers at cluster.address {address} is no Ray", _REMEDY)
+
+
+def _show_token(address: str) -> None:
+    """Raises ClusterUnavailable where the head does not take the token of this process: Ray itself goes on trying for 20 s, and
+    then says only that it could not connect."""
+    from ray._private.authentication import authentication_token_setup
+    from ray._raylet import GcsClient
+    from ray.exceptions import AuthenticationError
+
+    try:
+        authentication_token_setup.ensure_token_if_auth_enabled(create_token_if_missing=False)
+        GcsClient(address=address)
+    except AuthenticationError as error:
+        raise ClusterUnavailable(
+            f"the Ray at {address} and this launch do not agree on a token: {str(error).partition('. ')[0]}",
+            _TOKEN_REMEDY,
+            str(error),
+        ) from error
 
 
 def _connected(address: str) -> socket.socket:

@@ -11,21 +11,18 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import shutil
-import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from orchestrator.cluster.sessions import agent
+from orchestrator.cluster.sessions import agent, folders
 from orchestrator.cluster.sessions.environment import enter, patient, prepare_environment, replaced
 from orchestrator.errors import ClusterUnavailable, OrchestratorError
 
-_PREFIX = "orc-"
+_new_folder, _remove_abandoned = folders.new, folders.remove_abandoned
 _VITAL = {"raylet": "the raylet of the private Ray", "gcs_server": "the head (gcs_server) of the private Ray"}
 _OBJECT_STORE_BYTES = 128 * 2**20  # only the trained weights travel through it; gradients have their own way
 _AGENT_COMMAND = "_build_python_executable_command_memory_profileable"
@@ -35,7 +32,6 @@ _AGENT_PORTS = {  # of each kind of agent, the ports that the raylet waits for
 }
 _TRIES = 3  # of Ray's start
 _LOOK_S = 0.1
-_SOCKET_PATH_LIMIT = 40  # characters of the folder; Ray adds some 65, and a Unix socket's path ends at 107
 
 
 class LocalRay:
@@ -111,8 +107,7 @@ class LocalRay:
 
         ray.shutdown()
         if self._folder is not None:
-            _kill_users(self._folder)  # where the raylet was killed or never came up, Ray does not reach its helpers
-            shutil.rmtree(self._folder, ignore_errors=True)
+            folders.remove(self._folder)
 
 
 def _not_started(error: Exception, tries: int, seconds: float) -> ClusterUnavailable:
@@ -203,32 +198,3 @@ def _smaller_agents(runtime_envs: bool) -> contextlib.AbstractContextManager[Non
         return list(usual(kind, *arguments, **options))
 
     return replaced(services, _AGENT_COMMAND, command)
-
-
-def _new_folder() -> Path:
-    """A folder whose name carries this process's id, so that a later start knows when it is abandoned."""
-    parent = tempfile.gettempdir()
-    if len(parent) > _SOCKET_PATH_LIMIT - 20:
-        parent = "/tmp"
-    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
-
-
-def _remove_abandoned() -> None:
-    """Folders of drivers that are gone, and the helpers of their Ray, which would linger for a minute or two."""
-    for parent in {tempfile.gettempdir(), "/tmp"}:
-        for folder in Path(parent).glob(f"{_PREFIX}*-*"):
-            pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
-            with contextlib.suppress(OSError):
-                if pid.isdigit() and folder.stat().st_uid == os.getuid() and not Path(f"/proc/{pid}").exists():
-                    _kill_users(folder)
-                    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _kill_users(folder: Path) -> None:
-    """Kill this user's other processes that hold a file of the folder open: Ray's helpers write their logs there."""
-    for process in Path("/proc").glob("[0-9]*"):
-        if process.name == str(os.getpid()):
-            continue
-        with contextlib.suppress(OSError):
-            if any(str(file.readlink()).startswith(f"{folder}/") for file in (process / "fd").iterdir()):
-                os.kill(int(process.name), signal.SIGKILL)

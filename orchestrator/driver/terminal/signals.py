@@ -37,6 +37,9 @@ def interrupt() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    _handle(
+        lambda another, _frame: _leave(another)
+    )  # such as the SIGINT after Slurm's SIGTERM: one interruption is enough
     _leave(number)
     raise KeyboardInterrupt(signal.Signals(number).name)
 

@@ -1,0 +1,47 @@
+"""The folder of a Ray that is ours: its name carries the id of the process that started it, so that a later start knows when
+it is abandoned."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+
+_PREFIX = "orc-"
+_SOCKET_PATH_LIMIT = 40  # characters of the folder; Ray adds some 65, and a Unix socket's path ends at 107
+
+
+def new() -> Path:
+    parent = tempfile.gettempdir()
+    if len(parent) > _SOCKET_PATH_LIMIT - 20:
+        parent = "/tmp"
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
+
+
+def remove_abandoned() -> None:
+    """Folders of processes that are gone, and the helpers of their Ray, which would linger for a minute or two."""
+    for parent in {tempfile.gettempdir(), "/tmp"}:
+        for folder in Path(parent).glob(f"{_PREFIX}*-*"):
+            pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+            with contextlib.suppress(OSError):
+                if pid.isdigit() and folder.stat().st_uid == os.getuid() and not Path(f"/proc/{pid}").exists():
+                    remove(folder)
+
+
+def remove(folder: Path) -> None:
+    """With the processes that use it: where a raylet was killed or never came up, Ray does not reach its helpers."""
+    _kill_users(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kill_users(folder: Path) -> None:
+    """Kill this user's other processes that hold a file of the folder open: Ray's helpers write their logs there."""
+    for process in Path("/proc").glob("[0-9]*"):
+        if process.name == str(os.getpid()):
+            continue
+        with contextlib.suppress(OSError):
+            if any(str(file.readlink()).startswith(f"{folder}/") for file in (process / "fd").iterdir()):
+                os.kill(int(process.name), signal.SIGKILL)
