@@ -72,6 +72,10 @@ class RunFolder:
                 f"run {self.path.name} is being driven by another process", "wait for its end, or end that process"
             ) from None
 
+    def release(self) -> None:
+        """Let other drivers have it."""
+        self._lock.close()
+
     @property
     def is_driven(self) -> bool:
         """Whether a process keeps others away from this run."""
