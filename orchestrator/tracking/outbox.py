@@ -52,14 +52,19 @@ class Outbox:
         if not self._is_empty:
             self._open().keep(0)
             self._is_empty = True
+        self.close()
 
     def remove(self) -> None:
         """MLflow has got everything, and nothing will follow."""
+        self.close()
+        self._path.unlink(missing_ok=True)
+        self._is_empty = True
+
+    def close(self) -> None:
+        """For now; the next item opens the file again."""
         if self._file is not None:
             self._file.close()
             self._file = None
-        self._path.unlink(missing_ok=True)
-        self._is_empty = True
 
     def _open(self) -> LineFile:
         if self._file is None:

@@ -350,7 +350,7 @@ def _usable(uri: str) -> Iterator[None]:
         ) from error
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """On one line. SQLAlchemy begins some of its messages with an advice to programmers; urllib3 tells of its objects."""
     lines = [line.strip() for line in str(error).splitlines() if not line.startswith("(raised as a result of")]
     if not lines:

@@ -83,8 +83,7 @@ class Tracker:
         tracker = cls(store, store.client.get_run(run_id), every_s=math.inf)
         tracker._take(items)
         tracker.flush()
-        if tracker.trouble is None:
-            tracker._outbox.remove()
+        tracker._rest()
         return tracker
 
     def describe(self, parameters: Mapping[str, Any], tags: Mapping[str, str]) -> None:
@@ -169,8 +168,14 @@ class Tracker:
         """Send all there is, the status last. `trouble` is None exactly when the store has everything."""
         self._add({"end": status, "ms": _now_ms()})
         self.flush()
+        self._rest()
+
+    def _rest(self) -> None:
+        """What was not sent is left to others."""
         if self.trouble is None:
             self._outbox.remove()
+        else:
+            self._outbox.close()
 
     def _add(self, item: Item) -> None:
         self._outbox.add(item)

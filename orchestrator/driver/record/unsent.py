@@ -82,7 +82,7 @@ def _opened(folder: Path, name: str | None) -> Store | str:
     try:
         return Store(name, folder)
     except OrchestratorError as error:
-        return error.message
+        return error.message if error.__cause__ is None else reason(error.__cause__)
 
 
 def _send(store: Store, run_id: str) -> Sent:

@@ -13,6 +13,7 @@ from orchestrator.driver.report.card import CardContents
 
 TAG = "mlflow.note.content"
 _REPRODUCED = "**Reproduced:** "
+_AGAIN = "**Again:**"
 _RESULTS = ("loss", "epsilon", "validation/")
 
 
@@ -32,7 +33,8 @@ def description(contents: CardContents, layout: Layout) -> str:
         f"**Layout:** {'; '.join(_layout(layout, outcome.get('time')))}",
         f"**Digest:** `{outcome['digest']}`" if outcome.get("digest") else "",
         "".join(f"{_REPRODUCED}{sentence}\n" for sentence in contents.said).rstrip(),
-        f"**Again:**\n\n{_again(contents)}",
+        _AGAIN,
+        _again(contents),
         "All of it: `run/card.html` under Artifacts.",
     ]
     return "\n\n".join(part for part in parts if part)
@@ -40,10 +42,9 @@ def description(contents: CardContents, layout: Layout) -> str:
 
 def reproduced(before: str, sentence: str) -> str:
     """The description with what a rerun has shown, in place of what another one had."""
-    kept = [line for line in before.splitlines() if not line.startswith(f"{_REPRODUCED}rerun")]
-    place = next((number for number, line in enumerate(kept) if line.startswith("**Again:**")), len(kept))
-    told = [*kept[:place], f"{_REPRODUCED}rerun {sentence}", "", *kept[place:]]
-    return "\n".join(told)
+    parts = [part for part in before.split("\n\n") if part and not part.startswith(f"{_REPRODUCED}rerun")]
+    place = parts.index(_AGAIN) if _AGAIN in parts else len(parts)
+    return "\n\n".join([*parts[:place], f"{_REPRODUCED}rerun {sentence}", *parts[place:]])
 
 
 def _result(status: str, outcome: Mapping[str, Any]) -> str:
