@@ -87,6 +87,7 @@ def test_a_true_store_gets_each_metric_once_however_often_it_is_sent(tmp_path: P
         assert sorted(metric.step for metric in history) == list(range(1500)), key
     run = store.client.get_run(run_id)
     assert (run.info.status, run.info.end_time, run.data.tags["digest"]) == ("FINISHED", told[-1]["ms"], "5e9b")
+    assert run.inputs is not None
     assert len(run.inputs.dataset_inputs) == 1
     assert [file.path for file in store.client.list_artifacts(run_id, "run")] == ["run/card.md"]
 
