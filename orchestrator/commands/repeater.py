@@ -21,6 +21,7 @@ from orchestrator.commands import serving
 from orchestrator.commands.rebuild import Rebuilt
 from orchestrator.driver.record import initial
 from orchestrator.driver.record.recorded import Recorded
+from orchestrator.driver.report import description
 from orchestrator.driver.terminal import child_process, signals
 from orchestrator.driver.terminal.progress import ProgressDisplay
 from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, RunFailed, from_dict
@@ -136,6 +137,15 @@ class Repeater:
                 self.store.tag(run_id, new)
         except Exception as error:  # MLflow's, requests': the verdict stands in the folder
             self.display.say(f"warning: MLflow did not take the tags of the rerun: {error}")
+
+    def describe(self, sentences: Mapping[str, str]) -> None:
+        """run id -> what the rerun has shown of it, for its description."""
+        try:
+            for run_id, sentence in sentences.items():
+                before = self.store.client.get_run(run_id).data.tags.get(description.TAG, "")
+                self.store.tag(run_id, {description.TAG: description.reproduced(before, sentence)})
+        except Exception as error:  # as above
+            self.display.say(f"warning: MLflow did not take the verdict of the rerun: {error}")
 
     def keep(self, places: Mapping[str, str], file: Path) -> None:
         """Log a file as an artifact: run id -> the folder of its artifacts."""

@@ -287,7 +287,9 @@ def _publish(repeater: Repeater, repeated: Recorded, done: Rerun) -> None:
     new, first, word = repeated.past.run_id, done.rerun_of, str(done.word)
     if repeater.carried is not None:  # the original is in somebody else's store
         repeater.tag({new: {"verdict": word}})
+        repeater.describe({new: f"of `{first}`: {word}"})
         repeater.keep({new: "run"}, repeated.files.verdict)
         return
     repeater.tag({new: {"verdict": word}, first: {"verdict": word, "verdict_by": new}})
+    repeater.describe({new: f"of `{first}`: {word}", first: f"`{new}`: {word}"})
     repeater.keep({new: "run", first: f"reruns/{new}"}, repeated.files.verdict)

@@ -16,7 +16,7 @@ from orchestrator.checkpoints.catalog import Catalog
 from orchestrator.checkpoints.manifest import Manifest
 from orchestrator.checkpoints.state import TrainingState
 from orchestrator.checkpoints.storage import open_storage
-from orchestrator.driver.record import initial, preflight, private
+from orchestrator.driver.record import initial, preflight, private, unsent
 from orchestrator.driver.record.folders import RunFolder, project_folder
 from orchestrator.driver.record.opening import reopen_record
 from orchestrator.driver.record.recorded import Recorded
@@ -34,7 +34,7 @@ from orchestrator.provenance.code import changes, checkout, worktree
 from orchestrator.provenance.data import hashing, restoring
 from orchestrator.records import lines, trace
 from orchestrator.settings import Settings
-from orchestrator.tracking import Store
+from orchestrator.tracking import Past, Store
 
 _NAMED = 5  # changed files in a message
 
@@ -55,7 +55,13 @@ def resume(
     project = Path.cwd()
     folder = project_folder(project) if beside is None else beside.folder
     store = Store(uri, folder)
+    display = for_stream() if beside is None else beside.display
+    sent = unsent.send(store)
+    for each in sent:
+        display.say(f"note: {each.sentence}")
     past = store.find(name)
+    if past.status == "FINISHED" and any(each.run_id == past.run_id and each.trouble is None for each in sent):
+        return past.run_id, _finished(past)
     if past.status == "FINISHED":
         raise UsageError(
             f"run {past.run_id} has finished", "there is nothing to go on with; launch another one with conf="
@@ -65,7 +71,6 @@ def resume(
     settings = recorded.settings(overrides)
     _check_filed(recorded.held, settings)
     secret = private.of_record(settings, recorded.files, past.run_id)
-    display = for_stream() if beside is None else beside.display
     with recorded_project(recorded, project, folder, display) as place:
         settings = initial.pinned(settings, place)
         provenance = preflight.check(settings, place)  # its notes are on what a launch is about to record
@@ -73,9 +78,16 @@ def resume(
         run_start = beginning_of(plan, recorded.files, display.say)
         posted = signals.posted() if beside is None else contextlib.nullcontext(beside.pending_signal)
         with posted as pending_signal, ThreadPoolExecutor(1) as pool:
-            opening = pool.submit(reopen_record, settings, store, recorded.files, provenance)
+            opening = pool.submit(reopen_record, settings, store, recorded.files, provenance, run_start.written)
             job = Job(settings, plan, place, Audience(display), pending_signal, ray, secret)
             return job.complete(opening, run_start)
+
+
+def _finished(past: Past) -> Outcome:
+    """Of a run that had finished, and MLflow lacked that."""
+    metrics = {key: value for key, value in past.metrics.items() if key.startswith("validation/")}
+    loss = past.metrics.get("train/loss")
+    return Outcome(steps=past.steps or 0, loss=loss, digest=past.digest, metrics=metrics)
 
 
 def _check_filed(before: Settings, after: Settings) -> None:

@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from orchestrator.driver.record import unsent
 from orchestrator.driver.record.folders import NAME, project_folder
 from orchestrator.errors import UsageError
 from orchestrator.tracking import Past, Store, is_server
@@ -27,15 +28,24 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def runs(project: Path, uri: str | None = None) -> list[Past]:
-    """Those of the project's own store, none where nothing was ever launched; or those of the store `uri`.
+def runs(project: Path, uri: str | None = None, say: Callable[[str], None] = lambda _: None) -> list[Past]:
+    """Those of the project's own store, none where nothing was ever launched; or those of the store `uri`. What stores lack of
+    the project's runs they are sent before; say: told what came of that.
 
     Raises ConfigurationError.
     """
     folder = project / NAME
+    store = _store(project, uri)
+    for each in unsent.send_all(folder, store):
+        say(f"note: {each.sentence}")
+    return [] if store is None else store.past()
+
+
+def _store(project: Path, uri: str | None) -> Store | None:
+    folder = project / NAME
     if uri is not None:
-        return Store(uri, folder if is_server(uri) else project_folder(project)).past()
-    return Store(None, folder).past() if (folder / "mlflow.db").exists() else []
+        return Store(uri, folder if is_server(uri) else project_folder(project))
+    return Store(None, folder) if (folder / "mlflow.db").exists() else None
 
 
 def columns(given: str | None) -> tuple[str, ...]:

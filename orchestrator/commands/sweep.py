@@ -23,6 +23,7 @@ from orchestrator.driver.record import initial, preflight
 from orchestrator.driver.record.folders import project_folder
 from orchestrator.driver.record.recorded import Recorded
 from orchestrator.driver.report import pictures
+from orchestrator.driver.report.summary import not_recorded
 from orchestrator.driver.sweep.board import Board, Seen, ranked, show_point
 from orchestrator.driver.sweep.record import Known, SweepRecord, folder_of, of_runs, require_secret
 from orchestrator.driver.sweep.report import SweepReport, report_of, summary_of_whole
@@ -151,7 +152,7 @@ def _drive(
             board.say(f"note: {trouble}")
         lacking = record.close(report.status, report.as_dict())
         if lacking is not None:
-            board.say(f"warning: MLflow has not got all of this {described.kind}: {lacking}")
+            board.say(not_recorded(lacking, record.sweep_id, record.store.name, described.kind))
     if error is None and report.best is not None:
         board.say((_summary if described.ensemble is None else summary_of_whole)(described, report))
     return report

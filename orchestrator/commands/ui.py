@@ -8,7 +8,7 @@ from pathlib import Path
 from orchestrator.commands import serving
 from orchestrator.driver.record.folders import NAME, project_folder
 from orchestrator.errors import RunFailed, UsageError
-from orchestrator.tracking import Store, is_server
+from orchestrator.tracking import Store, experiment_page, is_server
 
 
 def ui(project: Path, port: int | None, uri: str | None = None) -> int:
@@ -23,10 +23,11 @@ def ui(project: Path, port: int | None, uri: str | None = None) -> int:
     store = Store(uri, project_folder(project))
     port = serving.free_port(port)
     address = f"http://127.0.0.1:{port}"
+    experiment_id = store.newest_experiment()
     with tempfile.TemporaryFile() as log, serving.serving(store.uri, port, log) as server:
         try:
             serving.wait_for(server, address, log)
-            print(f"the runs are shown at {address}; end with Ctrl-C", flush=True)
+            print(f"the runs are shown at {experiment_page(address, experiment_id)}; end with Ctrl-C", flush=True)
             server.wait()
         except KeyboardInterrupt:
             return 0

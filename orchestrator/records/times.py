@@ -54,6 +54,15 @@ def by_member(windows: Iterable[Mapping[str, Any]]) -> dict[str, Seconds]:
     return {member: added(found[member]) for member in sorted(found, key=_place)}
 
 
+def by_rank(windows: Iterable[Mapping[str, Any]]) -> dict[int, Seconds]:
+    """The same for each rank, whichever workers had it one after another. A spare has none."""
+    found: dict[int, list[Mapping[str, Any]]] = {}
+    for window in windows:
+        if "rank" in window:
+            found.setdefault(window["rank"], []).append(window)
+    return {rank: added(found[rank]) for rank in sorted(found)}
+
+
 def shares(seconds: Mapping[str, float]) -> Seconds:
     """Of the sum; nothing where that is 0."""
     whole = sum(seconds.values())

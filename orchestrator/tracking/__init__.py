@@ -1,25 +1,31 @@
 """MLflow, and nothing else imports mlflow: one client, in the driver, buffered."""
 
 from orchestrator.tracking.store import (
+    EXECUTION,
     KIND,
     PARENT,
     Past,
     Store,
     default_uri,
+    experiment_page,
     is_of_this_machine,
     is_server,
+    run_page,
     server_command,
 )
 from orchestrator.tracking.tracker import Tracker
 
 __all__ = [
+    "EXECUTION",
     "KIND",
     "PARENT",
     "Past",
     "Store",
     "Tracker",
     "default_uri",
+    "experiment_page",
     "is_of_this_machine",
     "is_server",
+    "run_page",
     "server_command",
 ]

@@ -22,6 +22,7 @@ from orchestrator.tracking.store import Store, is_server, reason
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel, Run
 
 LOADER = "orchestrator.serving"
 # Of the logged model of a run: runs:/RUN_ID/trained. Not the name of a folder of its artifacts, which MLflow's clients could
@@ -71,7 +72,7 @@ class ModelFolder:
 
 class ModelLog:
     """Logs the model of a run when it is called, step by step; called again after a failure, in another process too, it goes
-    on where that was."""
+    on where that was. Two at once may log it twice."""
 
     def __init__(
         self, client: MlflowClient, run_id: str, folder: ModelFolder, registration: Registration | None
@@ -80,34 +81,36 @@ class ModelLog:
         self._run_id = run_id
         self._folder = folder
         self._registration = registration
-        self._model_id: str | None = None
-        self._is_ready = False
-        self._version: str | None = None
 
     def __call__(self) -> None:
         """Raises what MLflow raises."""
-        if self._model_id is None:
-            self._model_id = self._created()
-        if not self._is_ready:
-            self._upload(self._model_id)
-            self._is_ready = True
+        model_id = self._logged()
         if self._registration is not None:
-            self._register(self._registration, self._model_id)
+            self._register(self._registration, model_id)
         if self._folder.tag is not None:
-            self._client.set_tag(self._run_id, self._folder.tag, f"{_MODELS}{self._model_id}")
+            self._client.set_tag(self._run_id, self._folder.tag, f"{_MODELS}{model_id}")
 
-    def _created(self) -> str:
-        run, folder = self._client.get_run(self._run_id), self._folder
-        if run.outputs is not None and run.outputs.model_outputs:  # by this run's driver before it was killed
-            self._is_ready = True
+    def _logged(self) -> str:
+        """The id of the model, complete."""
+        from mlflow.entities import LoggedModelOutput, LoggedModelStatus
+
+        run = self._client.get_run(self._run_id)
+        if run.outputs is not None and run.outputs.model_outputs:  # of an earlier call, as the next
             return str(run.outputs.model_outputs[0].model_id)
-        made = self._client.create_logged_model(
+        begun = self._client.search_logged_models([run.info.experiment_id], f"source_run_id = '{self._run_id}'")
+        model = next((each for each in begun if each.name == self._folder.name), None) or self._created(run)
+        if model.status != LoggedModelStatus.READY:
+            self._upload(model.model_id)
+        self._client.log_outputs(self._run_id, [LoggedModelOutput(model.model_id, self._folder.step)])
+        return str(model.model_id)
+
+    def _created(self, run: Run) -> LoggedModel:
+        folder = self._folder
+        return self._client.create_logged_model(
             run.info.experiment_id, folder.name, self._run_id, tags=dict(folder.tags), params=dict(folder.params)
         )
-        return str(made.model_id)
 
     def _upload(self, model_id: str) -> None:
-        from mlflow.entities import LoggedModelOutput
         from mlflow.models.model import Model
 
         described = Model(artifact_path=f"{_MODELS}{model_id}", run_id=self._run_id, model_id=model_id)
@@ -123,22 +126,20 @@ class ModelLog:
         (self._folder.path / MLMODEL).write_text(described.to_yaml(), encoding="utf-8")
         self._client.log_model_artifacts(model_id, str(self._folder.path))
         self._client.finalize_logged_model(model_id, "READY")
-        self._client.log_outputs(self._run_id, [LoggedModelOutput(model_id, self._folder.step)])
 
     def _register(self, wanted: Registration, model_id: str) -> None:
         from mlflow.exceptions import MlflowException
 
-        if self._version is None:
-            try:
-                self._client.create_registered_model(wanted.name)
-            except MlflowException as error:
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                    raise
-            versions = self._client.search_model_versions(f"name='{wanted.name}'")
-            mine = [version.version for version in versions if version.run_id == self._run_id]
-            self._version = str(mine[0]) if mine else self._made_version(wanted.name, model_id)
-        self._client.set_registered_model_alias(wanted.name, wanted.alias, self._version)
-        self._client.set_tag(self._run_id, "registered_model", f"{_MODELS}{wanted.name}/{self._version}")
+        try:
+            self._client.create_registered_model(wanted.name)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        versions = self._client.search_model_versions(f"name='{wanted.name}'")
+        mine = [version.version for version in versions if version.run_id == self._run_id]
+        version = str(mine[0]) if mine else self._made_version(wanted.name, model_id)
+        self._client.set_registered_model_alias(wanted.name, wanted.alias, version)
+        self._client.set_tag(self._run_id, "registered_model", f"{_MODELS}{wanted.name}/{version}")
 
     def _made_version(self, name: str, model_id: str) -> str:
         made = self._client.create_model_version(

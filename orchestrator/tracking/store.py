@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import ConfigurationError, UsageError
+from orchestrator.records import masking
 from orchestrator.tracking import empty, lean
 from orchestrator.tracking.rebase import adopt, rebase
 
@@ -33,10 +34,12 @@ if TYPE_CHECKING:
 _REQUEST_S = 10  # how long one request to a server may take; MLflow's own default, with its retries, is minutes
 _SQLITE = "sqlite:///"
 _KIND = ("mlflow.experimentKind", "custom_model_development")  # else MLflow's pages open it among GenAI evaluations
+_VIEW = "?workflowType=machine_learning"  # of MLflow's pages; the other one is about GenAI
 _FROM_SYSTEM = re.compile(r"\[Errno -?\d+\] ([^\"')]+)")  # what the operating system said of a connection
 USER = "mlflow.user"
 PARENT = "mlflow.parentRunId"  # MLflow's own pages show a run below this one
 KIND = "orchestrator.kind"
+EXECUTION = "system/"  # begins a metric that says how a run was executed: MLflow's pages have those apart from results
 PID, STARTED, HOST, BOOT = (f"orchestrator.{name}" for name in ("pid", "pid_started", "host", "boot_id"))
 
 
@@ -90,12 +93,14 @@ def identity_of_process() -> dict[str, str]:
 
 
 class Store:
-    """An open store: `client` and the URI. folder: where artifacts of new experiments and the lock lie.
+    """An open store: `client`, the URI, and the project's `.orchestrator`, where runs have their folders. There, too, artifacts
+    of new experiments and the lock lie, unless the store is another project's.
 
     Raises ConfigurationError when the store cannot be opened.
     """
 
     def __init__(self, uri: str | None, folder: Path) -> None:
+        self.folder = folder
         self.uri = absolute(uri) if uri else default_uri(folder)
         database = database_of(self.uri)
         home = (database.parent if database else folder).resolve()
@@ -117,6 +122,11 @@ class Store:
                 if not placed:
                     empty.keep(database)
                 adopt(database, home / "artifacts")
+
+    @property
+    def name(self) -> str | None:
+        """As records may hold it: without credentials, and None for the project's own, which moves with the project."""
+        return None if self.uri == default_uri(self.folder) else masking.text(self.uri)
 
     def usable(self) -> AbstractContextManager[None]:
         """Inside the block, a store that refuses what it is asked for is a ConfigurationError."""
@@ -149,6 +159,12 @@ class Store:
     def past(self) -> list[Past]:
         """All runs that this program recorded, of all experiments, newest first."""
         return self._search(f"tags.`{HOST}` LIKE '%'")
+
+    def newest_experiment(self) -> str:
+        """Of the newest run; MLflow's own, which is empty, where there is none."""
+        experiments = [experiment.experiment_id for experiment in self.client.search_experiments()]
+        newest = self.client.search_runs(experiments, order_by=["attributes.start_time DESC"], max_results=1)
+        return str(newest[0].info.experiment_id if newest else experiments[0])
 
     def of_identity(self, identity: str) -> list[Past]:
         """The runs of this identity; none where the store cannot be asked."""
@@ -289,6 +305,17 @@ def _silence() -> None:
     )  # it tells of what it raises, with a traceback
 
 
+def run_page(address: str, experiment_id: str, run_id: str) -> str:
+    """The charts of a run at a server. A browser that was never told what this server is used for shows GenAI otherwise,
+    whatever the experiment's kind."""
+    return f"{address.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}/model-metrics{_VIEW}"
+
+
+def experiment_page(address: str, experiment_id: str) -> str:
+    """The list of an experiment's runs."""
+    return f"{address.rstrip('/')}/#/experiments/{experiment_id}/runs{_VIEW}"
+
+
 def server_command(uri: str, port: int) -> tuple[list[str], dict[str, str]]:
     """What shows a store in a browser, on this machine alone, and the environment that it needs. As it comes it takes 11 s and
     2.5 GB; with one worker and no job runner it is 6 s and 0.5 GB."""
@@ -323,7 +350,7 @@ def _usable(uri: str) -> Iterator[None]:
         ) from error
 
 
-def reason(error: Exception) -> str:
+def reason(error: BaseException) -> str:
     """On one line. SQLAlchemy begins some of its messages with an advice to programmers; urllib3 tells of its objects."""
     lines = [line.strip() for line in str(error).splitlines() if not line.startswith("(raised as a result of")]
     if not lines:

@@ -1,32 +1,39 @@
 """One MLflow run, from its creation to its end. Metrics are collected and sent in batches: a single one costs 4 to 90 ms.
 
 Once the run exists, a store that fails, such as a server that goes away, ends nothing: what it did not take is kept and tried
-again, and `trouble` says why. The files of the run's folder hold the same and more.
+again, and `trouble` says why. It is kept in a file too (`outbox`), from which another process sends it when this one has ended.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from orchestrator.tracking import outbox
 from orchestrator.tracking.models import ModelFolder, ModelLog, Registration
+from orchestrator.tracking.outbox import Item, Outbox
 from orchestrator.tracking.store import Store, identity_of_process, reason
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
+Point = tuple[str, int, float | None]  # key, step, value; None where it is no number
 _BATCH = 1000  # MLflow's limit for one request
 _PATIENCE_S = 30.0
 _FORBIDDEN = re.compile(r"[^\w\-. /:]")
 
 
 class Tracker:
-    """Made by `create` or `reopen`. `every_s`: how long metrics may wait."""
+    """Made by `create`, `reopen` or `catch_up`. every_s: how long metrics may wait. gone: files that were to be sent, and are
+    not there any more."""
 
     def __init__(self, store: Store, run: Run, *, every_s: float) -> None:
         from mlflow.entities import Metric
@@ -39,8 +46,11 @@ class Tracker:
         self.started_ms: int = run.info.start_time
         self.artifacts: str = run.info.artifact_uri
         self._every_s = every_s
+        self._outbox = Outbox(store.folder / self.run_id, store.name)
+        self._known: frozenset[Point] = frozenset()
         self._pending: list[Any] = []
-        self._later: list[Callable[[], object]] = []  # after the metrics, in order
+        self._later: list[Item] = []  # after the metrics, in order
+        self.gone: list[str] = []
         self.trouble: str | None = None
         self._sent_at = time.monotonic()
 
@@ -51,12 +61,30 @@ class Tracker:
         return cls(store, run, every_s=every_s)
 
     @classmethod
-    def reopen(cls, store: Store, run_id: str, *, every_s: float) -> Tracker:
-        """A run that has ended, which goes on in this process."""
+    def reopen(cls, store: Store, run_id: str, *, every_s: float, since: int = 0) -> Tracker:
+        """A run that has ended, which goes on in this process. since: the step from which on it computes again, and the store
+        may know of that already."""
         for key, value in identity_of_process().items():  # first: whoever looks for orphans takes it for one otherwise
             store.client.set_tag(run_id, key, value)
         store.client.update_run(run_id, status="RUNNING")
-        return cls(store, store.client.get_run(run_id), every_s=every_s)
+        tracker = cls(store, store.client.get_run(run_id), every_s=every_s)
+        unsent = outbox.read(store.folder / run_id / outbox.FILE)
+        tracker._take([item for item in unsent if "end" not in item])
+        tracker.flush()
+        tracker._known = tracker._points(since)
+        return tracker
+
+    @classmethod
+    def catch_up(cls, store: Store, run_id: str) -> Tracker:
+        """Send what a run lacks that nobody drives any more; `trouble` is None when the store has everything. To be called
+        under the lease of the run's folder. Raises what MLflow raises when the run cannot be had, ValueError for a damaged
+        file."""
+        items = outbox.read(store.folder / run_id / outbox.FILE)
+        tracker = cls(store, store.client.get_run(run_id), every_s=math.inf)
+        tracker._take(items)
+        tracker.flush()
+        tracker._rest()
+        return tracker
 
     def describe(self, parameters: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Parameters are written once; None and empty texts are shown as such, since MLflow wants text."""
@@ -70,27 +98,18 @@ class Tracker:
 
     def inputs(self, data: Iterable[tuple[str, str, str]]) -> None:
         """Data that the run reads, as MLflow's dataset inputs: (name, digest, source). Remembered, like metrics."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag
-
-        tags = [InputTag("mlflow.data.context", "training")]
-        found = [
-            DatasetInput(Dataset(name, digest[:36], "dvc", json.dumps({"path": source, "md5": digest})), tags)
-            for name, digest, source in data
-        ]
-
-        def log() -> None:
-            try:
-                self._client.log_inputs(self.run_id, datasets=found)
-            except Exception:  # MLflow's own store, when two runs at once are the first to name these data
-                self._client.log_inputs(self.run_id, datasets=found)
-
+        found = [list(each) for each in data]
         if found:
-            self._later.append(log)
+            self._add({"inputs": found})
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Remember metrics; they are sent by `flush`, `tick` or `end`."""
-        now_ms = int(time.time() * 1000)
-        self._pending += [self._metric(_key(key), value, now_ms, step) for key, value in values.items()]
+        """Remember metrics; they are sent by `flush`, `tick` or `end`. A resumed run computes some steps again, and what the
+        store knows of them it is not told twice."""
+        told = {_key(key): float(value) for key, value in values.items()}
+        if self._known:
+            told = {key: value for key, value in told.items() if _point(key, step, value) not in self._known}
+        if told:
+            self._add({"metrics": told, "step": step, "ms": _now_ms()})
 
     def tick(self) -> None:
         """Send what has waited long enough; after a failure not before `_PATIENCE_S`."""
@@ -109,12 +128,20 @@ class Tracker:
                 self._client.log_batch(self.run_id, metrics=self._pending[:_BATCH])
                 del self._pending[:_BATCH]
             while self._later:
-                self._later[0]()
+                self._send(self._later[0])
                 del self._later[0]
             self.trouble = None
         except Exception as error:  # MLflow's, sqlite's, requests': the run does not depend on them
             self.trouble = reason(error)
+        else:
+            self._outbox.clear()
         self._sent_at = time.monotonic()
+
+    def sync(self) -> None:
+        """Have all that was told either at the store or on the disk. Raises OSError."""
+        if self.trouble is None:
+            self.flush()
+        self._outbox.sync()
 
     def tag(self, key: str, value: str) -> None:
         """Remembered, like metrics."""
@@ -122,20 +149,101 @@ class Tracker:
 
     def tag_other(self, run_id: str, key: str, value: str) -> None:
         """A tag on another run. Remembered, like metrics."""
-        self._later.append(lambda: self._client.set_tag(run_id, _key(key), value))
+        self._add({"tag": [run_id, _key(key), value]})
 
     def artifact(self, path: Path, folder: str) -> None:
         """Remembered, like metrics: the file is read when it is sent."""
-        self._later.append(lambda: self._client.log_artifact(self.run_id, str(path), folder))
+        item = {"artifact": [self._relative(path), folder]}
+        if item not in self._later:
+            self._add(item)
 
     def model(self, folder: ModelFolder, registration: Registration | None) -> None:
         """The trained model, as a logged model of MLflow. Remembered, like metrics: the folder is read when it is sent."""
-        self._later.append(ModelLog(self._client, self.run_id, folder, registration))
+        told = {**asdict(folder), "path": self._relative(folder.path)}
+        self._add(
+            {"model": told, "register": None if registration is None else [registration.name, registration.alias]}
+        )
 
     def end(self, status: Status) -> None:
         """Send all there is, the status last. `trouble` is None exactly when the store has everything."""
-        self._later.append(lambda: self._client.set_terminated(self.run_id, status))
+        self._add({"end": status, "ms": _now_ms()})
         self.flush()
+        self._rest()
+
+    def _rest(self) -> None:
+        """What was not sent is left to others."""
+        if self.trouble is None:
+            self._outbox.remove()
+        else:
+            self._outbox.close()
+
+    def _add(self, item: Item) -> None:
+        self._outbox.add(item)
+        self._take([item])
+
+    def _take(self, items: Iterable[Item]) -> None:
+        for item in items:
+            if "metrics" in item:
+                step, ms = item["step"], item["ms"]
+                self._pending += [self._metric(key, value, ms, step) for key, value in item["metrics"].items()]
+            else:
+                self._later.append(item)
+
+    def _send(self, item: Item) -> None:
+        """Raises what MLflow raises."""
+        match item:
+            case {"tag": [run_id, key, value]}:
+                self._client.set_tag(run_id, key, value)
+            case {"inputs": found}:
+                self._send_inputs(found)
+            case {"artifact": [name, folder]}:
+                if self._is_here(name):
+                    self._client.log_artifact(self.run_id, str(self._outbox.folder / name), folder)
+            case {"model": told, "register": registered}:
+                if self._is_here(told["path"]):
+                    folder = ModelFolder(**{**told, "path": self._outbox.folder / told["path"]})
+                    registration = None if registered is None else Registration(*registered)
+                    ModelLog(self._client, self.run_id, folder, registration)()
+            case {"end": status, "ms": ms}:
+                self._client.set_terminated(self.run_id, status, ms)
+
+    def _send_inputs(self, found: Iterable[tuple[str, str, str]]) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        tags = [InputTag("mlflow.data.context", "training")]
+        datasets = [
+            DatasetInput(Dataset(name, digest[:36], "dvc", json.dumps({"path": source, "md5": digest})), tags)
+            for name, digest, source in found
+        ]
+        try:
+            self._client.log_inputs(self.run_id, datasets=datasets)
+        except Exception:  # MLflow's own store, when two runs at once are the first to name these data
+            self._client.log_inputs(self.run_id, datasets=datasets)
+
+    def _is_here(self, name: str) -> bool:
+        found = (self._outbox.folder / name).exists()
+        if not found:
+            self.gone.append(name)
+        return found
+
+    def _relative(self, path: Path) -> str:
+        return os.path.relpath(path, self._outbox.folder)
+
+    def _points(self, since: int) -> frozenset[Point]:
+        """What the store knows of these steps. Raises what MLflow raises."""
+        keys = self._client.get_run(self.run_id).data.metrics
+        histories = (self._client.get_metric_history(self.run_id, key) for key in keys)
+        return frozenset(
+            _point(each.key, each.step, each.value) for history in histories for each in history if each.step >= since
+        )
+
+
+def _point(key: str, step: int, value: float) -> Point:
+    return key, step, value if math.isfinite(value) else None
+
+
+def _now_ms() -> int:
+    return int(time.time() * 1000)
 
 
 def _key(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,10 +18,14 @@ def _run(given: Arguments) -> Answer:
     from orchestrator.commands.runs import columns, runs, selected, table
 
     shown = columns(given.get("columns"))
-    found = selected(runs(Path.cwd(), given.get("tracking.uri")), given.get("where"))
+    found = selected(runs(Path.cwd(), given.get("tracking.uri"), _note), given.get("where"))
     return Answer(
         stdout=json.dumps({"runs": [asdict(past) for past in found]}) if given.as_json else table(found, shown)
     )
+
+
+def _note(sentence: str) -> None:
+    print(sentence, file=sys.stderr)
 
 
 VERB = Verb(

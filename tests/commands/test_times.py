@@ -37,5 +37,5 @@ def test_the_command_of_the_page(digits: Project) -> None:
     artifacts = {file.path for file in client.list_artifacts(done.report["run_id"], "run")}
     assert {"run/times.jsonl", "run/timeline.json"} <= artifacts
     metrics = client.get_run(done.report["run_id"]).data.metrics
-    assert metrics["time/compute"] > 0
-    assert metrics["time/worker_1/compute"] > 0
+    assert metrics["system/time/compute"] > 0
+    assert metrics["system/time/rank_1/compute"] > 0

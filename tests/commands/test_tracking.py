@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,11 +105,7 @@ def test_a_server_that_goes_away_costs_the_run_nothing(project: Project, tmp_pat
     gone.start()
     try:
         process = project.start(*SLOW, "run.steps=150", "cluster.workers=1", f"tracking.uri={gone.uri}")
-        deadline = time.monotonic() + PATIENCE_S
-        while not any(trace.stat().st_size for trace in project.path.glob(".orchestrator/*/trace.jsonl")):
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until_it_steps(project, process)
     finally:
         gone.stop()
     out, err = process.communicate(timeout=PATIENCE_S)
@@ -125,6 +122,72 @@ def test_a_server_that_goes_away_costs_the_run_nothing(project: Project, tmp_pat
     assert json.loads(trace[-1])["parameters"] == done.report["digest"]
     for name in ("model.safetensors", "pictures/loss.png", "pictures/topology.svg", "settings.yaml"):
         assert (folder / name).exists()
+    run_id = done.report["run_id"]
+    assert f"by `python -m orchestrator resume={run_id} tracking.uri={gone.uri}`" in err
+    early = project.run("runs", "output=json")
+    assert (early.code, early.report) == (0, {"runs": []})
+    assert f"note: MLflow still lacks some of run {run_id}: no answer from the server: Connection refused" in early.err
+    gone.start()
+    try:
+        senders = [
+            project.start("runs", "output=json"),
+            project.start("runs", "output=json", f"tracking.uri={gone.uri}"),
+            project.start("conf=good", "cluster.workers=1", f"tracking.uri={gone.uri}", "output=json"),
+        ]
+        told = [sender.communicate(timeout=PATIENCE_S)[1] for sender in senders]
+        assert [sender.returncode for sender in senders] == [0, 0, 0], told
+        assert "".join(told).count(f"MLflow has got what it lacked of run {run_id}") == 1
+        _check_whole(Store(gone.uri, project.path), run_id, done.report["digest"], len(trace))
+        assert not (folder / "mlflow.jsonl").exists()
+        late = project.run(f"resume={run_id}", f"tracking.uri={gone.uri}")
+        assert (late.code, "has finished" in late.err) == (2, True)
+    finally:
+        gone.stop()
+
+
+def _check_whole(store: Store, run_id: str, digest: str, steps: int) -> None:
+    run = store.client.get_run(run_id)
+    assert (run.info.status, run.data.tags["digest"]) == ("FINISHED", digest)
+    assert run.data.tags["mlflow.note.content"].startswith(f"**Result:** finished, {steps} steps, loss")
+    history = store.client.get_metric_history(run_id, "train/loss")
+    assert [metric.step for metric in sorted(history, key=lambda metric: metric.step)] == list(range(steps))
+    names = {Path(file.path).name for place in ("run", "model") for file in store.client.list_artifacts(run_id, place)}
+    assert {"trace.jsonl", "card.html", "model.safetensors"} <= names
+    assert len(store.client.search_logged_models([run.info.experiment_id], f"source_run_id = '{run_id}'")) == 1
+
+
+@pytest.mark.long
+def test_a_finished_run_that_a_server_does_not_know_of_is_finished_there_by_resuming_it(
+    project: Project, tmp_path: Path
+) -> None:
+    gone = Server(tmp_path)
+    gone.start()
+    try:
+        process = project.start(*SLOW, "run.steps=150", "cluster.workers=1", f"tracking.uri={gone.uri}")
+        until_it_steps(project, process)
+    finally:
+        gone.stop()
+    out, err = process.communicate(timeout=PATIENCE_S)
+    ended = Done(process.returncode, out, err).report
+    run_id = ended["run_id"]
+    gone.start()
+    try:
+        done = project.run(f"resume={run_id[:8]}", f"tracking.uri={gone.uri}", "output=json")
+        assert done.code == 0, done.err
+        assert f"note: MLflow has got what it lacked of run {run_id}" in done.err
+        kept = ("run_id", "status", "steps", "digest", "loss", "metrics")
+        assert {key: done.report[key] for key in kept} == {key: ended[key] for key in kept}
+        _check_whole(Store(gone.uri, project.path), run_id, ended["digest"], 150)
+    finally:
+        gone.stop()
+
+
+def until_it_steps(project: Project, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not any(trace.stat().st_size for trace in project.path.glob(".orchestrator/*/trace.jsonl")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.long

@@ -45,7 +45,8 @@ def test_the_runs_are_shown_until_ctrl_c(tmp_path: Path) -> None:
     try:
         assert process.stdout is not None
         told = process.stdout.readline()
-        match = re.fullmatch(r"the runs are shown at (http://127\.0\.0\.1:\d+); end with Ctrl-C\n", told)
+        page = r"/#/experiments/1/runs\?workflowType=machine_learning"
+        match = re.fullmatch(rf"the runs are shown at (http://127\.0\.0\.1:\d+){page}; end with Ctrl-C\n", told)
         assert match is not None, (told, process.communicate())
         address = match.group(1)
         assert "<title>MLflow</title>" in read(address)

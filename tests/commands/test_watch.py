@@ -29,7 +29,7 @@ def test_a_run_is_driven_while_its_folder_is_locked(tmp_path: Path) -> None:
     files = RunFolder(tmp_path, "a")
     files.lease()
     assert RunFolder(tmp_path, "a").is_driven
-    files._lock.close()
+    files.release()
     assert not RunFolder(tmp_path, "a").is_driven
 
 

@@ -22,5 +22,13 @@ def test_another_store_is_named() -> None:
     assert shown(other) == f"  look     python -m orchestrator ui tracking.uri='{other}'"
 
 
-def test_a_run_at_a_server_has_an_address() -> None:
-    assert shown("https://mlflow.example:8080/") == "  look     https://mlflow.example:8080/#/experiments/7/runs/r1"
+def test_a_run_at_a_server_has_the_address_of_its_charts() -> None:
+    page = "https://mlflow.example:8080/#/experiments/7/runs/r1/model-metrics?workflowType=machine_learning"
+    assert shown("https://mlflow.example:8080/") == f"  look     {page}"
+
+
+def test_what_mlflow_lacks_can_be_sent_later() -> None:
+    told = summary.not_recorded("no answer", "r1", "http://host:1")
+    assert told.startswith("warning: MLflow has not got all of this run: no answer\n")
+    assert told.endswith("by `python -m orchestrator resume=r1 tracking.uri=http://host:1`")
+    assert summary.not_recorded("full", "r1", None, "sweep").endswith("resume=r1`")

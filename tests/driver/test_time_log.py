@@ -30,12 +30,12 @@ def window(first: int, steps: int, /, spans: Any = None, **seconds: float) -> di
 
 def test_mlflow_is_told_the_shares_of_all_members_once_in_a_round(tmp_path: Path) -> None:
     log, files, told, _ = opened(tmp_path)
-    log.add("worker 0", window(0, 4, compute=3.0, wait=1.0))
+    log.add("worker 0", window(0, 4, compute=3.0, wait=1.0), 0)
     log.add("worker 1", window(0, 4, compute=4.0))
     assert told == []
-    log.add("worker 0", window(4, 4, compute=4.0))
+    log.add("worker 0", window(4, 4, compute=4.0), 0)
     (step, shares), *more = told
-    assert (step, shares["time/compute"], shares["time/wait"], more) == (3, 7 / 8, 1 / 8, [])
+    assert (step, shares["system/time/compute"], shares["system/time/wait"], more) == (3, 7 / 8, 1 / 8, [])
     log.add("server 2", window(0, 8, exchange=8.0))
     log.add("worker 1", window(8, 0, connect=2.0))  # without a step it is no round
     whole = log.close()
@@ -43,8 +43,8 @@ def test_mlflow_is_told_the_shares_of_all_members_once_in_a_round(tmp_path: Path
     assert summed(whole) == {**dict.fromkeys(whole["worker 0"], 0.0), "compute": 11.0, "wait": 1.0, "connect": 2.0}
     assert list(whole) == ["worker 0", "worker 1"]
     last = {name: value for _, found in told[1:] for name, value in found.items() if value}
-    assert last["time/worker_0/compute"] == 7 / 8
-    assert "time/server_2/exchange" not in last
+    assert last["system/time/rank_0/compute"] == 7 / 8
+    assert not any("server" in name or "rank_1" in name for name in last)
     assert [line["member"] for line in read(files.times)] == [
         "worker 0",
         "worker 1",
@@ -53,6 +53,19 @@ def test_mlflow_is_told_the_shares_of_all_members_once_in_a_round(tmp_path: Path
         "worker 1",
     ]
     assert not files.timeline.exists()
+
+
+def test_mlflow_has_as_many_keys_as_workers_at_once_however_many_come_and_go(tmp_path: Path) -> None:
+    log, files, told, _ = opened(tmp_path)
+    log.add("worker 0", window(0, 1, compute=1.0), 0)
+    for member in range(1, 70):  # one after another has rank 1
+        log.add(f"worker {member}", window(member, 1, compute=3.0, wait=1.0), 1)
+    log.add("worker 70", window(70, 0, connect=9.0))  # a spare
+    assert len(log.close()) == 71
+    last = {name: value for _, found in told for name, value in found.items()}
+    assert sorted({name.split("/")[2] for name in last if "rank" in name}) == ["rank_0", "rank_1"]
+    assert (last["system/time/rank_1/compute"], last["system/time/rank_1/connect"]) == (0.75, 0.0)
+    assert [line.get("rank") for line in read(files.times)] == [0, *[1] * 69, None]
 
 
 def test_spans_of_all_members_become_one_timeline(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.tracking.outbox import FILE, read
 from orchestrator.tracking.store import reason
 from orchestrator.tracking.tracker import Tracker
 
@@ -35,7 +37,7 @@ class Client:
     def set_tag(self, run_id: str, key: str, value: str) -> None:  # noqa: ARG002
         self._hear((key, value))
 
-    def set_terminated(self, run_id: str, status: str) -> None:  # noqa: ARG002
+    def set_terminated(self, run_id: str, status: str, end_time: int) -> None:  # noqa: ARG002
         self._hear(status)
 
     def _hear(self, what: Any) -> None:
@@ -46,8 +48,11 @@ class Client:
 
 
 class Store:
-    def __init__(self) -> None:
+    name = None
+
+    def __init__(self, folder: Path) -> None:
         self.client = Client()
+        self.folder = folder
 
 
 @pytest.fixture
@@ -57,8 +62,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def make() -> tuple[Client, Tracker]:
-    store: Any = Store()
+def make(folder: Path) -> tuple[Client, Tracker]:
+    store: Any = Store(folder)
     return store.client, Tracker.create(store, "1", None, every_s=1.0)
 
 
@@ -67,8 +72,8 @@ def trouble(tracker: Tracker) -> str | None:
     return tracker.trouble
 
 
-def test_what_a_failing_store_did_not_take_is_sent_later(clock: list[float]) -> None:
-    client, tracker = make()
+def test_what_a_failing_store_did_not_take_is_sent_later(clock: list[float], tmp_path: Path) -> None:
+    client, tracker = make(tmp_path)
     client.fails = True
     tracker.metrics(0, {"loss": 1.0})
     clock[0] = 2.0
@@ -86,12 +91,28 @@ def test_what_a_failing_store_did_not_take_is_sent_later(clock: list[float]) -> 
 
 
 @pytest.mark.usefixtures("clock")
-def test_the_status_is_the_last_word_and_trouble_tells_whether_it_was_heard() -> None:
-    client, tracker = make()
+def test_before_a_checkpoint_all_is_at_the_store_or_on_the_disk(tmp_path: Path) -> None:
+    client, tracker = make(tmp_path)
+    tracker.metrics(0, {"loss": 1.0})
+    tracker.sync()
+    assert (client.said, read(tmp_path / "r" / FILE)) == ([[("loss", 0)]], [])
+    client.fails = True
+    for step in (1, 2):
+        tracker.metrics(step, {"loss": 1.0})
+        tracker.sync()
+    assert client.attempts == 2, "a store that fails is left alone until it is due"
+    assert [item["step"] for item in read(tmp_path / "r" / FILE)] == [1, 2]
+    tracker.end("KILLED")
+    assert [*read(tmp_path / "r" / FILE)[-1]] == ["end", "ms"]
+
+
+@pytest.mark.usefixtures("clock")
+def test_the_status_is_the_last_word_and_trouble_tells_whether_it_was_heard(tmp_path: Path) -> None:
+    client, tracker = make(tmp_path)
     tracker.tag("steps", "3")
     tracker.end("FINISHED")
     assert (client.said, tracker.trouble) == ([("steps", "3"), "FINISHED"], None)
-    client, tracker = make()
+    client, tracker = make(tmp_path)
     client.fails = True
     tracker.tag("steps", "3")
     tracker.end("FINISHED")
@@ -99,8 +120,8 @@ def test_the_status_is_the_last_word_and_trouble_tells_whether_it_was_heard() ->
 
 
 @pytest.mark.usefixtures("clock")
-def test_many_metrics_go_in_batches_that_mlflow_takes() -> None:
-    client, tracker = make()
+def test_many_metrics_go_in_batches_that_mlflow_takes(tmp_path: Path) -> None:
+    client, tracker = make(tmp_path)
     for step in range(2500):
         tracker.metrics(step, {"loss": 1.0})
     tracker.flush()

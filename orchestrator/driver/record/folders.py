@@ -6,7 +6,7 @@ import fcntl
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from orchestrator.errors import ConfigurationError, UsageError
 
@@ -34,6 +34,7 @@ class RunFolder:
     def __init__(self, folder: Path, run_id: str) -> None:
         self.path = folder / run_id
         self.path.mkdir(exist_ok=True)
+        self._lock: IO[str] | None = None
         self.journal = self.path / "journal.jsonl"
         self.trace = self.path / "trace.jsonl"
         self.rests = self.path / "rests.jsonl"
@@ -68,9 +69,15 @@ class RunFolder:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            self._lock.close()
             raise UsageError(
                 f"run {self.path.name} is being driven by another process", "wait for its end, or end that process"
             ) from None
+
+    def release(self) -> None:
+        """Let other drivers have it."""
+        if self._lock is not None:
+            self._lock.close()
 
     @property
     def is_driven(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from orchestrator.driver.record import unshared
+from orchestrator.driver.record import unsent, unshared
 from orchestrator.driver.record.folders import RunFolder, write_json
 from orchestrator.driver.record.preflight import Provenance
 from orchestrator.driver.record.record import Contents, Record
@@ -35,13 +35,14 @@ def open_record(
     store = Store(settings.tracking.uri, folder)
     with store.usable():
         experiment_id = store.experiment(settings.run.experiment)
+        sent = unsent.send(store)  # before orphans are looked for: a run that is not told as ended looks like one
         orphans = store.mark_orphans(experiment_id)
         tracker = Tracker.create(store, experiment_id, settings.run.name, every_s=settings.tracking.every_s)
         shown = {key: masking.setting(key, value) for key, value in flat(settings).items()}
         tracker.describe(shown, {**_tags(provenance), **tags})
-    tracker.inputs([(item.path, item.md5, item.place) for item in inputs])
     files = RunFolder(folder, tracker.run_id)
     files.lease()
+    tracker.inputs([(item.path, item.md5, item.place) for item in inputs])
     try:
         files.settings.write_text(to_yaml(settings, public=True), encoding="utf-8")
     except OSError as error:
@@ -53,17 +54,24 @@ def open_record(
     write_json(files.origins, origins)
     work = None if provenance.work is None else _keep(provenance.work, files, tracker)
     lacking = unshared.of(provenance, store, tracker, settings.initial.name)
-    return Record(settings, store, tracker, files, orphans, Contents(inputs, obstacles, work, lacking))
+    earlier = [*(each.sentence for each in sent), *map(_orphan, orphans)]
+    return Record(settings, store, tracker, files, earlier, Contents(inputs, obstacles, work, lacking))
 
 
-def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance: Provenance) -> Record:
-    """Go on with a run that was left; its folder is leased already. Raises ConfigurationError."""
+def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance: Provenance, since: int) -> Record:
+    """Go on with a run that was left; its folder is leased already. since: the step from which it is computed again. Raises
+    ConfigurationError."""
     inputs, obstacles = provenance.inputs, provenance.obstacles  # before the run in the store is touched
     with store.usable():
-        tracker = Tracker.reopen(store, files.path.name, every_s=settings.tracking.every_s)
+        tracker = Tracker.reopen(store, files.path.name, every_s=settings.tracking.every_s, since=since)
         orphans = store.mark_orphans(tracker.experiment_id)
     files.error.unlink(missing_ok=True)
-    return Record(settings, store, tracker, files, orphans, Contents(inputs, obstacles, provenance.work))
+    earlier = [_orphan(run_id) for run_id in orphans]
+    return Record(settings, store, tracker, files, earlier, Contents(inputs, obstacles, provenance.work))
+
+
+def _orphan(run_id: str) -> str:
+    return f"run {run_id} was left RUNNING by a driver that is gone; it is marked KILLED now"
 
 
 def _keep(work: worktree.WorkTree, files: RunFolder, tracker: Tracker) -> worktree.WorkTree | None:

@@ -24,7 +24,8 @@ from orchestrator.driver.record.predecessor import Predecessor
 from orchestrator.driver.record.preflight import ORCHESTRATOR
 from orchestrator.driver.record.private import COMMITMENT, commitment_in
 from orchestrator.driver.record.trained_model import MadeOf, TrainedModel
-from orchestrator.driver.report import card, pictures
+from orchestrator.driver.report import card, description, pictures, summary
+from orchestrator.driver.report.description import Layout
 from orchestrator.driver.report.outcome import Outcome, Status
 from orchestrator.driver.report.page import as_html, cleaned, markdown
 from orchestrator.engine import executions
@@ -37,7 +38,7 @@ from orchestrator.records import identity, lines, masking, rests, times
 from orchestrator.records.lines import LineFile
 from orchestrator.records.masking import Masker
 from orchestrator.settings import Settings, determining, flat
-from orchestrator.tracking import Store, Tracker, default_uri
+from orchestrator.tracking import Store, Tracker
 
 _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
     "finished": "FINISHED",
@@ -62,8 +63,9 @@ class Record:
     """The record of one run, opened by `open_record` or `reopen_record`; `journal`, `trace` and `rests` (None in lockstep) are
     appended while it runs.
 
-    obstacles: to an exact rerun, as far as they are known; unshared: as in Contents; run_manifest: what the workers agreed on,
-    once they have; described: the `profile` of the training data and their `partition`, as far as a worker could tell them.
+    earlier: what was found of earlier runs, in sentences; obstacles: to an exact rerun, as far as they are known; unshared:
+    as in Contents; run_manifest: what the workers agreed on, once they have; described: the `profile` of the training data
+    and their `partition`, as far as a worker could tell them.
     """
 
     def __init__(
@@ -72,13 +74,13 @@ class Record:
         store: Store,
         tracker: Tracker,
         files: RunFolder,
-        orphans: list[str],
+        earlier: Sequence[str],
         contents: Contents,
     ) -> None:
         self.store = store
         self.tracker = tracker
         self.files = files
-        self.orphans = orphans
+        self.earlier = earlier
         self._masker = Masker(flat(settings), os.environ)
         self.journal = LineFile(files.journal, self._masker.text)
         self.trace = LineFile(files.trace)
@@ -259,10 +261,13 @@ class Record:
             self.tracker.artifact(self.files.weights, "model")
         self._model.log(self.tracker)
         self.tracker.end(_MLFLOW[status])
+        self.files.release()
         return self.tracker.trouble
 
     def _put_card(self, outcome: Outcome) -> None:
         contents = self._card(outcome)
+        layout = Layout(summary.layout(resolve(self._settings)), len(outcome.recoveries))
+        self.tracker.tag(description.TAG, self._masker.text(description.description(contents, layout)))
         page = cleaned(card.page(contents), self._masker.text)
         put(self.files.card, markdown(page))
         with contextlib.suppress(OSError):  # of a picture; the page in Markdown names it
@@ -305,7 +310,7 @@ class Record:
             events=self._events(),
             pictures=sorted(self.files.pictures.glob("*")),
             before=self._drift,
-            uri=None if self.store.uri == default_uri(self.files.path.parent) else masking.text(self.store.uri),
+            uri=self.store.name,
         )
 
     def _events(self) -> list[dict[str, Any]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 
 from orchestrator.driver.report.outcome import Outcome
+from orchestrator.plan import Plan
 from orchestrator.records import times
-from orchestrator.tracking import is_server
+from orchestrator.tracking import is_server, run_page
 
 
 def text(outcome: Outcome, title: str, layout: str, run_id: str, look: str) -> str:
@@ -32,8 +33,29 @@ def _size(size: int) -> str:
     return f"{size} bytes"
 
 
+def layout(plan: Plan) -> str:
+    """What a run was executed on, in words, such as "3 workers and 1 server, topology parameter_server"."""
+    of = plan.cluster.members
+    number = str(of.most) if of.start == of.most else f"{of.start} to {of.most}"
+    counts = [(number, "worker"), (str(of.spares), "spare"), (str(of.servers), "server")]
+    members = [f"{count} {role}{'s' * (count != '1')}" for count, role in counts if count != "0"]
+    stages = f"{of.stages} stages, pipeline {plan.pipelining.name}, " if of.stages > 1 else ""
+    return f"{' and '.join(members)}, {stages}topology {plan.exchange.topology.name}"
+
+
+def not_recorded(why: str, run_id: str, uri: str | None, noun: str = "run") -> str:
+    """The warning that MLflow lacks something when the process ends. uri: of its store, where it is not the project's."""
+    where = "" if uri is None else f" tracking.uri={shlex.quote(uri)}"
+    return (
+        f"warning: MLflow has not got all of this {noun}: {why}\n"
+        f"  the files in .orchestrator/{run_id}/ are complete; what is missing is sent by the next launch that is recorded "
+        "there,\n"
+        f"  by `python -m orchestrator runs`, and by `python -m orchestrator resume={run_id}{where}`"
+    )
+
+
 def look(run_id: str, experiment_id: str, store_uri: str, own_uri: str) -> str:
-    """The run's page at a server; the command that shows another store. own_uri: the project's, which that command takes."""
+    """The run's charts at a server; the command that shows another store. own_uri: the project's, which that command takes."""
     if is_server(store_uri):
-        return f"{store_uri.rstrip('/')}/#/experiments/{experiment_id}/runs/{run_id}"
+        return run_page(store_uri, experiment_id, run_id)
     return "python -m orchestrator ui" + ("" if store_uri == own_uri else f" tracking.uri={shlex.quote(store_uri)}")

@@ -23,6 +23,7 @@ from orchestrator.engine.member.generation import Generation
 from orchestrator.records import trace
 from orchestrator.records.lines import LineFile
 from orchestrator.records.merging import Change
+from orchestrator.tracking import EXECUTION
 
 Callback = Callable[[Mapping[str, Any]], object]
 
@@ -64,6 +65,7 @@ class EventSink:
         self._progress = progress
         self._said: dict[str, str] = {}
         self._unprotected: set[int] = set()
+        self._ranks: dict[int, int] = {}  # of the workers of the present generation
         self._evaluated: dict[int, tuple[int, dict[str, float]]] = {}  # generation, metrics
         self._sent_step = -1  # of the last report of what is sent
         self._told_of_trouble = False
@@ -148,10 +150,11 @@ class EventSink:
 
     def begins(self, generation: Generation, members: Sequence[int], steps: int, reason: str) -> None:
         """A generation begins."""
+        self._ranks = {member: rank for rank, member in enumerate(members[: generation.workers])}
         self.event("generation_started", **generation.as_event(), members=members, steps=steps)
         self.outcome.generations += 1
         self.outcome.workers = generation.workers
-        self._tracker.metrics(self.outcome.steps, {"cluster/workers": generation.workers})
+        self._tracker.metrics(self.outcome.steps, {f"{EXECUTION}cluster/workers": generation.workers})
         if self.outcome.generations == 1:
             self._progress.start(steps)
             if generation.storage is not None and not generation.writers:
@@ -176,7 +179,7 @@ class EventSink:
             self.outcome.loss = trace.loss_of(line)
             told = {} if self.outcome.loss is None else {"train/loss": self.outcome.loss}
             if self._epsilon is not None:
-                self.outcome.epsilon = told["privacy/epsilon"] = self._epsilon(self.outcome.steps)
+                self.outcome.epsilon = told["train/epsilon"] = self._epsilon(self.outcome.steps)
             self._tracker.metrics(line["step"], told)
             self._call_back({"event": "step", "step": line["step"], "loss": self.outcome.loss})
         if self._first_report is None:
@@ -192,7 +195,7 @@ class EventSink:
         for rest in change.new:
             if "consensus_distance" in rest:
                 apart, gap = (float.fromhex(rest[key]) for key in ("consensus_distance", "spectral_gap"))
-                told = {"gossip/consensus_distance": apart, "gossip/spectral_gap": gap}
+                told = {f"{EXECUTION}gossip/consensus_distance": apart, f"{EXECUTION}gossip/spectral_gap": gap}
                 self._tracker.metrics(rest["steps"] - 1, told)
 
     def _write(self, file: LineFile, change: Change) -> None:
@@ -231,12 +234,12 @@ class EventSink:
         if step > self._sent_step:
             self._sent_step = step
             self.outcome.bytes_per_step = sent_bytes
-            self._tracker.metrics(step, {"exchange/bytes_per_step": sent_bytes})
+            self._tracker.metrics(step, {f"{EXECUTION}exchange/bytes_per_step": sent_bytes})
 
     def times(self, role: str, member: int, window: Mapping[str, Any]) -> None:
         """Record where the time of a member went."""
         if self._time_log is not None:
-            self._time_log.add(f"{role} {member}", window)
+            self._time_log.add(f"{role} {member}", window, self._ranks.get(member))
 
     def recovered(self, command: events.Recovered) -> None:
         seconds = round(command.seconds, 3)
@@ -245,20 +248,19 @@ class EventSink:
             recovery["why"] = command.why
         self.outcome.recoveries.append(recovery)
         self.event("recovered", **recovery)
-        self._tracker.metrics(self.outcome.steps, {f"recovery/{command.kind}_s": command.seconds})
+        self._tracker.metrics(self.outcome.steps, {f"{EXECUTION}recovery/{command.kind}_s": command.seconds})
         steps = "no step lost" if command.steps_lost == 0 else f"{command.steps_lost} steps computed again"
         what = {"lost": "went on", "joined": "a worker joined", "restarted": "started again"}[command.kind]
         because = f": {command.why}" if command.why else ""
         self._progress.say(f"{what} after {seconds:g} s, {steps}{because}")
 
     def sync(self) -> None:
-        """Wait until trace and rests are on the disk, as they have to be before a checkpoint of their last step, and send their
-        metrics: a run that is resumed from it goes on behind them. Raises OSError when the disk does not take them; a
-        store that does not take the metrics is asked again by `tick`."""
+        """Wait until trace and rests are on the disk, as they have to be before a checkpoint of their last step, and their
+        metrics there or at the store: a run that is resumed from it goes on behind them. Raises OSError when the disk does
+        not take them."""
         for file in self._record.history:
             file.sync()
-        if self._tracker.trouble is None:
-            self._tracker.flush()
+        self._tracker.sync()
 
     def saved(self, saved: SavedCheckpoint) -> None:
         self.outcome.checkpoint = saved.step
@@ -270,7 +272,10 @@ class EventSink:
             stall_s=round(saved.stall_s, 6),
             seconds=round(saved.seconds, 3),
         )
-        self._tracker.metrics(saved.step, {"checkpoint/stall_s": saved.stall_s, "checkpoint/seconds": saved.seconds})
+        self._tracker.metrics(
+            saved.step,
+            {f"{EXECUTION}checkpoint/stall_s": saved.stall_s, f"{EXECUTION}checkpoint/seconds": saved.seconds},
+        )
         if time.monotonic() - self._uploaded_at >= _UPLOAD_S:
             self._uploaded_at = time.monotonic()
             for path in self._record.files.artifacts():

@@ -128,21 +128,18 @@ class Job:
                 display.say(f"note: {trouble}")
         outcome.not_recorded = record.close(outcome)
         if outcome.not_recorded is not None:
-            display.say(
-                f"warning: MLflow has not got all of this run: {outcome.not_recorded}"
-                + (f"\n  the files in .orchestrator/{tracker.run_id}/ are complete" if outcome.error is None else "")
-            )
+            display.say(summary.not_recorded(outcome.not_recorded, tracker.run_id, record.store.name))
         if outcome.error is None:
             own_uri = default_uri(record.files.path.parent)
             look = summary.look(tracker.run_id, tracker.experiment_id, record.store.uri, own_uri)
-            display.say(summary.text(outcome, tracker.name, layout(plan), tracker.run_id, look))
+            display.say(summary.text(outcome, tracker.name, summary.layout(plan), tracker.run_id, look))
         return tracker.run_id, outcome
 
     def _run(self, opening: Future[Record], run_start: RunStart) -> Outcome:
         """Place the members, run them to the end, fetch the trained weights. Raises OrchestratorError for what goes wrong
         before the first member is started; later troubles are in the outcome."""
         plan = self.plan
-        self.display.say(f"starting {layout(plan)}")
+        self.display.say(f"starting {summary.layout(plan)}")
         # What is started from here on inherits it; a Ray that is shared has been started, and is told by the slots.
         own = determinism.environment_of(plan.run.compute.arithmetic if self.ray is None else "native")
         with own, (self.ray or self._own_ray)(plan) as ray:
@@ -160,8 +157,8 @@ class Job:
         say_obstacles(self.display, record.obstacles)
         for sentence in record.unshared:
             self.display.say(f"note: for others who rerun this: {sentence}")
-        for run_id in record.orphans:
-            self.display.say(f"note: run {run_id} was left RUNNING by a driver that is gone; it is marked KILLED now")
+        for sentence in record.earlier:
+            self.display.say(f"note: {sentence}")
         private = self._private(record)
         watch = DriftWatch(plan.run, record.data if private is None else {}, record.predecessor)
         time_log = TimeLog(record.files, record.tracker, self.display.say)
@@ -287,16 +284,6 @@ def storage_of(plan: Plan, files: RunFolder) -> str:
     """Where the run's checkpoints lie: a path, or a URL under which several runs may lie."""
     uri = plan.checkpoints.uri
     return str(files.checkpoints) if uri is None else f"{uri.rstrip('/')}/{files.path.name}"
-
-
-def layout(plan: Plan) -> str:
-    """What a run was executed on, in words, such as "3 workers and 1 server, topology parameter_server"."""
-    of = plan.cluster.members
-    number = str(of.most) if of.start == of.most else f"{of.start} to {of.most}"
-    counts = [(number, "worker"), (str(of.spares), "spare"), (str(of.servers), "server")]
-    members = [f"{count} {role}{'s' * (count != '1')}" for count, role in counts if count != "0"]
-    stages = f"{of.stages} stages, pipeline {plan.pipelining.name}, " if of.stages > 1 else ""
-    return f"{' and '.join(members)}, {stages}topology {plan.exchange.topology.name}"
 
 
 def _schedule(plan: Plan) -> Schedule:

@@ -12,8 +12,9 @@ from typing import Any
 from orchestrator.driver.record.folders import RunFolder
 from orchestrator.records import lines, times
 from orchestrator.records.lines import LineFile
-from orchestrator.tracking import Tracker
+from orchestrator.tracking import EXECUTION, Tracker
 
+_TIME = f"{EXECUTION}time/"
 _MOST_WORKERS = 64  # of more, MLflow is told the mean only
 
 
@@ -29,10 +30,10 @@ class TimeLog:
         self._recent: dict[str, Mapping[str, Any]] = {}  # windows that MLflow was not told of, by member
         self._full = False
 
-    def add(self, member: str, window: Mapping[str, Any]) -> None:
-        """member: such as "worker 0"."""
+    def add(self, member: str, window: Mapping[str, Any], rank: int | None = None) -> None:
+        """member: such as "worker 0"; rank: of a worker that belongs to the generation."""
         told = {key: value for key, value in window.items() if key not in ("event", "spans", "timeline_full")}
-        self._file.append([{"member": member, **told}])
+        self._file.append([{"member": member, **({} if rank is None else {"rank": rank}), **told}])
         if "spans" in window:
             self._spans = self._spans or LineFile(self._files.spans)
             self._spans.append([{"member": member, "started": window["started"], "spans": window["spans"]}])
@@ -54,9 +55,9 @@ class TimeLog:
         shown = [member for member in whole if member.startswith("worker ")]
         last = max((int(each["first"] + each["steps"]) for each in self._recent.values()), default=0)
         self._tell(last)
-        for member in shown if len(shown) <= _MOST_WORKERS else ():
-            name = member.replace(" ", "_")
-            found = {f"time/{name}/{kind}": share for kind, share in times.shares(whole[member]).items()}
+        ranks = times.by_rank(lines.read(self._files.times))  # more workers than those come and go
+        for rank in ranks if len(ranks) <= _MOST_WORKERS else ():
+            found = {f"{_TIME}rank_{rank}/{kind}": share for kind, share in times.shares(ranks[rank]).items()}
             self._tracker.metrics(last, found)
         if self._spans is not None:
             self._spans.close()
@@ -67,7 +68,7 @@ class TimeLog:
         found = times.shares(times.added(self._recent.values()))
         self._recent.clear()
         if found:
-            self._tracker.metrics(max(0, step - 1), {f"time/{kind}": share for kind, share in found.items()})
+            self._tracker.metrics(max(0, step - 1), {f"{_TIME}{kind}": share for kind, share in found.items()})
 
     def _write_timeline(self) -> None:
         events = times.chrome(sorted(lines.read(self._files.spans), key=lambda line: line["started"]))

@@ -55,6 +55,10 @@ class SweepFolder:
         """Keep every other driver away. Raises UsageError."""
         self._run.lease()
 
+    def release(self) -> None:
+        """Let other drivers have it."""
+        self._run.release()
+
     def artifacts(self) -> list[Path]:
         return [file for file in (self.settings, self.journal, self.verdict) if file.exists()]
 
@@ -217,6 +221,7 @@ class SweepRecord:
         for picture in sorted(self.files.pictures.glob("*")):
             self.tracker.artifact(picture, "pictures")
         self.tracker.end(_MLFLOW[status])
+        self.files.release()
         return self.tracker.trouble
 
 

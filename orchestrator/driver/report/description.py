@@ -1,0 +1,90 @@
+"""What MLflow shows of a run as its description: a few lines of Markdown on the page of the run, above its metrics.
+
+It is a short card: what it came to, of what, on what, whether it was reproduced, and the command that repeats it. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.driver.report.card import CardContents
+
+TAG = "mlflow.note.content"
+_REPRODUCED = "**Reproduced:** "
+_AGAIN = "**Again:**"
+_RESULTS = ("loss", "epsilon", "validation/")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """words: such as "4 workers, topology ring"; recoveries: how often it went on after a loss."""
+
+    words: str
+    recoveries: int = 0
+
+
+def description(contents: CardContents, layout: Layout) -> str:
+    outcome = contents.outcome
+    parts = [
+        _result(contents.status, outcome),
+        f"**Trained:** {', '.join(_trained(contents))}",
+        f"**Layout:** {'; '.join(_layout(layout, outcome.get('time')))}",
+        f"**Digest:** `{outcome['digest']}`" if outcome.get("digest") else "",
+        "".join(f"{_REPRODUCED}{sentence}\n" for sentence in contents.said).rstrip(),
+        _AGAIN,
+        _again(contents),
+        "All of it: `run/card.html` under Artifacts.",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def reproduced(before: str, sentence: str) -> str:
+    """The description with what a rerun has shown, in place of what another one had."""
+    parts = [part for part in before.split("\n\n") if part and not part.startswith(f"{_REPRODUCED}rerun")]
+    place = parts.index(_AGAIN) if _AGAIN in parts else len(parts)
+    return "\n\n".join([*parts[:place], f"{_REPRODUCED}rerun {sentence}", *parts[place:]])
+
+
+def _result(status: str, outcome: Mapping[str, Any]) -> str:
+    results = [f"{key} {value:.4g}" for key, value in outcome.items() if _is_result(key, value)]
+    steps = f"{outcome.get('steps') or 0} steps"
+    told = f"**Result:** {status}, {', '.join([steps, *results])}"
+    return told if outcome.get("error") is None else f"{told}\n\n**Error:** {outcome['error']}"
+
+
+def _is_result(key: str, value: Any) -> bool:
+    return isinstance(value, int | float) and key.startswith(_RESULTS)
+
+
+def _trained(contents: CardContents) -> Iterable[str]:
+    trained, settings = contents.trained, contents.settings
+    if trained is not None:
+        yield f"`{trained.target}`"
+        if trained.parameters is not None:
+            yield f"{trained.parameters:,} parameters"
+        if trained.initial is not None:
+            yield f"from {trained.initial}"
+    if "run.seed" in settings:
+        yield f"seed {settings['run.seed']}"
+    inputs: Sequence[Mapping[str, Any]] = contents.data.get("inputs", [])
+    if inputs:
+        yield f"on {', '.join(item['path'] for item in inputs)}"
+
+
+def _layout(layout: Layout, time: str | None) -> Iterable[str]:
+    yield layout.words
+    if layout.recoveries:
+        yield f"went on after {layout.recoveries} loss{'es' * (layout.recoveries > 1)}"
+    if time:
+        yield time
+
+
+def _again(contents: CardContents) -> str:
+    """Code, by its indentation."""
+    where = "" if contents.uri is None else f" tracking.uri={contents.uri}"
+    lines = [f"    python -m orchestrator rerun={contents.run_id}{where}"]
+    if contents.status != "finished":
+        lines.insert(0, f"    python -m orchestrator resume={contents.run_id}{where}")
+    return "\n".join(lines)

@@ -1,0 +1,111 @@
+"""Whoever comes next sends what MLflow lacks of earlier runs, each run by one process, and says what came of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from orchestrator.driver.record import unsent
+from orchestrator.driver.record.folders import RunFolder
+from orchestrator.driver.record.unsent import Sent
+from orchestrator.tracking import default_uri, outbox
+from orchestrator.tracking.outbox import Outbox
+
+
+class Client:
+    """Knows the runs `known`; takes what it is told, or refuses it all."""
+
+    def __init__(self, *known: str) -> None:
+        self.known = known
+        self.said: list[tuple[str, str]] = []
+        self.fails = False
+
+    def get_run(self, run_id: str) -> Any:
+        if run_id not in self.known:
+            raise ValueError(f"Run '{run_id}' not found")
+        info = dict.fromkeys(("run_name", "experiment_id", "start_time", "artifact_uri"))
+        return SimpleNamespace(info=SimpleNamespace(run_id=run_id, **info))
+
+    def set_tag(self, run_id: str, key: str, value: str) -> None:
+        if self.fails:
+            raise ConnectionError("gone again")
+        self.said.append((run_id, f"{key}={value}"))
+
+    def set_terminated(self, run_id: str, status: str, end_time: int) -> None:
+        self.said.append((run_id, f"{status} at {end_time}"))
+
+
+def opened(folder: Path, client: Client, name: str | None = None) -> Any:
+    return SimpleNamespace(folder=folder, client=client, name=name)
+
+
+def left(folder: Path, run_id: str, store: str | None = None) -> Path:
+    """A run whose last words MLflow has not heard."""
+    kept = Outbox(folder / run_id, store)
+    kept.add({"tag": [run_id, "digest", "5e9b"]})
+    kept.add({"end": "FINISHED", "ms": 7})
+    kept.close()
+    return folder / run_id / outbox.FILE
+
+
+def test_each_run_of_a_store_is_sent_and_forgotten(tmp_path: Path) -> None:
+    client = Client("a", "b", "c")
+    files = [left(tmp_path, "a"), left(tmp_path, "b", default_uri(tmp_path))]
+    other = left(tmp_path, "c", "http://elsewhere")
+    assert unsent.send(opened(tmp_path, client)) == [Sent("a"), Sent("b")]
+    assert client.said == [(run, said) for run in "ab" for said in ("digest=5e9b", "FINISHED at 7")]
+    assert [file.exists() for file in (*files, other)] == [False, False, True]
+    assert unsent.send_all(tmp_path, opened(tmp_path, client, "http://elsewhere")) == [Sent("c")]
+    assert unsent.send_all(tmp_path, None) == []
+
+
+def test_a_run_that_somebody_drives_or_sends_is_passed_over(tmp_path: Path) -> None:
+    client = Client("a")
+    file = left(tmp_path, "a")
+    driven = RunFolder(tmp_path, "a")
+    driven.lease()
+    assert unsent.send(opened(tmp_path, client)) == []
+    assert (client.said, file.exists()) == ([], True)
+    driven.release()
+    assert unsent.send(opened(tmp_path, client)) == [Sent("a")]
+    assert not RunFolder(tmp_path, "a").is_driven
+
+
+def test_what_keeps_a_run_from_being_sent_is_said_and_the_rest_is_sent(tmp_path: Path) -> None:
+    client = Client("b", "c")
+    files = [left(tmp_path, run) for run in "abc"]
+    files[1].write_text('{"store": null}\nnothing\n')
+    missing, damaged, sent = unsent.send(opened(tmp_path, client))
+    assert (missing.trouble, sent) == ("Run 'a' not found", Sent("c"))
+    assert str(damaged.trouble).startswith("Expecting value")
+    assert "MLflow still lacks some of run a: Run 'a' not found" in missing.sentence
+    assert "remove .orchestrator/a/mlflow.jsonl" in missing.sentence
+    assert sent.sentence == "MLflow has got what it lacked of run c"
+    assert "except for card.md" in Sent("c", None, ("card.md",)).sentence
+
+
+def test_a_store_that_fails_again_is_asked_again(tmp_path: Path) -> None:
+    client = Client("a")
+    file = left(tmp_path, "a")
+    client.fails = True
+    assert unsent.send(opened(tmp_path, client)) == [Sent("a", "gone again")]
+    client.fails = False
+    assert unsent.send(opened(tmp_path, client)) == [Sent("a")]
+    assert not file.exists()
+
+
+def test_no_store_is_made_where_it_was(tmp_path: Path) -> None:
+    left(tmp_path, "a")
+    (each,) = unsent.send_all(tmp_path, None)
+    assert str(each.trouble) == f"{tmp_path / 'mlflow.db'} is gone"
+    assert not (tmp_path / "mlflow.db").exists()
+
+
+def test_an_empty_file_lacks_nothing(tmp_path: Path) -> None:
+    kept = Outbox(tmp_path / "a", None)
+    kept.add({"tag": ["a", "digest", "5e9b"]})
+    kept.clear()
+    kept.close()
+    assert unsent.send_all(tmp_path, None) == []
+    assert not (tmp_path / "a" / outbox.FILE).exists()
