@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.control.shard_assignment import assign_shards
+from orchestrator.control.shard_assignment import assign_stages, deal
 from orchestrator.driver.record import initial, preflight
 from orchestrator.driver.run.job import layout
 from orchestrator.engine.compute import construction
@@ -16,6 +16,7 @@ from orchestrator.plan import Plan
 from orchestrator.plan.resolve import resolve
 from orchestrator.settings import Settings
 from orchestrator.topologies import build_schedule
+from orchestrator.values import Steps
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,11 @@ class DryRun:
     obstacles: list[str]
 
     @property
-    def shards(self) -> tuple[tuple[int, ...], ...]:
-        """Of each worker that the run starts with."""
-        return assign_shards(self.plan.data.shards, self.plan.cluster.members.start)
+    def hosted(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Of each worker that the run starts with its stage, and the shards of that."""
+        members = self.plan.cluster.members
+        stages = assign_stages([None] * members.start, members.stages)
+        return list(zip(stages, deal(self.plan.data.shards, stages), strict=True))
 
     def as_dict(self) -> dict[str, Any]:
         run, cluster = self.plan.run, self.plan.cluster
@@ -40,11 +43,15 @@ class DryRun:
             "parameters": self.parameters,
             "steps": run.steps,
             "epochs": run.epochs,
-            "batch_size": self.plan.data.batch_size.least,
+            "batch_size": self.plan.data.batch_size.plain(),
             "sync": self.plan.sync.name,
             "topology": self.plan.exchange.topology.name,
             "address": cluster.address,
-            "workers": [{"rank": rank, "shards": list(hosted)} for rank, hosted in enumerate(self.shards)],
+            "stages": cluster.members.stages,
+            "workers": [
+                {"rank": rank, "stage": stage, "shards": list(shards)}
+                for rank, (stage, shards) in enumerate(self.hosted)
+            ],
             "spares": cluster.members.spares,
             "servers": cluster.members.servers,
             "inputs": self.inputs,
@@ -61,10 +68,10 @@ class DryRun:
         where = f"joined Ray {cluster.address}" if cluster.address else f"private Ray, {os.cpu_count()} cores here"
         lines = [
             f"model     {run.pipeline.target}, {model}",
-            f"training  {length} of {data.batch_size.least} rows in {data.shards} shards, sync {self.plan.sync.name}",
+            f"training  {length} of {_rows(data.batch_size)} rows in {data.shards} shards, sync {self.plan.sync.name}",
             f"layout    {layout(self.plan)}; {where}",
             f"exchange  {len(schedule.rounds)} rounds in a step, the model in {schedule.chunks} slices",
-            *(f"worker {rank}  {_shards(hosted)}" for rank, hosted in enumerate(self.shards)),
+            *(f"worker {rank}  {self._of(stage)}{_shards(shards)}" for rank, (stage, shards) in enumerate(self.hosted)),
             *(
                 f"input     {each['path']}, md5 {each['md5']}, kept by {each['keeper'] or 'nobody'}"
                 for each in self.inputs
@@ -76,6 +83,14 @@ class DryRun:
         else:
             lines.append("nothing keeps it from being repeated exactly")
         return "\n".join(lines)
+
+    def _of(self, stage: int) -> str:
+        return f"stage {stage}, " if self.plan.cluster.members.stages > 1 else ""
+
+
+def _rows(batch_size: Steps) -> str:
+    first, *others = batch_size.changes
+    return ", ".join([str(first[1]), *(f"from step {step} on {rows}" for step, rows in others)])
 
 
 def _shards(hosted: tuple[int, ...]) -> str:
