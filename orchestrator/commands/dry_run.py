@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from orchestrator.control.shard_assignment import assign_stages, deal
 from orchestrator.driver.record import initial, preflight
 from orchestrator.driver.run.job import layout
 from orchestrator.engine.compute import construction
+from orchestrator.engine.stages.rehearsal import rehearse_cuts
 from orchestrator.plan import Plan
 from orchestrator.plan.resolve import resolve
 from orchestrator.settings import Settings
@@ -21,10 +23,12 @@ from orchestrator.values import Steps
 
 @dataclass(frozen=True)
 class DryRun:
-    """parameters: of the model, None where only a worker can build it; obstacles: to an exact rerun, each with its remedy."""
+    """parameters: of the model, None where only a worker can build it; cut: where it is cut into stages, None where it is not
+    or where only a worker can tell; obstacles: to an exact rerun, each with its remedy."""
 
     plan: Plan
     parameters: int | None
+    cut: dict[str, Any] | None
     notes: list[str]
     inputs: list[dict[str, Any]]
     obstacles: list[str]
@@ -48,6 +52,7 @@ class DryRun:
             "topology": self.plan.exchange.topology.name,
             "address": cluster.address,
             "stages": cluster.members.stages,
+            "cut": self.cut,
             "workers": [
                 {"rank": rank, "stage": stage, "shards": list(shards)}
                 for rank, (stage, shards) in enumerate(self.hosted)
@@ -61,8 +66,6 @@ class DryRun:
 
     def as_text(self) -> str:
         run, data, cluster = self.plan.run, self.plan.data, self.plan.cluster
-        topology = self.plan.exchange.topology
-        schedule = build_schedule(topology.name, cluster.members.start, **topology.options)
         model = "built by the workers" if self.parameters is None else f"{self.parameters:,} parameters"
         length = f"{run.steps} steps" if run.steps is not None else f"{run.epochs} epochs"
         where = f"joined Ray {cluster.address}" if cluster.address else f"private Ray, {os.cpu_count()} cores here"
@@ -70,7 +73,7 @@ class DryRun:
             f"model     {run.pipeline.target}, {model}",
             f"training  {length} of {_rows(data.batch_size)} rows in {data.shards} shards, sync {self.plan.sync.name}",
             f"layout    {layout(self.plan)}; {where}",
-            f"exchange  {len(schedule.rounds)} rounds in a step, the model in {schedule.chunks} slices",
+            *self._exchanges(),
             *(f"worker {rank}  {self._of(stage)}{_shards(shards)}" for rank, (stage, shards) in enumerate(self.hosted)),
             *(
                 f"input     {each['path']}, md5 {each['md5']}, kept by {each['keeper'] or 'nobody'}"
@@ -83,6 +86,30 @@ class DryRun:
         else:
             lines.append("nothing keeps it from being repeated exactly")
         return "\n".join(lines)
+
+    def _exchanges(self) -> list[str]:
+        """How what the workers of each stage have is added up."""
+        if self.plan.cluster.members.stages == 1:
+            return [f"exchange  {self._rounds(self.plan.cluster.members.start, 'the model ')}"]
+        sizes = Counter(stage for stage, _ in self.hosted)
+        return [
+            f"stage {stage}   {self._begins(stage)}{sizes[stage]} worker{'s' * (sizes[stage] > 1)}: "
+            + self._rounds(sizes[stage], "")
+            for stage in sorted(sizes)
+        ]
+
+    def _rounds(self, workers: int, what: str) -> str:
+        topology = self.plan.exchange.topology
+        schedule = build_schedule(topology.name, workers, **topology.options)
+        if not schedule.rounds:
+            return "none, one worker adds it all up"
+        return f"{len(schedule.rounds)} rounds in a step, {what}in {schedule.chunks} slices"
+
+    def _begins(self, stage: int) -> str:
+        if self.cut is None:
+            return ""
+        border = f"from {self.cut['borders'][stage - 1]}" if stage else "from the first layers"
+        return f"{border}, {self.cut['parameters'][stage]:,} parameters, {self.cut['shares'][stage]:.0%} of the computation; "
 
     def _of(self, stage: int) -> str:
         return f"stage {stage}, " if self.plan.cluster.members.stages > 1 else ""
@@ -102,10 +129,10 @@ def dry_run(settings: Settings) -> DryRun:
     settings = initial.pinned(settings, Path.cwd())
     provenance = preflight.check(settings, Path.cwd())
     plan = resolve(settings)
-    rehearsed = construction.rehearse(plan)
+    rehearsed, cut = construction.rehearse(plan), rehearse_cuts(plan)
     inputs = [{"path": each.path, "md5": each.md5, "keeper": each.keeper} for each in provenance.inputs]
     notes = [*provenance.notes, *rehearsed.notes]
-    return DryRun(plan, rehearsed.parameters, notes, inputs, provenance.obstacles)
+    return DryRun(plan, rehearsed.parameters, cut, notes, inputs, provenance.obstacles)
 
 
 def answer(found: DryRun, as_json: bool) -> str:

@@ -85,12 +85,12 @@ def choose(surveys: Mapping[Way, Survey], stages: int, sizes: Mapping[str, int])
         if len(candidates) >= stages - 1 and (chosen := _chosen(surveys["training"], candidates, stages, sizes)):
             return chosen
     if len(candidates) < stages - 1:
-        found = ", ".join(candidates) or "none"
+        found, reasons = ", ".join(candidates) or "none", _reasons(surveys, candidates)
         raise PipelineRaised(
             f"the model cannot be cut into {stages} stages: of its module calls only these can begin one: {found}"
-            + "".join(f"; not {name}: {why}" for name, why in _reasons(surveys, candidates)),
-            "put what stands in the way, with all that uses it, into a module of its own, so that a stage can begin before or "
-            "behind it; or lower cluster.stages",
+            + "".join(f"; not {name}: {why}" for name, why in reasons),
+            ("put what stands in the way, with all that uses it, into a module of its own, " if reasons else "")
+            + "lower cluster.stages, or write the model as more modules that are called for every batch",
         )
     raise PipelineRaised(f"no {stages} stages of the model would each hold a parameter that is trained", _REMEDY)
 

@@ -180,7 +180,7 @@ def read_by(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[A
         entries = args[1] if isinstance(args[1], tuple) else (args[1],)
         return [entry for entry in entries if isinstance(entry, torch.Tensor) and entry.dtype in _MASKS]
     if name == "masked_select":
-        return [kwargs["mask"] if "mask" in kwargs else args[1]]
+        return [kwargs["mask"] if "mask" in kwargs else args[-1]]
     return tree_flatten((tuple(args), dict(kwargs)))[0] if name in VALUE_READS else []
 
 
@@ -191,10 +191,9 @@ _SELECTIONS: Final = ("__getitem__", "masked_select")
 def _selected(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What masks select whose values are here, of a ghost: by numbers, as their shapes alone tell nothing."""
     if name == "masked_select":
-        whole, mask = torch.broadcast_tensors(
-            *([args[0], *args[1:], *kwargs.values()] if "input" not in kwargs else [kwargs["input"], kwargs["mask"]])
-        )
-        return whole[mask]
+        whole, mask = kwargs.get("input", args[0] if args else None), kwargs.get("mask", args[-1] if args else None)
+        shape = torch.broadcast_shapes(whole.shape, mask.shape)
+        return whole.expand(shape)[mask.expand(shape)]
     entries: list[Any] = []
     for entry in args[1] if isinstance(args[1], tuple) else (args[1],):
         is_mask = type(entry) is not Ghost and isinstance(entry, torch.Tensor) and entry.dtype in _MASKS and entry.dim()

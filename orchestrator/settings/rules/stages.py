@@ -5,6 +5,7 @@ What it does not do: look at the model, at the pipeline, or at variants of the u
 
 from __future__ import annotations
 
+from orchestrator.pipelining.orders import PIPELINING
 from orchestrator.settings.rules.rule import Rule
 from orchestrator.settings.sections import BY_MEMORY, OrderSettings
 from orchestrator.synchrony import SYNCHRONY
@@ -29,7 +30,8 @@ def _recompute(recompute: bool, auto: tuple[str, ...], stages: int) -> str | Non
 
 
 def _pipeline(name: str, auto: tuple[str, ...], stages: int) -> str | None:
-    if name == OrderSettings().name or _may_be_cut(stages, auto):
+    is_known = name in PIPELINING or is_reference(name)
+    if name == OrderSettings().name or not is_known or _may_be_cut(stages, auto):
         return None
     return (
         f"cluster.pipeline: the order {name} counts for a model in stages only; set cluster.stages to 2 or more, or leave it "
