@@ -83,8 +83,8 @@ class Links:
     def after_the_last(
         self, tag: messages.BorderTag, drawn: Generators | None, seeded: Generators | None
     ) -> Arrived | None:
-        """What the last stage tells all others of a shard: the generators as it has left them, None for nothing. Returns what it
-        has told; None there."""
+        """What the last stage tells all others of a shard: the generators as it has left them, None for nothing. Returns
+        what it has told; None there."""
         *before, last = [stage[tag[3]] for stage in self.hosts]
         if not self.is_last:
             return self._border.receive(last, tag)

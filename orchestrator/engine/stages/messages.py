@@ -165,11 +165,11 @@ def _restored(changed: dict[str, Any], states: torch.Tensor, seeded: Seeded) -> 
 
 
 def check_undrawn(seeded: Seeded) -> None:
-    """Behind the loss of a validation batch, where that of the first one had not drawn from the generators. Raises PipelineRaised
-    where it has: metrics go on with their states, which the first stage is not told."""
+    """Behind the loss of a validation batch, where that of the first one has not drawn from the generators. Raises
+    PipelineRaised where it has: metrics go on with their states, which the first stage is not told."""
     if not same_generators(Generators.now(), seeded):
         raise PipelineRaised(
-            "loss() draws random numbers in the evaluation of some batches only, and metrics() would go on with the generators as "
-            "it leaves them",
+            "loss() draws random numbers in the evaluation of some batches only, and metrics() would go on with the "
+            "generators as it leaves them",
             "draw them for every batch, or in training only, where model.training is true; or set cluster.stages=1",
         )

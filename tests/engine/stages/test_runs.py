@@ -217,8 +217,10 @@ class DrawsInEvaluation(Deep):
 class DrawsInSomeEvaluations(DrawsInEvaluation):
     def loss(self, model: nn.Module, batch: Any) -> Any:
         inputs, labels = batch
-        self.calls = getattr(self, "calls", 0) + (not model.training)
-        return super().loss(model, batch) if self.calls > 3 else nn.functional.cross_entropy(model(inputs), labels)
+        if not model.training:
+            self.first = getattr(self, "first", inputs)
+        draws = not model.training and not torch.equal(self.first, inputs)
+        return super().loss(model, batch) if draws else nn.functional.cross_entropy(model(inputs), labels)
 
 
 class ReadsTheModelNowhere(Deep):
