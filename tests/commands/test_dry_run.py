@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.commands.dry_run import DryRun
-from orchestrator.control.membership import assign_stages
-from orchestrator.control.shard_assignment import deal
+from orchestrator.control.shard_assignment import assign_stages, deal
 from orchestrator.engine.stages.rehearsal import rehearse_cuts
 from orchestrator.errors import ConfigurationError
 from orchestrator.plan.resolve import resolve

@@ -192,7 +192,7 @@ def _selected(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What masks select whose values are here, of a ghost: by numbers, as their shapes alone tell nothing."""
     if name == "masked_select":
         whole, mask = kwargs.get("input", args[0] if args else None), kwargs.get("mask", args[-1] if args else None)
-        shape = torch.broadcast_shapes(whole.shape, mask.shape)
+        shape = torch.broadcast_shapes(whole.shape, mask.shape)  # type: ignore[no-untyped-call]
         return whole.expand(shape)[mask.expand(shape)]
     entries: list[Any] = []
     for entry in args[1] if isinstance(args[1], tuple) else (args[1],):
