@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ def test_each_worker_has_a_stage_and_its_share_of_the_shards_of_that(workers: in
     assert [tuple(each["shards"]) for each in found["workers"]] == list(deal(6, stage_of))
     for stage in range(stages):
         hosted = [each["shards"] for each in found["workers"] if each["stage"] == stage]
-        assert sorted(sum(hosted, [])) == list(range(6))
+        assert sorted(itertools.chain(*hosted)) == list(range(6))
 
 
 def test_the_text_tells_where_the_model_is_cut() -> None:
