@@ -898,7 +898,6 @@ EXECUTION = (
         "cluster.step_timeout_s=1",
         "cluster.address=head:6379",
         "cluster.gpus_per_worker=0.5",
-        "cluster.pipeline=gpipe",
         "topology={name: tree, arity: 3}",
         "topology=parameter_server",
         "transport=shared_memory",
@@ -934,7 +933,9 @@ def test_what_determines_the_execution_is_no_part_of_the_identity(override: str)
 
 
 def test_stages_are_no_part_of_the_identity() -> None:
-    staged = given_on_command_line("cluster.stages=2", "cluster.workers=2")
+    staged = given_on_command_line(
+        "cluster.stages=2", "cluster.workers=2", "cluster.pipeline=gpipe", "run.recompute=true"
+    )
     assert determining(staged) == determining(given_on_command_line())
 
 
@@ -1070,7 +1071,27 @@ def test_a_stage_needs_a_worker() -> None:
     assert (plan.cluster.members.stages, plan.cluster.members.least) == (3, 3)
     assert resolve(given_on_command_line("cluster.workers=4")).cluster.members.least == 1
     assert plan.pipelining == Variant("1f1b", {})
-    assert resolve(given_on_command_line("cluster.pipeline=gpipe")).pipelining == Variant("gpipe", {})
+    gpipe = given_on_command_line("cluster.stages=2", "cluster.workers=2", "cluster.pipeline=gpipe")
+    assert resolve(gpipe).pipelining == Variant("gpipe", {})
+
+
+IDLE_WITHOUT_STAGES = {
+    "run.recompute=true": "run.recompute: it counts for a model in stages only; set cluster.stages to 2 or more, or leave it "
+    "out",
+    "cluster.pipeline=gpipe": "cluster.pipeline: the order gpipe counts for a model in stages only; set cluster.stages to 2 or "
+    "more, or leave it out (cluster.pipeline=1f1b)",
+}
+
+
+@pytest.mark.parametrize(("override", "sentence"), IDLE_WITHOUT_STAGES.items())
+def test_what_counts_for_stages_only_is_refused_without_them(override: str, sentence: str) -> None:
+    assert [each.removeprefix("command line: ") for each in problems(override)] == [sentence]
+    assert given_on_command_line(override, "cluster.stages=auto").tuning.auto == ("cluster.stages",)
+
+
+def test_a_number_of_workers_that_a_measurement_may_not_choose_is_one_problem() -> None:
+    (problem,) = problems("cluster.workers=auto", "cluster.stages=2")
+    assert "cluster.workers: what is chosen by measuring is the layout of whole models" in problem
 
 
 def test_clients_that_are_drawn_have_no_state() -> None:

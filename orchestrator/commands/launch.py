@@ -22,6 +22,7 @@ from orchestrator.driver.run.session import RunStart
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.engine.compute import construction
+from orchestrator.engine.stages.rehearsal import rehearse_cuts
 from orchestrator.errors import ConfigurationError, RunFailed, UsageError
 from orchestrator.plan import Plan
 from orchestrator.plan.resolve import resolve
@@ -55,6 +56,7 @@ def launch(
         plan = replace(plan, replay=_rests_of(Path(replay), plan))
     with _rehearsing:
         notes = [*provenance.notes, *construction.rehearse(plan).notes]
+        rehearse_cuts(plan)
     secret = private.of_launch(settings)
     if secret is not None and secret.new:
         notes.append(

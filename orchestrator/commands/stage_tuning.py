@@ -15,7 +15,7 @@ from orchestrator.errors import ConfigurationError, PipelineRaised
 from orchestrator.plan import Plan
 from orchestrator.plan.resolve import resolve
 from orchestrator.settings import Settings
-from orchestrator.settings.sections import BY_MEMORY
+from orchestrator.settings.sections import BY_MEMORY, OrderSettings
 from orchestrator.simulation.stages import Need, StageChoice, choose_stages
 from orchestrator.transports.available_memory import available_bytes
 
@@ -69,9 +69,11 @@ def _needs(settings: Settings) -> Iterator[Need]:
 
 
 def _with(settings: Settings, stages: int, auto: tuple[str, ...]) -> Settings:
-    return replace(
-        settings, cluster=replace(settings.cluster, stages=stages), tuning=replace(settings.tuning, auto=auto)
-    )
+    """What counts for stages only is left out where there is one."""
+    run, cluster = settings.run, replace(settings.cluster, stages=stages)
+    if stages == 1:
+        run, cluster = replace(run, recompute=False), replace(cluster, pipeline=OrderSettings())
+    return replace(settings, run=run, cluster=cluster, tuning=replace(settings.tuning, auto=auto))
 
 
 def _own_bytes() -> int:

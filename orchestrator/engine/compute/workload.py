@@ -226,6 +226,12 @@ class Workload:
                 Call(lambda: self.pipeline.metrics(self.model, items), self._autocast, len(indices), where),
             )
 
+    @contextmanager
+    def evaluation_going_on(self, step: int, batch: int) -> Iterator[None]:
+        """For the second call of what `evaluation` has given, behind its block, for which the generators are set there."""
+        with naming(f"evaluation ({_evaluated(step, batch)})"), streams.held(), torch.no_grad():
+            yield
+
     def evaluated(self, call: Call, loss: Any, metrics: Any) -> tuple[list[str], list[float]]:
         """As `evaluate`, from what the two calls have returned."""
         mean, weight = _mean_and_weight(loss, call.rows, call.where)

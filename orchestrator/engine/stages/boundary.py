@@ -110,6 +110,9 @@ class Stages:
 
     def _evaluate(self, step: int, batch: int, results: evaluation.Results) -> None:
         """One batch through this stage. After a fault nothing is computed any more, and all behind are told so."""
+        if self._has_metrics and self._held.cuts.draws:
+            self._evaluate_in_turn(step, batch, results)
+            return
         links = self._links
         shard = batch % self._total_shards
         ways: list[Way] = ["evaluation", "metrics"] if self._has_metrics else ["evaluation"]
@@ -140,6 +143,44 @@ class Stages:
                 leaving = [None] * len(ways)
         for tag, leaves in zip(tags, leaving, strict=True):
             links.give_behind(tag, leaves, seeded)
+
+    def _evaluate_in_turn(self, step: int, batch: int, results: evaluation.Results) -> None:
+        """The same where the loss draws: metrics go on with the generators as it has left them in the last stage."""
+        links, shard, replica = self._links, batch % self._total_shards, self._held.replica
+        tags = [(step + 1, 2 * batch + number, messages.EVALUATED, shard) for number in range(2)]
+        seeded: Generators | None = None
+        drawn: Generators | None = None
+        arrived, leaves = links.take_from_before(tags[0]), None
+        if results.fault is None and (arrived is None or arrived[1]):
+            replica.begin_shard()
+            try:
+                with self._workload.evaluation(step, batch) as calls:
+                    seeded = Generators.now()
+                    came = None if arrived is None else messages.activations(*arrived, seeded)
+                    _, leaves, loss = self._stage.forward(calls[0].make, "evaluation", came)
+                    drawn = Generators.now()
+            except OrchestratorError as error:
+                results.fault = batch, error
+        links.give_behind(tags[0], leaves, seeded)
+        told = links.after_the_last((step + 1, 2 * batch, messages.DRAWN, shard), drawn, seeded)
+        if told is not None:
+            drawn = None if seeded is None or (last := messages.activations(*told, seeded)) is None else last.generators
+        arrived, leaves = links.take_from_before(tags[1]), None
+        if drawn is not None and results.fault is None and (arrived is None or arrived[1]):
+            assert seeded is not None
+            try:
+                with self._workload.evaluation_going_on(step, batch):
+                    drawn.restore()
+                    came = None if arrived is None else messages.activations(*arrived, seeded)
+                    _, leaves, metrics = self._stage.forward(calls[1].make, "metrics", came)
+                    if links.is_last:
+                        results.add(batch, *self._workload.evaluated(calls[0], loss, metrics))
+                replica.check_shard()
+                replica.check_step()
+            except OrchestratorError as error:
+                results.fault = batch, error
+                leaves = None
+        links.give_behind(tags[1], leaves, seeded)
 
     def _send(self, tensor: torch.Tensor, number: int) -> None:
         links = self._links

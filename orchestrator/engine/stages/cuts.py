@@ -17,6 +17,7 @@ from orchestrator.errors import PipelineRaised
 
 Way = Literal["training", "evaluation", "metrics"]
 _MOST_CANDIDATES: Final = 400
+_MOST_REASONS: Final = 3
 _DIGITS: Final = 2  # of a load of at most 2: what is nearer than that counts as equal
 _REMEDY: Final = "name modules at which stages begin in the pipeline's stages(self, model), or lower cluster.stages"
 
@@ -25,13 +26,16 @@ _REMEDY: Final = "name modules at which stages begin in the pipeline's stages(se
 class Cuts:
     """borders: the modules at whose first call stages 1, 2, ... begin. hosted: by stage, the parameters and buffers that it
     uses; owners: the first stage of each; skips: by way and border, the earlier outputs that cross beside the arguments;
-    shares: by stage, its part of the cost of the loss in training."""
+    shares: by stage, its part of the cost of the loss in training; apart: the ways that use nothing of the model, which the
+    last stage goes alone; draws: whether the loss draws random numbers in evaluation."""
 
     borders: tuple[str, ...]
     hosted: tuple[frozenset[str], ...]
     owners: Mapping[str, int]
     skips: Mapping[Way, tuple[tuple[Key, ...], ...]]
     shares: tuple[float, ...]
+    apart: frozenset[Way] = frozenset()
+    draws: bool = False
 
     @property
     def stages(self) -> int:
@@ -52,6 +56,7 @@ class Cuts:
 
 def cut(surveys: Mapping[Way, Survey], borders: Sequence[str], names: Sequence[str]) -> Cuts:
     """names: of all parameters and buffers. Raises PipelineRaised for borders that cannot be, by name."""
+    apart, surveys = _apart(surveys)
     for way, survey in surveys.items():
         _check(survey, borders, way)
     hosted: list[set[str]] = [set() for _ in range(len(borders) + 1)]
@@ -63,23 +68,63 @@ def cut(surveys: Mapping[Way, Survey], borders: Sequence[str], names: Sequence[s
         if not any(name in held for held in hosted):
             hosted[0].add(name)
     owners = {name: next(s for s, held in enumerate(hosted) if name in held) for name in names}
-    skips = {way: tuple(_skips(survey, border) for border in borders) for way, survey in surveys.items()}
-    return Cuts(tuple(borders), tuple(map(frozenset, hosted)), owners, skips, _shares(surveys["training"], borders))
+    skips = {way: _skips(survey, borders) for way, survey in surveys.items()} | dict.fromkeys(apart, ())
+    shares = _shares(surveys["training"], borders)
+    draws = "evaluation" in surveys and surveys["evaluation"].draws
+    return Cuts(tuple(borders), tuple(map(frozenset, hosted)), owners, skips, shares, apart, draws)
 
 
 def choose(surveys: Mapping[Way, Survey], stages: int, sizes: Mapping[str, int]) -> list[str]:
     """Borders for so many stages, so that the largest sum of a stage's parts of the cost and of the parameters is least; of
     nearly equal ones those that lie least deep. sizes: the elements of each trained parameter. Raises PipelineRaised where
     there are too few candidates."""
-    training = surveys["training"]
-    candidates = _candidates(surveys)
+    _, surveys = _apart(surveys)
+    chosen = None
+    for glued in (False, True):  # what crosses by a name of its own has every operation looked at
+        candidates = _candidates(surveys, glued=glued)
+        if len(candidates) >= stages - 1 and (chosen := _chosen(surveys["training"], candidates, stages, sizes)):
+            return chosen
     if len(candidates) < stages - 1:
-        found = ", ".join(candidates) or "none"
+        found, reasons = ", ".join(candidates) or "none", _reasons(surveys, candidates)
         raise PipelineRaised(
-            f"the model cannot be cut into {stages} stages: of its module calls only these can begin one: {found}",
-            "a stage begins at a module that is called in every loss() and metrics(), outside of checkpoints, with all that "
-            "later modules need from before among its arguments or returned by a module: write blocks, or lower cluster.stages",
+            f"the model cannot be cut into {stages} stages: of its module calls only these can begin one: {found}"
+            + "".join(f"; not {name}: {why}" for name, why in reasons),
+            ("put what stands in the way, with all that uses it, into a module of its own, " if reasons else "")
+            + "lower cluster.stages, or write the model as more modules that are called for every batch",
         )
+    raise PipelineRaised(f"no {stages} stages of the model would each hold a parameter that is trained", _REMEDY)
+
+
+def _apart(surveys: Mapping[Way, Survey]) -> tuple[frozenset[Way], Mapping[Way, Survey]]:
+    """The ways that use nothing of the model, and the surveys of the others."""
+    apart = frozenset(way for way, survey in surveys.items() if survey.is_apart and way != "training")
+    return apart, {way: survey for way, survey in surveys.items() if way not in apart}
+
+
+def _reasons(surveys: Mapping[Way, Survey], candidates: Sequence[str]) -> list[tuple[str, str]]:
+    """Why no stage can begin at the least deep of the other modules, the first of each reason."""
+    found: dict[str, str] = {}
+    others = [name for name in surveys["training"].calls if name and name not in candidates]
+    for name in sorted(others, key=lambda each: each.count(".")):
+        found.setdefault(_reason(surveys, name), name)
+    return [(name, why) for why, name in found.items() if why][:_MOST_REASONS]
+
+
+def _reason(surveys: Mapping[Way, Survey], name: str) -> str:
+    for way, survey in surveys.items():
+        position = survey.position(name)
+        if position is None:
+            return f"{_during(way)} does not call it"
+        if position in survey.barred:
+            return survey.barred[position] + ("" if way == "training" else f" ({_during(way)})")
+    return ""
+
+
+def _during(way: Way) -> str:
+    return "metrics()" if way == "metrics" else f"loss() in {way}"
+
+
+def _chosen(training: Survey, candidates: Sequence[str], stages: int, sizes: Mapping[str, int]) -> list[str] | None:
     loads = _loads(training, sizes)
     positions = [training.position(name) or 0 for name in candidates]
     depths = [name.count(".") for name in candidates]
@@ -87,9 +132,7 @@ def choose(surveys: Mapping[Way, Survey], stages: int, sizes: Mapping[str, int])
     for name in sizes.keys() & training.uses.keys():
         held[training.uses[name][0]] += sizes[name]
     chosen = _balance([0, *positions, len(loads)], depths, loads, held, stages)
-    if chosen is None:
-        raise PipelineRaised(f"no {stages} stages of the model would each hold a parameter that is trained", _REMEDY)
-    return [candidates[i] for i in chosen]
+    return None if chosen is None else [candidates[i] for i in chosen]
 
 
 def _balance(
@@ -124,15 +167,18 @@ def _balance(
     return min(ends, key=goodness)[1] if ends else None
 
 
-def _candidates(surveys: Mapping[Way, Survey]) -> list[str]:
-    """The modules at which a stage can begin in every way, in the order of their calls."""
+def _candidates(surveys: Mapping[Way, Survey], *, glued: bool) -> list[str]:
+    """The modules at which a stage can begin in every way, in the order of their calls. glued: also where glue crosses."""
     training = surveys["training"]
     found: list[str] = []
     last = dict.fromkeys(surveys, 0)
     for name in training.calls:
         at = {way: survey.position(name) for way, survey in surveys.items()}
         fits = all(
-            position is not None and position > last[way] and position not in surveys[way].barred
+            position is not None
+            and position > last[way]
+            and position not in surveys[way].barred
+            and (glued or position not in surveys[way].glued)
             for way, position in at.items()
         )
         if fits:
@@ -164,19 +210,20 @@ def _stage_of(survey: Survey, borders: Sequence[str], position: int) -> int:
     return sum((survey.position(border) or 0) <= position for border in borders)
 
 
-def _skips(survey: Survey, border: str) -> tuple[Key, ...]:
-    at = survey.position(border) or 0
-    return tuple(
-        sorted(
-            crossing.key
-            for crossing in survey.crossings
-            if crossing.made < at <= max(crossing.used) and at not in crossing.given
-        )
-    )
+def _skips(survey: Survey, borders: Sequence[str]) -> tuple[tuple[Key, ...], ...]:
+    """By border. A tensor has one name at all of them: that of an output, unless it crosses one before it is returned."""
+    positions = [survey.position(border) or 0 for border in borders]
+    found: list[set[Key]] = [set() for _ in borders]
+    for crossing in survey.crossings:
+        crossed = [n for n, at in enumerate(positions) if crossing.crosses(at)]
+        returned = all(crossing.is_returned(positions[n]) for n in crossed)
+        for n in crossed:
+            found[n].add(crossing.key if returned and crossing.key is not None else crossing.trailed)
+    return tuple(tuple(sorted(keys)) for keys in found)
 
 
 def _check(survey: Survey, borders: Sequence[str], way: Way) -> None:
-    during = "metrics()" if way == "metrics" else f"loss() in {way}"
+    during = _during(way)
     before = 0
     for border in borders:
         position = survey.position(border)

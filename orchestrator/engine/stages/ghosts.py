@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 # What reads the value of a tensor into Python.
 VALUE_READS: Final = frozenset(
     {"item", "__bool__", "__int__", "__float__", "__index__", "__complex__", "tolist", "numpy", "__array__", "nonzero"}
-    | {"__contains__", "equal", "allclose", "is_nonzero", "unique", "argwhere", "masked_select", "data_ptr"}
+    | {"__contains__", "equal", "allclose", "is_nonzero", "unique", "argwhere", "data_ptr"}
 )
 # What asks about a tensor and needs no value.
 ABOUT: Final = frozenset(
@@ -74,7 +74,8 @@ ABOUT: Final = frozenset(
     }
 )
 
-Key = tuple[str, int, int]  # an output of a module: its name, which call of it, which tensor of what it returned
+# An output of a module: its name, which call of it, which tensor of what it returned; or of an operation, as `trail.py` says.
+Key = tuple[str, int, int]
 
 
 class ValueNeeded(Exception):
@@ -159,8 +160,11 @@ class Ghost(torch.Tensor):
             return name == "is_cpu"
         if name == "requires_grad":
             return torch.is_grad_enabled() and first.bare.is_floating_point()
-        if name in VALUE_READS:
+        read = read_by(name, args, kwargs or {})
+        if any(type(each) is Ghost for each in read):
             raise ValueNeeded(f"{name}() reads {first}")
+        if read and name in _SELECTIONS:
+            return _selected(name, args, kwargs or {})
         return _on_shapes(func, name, leaves, spec, first)
 
 
@@ -168,6 +172,35 @@ def name_of(func: Callable[..., Any]) -> str:
     """The name of a torch function; of the getter of an attribute, that of the attribute."""
     name = getattr(func, "__name__", str(func))
     return getattr(getattr(func, "__self__", None), "__name__", "") if name == "__get__" else name
+
+
+def read_by(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Of the arguments of a torch function of this name those whose values it reads into Python, or into a shape."""
+    if name == "__getitem__":
+        entries = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return [entry for entry in entries if isinstance(entry, torch.Tensor) and entry.dtype in _MASKS]
+    if name == "masked_select":
+        return [kwargs["mask"] if "mask" in kwargs else args[-1]]
+    return tree_flatten((tuple(args), dict(kwargs)))[0] if name in VALUE_READS else []
+
+
+_MASKS: Final = (torch.bool, torch.uint8)
+_SELECTIONS: Final = ("__getitem__", "masked_select")
+
+
+def _selected(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What masks select whose values are here, of a ghost: by numbers, as their shapes alone tell nothing."""
+    if name == "masked_select":
+        whole, mask = kwargs.get("input", args[0] if args else None), kwargs.get("mask", args[-1] if args else None)
+        shape = torch.broadcast_shapes(whole.shape, mask.shape)  # type: ignore[no-untyped-call]
+        return whole.expand(shape)[mask.expand(shape)]
+    entries: list[Any] = []
+    for entry in args[1] if isinstance(args[1], tuple) else (args[1],):
+        is_mask = type(entry) is not Ghost and isinstance(entry, torch.Tensor) and entry.dtype in _MASKS and entry.dim()
+        entries += entry.nonzero(as_tuple=True) if is_mask else [entry]
+    leaves, spec = tree_flatten(((args[0], tuple(entries)), {}))
+    first = next(leaf for leaf in leaves if type(leaf) is Ghost)
+    return _on_shapes(torch.Tensor.__getitem__, name, leaves, spec, first)
 
 
 def writes(name: str) -> bool:

@@ -80,6 +80,19 @@ class Links:
         if not self.is_last:
             self._border.send(self.hosts[self.stage + 1][tag[3]], tag, what, seeded or _NOBODY)
 
+    def after_the_last(
+        self, tag: messages.BorderTag, drawn: Generators | None, seeded: Generators | None
+    ) -> Arrived | None:
+        """What the last stage tells all others of a shard: the generators as it has left them, None for nothing. Returns
+        what it has told; None there."""
+        *before, last = [stage[tag[3]] for stage in self.hosts]
+        if not self.is_last:
+            return self._border.receive(last, tag)
+        told = None if drawn is None else Activations([], [], [], [], drawn)
+        for rank in before:
+            self._border.send(rank, tag, told, seeded or _NOBODY)
+        return None
+
     def back(self, task: Task, when: tuple[int, int], what: Gradients | None, seeded: Generators | None) -> None:
         """Tell the stage before; None: that nothing comes."""
         if self.stage:

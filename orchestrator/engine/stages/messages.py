@@ -26,7 +26,7 @@ from orchestrator.errors import PipelineRaised
 from orchestrator.transports.base import Tag, Transport
 
 # Phases, beside those of engine.exchange.collectives.
-ACTIVATIONS, GRADIENTS, DONE, NORMS, TIED, DIGESTED, DIGEST, SAVING, EVALUATED = range(64, 73)
+ACTIVATIONS, GRADIENTS, DONE, NORMS, TIED, DIGESTED, DIGEST, SAVING, EVALUATED, DRAWN = range(64, 74)
 # Where a member waits for another stage, and whether it then goes on with what it did (`CancellableTransport.waits`).
 WAITS: Final = {ACTIVATIONS: True, GRADIENTS: True, TIED: True, DONE: False, NORMS: False}
 
@@ -165,10 +165,11 @@ def _restored(changed: dict[str, Any], states: torch.Tensor, seeded: Seeded) -> 
 
 
 def check_undrawn(seeded: Seeded) -> None:
-    """Behind the loss of a validation batch. Raises PipelineRaised where it has drawn from the generators, which its metrics go
-    on with: the first stage cannot know their states."""
+    """Behind the loss of a validation batch, where that of the first one has not drawn from the generators. Raises
+    PipelineRaised where it has: metrics go on with their states, which the first stage is not told."""
     if not same_generators(Generators.now(), seeded):
         raise PipelineRaised(
-            "loss() draws random numbers in evaluation, and metrics() would go on with the generators as it leaves them",
-            "draw them in training only, where model.training is true, or set cluster.stages=1",
+            "loss() draws random numbers in the evaluation of some batches only, and metrics() would go on with the "
+            "generators as it leaves them",
+            "draw them for every batch, or in training only, where model.training is true; or set cluster.stages=1",
         )

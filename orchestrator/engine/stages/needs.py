@@ -8,18 +8,12 @@ What it does not know: activations and batches (`exchange.footprint`).
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Generator
-from contextlib import redirect_stdout
-from dataclasses import replace
-from os import devnull
 
 from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.compute.workload import Workload
 from orchestrator.engine.exchange.footprint import stage_bytes, worker_bytes
 from orchestrator.engine.stages.planning import cuts_of, summary, surveyed
-from orchestrator.numerics.determinism import left_as_it_was
-from orchestrator.pipeline import find
+from orchestrator.engine.stages.rehearsal import prepared
 from orchestrator.plan import Plan
 from orchestrator.topologies import build_schedule
 from orchestrator.updates import optimizers
@@ -30,13 +24,8 @@ _WHILE_PREPARING = 8  # bytes of each parameter of the whole model, with gradien
 def needs(plan_of: Callable[[int], Plan], most: int) -> Generator[tuple[int, int]]:
     """(stages, bytes of the worker that needs most), from one stage on. plan_of: of the run in so many stages, which may refuse
     them by an error. Raises PipelineRaised where the model cannot be cut into so many."""
-    with left_as_it_was(), warnings.catch_warnings(), open(devnull, "w") as nowhere, redirect_stdout(nowhere):
-        warnings.simplefilter("ignore")  # a worker says all this too
-        plan = plan_of(1)
-        source = plan.run.pipeline
-        run = replace(plan.run, initial=None)  # whose values take no other memory
-        workload = Workload(find(source.target, source.args), run, plan.data)
-        replica = Replica(workload.model, None, watches_all=False)
+    plan = plan_of(1)
+    with prepared(plan) as (workload, replica):
         parameters = sum(parameter.numel() for parameter in workload.model.parameters())
         yield 1, _whole(plan, replica, parameters)
         surveys = surveyed(workload, replica) if most > 1 else {}

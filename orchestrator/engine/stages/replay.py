@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -24,6 +24,7 @@ from orchestrator.engine.stages.cuts import Cuts, Way
 from orchestrator.engine.stages.ghosts import Ghost, Key, ValueNeeded
 from orchestrator.engine.stages.parcels import Activations, Generators, Gradients, Parcel, pack, unpack
 from orchestrator.engine.stages.stubs import Stubs
+from orchestrator.engine.stages.trail import Looking, Trail, is_trailed
 from orchestrator.errors import PipelineRaised
 
 _REMEDY: Final = (
@@ -73,15 +74,30 @@ class _Arrive(torch.autograd.Function):
 
 
 class _Walk:
-    """One forward pass of a stage. own: whether the border has been reached."""
+    """One forward pass of a stage. own: whether the border has been reached; names: of what crosses beside arguments."""
 
-    def __init__(self, way: Way, came: Activations | None) -> None:
+    def __init__(self, way: Way, came: Activations | None, names: frozenset[Key]) -> None:
         self.way = way
         self.came = came
         self.own = came is None
         self.counts: Counter[str] = Counter()
         self.values: dict[Key, torch.Tensor] = {}
         self.arrivals: list[dict[str, torch.Tensor] | None] = []
+        trailed = frozenset(filter(is_trailed, names))
+        self.trail = Trail()
+        self.looking = Looking(self.trail, trailed, self._note) if trailed else None
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        with nullcontext() if self.looking is None else self.looking.away():
+            yield
+
+    def _note(self, name: Key, tensor: torch.Tensor) -> None:
+        """A result that crosses a border."""
+        if type(tensor) is not Ghost:
+            self.values.setdefault(name, tensor)
+        elif tensor.key is None:
+            tensor.key = name
 
 
 Places = list[tuple[Any, str | int]]  # where the model's modules hold a tensor: (dictionary or list, key)
@@ -141,11 +157,14 @@ class Stage:
     def forward(self, call: Callable[[], Any], way: Way, came: Activations | None) -> Forward:
         """The stage's part of `call`. came: from the stage before, None for the first stage. Raises PipelineRaised where the
         code does otherwise than when borders were chosen, and what the call raises."""
-        walk = self._walk = _Walk(way, came)
+        if way in self._cuts.apart:
+            return self._alone(call, came)
+        walk = self._walk = _Walk(way, came, self._kept[way])
         if came is not None:
             self._put({name: self._ghosts[name] for name in self._twice})
         try:
-            value = call()
+            with walk.looking or nullcontext():
+                value = call()
         except _Reached as reached:
             return self._leave(walk, reached.leaves)
         except ValueNeeded as needed:
@@ -160,6 +179,14 @@ class Stage:
                 "let stages begin at modules that are called for every batch: stages(self, model) names them",
             )
         return Forward(Record([], walk.arrivals), None, value)
+
+    def _alone(self, call: Callable[[], Any], came: Activations | None) -> Forward:
+        """What uses nothing of the model: the generators come to the last stage, which calls it."""
+        if came is not None:
+            came.generators.restore()
+        if self._last:
+            return Forward(Record([], []), None, call())
+        return Forward(Record([], []), Activations([], [], [], [], Generators.now()))
 
     def backward(self, record: Record, came: Gradients | None, tied: Mapping[str, torch.Tensor]) -> list[Parcel | None]:
         """The stage's part of the backward pass; gradients are at the parameters then. came: from the stage behind, None for
@@ -213,12 +240,13 @@ class Stage:
             if walk is None:
                 return None
             walk.counts[name] += 1
-            if walk.counts[name] == 1:
-                if name == self._border:
+            walk.trail.begin(name, walk.counts[name])
+            if walk.counts[name] == 1 and name == self._next and walk.own:
+                raise _Reached(args, kwargs)
+            with walk.away():
+                if walk.counts[name] == 1 and name == self._border:
                     return self._arrive(walk, args, kwargs)
-                if name == self._next and walk.own:
-                    raise _Reached(args, kwargs)
-            return self._valued(args, kwargs) if walk.own else None
+                return self._valued(args, kwargs) if walk.own else None
 
         return hook
 
@@ -227,6 +255,7 @@ class Stage:
             walk = self._walk
             if walk is None:
                 return
+            walk.trail.end(name)
             for i, leaf in enumerate(tree_leaves(output)):
                 if type(leaf) is Ghost:
                     if leaf.key is None:

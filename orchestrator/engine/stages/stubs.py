@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from orchestrator.engine.stages.ghosts import Ghost, Key, Watcher
 from orchestrator.engine.stages.parcels import Generators, same_generators
+from orchestrator.engine.stages.trail import Looking, Trail
 
 _PLAIN: Final = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size, torch.layout)
 _MOST_BYTES: Final = 1 << 16  # of a tensor with values, such as a mask, which are compared then
@@ -28,10 +29,13 @@ _MOST_KINDS: Final = 16  # of arguments; a module that has been given more is no
 
 
 class Prefix(Protocol):
-    """counts: how often modules have been called so far; own: whether the border has been reached."""
+    """counts: how often modules have been called so far; own: whether the border has been reached; trail: which calls are open;
+    looking: at each operation, None where that is not needed."""
 
     counts: Counter[str]
     own: bool
+    trail: Trail
+    looking: Looking | None
 
 
 class _Leaf(NamedTuple):
@@ -82,16 +86,39 @@ class Stubs:
         prefix = self._prefix()
         if prefix is None or prefix.own or self._kinds[name] > _MOST_KINDS:
             return stub.forward(*args, **kwargs)
+        if prefix.looking is None:
+            return self._remembered(prefix, name, stub, args, kwargs, stub.forward)
+        if prefix.trail.inner[0] != name:  # called past its hooks: its operations count among those of the caller
+            return stub.forward(*args, **kwargs)
+        looking = prefix.looking
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with looking.back():
+                return stub.forward(*args, **kwargs)
+
+        with looking.away():
+            return self._remembered(prefix, name, stub, args, kwargs, forward)
+
+    def _remembered(
+        self,
+        prefix: Prefix,
+        name: str,
+        stub: _Stub,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        forward: Callable[..., Any],
+    ) -> Any:
+        """forward: of the stub."""
         leaves, spec = tree_flatten((args, kwargs))
         key = _signature(name, stub.module, leaves, str(spec), any_value=stub.any_value)
         if key is None:
-            return stub.forward(*args, **kwargs)
+            return forward(*args, **kwargs)
         if key not in self._known:
             self._kinds[name] += 1
-            result, self._known[key] = _recorded(prefix, leaves, lambda: stub.forward(*args, **kwargs))
+            result, self._known[key] = _recorded(prefix, leaves, lambda: forward(*args, **kwargs))
             return result
         recipe = self._known[key]
-        return stub.forward(*args, **kwargs) if recipe is None else self._made(recipe, leaves, prefix)
+        return forward(*args, **kwargs) if recipe is None else self._made(recipe, leaves, prefix)
 
     def _made(self, recipe: _Recipe, given: list[Any], prefix: Prefix) -> Any:
         made: list[Any] = []

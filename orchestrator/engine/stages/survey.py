@@ -3,9 +3,10 @@
     position     how many modules have been called for the first time; the call that raises it to p may be a border
     bound        a tensor that depends on a parameter or a buffer, and so has no value before a border (`ghosts.py`)
     a skip       a bound output of a module, finished before a border and used behind it
-    glue         a bound result that no module has returned: it crosses a border as an argument of the call there, or not at all
+    glue         a bound result that no module has returned: it crosses a border as an argument of the call there, or by a name
+                 of its own (`trail.py`) while the module call is open whose code has computed it
 
-A stage cannot begin where glue would have to cross, behind a point where the code reads the value of a bound tensor, or
+A stage cannot begin where other glue would have to cross, behind a point where the code reads the value of a bound tensor, or
 within an activation checkpoint, whose second forward pass would not find the border.
 
 Costs are counted, not measured: floating-point operations of products, elements of all results, and calls. So every member
@@ -28,7 +29,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from orchestrator.engine.stages.ghosts import ABOUT, VALUE_READS, Key, name_of, writes
+from orchestrator.engine.stages.ghosts import ABOUT, Key, name_of, read_by, writes
+from orchestrator.engine.stages.parcels import Generators, same_generators
+from orchestrator.engine.stages.trail import Opened, Trail
 from orchestrator.errors import PipelineRaised
 
 # What a result costs beside products, in floating-point operations: memory, and the call itself. With these the part of the
@@ -40,25 +43,44 @@ _CHECKPOINT: Final = "torch/utils/checkpoint.py"
 
 @dataclass(frozen=True)
 class Crossing:
-    """A bound output of a module. made: the position at which it was finished; used: the positions of its uses; given: those of
-    the calls whose arguments it is among."""
+    """A bound tensor. key: as an output of a module, of which it is one from position `made` on, None where it is none;
+    trailed: as the result of an operation at position `born`; used: the positions of its uses; given: those of the calls
+    whose arguments it is among."""
 
-    key: Key
+    key: Key | None
     made: int
+    trailed: Key
+    born: int
     used: tuple[int, ...]
     given: frozenset[int]
+
+    def crosses(self, border: int) -> bool:
+        """Beside the arguments of the call there."""
+        return self.born < border <= max(self.used) and border not in self.given
+
+    def is_returned(self, border: int) -> bool:
+        """By a module before that border."""
+        return self.key is not None and self.made < border
 
 
 @dataclass(frozen=True)
 class Survey:
     """calls: the modules in the order of their first calls, the call of position p at p - 1; barred: by position, why no
-    stage can begin there; uses: by parameter or buffer, the positions; costs: by position, what is computed there."""
+    stage can begin there; glued: where glue crosses by a name of its own; uses: by parameter or buffer, the positions; costs:
+    by position, what is computed there; draws: whether random numbers were drawn."""
 
     calls: tuple[str, ...]
     barred: Mapping[int, str]
+    glued: frozenset[int]
     uses: Mapping[str, tuple[int, ...]]
     crossings: tuple[Crossing, ...]
     costs: tuple[float, ...]
+    draws: bool
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether nothing of the model is used, neither called nor read."""
+        return not self.calls and not self.uses
 
     def position(self, name: str) -> int | None:
         return self.calls.index(name) + 1 if name in self.calls else None
@@ -73,10 +95,10 @@ def survey(model: torch.nn.Module, call: Callable[[], Any]) -> Survey:
                 f"the module {name or 'model'!r} is scripted: what it does with parameters of other stages cannot be followed",
                 "leave torch.jit.script out, or set cluster.stages=1",
             )
-    watch = _Watch(model)
+    watch, before = _Watch(model), Generators.now()
     with _hooked(model, watch), _Costs(watch), _Operations(watch):
         call()
-    return watch.survey()
+    return watch.survey(draws=not same_generators(Generators.now(), before))
 
 
 @dataclass
@@ -85,18 +107,22 @@ class _Bound:
 
     tensor: torch.Tensor
     born: int
+    trailed: Key
+    within: Opened
     key: Key | None = None
     made: int = -1
     drawn: bool = False  # from generators that stages before would leave otherwise
     used: list[int] = field(default_factory=list)
     given: set[int] = field(default_factory=set)
 
-    def bars(self) -> Iterator[int]:
-        """The positions at which it would have to cross and cannot."""
-        last = max(self.used, default=-1)
-        for border in range(self.born + 1, last + 1):
-            finished = self.key is not None and self.made < border and not self.drawn
-            if not finished and (border not in self.given or self.drawn):
+    def crossing(self) -> Crossing:
+        return Crossing(self.key, self.made, self.trailed, self.born, tuple(self.used), frozenset(self.given))
+
+    def loose(self) -> Iterator[int]:
+        """The positions at which it would have to cross by a name of its own, or, if it was drawn, cannot cross at all."""
+        crossing = self.crossing()
+        for border in range(self.born + 1, max(self.used, default=-1) + 1):
+            if self.drawn or (crossing.crosses(border) and not crossing.is_returned(border)):
                 yield border
 
 
@@ -111,6 +137,8 @@ class _Watch:
         self.barred: dict[int, str] = {}
         self.read: tuple[int, str] | None = None
         self.drifted = False
+        self.trail = Trail()
+        self.ended: dict[Opened, int] = {}  # the position at which a call was over
 
     @property
     def position(self) -> int:
@@ -118,6 +146,7 @@ class _Watch:
 
     def begins(self, name: str, leaves: Sequence[Any]) -> None:
         self.counts[name] += 1
+        self.trail.begin(name, self.counts[name])
         if self.counts[name] > 1:
             return
         self.calls.append(name)
@@ -133,6 +162,8 @@ class _Watch:
                 self.bound[id(leaf)].given.add(self.position)
 
     def ends(self, name: str, leaves: Sequence[Any]) -> None:
+        self.ended[name, self.counts[name]] = self.position
+        self.trail.end(name)
         for i, leaf in enumerate(leaves):
             known = self.bound.get(id(leaf))
             if known is not None and known.key is None:
@@ -151,33 +182,44 @@ class _Watch:
                 bound, drawn = True, drawn and known.drawn
         return bound, drawn
 
-    def binds(self, tensors: Sequence[torch.Tensor], *, drawn: bool = False) -> None:
-        for tensor in tensors:
-            if id(tensor) not in self.names and id(tensor) not in self.bound:
-                self.bound[id(tensor)] = _Bound(tensor, self.position, drawn=drawn)
+    def binds(self, made: Sequence[Any], label: Callable[[int], Key], *, drawn: bool = False) -> None:
+        """made: the leaves of what an operation has returned."""
+        for i, leaf in enumerate(made):
+            if isinstance(leaf, torch.Tensor) and id(leaf) not in self.names and id(leaf) not in self.bound:
+                self.bound[id(leaf)] = _Bound(leaf, self.position, label(i), self.trail.inner, drawn=drawn)
+
+    def is_bound(self, leaf: Any) -> bool:
+        return id(leaf) in self.names or id(leaf) in self.bound
 
     def reads(self, what: str) -> None:
         if self.read is None:
-            self.read = self.position, what
+            self.read = self.position, f"{what}, in the code of {_called(self.trail.inner[0])}"
 
-    def survey(self) -> Survey:
-        barred = dict(self.barred)
+    def survey(self, *, draws: bool) -> Survey:
+        barred, glued = dict(self.barred), set[int]()
         for known in self.bound.values():
-            what = "drawn at random" if known.drawn else "computed between module calls"
-            shape = tuple(known.tensor.shape)
-            for border in known.bars():
-                barred.setdefault(border, f"a tensor of shape {shape}, {what} before it, is used behind it")
+            for border in known.loose():
+                if not known.drawn and border <= self.ended.get(known.within, self.position):
+                    glued.add(border)
+                else:
+                    barred.setdefault(border, _loose(known))
         if self.read is not None:
             position, what = self.read
             for border in range(position + 1, self.position + 1):
                 barred.setdefault(border, f"before it the code reads a value that parameters decide, by {what}")
-        crossings = [
-            Crossing(known.key, known.made, tuple(known.used), frozenset(known.given))
-            for known in self.bound.values()
-            if known.key is not None and known.used
-        ]
+        crossings = tuple(known.crossing() for known in self.bound.values() if known.used)
         uses = {name: tuple(sorted(set(positions))) for name, positions in self.uses.items()}
-        return Survey(tuple(self.calls), barred, uses, tuple(crossings), tuple(self.costs))
+        return Survey(tuple(self.calls), barred, frozenset(glued), uses, crossings, tuple(self.costs), draws)
+
+
+def _loose(known: _Bound) -> str:
+    how = "drawn at random before it" if known.drawn else "left behind without being returned before it"
+    where = _called(known.within[0])
+    return f"a tensor of shape {tuple(known.tensor.shape)}, {how} in the code of {where}, is used behind it"
+
+
+def _called(module: str) -> str:
+    return repr(module) if module else "the model or of the loss"
 
 
 class _Operations(TorchFunctionMode):
@@ -195,21 +237,22 @@ class _Operations(TorchFunctionMode):
         watch, name = self._watch, name_of(func)
         if name in ABOUT:
             return func(*args, **(kwargs or {}))
+        label = watch.trail.label(name)
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         is_bound, is_drawn = watch.uses_of(given)
         before = torch.default_generator.get_state()
         result = func(*args, **(kwargs or {}))
         draws = not torch.equal(before, torch.default_generator.get_state())
-        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        made = tree_leaves(result)
         if is_bound:
             watch.drifted = watch.drifted or draws
-            if name in VALUE_READS:
+            if any(watch.is_bound(each) for each in read_by(name, args, kwargs or {})):
                 watch.reads(f"{name}()")
             if writes(name) and given and not watch.uses_of(given[:1])[0]:
                 watch.reads(f"{name}, which writes it elsewhere")
-            watch.binds(made, drawn=is_drawn)
+            watch.binds(made, label, drawn=is_drawn)
         elif draws and watch.drifted:
-            watch.binds(made, drawn=True)
+            watch.binds(made, label, drawn=True)
         return result
 
 

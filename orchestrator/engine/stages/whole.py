@@ -28,11 +28,12 @@ class WholeModel:
             stage.close()
 
     def forward(self, call: Callable[[], Any], way: Way = "training") -> Any:
-        """What `call` returns, computed stage by stage."""
+        """What `call` returns, computed stage by stage. Each stage begins it with the generators as they are now."""
         came: Activations | None = None
-        value = None
+        value, seeded = None, Generators.now()
         self._records = []
         for stage in self._stages:
+            seeded.restore()
             since = self._clock()
             with stage.hosting():
                 record, came, value = stage.forward(call, way, came)

@@ -5,20 +5,42 @@ What it does not do: look at the model, at the pipeline, or at variants of the u
 
 from __future__ import annotations
 
+from orchestrator.pipelining.orders import PIPELINING
 from orchestrator.settings.rules.rule import Rule
+from orchestrator.settings.sections import BY_MEMORY, OrderSettings
 from orchestrator.synchrony import SYNCHRONY
 from orchestrator.table import is_reference
 from orchestrator.topologies import TOPOLOGIES
 from orchestrator.values import Workers
 
 
-def _workers(workers: Workers, stages: int) -> str | None:
-    if workers.start >= stages:
+def _workers(workers: Workers, auto: tuple[str, ...], stages: int) -> str | None:
+    if workers.start >= stages or "cluster.workers" in auto:  # which is no number yet, and is refused as that
         return None
     return (
         f"cluster.workers: {workers.start} worker{'s' * (workers.start > 1)} for {stages} stages; a worker hosts one stage: "
         f"raise it to {stages} or more, or lower cluster.stages"
     )
+
+
+def _recompute(recompute: bool, auto: tuple[str, ...], stages: int) -> str | None:
+    if not recompute or _may_be_cut(stages, auto):
+        return None
+    return "run.recompute: it counts for a model in stages only; set cluster.stages to 2 or more, or leave it out"
+
+
+def _pipeline(name: str, auto: tuple[str, ...], stages: int) -> str | None:
+    is_known = name in PIPELINING or is_reference(name)
+    if name == OrderSettings().name or not is_known or _may_be_cut(stages, auto):
+        return None
+    return (
+        f"cluster.pipeline: the order {name} counts for a model in stages only; set cluster.stages to 2 or more, or leave it "
+        f"out (cluster.pipeline={OrderSettings().name})"
+    )
+
+
+def _may_be_cut(stages: int, auto: tuple[str, ...]) -> bool:
+    return stages > 1 or BY_MEMORY in auto
 
 
 def _topology(name: str, stages: int) -> str | None:
@@ -90,7 +112,9 @@ def _unfit(key: str, value: str, because: str, instead: str) -> str:
 RULES: tuple[Rule, ...] = tuple(
     Rule((*keys, "cluster.stages"), broken)
     for keys, broken in (
-        (("cluster.workers",), _workers),
+        (("cluster.workers", "tuning.auto"), _workers),
+        (("run.recompute", "tuning.auto"), _recompute),
+        (("cluster.pipeline.name", "tuning.auto"), _pipeline),
         (("topology.name",), _topology),
         (("sync.name",), _sync),
         (("local.steps", "local.epochs"), _local),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -48,6 +49,49 @@ def mlp() -> nn.Module:
         *(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.ReLU(inplace=True), nn.Dropout(0.2)),
         *(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Dropout(0.3), nn.Linear(64, 10)),
     )
+
+
+class Vae(nn.Module):
+    """Draws between its halves; what the first one gives is divided between module calls, and used by the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(32, 24), nn.ReLU(), nn.Linear(24, 16))
+        self.decoder = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 32))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, log_variance = self.encoder(x).chunk(2, -1)
+        latent = mean + torch.randn_like(mean) * torch.exp(0.5 * log_variance)
+        return self.decoder(latent), mean, log_variance
+
+
+def evidence(model: nn.Module, x: Tensor) -> Tensor:
+    found, mean, log_variance = model(x)
+    return functional.mse_loss(found, x) - 0.1 * torch.mean(1 + log_variance - mean**2 - log_variance.exp())
+
+
+class Selective(nn.Module):
+    """Its last layers see what was masked only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.hidden = nn.Embedding(20, 16), nn.Linear(16, 16)
+        self.last, self.head = nn.Linear(16, 16), nn.Linear(16, 20)
+
+    def forward(self, tokens: Tensor, mask: Tensor, *, selects: bool) -> Tensor:
+        found = self.hidden(self.embedding(tokens)).tanh()
+        found = torch.masked_select(found, mask[..., None]).view(-1, 16) if selects else found[mask]
+        result: Tensor = self.head(functional.dropout(self.last(found), 0.1, self.training))
+        return result
+
+
+def masked(model: nn.Module, tokens: Tensor, *, selects: bool = False) -> Tensor:
+    mask = torch.rand(tokens.shape) < 0.3
+    mask[:, 0] = True
+    labels = tokens.clone()
+    labels[~mask] = -100
+    logits = model(tokens.masked_fill(mask, 1), mask, selects=selects)
+    return functional.cross_entropy(logits, labels[labels != -100])
 
 
 class Residual(nn.Module):
@@ -292,6 +336,11 @@ CASES = {
     "checkpoints": Case(lambda: Checkpointed(reentrant=False), cross_entropy, _TOKENS, ("marks.1", "marks.3", "head")),
     "reentrant checkpoints": Case(
         lambda: Checkpointed(reentrant=True), cross_entropy, _TOKENS, ("marks.1", "marks.3", "head")
+    ),
+    "variational": Case(Vae, evidence, _random(8, 32), ("encoder.2", "decoder", "decoder.2")),
+    "of the masked": Case(Selective, masked, _integers(20, 4, 6), ("hidden", "last", "head")),
+    "of the selected": Case(
+        Selective, functools.partial(masked, selects=True), _integers(20, 4, 6), ("hidden", "last", "head")
     ),
     "transposed": Case(Transposed, lambda model, batch: model(batch), _random(7, 40, 48), ("mark",)),
 }

@@ -49,12 +49,54 @@ class Masked(nn.Module):
         return self.second(x) * mask
 
 
+class Leaves(nn.Module):
+    """Something in an attribute, which whoever calls it uses later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        self.left = self.inner(x) * 2
+        return self.left + 1
+
+
+class Left(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.leaves, self.last = nn.Linear(4, 4), Leaves(), nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.leaves(self.first(x))) + self.leaves.left
+
+
+class ByItself(nn.Module):
+    """Selects by what parameters decide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Any) -> Any:
+        x = self.first(x)
+        return self.second(x[x.sum(1) > -9])
+
+
 BATCH = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
 REFUSED = {
     "no module of that name": (CASES["gpt"], ("blocks.7",), "calls no module of that name"),
     "the wrong order": (CASES["gpt"], ("blocks.2", "blocks.1"), "after one that begins at 'blocks.2'"),
     "twice": (CASES["gpt"], ("blocks.2", "blocks.2"), "after one that begins at 'blocks.2'"),
-    "glue": (CASES["gpt"], ("blocks.1.mlp",), "computed between module calls before it, is used behind it"),
+    "what a module leaves behind": (
+        Case(Left, squares, BATCH, ()),
+        ("last",),
+        "left behind without being returned before it in the code of 'leaves', is used behind it",
+    ),
+    "a mask of values": (
+        Case(ByItself, squares, BATCH, ()),
+        ("second",),
+        r"reads a value that parameters decide, by __getitem__\(\), in the code of the model",
+    ),
     "a value": (Case(Branching, squares, BATCH, ()), ("third",), r"reads a value that parameters decide, by __bool__"),
     "a script": (Case(Scripted, squares, BATCH, ()), ("inner",), "the module 'inner' is scripted"),
     "a mask": (Case(Masked, squares, BATCH, ()), ("second",), "drawn at random before it"),
@@ -88,6 +130,20 @@ def test_too_many_stages_name_the_modules_that_could_begin_one() -> None:
     case = Case(Branching, squares, BATCH, ())
     with pytest.raises(PipelineRaised, match=r"cannot be cut into 4 stages.* first, second"):
         cuts_of(case, stages=4)
+
+
+def test_what_stands_in_the_way_is_named_with_the_module_that_does_it() -> None:
+    with pytest.raises(
+        PipelineRaised, match=r"begin one: first; not second: before it the code reads .*, in the code of"
+    ):
+        cuts_of(Case(ByItself, squares, BATCH, ()), stages=3)
+
+
+def test_what_crosses_by_a_name_of_its_own_is_chosen_only_where_there_is_no_other_way() -> None:
+    case = CASES["variational"]
+    assert cuts_of(case, stages=2).borders == ("encoder.2",)
+    assert cuts_of(case, stages=3).borders == ("encoder.2", "decoder.2")
+    assert cuts_of(case, ("decoder",)).skips["training"] != ((),)
 
 
 def test_parameters_are_owned_by_the_first_stage_that_uses_them() -> None:

@@ -17,6 +17,7 @@ from orchestrator.engine.stages.trainer import StageTrainer
 from orchestrator.engine.worker import Ended, Worker
 from orchestrator.errors import ConfigurationError, Inconsistent, NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.plan.resolve import INITIAL_FOLDER
+from orchestrator.settings import Every
 from pipelines.characters import Characters
 from tests.engine import pipelines
 from tests.engine.elastic import EVERYTHING, Fault, survive
@@ -209,6 +210,29 @@ class DrawsInEvaluation(Deep):
         inputs, labels = batch
         return nn.functional.cross_entropy(nn.functional.dropout(model(inputs), 0.2), labels)
 
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        return {"drawn": torch.rand(()), "spread": (model(batch[0]) * torch.rand(())).std()}
+
+
+class DrawsInSomeEvaluations(DrawsInEvaluation):
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        inputs, labels = batch
+        if not model.training:
+            self.first = getattr(self, "first", inputs)
+        draws = not model.training and not torch.equal(self.first, inputs)
+        return super().loss(model, batch) if draws else nn.functional.cross_entropy(model(inputs), labels)
+
+
+class ReadsTheModelNowhere(Deep):
+    """In its metrics, for which the loss has kept something."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        self.kept = model(batch[0])
+        return nn.functional.cross_entropy(self.kept, batch[1])
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:  # noqa: ARG002
+        return {"drawn": torch.rand(()), "accuracy": (self.kept.argmax(1) == batch[1]).float().mean()}
+
 
 class Named(Deep):
     def stages(self, model: nn.Module) -> list[str]:  # noqa: ARG002
@@ -245,7 +269,6 @@ class HookedTied(Deep):
 REFUSED = {
     pipelines.Small: "the model cannot be cut into 2 stages",
     pipelines.Packed: "stage 1: gru of a tensor .* cannot be followed by its shape alone",
-    DrawsInEvaluation: r"loss\(\) draws random numbers in evaluation",
     NamesTooMany: r"stages\(\) returned \['2', '3'\], for 2 stages",
     SharedNorm: "the buffer '1.num_batches_tracked' changes with each batch, and several stages use it",
     HookedTied: "the parameter '0.weight' has a hook on its gradient",
@@ -266,6 +289,21 @@ def test_what_cannot_be_cut_is_refused_before_the_first_step(kind: Any) -> None:
 def test_an_optimizer_of_the_pipelines_own_is_refused() -> None:
     (end, *_) = members_end(pipelines.OwnOptimizer, Layout(2, stages=2), optimizer=None)
     assert isinstance(end, ConfigurationError)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [DrawsInEvaluation, ReadsTheModelNowhere], ids=lambda kind: kind.__name__)
+def test_metrics_go_on_with_what_the_loss_has_left_in_evaluation(kind: Any) -> None:
+    _same(kind, Layout(4, stages=2), optimizer=ADAM, evaluate_every=Every(steps=2))
+    _same(kind, Layout(3, "tree", stages=3), optimizer=ADAM, evaluate_every=Every(steps=2))
+
+
+@pytest.mark.slow
+def test_a_loss_that_draws_in_the_evaluation_of_some_batches_only_is_told() -> None:
+    ends = members_end(DrawsInSomeEvaluations, Layout(2, stages=2), optimizer=ADAM, evaluate_every=Every(steps=1))
+    told = [end for end in ends if isinstance(end, PipelineRaised)]
+    assert told
+    assert all("draws random numbers in the evaluation of some batches only" in str(end) for end in told)
 
 
 @pytest.mark.slow

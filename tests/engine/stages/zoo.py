@@ -110,4 +110,58 @@ class T5(_Tokens):
         return model(input_ids=batch[0], labels=batch[1]).loss
 
 
-ZOO = (BatchnormMlp, ResNet, UNet, Lstm, Gpt2, T5)
+class Bert(_Tokens):
+    """Masks tokens at random, in evaluation and for its metrics too; its output layer is tied to its embedding."""
+
+    def model(self) -> nn.Module:
+        from transformers import BertConfig, BertForMaskedLM
+
+        sizes: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 2}
+        more: dict[str, Any] = {"num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 16}
+        model: nn.Module = BertForMaskedLM(BertConfig(**sizes, **more))
+        return model
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        tokens = batch[0]
+        mask = torch.bernoulli(torch.full(tokens.shape, 0.3)).bool() | (torch.rand(tokens.shape) < 0.1)
+        mask[:, 0] = True
+        logits = model(input_ids=tokens.masked_fill(mask, 1)).logits
+        return functional.cross_entropy(logits[mask], tokens[mask]), float(mask.sum())
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        mask = torch.rand(batch[0].shape) < 0.3
+        found = model(input_ids=batch[0].masked_fill(mask, 1)).logits.argmax(-1)
+        return {"masked": mask.float().mean(), "accuracy": (found == batch[0]).float().mean()}
+
+
+class Vit(_Random):
+    def samples(self, rows: int) -> tuple[Tensor, ...]:
+        return torch.randn(rows, 3, 8, 8), torch.randint(5, (rows,))
+
+    def model(self) -> nn.Module:
+        from transformers import ViTConfig, ViTForImageClassification
+
+        sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "patch_size": 4}
+        more: dict[str, Any] = {"intermediate_size": 64, "image_size": 8, "num_labels": 5, "hidden_dropout_prob": 0.1}
+        model: nn.Module = ViTForImageClassification(ViTConfig(**sizes, **more))
+        return model
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        return model(pixel_values=batch[0], labels=batch[1]).loss
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        return {"accuracy": (model(pixel_values=batch[0]).logits.argmax(1) == batch[1]).float().mean()}
+
+
+class Vae(_Random):
+    def samples(self, rows: int) -> tuple[Tensor, ...]:
+        return (torch.randn(rows, 32),)
+
+    def model(self) -> nn.Module:
+        return models.Vae()
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        return models.evidence(model, batch[0])
+
+
+ZOO = (BatchnormMlp, ResNet, UNet, Lstm, Gpt2, T5, Bert, Vit, Vae)
