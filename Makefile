@@ -18,8 +18,13 @@ export DVC_NO_ANALYTICS := 1
 # Where it is set, each process compiles all tests and all of orchestrator anew: seven seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
+PROJECT := .[examples,dev]
 DASHBOARD := aiohttp-cors colorful distlib google-api-core googleapis-common-protos grpcio opencensus opencensus-context \
 	opentelemetry-exporter-prometheus prometheus_client proto-plus py-spy python-discovery smart_open virtualenv wrapt
+
+# $(call SHOWN_IF_IT_FAILS,FILE,COMMAND): what the command says goes to the file, and is shown where it fails. pip warns once for
+# each index that lacks a package, hundreds of times where one of several is a folder.
+SHOWN_IF_IT_FAILS = { $(2) >$(1) 2>&1 || { status=$$?; cat $(1) >&2; echo "it failed: $(2)" >&2; exit $$status; } ; }
 
 .PHONY: dashboard setup demo demo-kill data test test-long check lint pure claims clean
 
@@ -27,7 +32,8 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[examples,dev]'
+	@echo "installing what is pinned into $(VENV): it takes minutes where nothing is there yet"
+	@$(call SHOWN_IF_IT_FAILS,$(VENV)/install.log,$(BIN)/python -m pip install --constraint constraints.txt --editable '$(PROJECT)')
 	touch $@
 
 data: setup
@@ -61,7 +67,8 @@ claims: data
 
 # What only the head of a Ray that takes jobs needs, ray[default]; in the environment itself it would slow down every start of Ray.
 dashboard: setup
-	test -d $(VENV)/dashboard || python -m pip install --quiet --constraint constraints.txt --no-deps --target $(VENV)/dashboard $(DASHBOARD)
+	@test -d $(VENV)/dashboard || $(call SHOWN_IF_IT_FAILS,$(VENV)/dashboard.log,\
+		python -m pip install --constraint constraints.txt --no-deps --target $(VENV)/dashboard $(DASHBOARD))
 
 test-long: test dashboard
 	python -m pytest -n 2 $(MANY) -m "$(PURE)"

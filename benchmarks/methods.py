@@ -27,7 +27,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 STEPS, INNER = 400, 10
 BEGIN, END = "<!-- methods: made by python -m benchmarks.methods --page -->", "<!-- end of methods -->"
 RUNS: dict[str, tuple[str, ...]] = {
-    "digits": ("conf=digits", "topology=ring", "cluster.workers=4"),
+    "digits": ("conf=digits", "topology=ring", "cluster.workers=4", "data.batch_size=64"),
     "characters": ("conf=characters", "topology=ring", "cluster.workers=4", "data.shards=4", "data.batch_size=16"),
     "characters-64": ("conf=characters", "topology=ring", "cluster.workers=4"),
     "matrix": (

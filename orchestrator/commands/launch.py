@@ -67,13 +67,11 @@ def launch(
         beside.check(provenance)
     folder = project_folder(project) if beside is None else beside.folder
     display = for_stream() if beside is None else beside.display
-    for note in notes:
-        display.say(f"note: {note}")
     posted = signals.posted() if beside is None else nullcontext(beside.pending_signal)
     with posted as pending_signal, ThreadPoolExecutor(1) as pool:
         # MLflow and DVC take as long to import as Ray to start, so they do it side by side.
         opening = pool.submit(_open, settings, folder, provenance, origins, beside, tuning)
-        job = Job(settings, plan, project, Audience(display, on_event), pending_signal, ray, secret)
+        job = Job(settings, plan, project, Audience(display, on_event), pending_signal, ray, secret, tuple(notes))
         return job.complete(opening, RunStart(requirements(plan)))
 
 

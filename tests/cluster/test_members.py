@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import GetTimeoutError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from orchestrator.cluster.actors import members
 from orchestrator.cluster.actors.members import ActorPlacement, Members
+from orchestrator.engine.member.crash_record import CrashRecord
 from orchestrator.errors import RunFailed, WorkerLost
 from orchestrator.plan.resolve import resolve
 from orchestrator.settings import load
@@ -31,7 +34,7 @@ class SlowRay:
     def get_runtime_context(self) -> Any:
         return SimpleNamespace(get_node_id=lambda: None)
 
-    def wait(self, references: list[str], timeout: float) -> tuple[list[str], list[str]]:  # noqa: ARG002
+    def wait(self, references: list[Any], timeout: float, num_returns: int = 1) -> tuple[list[Any], list[Any]]:  # noqa: ARG002
         self._looks -= 1
         return (references, []) if self._looks <= 0 else ([], references)
 
@@ -48,6 +51,32 @@ class FullRay(SlowRay):
     def get(self, reference: str, timeout: float | None = None) -> str:  # noqa: ARG002
         full = OSError("No space left on device")
         raise RayTaskError("save_weights", "", full)  # type: ignore[no-untyped-call]
+
+
+class DeadlyRay(SlowRay):
+    """Each actor prepares, and its process dies while it is asked for more. Only one lives at a time, of this process."""
+
+    def __init__(self) -> None:
+        super().__init__(0, answers=True)
+        self._asked = 0
+        self.record = CrashRecord()
+
+    def remote(self, **_: Any) -> Any:
+        def ask(verb: str) -> tuple[str, int]:
+            self._asked += 1
+            return verb, self._asked
+
+        verbs = {verb: SimpleNamespace(remote=lambda *_, verb=verb: ask(verb)) for verb in ("prepare", "take", "run")}
+        actor = SimpleNamespace(**verbs)
+        return lambda _: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: actor))
+
+    def get(self, reference: Any, timeout: float | None = None) -> Any:  # noqa: ARG002
+        if reference[0] != "prepare":
+            raise RayActorError
+        return {"node": None, "pid": os.getpid(), "crash_record": self.record.fd}
+
+    def kill(self, _actor: Any, *, no_restart: bool) -> None:
+        assert no_restart
 
 
 def members_on(ray: Any, monkeypatch: pytest.MonkeyPatch) -> Members:
@@ -71,3 +100,31 @@ def test_weights_that_cannot_be_written_are_told_with_a_remedy(monkeypatch: pyte
 def test_a_worker_that_is_stopped_does_not_hold_up_the_end_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WorkerLost, match="lost with worker 0"):
         members_on(SlowRay(9, answers=False), monkeypatch).save_weights(0, "a path")
+
+
+def test_two_thousand_losses_leave_no_descriptor_and_no_member_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit of descriptors is 1,024 in most shells."""
+    ray = DeadlyRay()
+    ray.record.note("compute", 7, 3)
+    with members_on(ray, monkeypatch) as held:
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for member in range(2000):
+            (prepared,) = [heard for heard in held.hear(0.0) if heard.kind == "prepared"]
+            assert prepared.member == member
+            assert held.last_activity(member) == {"activity": "compute", "step": 7, "shard": 3, "beats": 1}
+            held.forget(member)
+            held.start(member + 1, "worker", ActorPlacement(None, {}))
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        assert [heard.member for heard in held.hear(0.0)] == [2000, 2000]
+
+
+def test_what_one_that_is_over_has_said_before_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process was seen to have ended, and news of it that Ray has already are worth as much as any."""
+    held = members_on(SlowRay(0, answers=True), monkeypatch)
+    monkeypatch.setattr(SlowRay, "get", lambda *_, **__: {"entries": [{"printed": "last words"}], "heartbeat": {}})
+    held.forget(0)
+    assert [word for heard in held.hear(0.0) for word in heard.entries] == [{"printed": "last words"}]
+    assert list(held.hear(0.0)) == []
+    with pytest.raises(WorkerLost, match="lost with worker 0"):
+        held.save_weights(0, "a path")
+    assert held.profile(0) is None

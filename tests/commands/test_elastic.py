@@ -12,7 +12,6 @@ import pytest
 from orchestrator.provenance.code.worktree import LARGE_FILE_BYTES
 from tests.commands.alone import Alone, alone, assert_as_alone, trace_of
 from tests.commands.test_signals import wait_for_end
-from tests.commands.test_stages import UNSPLIT
 from tests.commands.watching import WatchedRun
 from tests.projects import PATIENCE_S, Done, Project
 
@@ -48,7 +47,6 @@ def test_a_run_of_three_lives_each_of_which_is_disturbed(digits: Project, undist
     assert "going on from the checkpoint of step" in done.err
     assert done.report["run_id"] == run.run_id
     same(digits, done, undisturbed)
-    assert undisturbed.trace[59]["parameters"] == UNSPLIT
     finished = digits.run(f"resume={run.run_id}")
     assert (finished.code, "has finished" in finished.err) == (2, True)
 

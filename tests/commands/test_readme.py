@@ -111,6 +111,7 @@ def test_the_output_is_calm(read: Read) -> None:
     assert len(read.launched.out.splitlines()) == 1
     expected = ("note: ", "starting ", "each worker holds ", "after step ", "step ", "digits: finished ", "  ")
     assert [line for line in read.launched.err.splitlines() if not line.startswith(expected)] == []
+    assert "note: " not in read.done[DEMO].err
 
 
 @pytest.mark.ray

@@ -60,6 +60,15 @@ def test_a_note_that_death_cut_off_is_not_told() -> None:
     assert found.last() == {"activity": "update", "step": 6, "shard": None, "beats": 1}
 
 
+def test_who_has_closed_it_holds_no_descriptor() -> None:
+    record = CrashRecord()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    found = CrashRecordReader(os.getpid(), record.fd)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before + 1
+    found.close()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
 def test_what_is_no_crash_record_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as other, pytest.raises(FileNotFoundError, match="is no crash record"):
         CrashRecordReader(os.getpid(), other.fileno())

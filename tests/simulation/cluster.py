@@ -413,6 +413,8 @@ class Found:
     def last(self) -> dict[str, Any] | None:
         return self._member.last_beat
 
+    def close(self) -> None: ...
+
 
 class Beating(heartbeat.Heartbeat):
     def __init__(self, cluster: Cluster, times: time_account.TimeAccount) -> None:

@@ -61,6 +61,13 @@ class _Member:
     pid: int | None = None
     node: str | None = None
     crash_record: CrashRecordReader | None = None
+    pending: int = 0  # answers that are waited for
+    over: bool = False
+
+    def close(self) -> None:
+        if self.crash_record is not None:
+            self.crash_record.close()
+            self.crash_record = None
 
 
 class Members:
@@ -88,6 +95,7 @@ class Members:
         for member in self._members.values():
             with contextlib.suppress(Exception):  # of a Ray that is gone
                 ray.kill(member.actor, no_restart=True)
+            member.close()
         os.close(self._lasting_memory)
 
     def start(self, member: int, role: Role, place: ActorPlacement) -> None:
@@ -127,6 +135,14 @@ class Members:
         crash_record = self._members[member].crash_record
         return None if crash_record is None else crash_record.last()
 
+    def forget(self, member: int) -> None:
+        """It is dead or killed, and what it was doing is known: let go of what is kept of it, once nothing it has said is on
+        its way any more. A run may lose any number of members."""
+        known = self._members[member]
+        known.over = True
+        known.close()
+        self._drop_if_over(member, known)
+
     def ask(self, member: int, what: str) -> None:
         """Have the member ask for "regroup", "stop" or "save" at its next vote."""
         self._members[member].actor.ask.remote(what)
@@ -147,8 +163,11 @@ class Members:
     def profile(self, member: int) -> dict[str, Any] | None:
         """`{"profile", "partition", "layers"}`: a short description of the training data, how they are divided among the
         shards, if they are, and of the model; None when the member cannot give one."""
+        known = self._members.get(member)
+        if known is None:
+            return None
         try:
-            answer: Answer = ray.get(self._members[member].actor.profile.remote(), timeout=_PROFILE_S)
+            answer: Answer = ray.get(known.actor.profile.remote(), timeout=_PROFILE_S)
         except RayError:
             return None
         return None if "failed" in answer else answer
@@ -167,7 +186,9 @@ class Members:
     def save_weights(self, member: int, path: str) -> None:
         """Bring the trained weights that the member has into a file here. Raises WorkerLost when it is gone, or does not
         answer, and RunFailed when the file cannot be written."""
-        known = self._members[member]
+        known = self._members.get(member)
+        if known is None:
+            raise _lost_weights(member)
         try:
             if known.node == this_node():
                 self._await(known, known.actor.save_weights.remote(path))
@@ -176,7 +197,7 @@ class Members:
         except RayError as error:  # before OSError, which the one of a time that is up is, too
             if isinstance(error, RayTaskError):
                 raise unwritten(path, error.cause) from error
-            raise WorkerLost(f"the trained weights were lost with worker {member}", details=str(error)) from error
+            raise _lost_weights(member, str(error)) from error
         except OSError as error:
             raise unwritten(path, error) from error
 
@@ -190,12 +211,15 @@ class Members:
         # What a member said goes before its answer, and both before the news of its death.
         for reference in sorted(ready, key=lambda each: self._waiting[each][1] != "entries"):
             member, kind = self._waiting.pop(reference)
+            known = self._members[member]
+            known.pending -= 1
             try:
                 answer = ray.get(reference)
             except RayError as error:
                 yield Heard(member, "died", why=str(error))
-                continue
-            yield self._heard(member, kind, answer)
+            else:
+                yield self._heard(member, kind, answer)
+            self._drop_if_over(member, known)
 
     def drain(self, member: int) -> list[dict[str, Any]]:
         """The entries that are still in the member's queue after its last answer."""
@@ -212,9 +236,10 @@ class Members:
         if kind == "entries":
             known.seen += len(answer["entries"])
             known.pid = next((entry["pid"] for entry in answer["entries"] if "pid" in entry), known.pid)
-            self._poll(member)
+            if not known.over:
+                self._poll(member)
             return Heard(member, kind, entries=answer["entries"], heartbeat=answer["heartbeat"])
-        if "node" in answer:
+        if "node" in answer and not known.over:
             known.node = answer["node"]
             if known.node == this_node():
                 with contextlib.suppress(OSError):
@@ -240,10 +265,19 @@ class Members:
 
     def _ask(self, member: int, kind: Kind, reference: Any) -> None:
         self._waiting[reference] = (member, kind)
+        self._members[member].pending += 1
+
+    def _drop_if_over(self, member: int, known: _Member) -> None:
+        if known.over and not known.pending:
+            self._members.pop(member, None)
 
 
 def this_node() -> str:
     return str(ray.get_runtime_context().get_node_id())
+
+
+def _lost_weights(member: int, details: str = "") -> WorkerLost:
+    return WorkerLost(f"the trained weights were lost with worker {member}", details=details)
 
 
 def unwritten(path: str, why: Exception) -> RunFailed:

@@ -78,7 +78,8 @@ class Job:
     """A run with its resources, executed by `complete`.
 
     settings, plan: of the run; project: the folder from which the pipeline is imported; ray: the Ray to run on, entered
-    for the time of the job: a private one, or one that outlives it and other jobs share; secret: of a private run.
+    for the time of the job: a private one, or one that outlives it and other jobs share; secret: of a private run; notes: for
+    the user, told with those that follow from the preparation.
     """
 
     settings: Settings
@@ -88,6 +89,7 @@ class Job:
     pending_signal: PendingSignal
     ray: Sharing | None = None
     secret: Secret | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def display(self) -> ProgressDisplay:
@@ -139,7 +141,9 @@ class Job:
         """Place the members, run them to the end, fetch the trained weights. Raises OrchestratorError for what goes wrong
         before the first member is started; later troubles are in the outcome."""
         plan = self.plan
-        self.display.say(f"starting {summary.layout(plan)}")
+        self.display.say(f"starting {summary.layout(plan)}{self._crowding()}")
+        for note in self.notes:
+            self.display.say(f"note: {note}")
         # What is started from here on inherits it; a Ray that is shared has been started, and is told by the slots.
         own = determinism.environment_of(plan.run.compute.arithmetic if self.ray is None else "native")
         with own, (self.ray or self._own_ray)(plan) as ray:
@@ -253,10 +257,14 @@ class Job:
         if cluster.address is not None:
             return JoinedRay(cluster.address)
         members = cluster.members.total(cluster.members.most)
-        cpus, cores = cluster.cpus * members, len(os.sched_getaffinity(0))
-        if cpus > cores:
-            self.display.say(f"note: {members} processes that want {cpus:g} CPUs share {cores} cores")
-        return LocalRay(cpus, cluster.timeouts.start_s, self._check, runtime_envs=False)
+        return LocalRay(cluster.cpus * members, cluster.timeouts.start_s, self._check, runtime_envs=False)
+
+    def _crowding(self) -> str:
+        """Where members of an own, private Ray have less than a core each: how many there are."""
+        cluster, cores = self.plan.cluster, len(os.sched_getaffinity(0))
+        own = self.ray is None and cluster.address is None
+        crowded = own and cluster.cpus * cluster.members.total(cluster.members.most) > cores
+        return f", on {cores} core{'s' * (cores > 1)}" * crowded
 
 
 def requirements(plan: Plan, *, checkpoint: int | None = None, generation: int = 0, member: int = 0) -> Requirements:

@@ -28,6 +28,11 @@ class MemberDirectory:
         self._addresses[member] = addresses
         self._nodes[member] = node
 
+    def remove(self, member: int) -> None:
+        """It is gone."""
+        self._addresses.pop(member, None)
+        self._nodes.pop(member, None)
+
     def reaches_checkpoints(self, member: int) -> bool:
         return self._storage is not None and (self._everywhere or self._nodes[member] == self._here)
 

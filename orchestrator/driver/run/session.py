@@ -194,7 +194,8 @@ class Session:
             if self._looks is not None:
                 self._looks.hear(member, answer)
         elif heard.kind == "prepared":
-            self._prepared(member, answer)
+            if member not in self._over:
+                self._prepared(member, answer)
         elif "failed" in answer:
             self._decide(events.Failed(member, from_dict(answer["failed"])))
         elif "left" in answer:
@@ -277,16 +278,12 @@ class Session:
         """Handle a death once: each pending call to a dead member ends with the same report."""
         if member in self._over:
             return
-        self._over.add(member)
-        self._asked.pop(member, None)
-        if self._looks is not None:
-            self._looks.gone(member)
-        self._actor_slots.leave(member)
         pid = self._members.pid(member)
         activity = self._members.last_activity(member)
         last = None if activity is None else events.Heartbeat(member, **activity)
         why = f"its process (pid {pid}) ended" if pid is not None else "its process ended"
         why += "" if last is None else f" {fault_attribution.where(last)}"
+        self._forget(member)
         self._event_sink.lost(self._roles[member], member, why)
         self._decide(events.Died(member, why, details, last))
 
@@ -365,13 +362,20 @@ class Session:
         return step
 
     def _kill(self, member: int, why: str) -> None:
+        self._members.kill(member)
+        self._forget(member)
+        self._event_sink.lost(self._roles[member], member, why)
+
+    def _forget(self, member: int) -> None:
+        """It is dead, or killed here. Of as many as are lost nothing is kept but their roles: last words may come later."""
         self._over.add(member)
         self._asked.pop(member, None)
+        self._ready.pop(member, None)
         if self._looks is not None:
             self._looks.gone(member)
         self._actor_slots.leave(member)
-        self._members.kill(member)
-        self._event_sink.lost(self._roles[member], member, why)
+        self._member_directory.remove(member)
+        self._members.forget(member)
 
     def _end(self, error: OrchestratorError | None) -> None:
         """End the run. The first error is the one that is reported."""

@@ -55,9 +55,10 @@ class CrashRecordReader:
             raise FileNotFoundError(f"{path} is no crash record")
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            self._words = memoryview(mmap.mmap(handle, _SIZE_BYTES, prot=mmap.PROT_READ)).cast("q")
+            self._map = mmap.mmap(handle, _SIZE_BYTES, prot=mmap.PROT_READ)
         finally:
             os.close(handle)
+        self._words = memoryview(self._map).cast("q")
 
     def last(self) -> Mapping[str, Any] | None:
         """`{"activity", "step", "shard", "beats"}` as `Heartbeat.snapshot` has them; None before the first note."""
@@ -71,6 +72,11 @@ class CrashRecordReader:
             **{key: None if n < 0 else n for key, n in found.items()},
             "beats": notes,
         }
+
+    def close(self) -> None:
+        """Let go of the memory, and of the descriptor that Python keeps of whatever is mapped."""
+        self._words.release()
+        self._map.close()
 
 
 def _start_of(notes: int) -> int:

@@ -1,0 +1,41 @@
+"""What `make setup` prints: what failed, and nothing of what pip warns of on the way."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from tests.projects import REPOSITORY
+
+WARNING = "WARNING: Location 'a folder' is ignored"
+
+
+def make_setup(folder: Path, *, pip_exits: int) -> subprocess.CompletedProcess[str]:
+    """In a folder of its own, with a pip that warns and comes to nothing."""
+    shutil.copy(REPOSITORY / "Makefile", folder)
+    for name in ("pyproject.toml", "constraints.txt"):
+        (folder / name).touch()
+    python = folder / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\necho "$@"\necho "{WARNING}" >&2\nexit {pip_exits}\n')
+    python.chmod(0o755)
+    return subprocess.run(["make", "setup"], cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_where_pip_succeeds_nothing_of_it_is_shown(tmp_path: Path) -> None:
+    done = make_setup(tmp_path, pip_exits=0)
+    assert done.returncode == 0, done.stderr
+    assert WARNING not in done.stdout + done.stderr
+    log = (tmp_path / ".venv" / "install.log").read_text()
+    assert "-m pip install --constraint constraints.txt --editable .[examples,dev]" in log
+    assert WARNING in log
+    assert (tmp_path / ".venv" / ".installed").exists()
+
+
+def test_where_pip_fails_all_that_it_said_is_shown(tmp_path: Path) -> None:
+    done = make_setup(tmp_path, pip_exits=1)
+    assert done.returncode == 2
+    assert WARNING in done.stderr
+    assert "it failed: .venv/bin/python -m pip install" in done.stderr
+    assert not (tmp_path / ".venv" / ".installed").exists()
