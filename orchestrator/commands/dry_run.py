@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.control.shard_assignment import assign_shards
 from orchestrator.driver.record import initial, preflight
-from orchestrator.driver.run.job import layout
+from orchestrator.driver.report.layout import layout
 from orchestrator.engine.compute import construction
 from orchestrator.plan import Plan
 from orchestrator.plan.resolve import resolve

@@ -33,6 +33,7 @@ from orchestrator.driver.record.preflight import Provenance
 from orchestrator.driver.record.private import Private
 from orchestrator.driver.record.record import Record
 from orchestrator.driver.report import pictures, summary
+from orchestrator.driver.report.layout import layout
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.drift_watch import DriftWatch
@@ -295,16 +296,6 @@ def storage_of(plan: Plan, files: RunFolder) -> str:
     """Where the run's checkpoints lie: a path, or a URL under which several runs may lie."""
     uri = plan.checkpoints.uri
     return str(files.checkpoints) if uri is None else f"{uri.rstrip('/')}/{files.path.name}"
-
-
-def layout(plan: Plan) -> str:
-    """What a run was executed on, in words, such as "3 workers and 1 server, topology parameter_server"."""
-    of = plan.cluster.members
-    number = str(of.most) if of.start == of.most else f"{of.start} to {of.most}"
-    counts = [(number, "worker"), (str(of.spares), "spare"), (str(of.servers), "server")]
-    members = [f"{count} {role}{'s' * (count != '1')}" for count, role in counts if count != "0"]
-    stages = f"{of.stages} stages, pipeline {plan.pipelining.name}, " if of.stages > 1 else ""
-    return f"{' and '.join(members)}, {stages}topology {plan.exchange.topology.name}"
 
 
 def _schedule(plan: Plan) -> Schedule:
