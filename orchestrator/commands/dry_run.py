@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.control.shard_assignment import assign_stages, deal
 from orchestrator.driver.record import initial, preflight
-from orchestrator.driver.report.summary import layout
+from orchestrator.driver.report.layout import layout
 from orchestrator.engine.compute import construction
 from orchestrator.engine.stages.rehearsal import rehearse_cuts
 from orchestrator.plan import Plan

@@ -1,8 +1,10 @@
-"""What a plan says of workers, stages and batches is what a launch would do."""
+"""What a plan says of workers, stages and batches is what a launch would do; it imports neither Ray nor MLflow for that."""
 
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -56,3 +58,16 @@ def test_what_cannot_be_cut_is_told_before_anything_is_started() -> None:
     plan = resolve(settings_for(pipelines.Small, Layout(2, stages=2), shards=6))
     with pytest.raises(ConfigurationError, match=r"cluster\.stages: the model cannot be cut into 2 stages"):
         rehearse_cuts(plan)
+
+
+SCENE = """
+import sys
+import orchestrator.commands.dry_run
+assert "torch" in sys.modules
+assert not {"ray", "mlflow", "matplotlib", "requests"} & sys.modules.keys()
+"""
+
+
+@pytest.mark.slow
+def test_a_plan_needs_no_ray() -> None:
+    subprocess.run([sys.executable, "-c", SCENE], check=True)

@@ -24,8 +24,9 @@ from orchestrator.driver.record.predecessor import Predecessor
 from orchestrator.driver.record.preflight import ORCHESTRATOR
 from orchestrator.driver.record.private import COMMITMENT, commitment_in
 from orchestrator.driver.record.trained_model import MadeOf, TrainedModel
-from orchestrator.driver.report import card, description, pictures, summary
+from orchestrator.driver.report import card, description, pictures
 from orchestrator.driver.report.description import Layout
+from orchestrator.driver.report.layout import layout
 from orchestrator.driver.report.outcome import Outcome, Status
 from orchestrator.driver.report.page import as_html, cleaned, markdown
 from orchestrator.engine import executions
@@ -266,8 +267,8 @@ class Record:
 
     def _put_card(self, outcome: Outcome) -> None:
         contents = self._card(outcome)
-        layout = Layout(summary.layout(resolve(self._settings)), len(outcome.recoveries))
-        self.tracker.tag(description.TAG, self._masker.text(description.description(contents, layout)))
+        on = Layout(layout(resolve(self._settings)), len(outcome.recoveries))
+        self.tracker.tag(description.TAG, self._masker.text(description.description(contents, on)))
         page = cleaned(card.page(contents), self._masker.text)
         put(self.files.card, markdown(page))
         with contextlib.suppress(OSError):  # of a picture; the page in Markdown names it

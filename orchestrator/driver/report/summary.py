@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 
 from orchestrator.driver.report.outcome import Outcome
-from orchestrator.plan import Plan
 from orchestrator.records import times
 from orchestrator.tracking import is_server, run_page
 
@@ -31,16 +30,6 @@ def _size(size: int) -> str:
         if size >= one:
             return f"{size / one:.3g} {unit}"
     return f"{size} bytes"
-
-
-def layout(plan: Plan) -> str:
-    """What a run was executed on, in words, such as "3 workers and 1 server, topology parameter_server"."""
-    of = plan.cluster.members
-    number = str(of.most) if of.start == of.most else f"{of.start} to {of.most}"
-    counts = [(number, "worker"), (str(of.spares), "spare"), (str(of.servers), "server")]
-    members = [f"{count} {role}{'s' * (count != '1')}" for count, role in counts if count != "0"]
-    stages = f"{of.stages} stages, pipeline {plan.pipelining.name}, " if of.stages > 1 else ""
-    return f"{' and '.join(members)}, {stages}topology {plan.exchange.topology.name}"
 
 
 def not_recorded(why: str, run_id: str, uri: str | None, noun: str = "run") -> str:

@@ -33,6 +33,7 @@ from orchestrator.driver.record.preflight import Provenance
 from orchestrator.driver.record.private import Private
 from orchestrator.driver.record.record import Record
 from orchestrator.driver.report import pictures, summary
+from orchestrator.driver.report.layout import layout
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.drift_watch import DriftWatch
@@ -134,14 +135,14 @@ class Job:
         if outcome.error is None:
             own_uri = default_uri(record.files.path.parent)
             look = summary.look(tracker.run_id, tracker.experiment_id, record.store.uri, own_uri)
-            display.say(summary.text(outcome, tracker.name, summary.layout(plan), tracker.run_id, look))
+            display.say(summary.text(outcome, tracker.name, layout(plan), tracker.run_id, look))
         return tracker.run_id, outcome
 
     def _run(self, opening: Future[Record], run_start: RunStart) -> Outcome:
         """Place the members, run them to the end, fetch the trained weights. Raises OrchestratorError for what goes wrong
         before the first member is started; later troubles are in the outcome."""
         plan = self.plan
-        self.display.say(f"starting {summary.layout(plan)}{self._crowding()}")
+        self.display.say(f"starting {layout(plan)}{self._crowding()}")
         for note in self.notes:
             self.display.say(f"note: {note}")
         # What is started from here on inherits it; a Ray that is shared has been started, and is told by the slots.

@@ -1,0 +1,15 @@
+"""The layout of a run in words. What only checks a configuration needs it too, and no Ray."""
+
+from __future__ import annotations
+
+from orchestrator.plan import Plan
+
+
+def layout(plan: Plan) -> str:
+    """What a run was executed on, in words, such as "3 workers and 1 server, topology parameter_server"."""
+    of = plan.cluster.members
+    number = str(of.most) if of.start == of.most else f"{of.start} to {of.most}"
+    counts = [(number, "worker"), (str(of.spares), "spare"), (str(of.servers), "server")]
+    members = [f"{count} {role}{'s' * (count != '1')}" for count, role in counts if count != "0"]
+    stages = f"{of.stages} stages, pipeline {plan.pipelining.name}, " if of.stages > 1 else ""
+    return f"{' and '.join(members)}, {stages}topology {plan.exchange.topology.name}"
