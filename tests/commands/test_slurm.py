@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.slurm]
 DASHBOARD = Path(sys.prefix) / "dashboard"  # of `make test-long`; where gRPC is, a head has one server more
 SHORT, LONG = (
     ("conf=digits", "cluster.workers=2", "run.steps=120"),
-    ("conf=digits", "cluster.workers=2", "run.steps=900"),
+    ("conf=digits", "cluster.workers=2", "run.steps=600"),
 )
 
 
