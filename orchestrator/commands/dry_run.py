@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.control.shard_assignment import assign_shards
-from orchestrator.driver.record import initial, preflight
+from orchestrator.driver.before_start import initial, preflight
 from orchestrator.driver.run.job import layout
-from orchestrator.engine.compute import construction
+from orchestrator.engine.model import construction
 from orchestrator.plan import Plan
 from orchestrator.plan.resolve import resolve
 from orchestrator.settings import Settings

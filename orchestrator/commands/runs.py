@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from orchestrator.driver.record.folders import NAME, project_folder
+from orchestrator.driver.folders import NAME, project_folder
 from orchestrator.errors import UsageError
 from orchestrator.tracking import Past, Store, is_server
 

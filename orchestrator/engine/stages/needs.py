@@ -14,9 +14,9 @@ from contextlib import redirect_stdout
 from dataclasses import replace
 from os import devnull
 
-from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.compute.workload import Workload
 from orchestrator.engine.exchange.footprint import stage_bytes, worker_bytes
+from orchestrator.engine.model.replica import Replica
+from orchestrator.engine.model.workload import Workload
 from orchestrator.engine.stages.planning import cuts_of, summary, surveyed
 from orchestrator.numerics.determinism import left_as_it_was
 from orchestrator.pipeline import find
