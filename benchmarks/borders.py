@@ -26,8 +26,8 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from orchestrator import Pipeline
-from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.compute.workload import Workload
+from orchestrator.engine.model.replica import Replica
+from orchestrator.engine.model.workload import Workload
 from orchestrator.engine.stages.cuts import Cuts, choose, cut
 from orchestrator.engine.stages.survey import survey
 from orchestrator.engine.stages.whole import WholeModel

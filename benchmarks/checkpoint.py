@@ -37,7 +37,7 @@ from torch import nn
 from orchestrator.checkpoints.catalog import Catalog
 from orchestrator.checkpoints.storage import LocalFolder
 from orchestrator.checkpoints.writer import Writer
-from orchestrator.engine.compute.snapshot import capture
+from orchestrator.engine.model.snapshot import capture
 
 LAYERS = 24
 WIDTHS = {"0.4": 128, "25": 1024, "100": 2048}  # millions of parameters -> width of each layer

@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 
-from orchestrator.engine.exchange.carriers import Carriers
 from orchestrator.engine.exchange.collectives import Exchange, Memory
+from orchestrator.engine.step.carriers import Carriers
 from orchestrator.numerics.exact import MEANS
 from orchestrator.numerics.layout import Layout
 from orchestrator.topologies import build_schedule

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from benchmarks.loop import PIPELINES, run_engine, settings_of
-from orchestrator.driver.record import preflight
+from orchestrator.driver.before_start import preflight
 from orchestrator.engine import worker_hooks
 from orchestrator.numerics import exact
 from orchestrator.numerics.layout import Layout

@@ -92,8 +92,8 @@ def staleness(run_id: str, *, uri: str | None = None) -> list[Staleness]:
     run_id: or the beginning of it, or "last"; uri: of the MLflow store, None for the project's. The project is the working
     directory. Raises OrchestratorError where there is no such run, or its record is damaged.
     """
-    from orchestrator.driver.record.folders import project_folder
-    from orchestrator.driver.record.recorded import Recorded
+    from orchestrator.driver.folders import project_folder
+    from orchestrator.driver.recording.recorded import Recorded
     from orchestrator.tracking import Store
 
     folder = project_folder(Path.cwd())

@@ -21,7 +21,7 @@ import numpy
 import torch
 from safetensors.torch import load_file
 
-from orchestrator.engine.compute import construction
+from orchestrator.engine.model import construction
 from orchestrator.errors import PipelineRaised
 from orchestrator.numerics.determinism import left_as_it_was
 from orchestrator.numerics.digests import distinct_state

@@ -32,16 +32,16 @@ FLOORS = [
     "numerics",
     "simulation",
     "control",
-    "submission",
+    "job_files",
     "plan",
     "search",
     "settings",
-    "ensembles",
+    "combinations",
     "updates",
-    "samples",
+    "sampling",
     "pipeline",
     "synchrony",
-    "pipelining",
+    "pipeline_orders",
     "topologies",
     "table",
     "values",
@@ -52,11 +52,11 @@ FLOORS = [
 ]
 # Rooms of a floor, in the same order: packages, and modules that stand beside them.
 ROOMS = {
-    "driver": ["sweep", "run", "record", "report", "terminal"],
-    "cluster": ["placement", "slurm", "sessions", "actors", "jobs"],
+    "driver": ["sweep", "run", "recording", "before_start", "report", "folders", "terminal"],
+    "cluster": ["placement", "slurm", "sessions", "actors", "ray_jobs"],
     "engine": [
-        *("worker", "server", "worker_hooks", "executions"),
-        *("asynchronous", "stages", "execution", "ensemble", "admission", "compute", "exchange", "member"),
+        *("worker", "server", "worker_hooks", "modes", "loop", "asynchronous", "stages", "step"),
+        *("ensemble", "admission", "between_steps", "model", "exchange", "member"),
     ],
     "provenance": ["crates", "data", "environment", "code"],
     "control": [
@@ -81,7 +81,7 @@ ONLY_ROOM = {
 MOST_PARAMETERS = 7
 CALLS = ("importlib.import_module", "import_module", "__import__")
 STANDARD_LIBRARY_ONLY = ["records", "errors", "references"]
-PYDANTIC_TOO = ["values", "table", "topologies", "pipelining", "synchrony"]
+PYDANTIC_TOO = ["values", "table", "topologies", "pipeline_orders", "synchrony"]
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "orchestrator"

@@ -11,7 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from orchestrator.driver.record.folders import RunFolder
+from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.sweep.record import SweepRecord
 from orchestrator.driver.terminal import child_process
 from orchestrator.driver.terminal.signals import PendingSignal

@@ -8,8 +8,8 @@ from typing import Any
 
 from orchestrator.data import drift
 from orchestrator.data.drift import Drift
-from orchestrator.driver.record.folders import project_folder
-from orchestrator.driver.record.recorded import Recorded
+from orchestrator.driver.folders import project_folder
+from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report import pictures
 from orchestrator.errors import UsageError
 from orchestrator.provenance.code.ancestry import Ancestry, ancestry

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.driver.record.folders import NAME
+from orchestrator.driver.folders import NAME
 from orchestrator.errors import UsageError
 from orchestrator.settings import choices, names
 

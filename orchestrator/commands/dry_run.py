@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.control.shard_assignment import assign_stages, deal
-from orchestrator.driver.record import initial, preflight
+from orchestrator.driver.before_start import initial, preflight
 from orchestrator.driver.report.layout import layout
-from orchestrator.engine.compute import construction
+from orchestrator.engine.model import construction
 from orchestrator.engine.stages.rehearsal import rehearse_cuts
 from orchestrator.plan import Plan
 from orchestrator.plan.resolve import resolve

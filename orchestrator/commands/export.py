@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.commands import rebuild
-from orchestrator.driver.record import initial
-from orchestrator.driver.record.folders import project_folder
-from orchestrator.driver.record.recorded import Recorded
+from orchestrator.driver.before_start import initial
+from orchestrator.driver.folders import project_folder
+from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import ConfigurationError, NotRerunnable, UsageError
 from orchestrator.provenance.code import checkout

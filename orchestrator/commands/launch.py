@@ -10,18 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.driver.record import initial, preflight, private
-from orchestrator.driver.record.folders import project_folder
-from orchestrator.driver.record.opening import open_record
-from orchestrator.driver.record.preflight import Provenance
-from orchestrator.driver.record.record import Record
+from orchestrator.driver.before_start import initial, preflight, private
+from orchestrator.driver.before_start.preflight import Provenance
+from orchestrator.driver.folders import project_folder
+from orchestrator.driver.recording.opening import open_record
+from orchestrator.driver.recording.record import Record
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.event_sink import Audience, Callback
 from orchestrator.driver.run.job import Beside, Job, Sharing, requirements
 from orchestrator.driver.run.session import RunStart
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import for_stream
-from orchestrator.engine.compute import construction
+from orchestrator.engine.model import construction
 from orchestrator.engine.stages.rehearsal import rehearse_cuts
 from orchestrator.errors import ConfigurationError, RunFailed, UsageError
 from orchestrator.plan import Plan

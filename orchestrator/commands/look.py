@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from orchestrator.driver.record import mailbox
-from orchestrator.driver.record.folders import RunFolder, project_folder
+from orchestrator.driver.folders import RunFolder, project_folder
+from orchestrator.driver.run import mailbox
 from orchestrator.errors import RunFailed, UsageError, from_dict
 from orchestrator.tracking import Past, Store
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from orchestrator.commands.launch import launch
 from orchestrator.commands.resume import resume
-from orchestrator.driver.record.folders import project_folder
-from orchestrator.driver.record.recorded import Recorded
+from orchestrator.driver.folders import project_folder
+from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.settings import Settings, kept

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.driver.record.recorded import Recorded
+from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal import child_process, signals
 from orchestrator.driver.terminal.progress import ProgressDisplay, duration
 from orchestrator.errors import ConfigurationError, Interrupted, NotRerunnable, OrchestratorError, UsageError

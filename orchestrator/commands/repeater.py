@@ -19,8 +19,8 @@ from typing import Any
 
 from orchestrator.commands import serving
 from orchestrator.commands.rebuild import Rebuilt
-from orchestrator.driver.record import initial
-from orchestrator.driver.record.recorded import Recorded
+from orchestrator.driver.before_start import initial
+from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report import description
 from orchestrator.driver.terminal import child_process, signals
 from orchestrator.driver.terminal.progress import ProgressDisplay

@@ -24,9 +24,9 @@ from typing import Any
 from orchestrator.commands import rebuild, trust
 from orchestrator.commands.compare import between
 from orchestrator.commands.repeater import Repeater, failure
-from orchestrator.driver.record import initial, private
-from orchestrator.driver.record.folders import RunFolder, project_folder
-from orchestrator.driver.record.recorded import Recorded
+from orchestrator.driver.before_start import initial, private
+from orchestrator.driver.folders import RunFolder, project_folder
+from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, UsageError
 from orchestrator.provenance.code import checkout

@@ -16,17 +16,18 @@ from orchestrator.checkpoints.catalog import Catalog
 from orchestrator.checkpoints.manifest import Manifest
 from orchestrator.checkpoints.state import TrainingState
 from orchestrator.checkpoints.storage import open_storage
-from orchestrator.driver.record import initial, preflight, private, unsent
-from orchestrator.driver.record.folders import RunFolder, project_folder
-from orchestrator.driver.record.opening import reopen_record
-from orchestrator.driver.record.recorded import Recorded
+from orchestrator.driver.before_start import initial, preflight, private
+from orchestrator.driver.folders import RunFolder, project_folder
+from orchestrator.driver.recording import unsent
+from orchestrator.driver.recording.opening import reopen_record
+from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.event_sink import Audience
 from orchestrator.driver.run.job import Beside, Job, Sharing, requirements, storage_of
 from orchestrator.driver.run.session import RunStart
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
-from orchestrator.engine.compute import snapshot
+from orchestrator.engine.model import snapshot
 from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable, UsageError
 from orchestrator.plan import Plan
 from orchestrator.plan.resolve import resolve

@@ -10,8 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from orchestrator.driver.record import unsent
-from orchestrator.driver.record.folders import NAME, project_folder
+from orchestrator.driver.folders import NAME, project_folder
+from orchestrator.driver.recording import unsent
 from orchestrator.errors import UsageError
 from orchestrator.tracking import Past, Store, is_server
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.driver.report.pictures import simulated
-from orchestrator.engine.compute import construction
+from orchestrator.engine.model import construction
 from orchestrator.errors import UsageError
 from orchestrator.plan.resolve import resolve
 from orchestrator.settings import Settings, load

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.driver.record import preflight
+from orchestrator.driver.before_start import preflight
 from orchestrator.engine.stages.needs import needs
 from orchestrator.errors import ConfigurationError, PipelineRaised
 from orchestrator.plan import Plan

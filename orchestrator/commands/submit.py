@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cluster.jobs import Jobs
-from orchestrator.driver.record.folders import project_folder
+from orchestrator.cluster.ray_jobs import Jobs
+from orchestrator.driver.folders import project_folder
 from orchestrator.errors import UsageError
+from orchestrator.job_files import entry, kubernetes, slurm
+from orchestrator.job_files.entry import Submission
 from orchestrator.plan.resolve import resolve
 from orchestrator.settings import load
-from orchestrator.submission import entry, kubernetes, slurm
-from orchestrator.submission.entry import Submission
 
 _SCHEMES = ("http", "https", "ray")
 _FOLDER = "submissions"

@@ -16,12 +16,13 @@ from typing import Literal
 from orchestrator.cluster.sessions import RaySession
 from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.cluster.sessions.local import LocalRay
+from orchestrator.combinations import laws as combination_laws
 from orchestrator.commands import combining
 from orchestrator.commands.resume import recorded_project
 from orchestrator.commands.trials import Trials, failed_all
-from orchestrator.driver.record import initial, preflight
-from orchestrator.driver.record.folders import project_folder
-from orchestrator.driver.record.recorded import Recorded
+from orchestrator.driver.before_start import initial, preflight
+from orchestrator.driver.folders import project_folder
+from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report import pictures
 from orchestrator.driver.report.summary import not_recorded
 from orchestrator.driver.sweep.board import Board, Seen, ranked, show_point
@@ -29,8 +30,7 @@ from orchestrator.driver.sweep.record import Known, SweepRecord, folder_of, of_r
 from orchestrator.driver.sweep.report import SweepReport, report_of, summary_of_whole
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import for_stream
-from orchestrator.engine.compute import construction
-from orchestrator.ensembles import laws as combination_laws
+from orchestrator.engine.model import construction
 from orchestrator.errors import (
     ConfigurationError,
     Interrupted,

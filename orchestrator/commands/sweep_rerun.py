@@ -15,8 +15,8 @@ from typing import Any
 
 from orchestrator.commands.repeater import Repeater
 from orchestrator.commands.rerun import EXIT, judged, why_not
-from orchestrator.driver.record.folders import RunFolder, project_folder
-from orchestrator.driver.record.recorded import Recorded
+from orchestrator.driver.folders import RunFolder, project_folder
+from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.sweep.record import ENSEMBLE, Known, SweepFolder, folder_of, require_secret
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import ConfigurationError, Interrupted, NotRerunnable, OrchestratorError

@@ -22,8 +22,8 @@ from typing import Any
 from orchestrator.cluster.sessions import RaySession
 from orchestrator.commands.launch import launch
 from orchestrator.commands.resume import resume
-from orchestrator.driver.record.folders import RunFolder
-from orchestrator.driver.record.preflight import Provenance
+from orchestrator.driver.before_start.preflight import Provenance
+from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.job import Beside
 from orchestrator.driver.sweep.board import Board, TrialDisplay

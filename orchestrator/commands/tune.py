@@ -20,9 +20,9 @@ from typing import Any, Final
 
 from orchestrator.commands.probing import added_s, probing, with_values
 from orchestrator.commands.stage_tuning import as_dict, staged
-from orchestrator.driver.record import preflight
+from orchestrator.driver.before_start import preflight
 from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
-from orchestrator.engine.compute import construction
+from orchestrator.engine.model import construction
 from orchestrator.errors import UsageError
 from orchestrator.plan.resolve import resolve
 from orchestrator.settings import Settings

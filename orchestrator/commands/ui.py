@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from orchestrator.commands import serving
-from orchestrator.driver.record.folders import NAME, project_folder
+from orchestrator.driver.folders import NAME, project_folder
 from orchestrator.errors import RunFailed, UsageError
 from orchestrator.tracking import Store, experiment_page, is_server
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.driver.record.folders import RunFolder, project_folder
+from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
 from orchestrator.errors import UsageError
 from orchestrator.tracking import Store

@@ -11,7 +11,7 @@ import heapq
 from collections import Counter
 from collections.abc import Sequence
 
-from orchestrator.pipelining import Hosts
+from orchestrator.pipeline_orders import Hosts
 
 
 def assign_shards(shards: int, workers: int) -> tuple[tuple[int, ...], ...]:

@@ -15,9 +15,9 @@ from orchestrator.data.labels import Labels
 from orchestrator.errors import ConfigurationError, OrchestratorError
 from orchestrator.plan import Data, Variant
 from orchestrator.references import raised
-from orchestrator.samples.partitions import PARTITIONS
-from orchestrator.samples.population import Population, Real, Whole
-from orchestrator.samples.samplings import SAMPLINGS, misfit
+from orchestrator.sampling.partitions import PARTITIONS
+from orchestrator.sampling.population import Population, Real, Whole
+from orchestrator.sampling.samplings import SAMPLINGS, misfit
 
 _MOST_LABELS, _MOST_CLIENTS = 20, 1000
 

@@ -15,7 +15,7 @@ import torch
 from orchestrator.errors import ConfigurationError, PipelineRaised
 from orchestrator.numerics import streams
 from orchestrator.pipeline import Pipeline, naming
-from orchestrator.samples.population import Population, Real, Whole
+from orchestrator.sampling.population import Population, Real, Whole
 
 _LABELS = "return one whole number, text, true or false for each training sample, as a tensor, a list or an array"
 _WEIGHTS = "return one number for each training sample, 0 or more, as a tensor, a list or an array"

@@ -14,20 +14,20 @@ from orchestrator.engine.asynchronous.relay import Relay
 from orchestrator.engine.asynchronous.replay import ReplayRelay
 from orchestrator.engine.asynchronous.rest import Terms
 from orchestrator.engine.asynchronous.traffic import DeltaMemory, Traffic
-from orchestrator.engine.compute import construction, evaluation
-from orchestrator.engine.exchange import state_transfer
-from orchestrator.engine.exchange.carriers import Carriers
+from orchestrator.engine.between_steps import evaluation, state_transfer
+from orchestrator.engine.between_steps.run_state import RunState
+from orchestrator.engine.between_steps.timing import Timing
 from orchestrator.engine.exchange.collectives import VOTES, Exchange, Memory
 from orchestrator.engine.exchange.footprint import sums_of
-from orchestrator.engine.exchange.lattice_carrier import LatticeCarrier
-from orchestrator.engine.execution.adder import Adder
-from orchestrator.engine.execution.executor import Executor
-from orchestrator.engine.execution.lockstep import Lockstep, StepContents
-from orchestrator.engine.execution.loop import Loop
-from orchestrator.engine.execution.run_state import RunState
-from orchestrator.engine.execution.timing import Timing
+from orchestrator.engine.loop import Loop
 from orchestrator.engine.member.cancellation import CancellableTransport, live
 from orchestrator.engine.member.generation import Connect, Ended, Generation, ProcessServices
+from orchestrator.engine.model import construction
+from orchestrator.engine.step.adder import Adder
+from orchestrator.engine.step.carriers import Carriers
+from orchestrator.engine.step.executor import Executor
+from orchestrator.engine.step.lattice_carrier import LatticeCarrier
+from orchestrator.engine.step.lockstep import Lockstep, StepContents
 from orchestrator.numerics import determinism
 from orchestrator.numerics.layout import Layout
 from orchestrator.plan import Plan

@@ -18,15 +18,15 @@ import torch
 from orchestrator.checkpoints.weights import Weights
 from orchestrator.data.loaders import Loaders, Recipe
 from orchestrator.engine.admission import portability, proof
-from orchestrator.engine.compute import construction
-from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.compute.updater import Updater
-from orchestrator.engine.compute.workload import Workload
-from orchestrator.engine.execution.loop import Loop
-from orchestrator.engine.execution.timing import Timing
-from orchestrator.engine.executions import Moment, Parts, execution
+from orchestrator.engine.between_steps.timing import Timing
+from orchestrator.engine.loop import Loop
 from orchestrator.engine.member.cancellation import CancellableTransport, live
 from orchestrator.engine.member.generation import Connect, Ended, Generation, ProcessServices
+from orchestrator.engine.model import construction
+from orchestrator.engine.model.replica import Replica
+from orchestrator.engine.model.updater import Updater
+from orchestrator.engine.model.workload import Workload
+from orchestrator.engine.modes import Moment, Parts, execution
 from orchestrator.engine.server import Server
 from orchestrator.engine.worker_hooks import WorkerHooks, WorkerState
 from orchestrator.errors import ConfigurationError

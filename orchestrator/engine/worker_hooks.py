@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.checkpoints.state import TrainingState
-from orchestrator.engine.compute import evaluation, snapshot
-from orchestrator.engine.compute.workload import Workload
-from orchestrator.engine.exchange import state_transfer
+from orchestrator.engine.between_steps import evaluation, state_transfer
+from orchestrator.engine.between_steps.replica_state import ReplicaState
+from orchestrator.engine.between_steps.replicated import Boundary
+from orchestrator.engine.between_steps.run_state import RunState
+from orchestrator.engine.between_steps.timing import Timing
 from orchestrator.engine.exchange.collectives import VOTES
-from orchestrator.engine.execution.boundary import Boundary
-from orchestrator.engine.execution.loop import Loop
-from orchestrator.engine.execution.replica_state import ReplicaState
-from orchestrator.engine.execution.run_state import RunState
-from orchestrator.engine.execution.timing import Timing
+from orchestrator.engine.loop import Loop
 from orchestrator.engine.member.cancellation import CancellableTransport
 from orchestrator.engine.member.generation import INITIAL, Entry, Generation, ProcessServices
+from orchestrator.engine.model import snapshot
+from orchestrator.engine.model.workload import Workload
 from orchestrator.engine.stages.messages import WAITS
 from orchestrator.engine.stages.stage_state import StageState
 from orchestrator.errors import Inconsistent

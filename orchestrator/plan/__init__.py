@@ -252,7 +252,9 @@ class Plan:
     checkpoints: Checkpoints
     cadence: Cadence
     sync: Variant  # of `orchestrator.synchrony`
-    pipelining: Variant = Variant("1f1b", {})  # of `orchestrator.pipelining`; means nothing where there is one stage
+    pipelining: Variant = Variant(
+        "1f1b", {}
+    )  # of `orchestrator.pipeline_orders`; means nothing where there is one stage
     recompute: bool = False  # whether stages compute forward passes once more; means nothing where there is one stage
     replay: tuple[Mapping[str, Any], ...] = ()  # the records of rests that are repeated; none where replicas run live
 

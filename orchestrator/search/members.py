@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from orchestrator.ensembles import COMBINATIONS
+from orchestrator.combinations import COMBINATIONS
 from orchestrator.errors import ConfigurationError
 from orchestrator.search.asking import Ask, Search
 from orchestrator.search.declared import read_own

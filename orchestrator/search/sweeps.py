@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from orchestrator.ensembles import COMBINATIONS
+from orchestrator.combinations import COMBINATIONS
 from orchestrator.errors import ConfigurationError
 from orchestrator.records import masking
 from orchestrator.search import SEARCHES

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from orchestrator.errors import ConfigurationError
-from orchestrator.pipelining import PIPELINING
-from orchestrator.samples.partitions import PARTITIONS
-from orchestrator.samples.samplings import SAMPLINGS
-from orchestrator.samples.subsets import SUBSETS
+from orchestrator.pipeline_orders import PIPELINING
+from orchestrator.sampling.partitions import PARTITIONS
+from orchestrator.sampling.samplings import SAMPLINGS
+from orchestrator.sampling.subsets import SUBSETS
 from orchestrator.settings.rules import RULES
 from orchestrator.settings.rules.rule import Rule
 from orchestrator.settings.sections import (

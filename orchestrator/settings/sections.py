@@ -129,7 +129,7 @@ class PipelineSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionSettings:
-    """Which samples a shard draws from; see `orchestrator/samples/partitions`. Options as those of a topology."""
+    """Which samples a shard draws from; see `orchestrator/sampling/partitions`. Options as those of a topology."""
 
     name: str = field(default="shared", metadata=result("How the training samples are divided among the shards."))
     options: dict[str, Any] = field(
@@ -139,7 +139,7 @@ class PartitionSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingSettings:
-    """How a shard draws from its samples; see `orchestrator/samples/samplings.py`. Options as those of a topology."""
+    """How a shard draws from its samples; see `orchestrator/sampling/samplings.py`. Options as those of a topology."""
 
     name: str = field(default="uniform", metadata=result("How a shard draws from its samples."))
     options: dict[str, Any] = field(
@@ -149,7 +149,7 @@ class SamplingSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SubsetSettings:
-    """Which training samples the run has; see `orchestrator/samples/subsets.py`. Options as those of a topology."""
+    """Which training samples the run has; see `orchestrator/sampling/subsets.py`. Options as those of a topology."""
 
     name: str = field(default="all", metadata=result("Which of the training samples the run has at all."))
     options: dict[str, Any] = field(
@@ -180,7 +180,7 @@ class DataSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class OrderSettings:
-    """In which order stages take shards forward and backward; see `orchestrator/pipelining`. Options as those of a topology."""
+    """In which order stages take shards forward and backward; see `orchestrator/pipeline_orders`. Options as a topology's."""
 
     name: str = field(
         default="1f1b",

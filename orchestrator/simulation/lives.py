@@ -4,7 +4,7 @@ The members of this world do what the protocol says and nothing else: they start
 called off, and begin again. What the controller orders happens after the times that the conditions give. A step that a loss
 interrupts is computed again; when all are lost, so is what was done since the last checkpoint.
 
-What it does not do: torn messages and races, which `tests/simulation` is about.
+What it does not do: torn messages and races, which `tests/virtual_cluster` is about.
 """
 
 from __future__ import annotations

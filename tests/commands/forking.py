@@ -26,7 +26,7 @@ LOADED = (  # what commands import once they need it
     "orchestrator.commands.launch",
     "orchestrator.engine.worker",
     "orchestrator.provenance.crates",
-    "orchestrator.driver.record.preflight",
+    "orchestrator.driver.before_start.preflight",
 )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.driver.record import preflight
+from orchestrator.driver.before_start import preflight
 from orchestrator.errors import ConfigurationError
 from orchestrator.settings import load
 from orchestrator.synchrony import laws as synchrony_laws

@@ -17,8 +17,8 @@ import pytest
 
 from orchestrator.commands import rebuild
 from orchestrator.commands.rebuild import Rebuilt
-from orchestrator.driver.record.folders import RunFolder
-from orchestrator.driver.record.recorded import Recorded
+from orchestrator.driver.folders import RunFolder
+from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import ConfigurationError, Interrupted, NotRerunnable, UsageError
 from orchestrator.provenance.code.checkout import Restored
 from orchestrator.provenance.environment import layers, own_wheel, packages

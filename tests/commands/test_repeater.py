@@ -10,8 +10,8 @@ import pytest
 
 from orchestrator.commands.repeater import Reached
 from orchestrator.commands.rerun import why_not
-from orchestrator.driver.record.folders import RunFolder
-from orchestrator.driver.record.recorded import Recorded
+from orchestrator.driver.folders import RunFolder
+from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.tracking import Past
 

@@ -10,8 +10,8 @@ from typing import Any
 from orchestrator.checkpoints.catalog import Catalog
 from orchestrator.checkpoints.storage import open_storage
 from orchestrator.commands.resume import beginning_of, recorded_project
-from orchestrator.driver.record.folders import RunFolder, project_folder
-from orchestrator.driver.record.recorded import Recorded
+from orchestrator.driver.folders import RunFolder, project_folder
+from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.run.job import storage_of
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.plan.resolve import resolve

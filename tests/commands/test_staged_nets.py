@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from orchestrator.engine.compute.initial import digest_of
+from orchestrator.engine.model.initial import digest_of
 from tests.commands.test_stages import wait_for_recoveries
 from tests.commands.watching import WatchedRun
 from tests.projects import Project

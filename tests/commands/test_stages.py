@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from orchestrator.engine.compute.initial import digest_of
+from orchestrator.engine.model.initial import digest_of
 from tests.commands.alone import alone, assert_as_alone
 from tests.commands.watching import WatchedRun
 from tests.projects import REPOSITORY, Done, Project

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.commands.watch import Tail
-from orchestrator.driver.record.folders import RunFolder
+from orchestrator.driver.folders import RunFolder
 from tests.projects import Project
 
 

@@ -14,8 +14,8 @@ from orchestrator.data.labels import Labels
 from orchestrator.errors import ConfigurationError, OrchestratorError, PipelineRaised
 from orchestrator.pipeline import Pipeline
 from orchestrator.plan import Data, Variant
-from orchestrator.samples import samplings
-from orchestrator.samples.partitions import laws
+from orchestrator.sampling import samplings
+from orchestrator.sampling.partitions import laws
 from orchestrator.values import Steps
 
 LABELS = [3, 1, 1, 3, 7, 1]

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from orchestrator.data.drift import compare
 from orchestrator.data.profile import profile
 from orchestrator.data.profiling import Profiling
-from orchestrator.driver.record.predecessor import Predecessor
+from orchestrator.driver.recording.predecessor import Predecessor
 from orchestrator.driver.run.drift_watch import DriftWatch
 from orchestrator.plan import Compute, Run, Source
 

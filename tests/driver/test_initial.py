@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from orchestrator.driver.record import initial
-from orchestrator.engine.compute import initial as weights
+from orchestrator.driver.before_start import initial
+from orchestrator.engine.model import initial as weights
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.settings import InitialSettings
 from orchestrator.tracking import models

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.driver.record import mailbox
-from orchestrator.driver.record.mailbox import Mailbox
+from orchestrator.driver.run import mailbox
 from orchestrator.driver.run.looks import Looks, refusal
+from orchestrator.driver.run.mailbox import Mailbox
 from orchestrator.engine.asynchronous.held_slice import Answer
 from orchestrator.errors import UsageError
 from orchestrator.plan import Plan

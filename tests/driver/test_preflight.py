@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.driver.record import preflight
+from orchestrator.driver.before_start import preflight
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.provenance.data import versions
 from orchestrator.settings import load
@@ -149,7 +149,7 @@ def test_what_a_client_dropped_is_not_added_by_another(project: Path) -> None:
 STAGED = """
 import torch
 from orchestrator import Pipeline
-from orchestrator.pipelining import Order
+from orchestrator.pipeline_orders import Order
 from orchestrator.synchrony import build_mode
 from orchestrator.topologies import parameter_server
 class Empty(Pipeline):

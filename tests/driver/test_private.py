@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.driver.record import preflight, private
-from orchestrator.driver.record.folders import RunFolder
-from orchestrator.driver.record.private import Private
+from orchestrator.driver.before_start import preflight, private
+from orchestrator.driver.before_start.private import Private
+from orchestrator.driver.folders import RunFolder
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.plan.resolve import resolve
 from orchestrator.privacy.secret import Secret

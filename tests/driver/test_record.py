@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.driver.record.folders import RunFolder
-from orchestrator.driver.record.record import Contents, Record
+from orchestrator.driver.folders import RunFolder
+from orchestrator.driver.recording.record import Contents, Record
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.settings import load
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.driver.record.folders import RunFolder
-from orchestrator.driver.record.recorded import Recorded
+from orchestrator.driver.folders import RunFolder
+from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.settings import load, to_yaml
 from orchestrator.tracking import Past

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from orchestrator.driver.record.folders import RunFolder
+from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.run.time_log import TimeLog, summed
 from orchestrator.records.lines import read
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from orchestrator.driver.record import unsent
-from orchestrator.driver.record.folders import RunFolder
-from orchestrator.driver.record.unsent import Sent
+from orchestrator.driver.folders import RunFolder
+from orchestrator.driver.recording import unsent
+from orchestrator.driver.recording.unsent import Sent
 from orchestrator.tracking import default_uri, outbox
 from orchestrator.tracking.outbox import Outbox
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from orchestrator.engine import worker
-from orchestrator.engine.compute.replica import Replica
+from orchestrator.engine.model.replica import Replica
 from orchestrator.numerics import exact, staging
 from orchestrator.numerics.layout import Layout
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from orchestrator.engine.compute import construction
+from orchestrator.engine.model import construction
 from orchestrator.errors import ConfigurationError
 from orchestrator.numerics.determinism import left_as_it_was
 from orchestrator.plan import Variant

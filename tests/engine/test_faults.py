@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.engine.compute.replica import Replica
+from orchestrator.engine.model.replica import Replica
 from orchestrator.engine.worker import Ended
 from orchestrator.errors import ConfigurationError, Inconsistent, NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.pipeline import Pipeline

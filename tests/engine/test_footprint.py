@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.engine import executions
+from orchestrator.engine import modes as executions
 from orchestrator.engine.asynchronous import footprint as free_footprint
 from orchestrator.engine.exchange import footprint
 from orchestrator.engine.exchange.collectives import Memory

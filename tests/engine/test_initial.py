@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from orchestrator.engine.compute import initial
+from orchestrator.engine.model import initial
 from orchestrator.engine.worker import Worker
 from orchestrator.errors import ConfigurationError
 from orchestrator.numerics.digests import distinct_state, model_digest

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.engine.compute.local_steps import LocalSteps
+from orchestrator.engine.step.local_steps import LocalSteps
 from orchestrator.engine.worker import Worker
 from orchestrator.errors import ConfigurationError, NonFinite, PipelineRaised
 from orchestrator.plan.resolve import resolve

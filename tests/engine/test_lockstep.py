@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from orchestrator.engine.between_steps.run_state import RunState
 from orchestrator.engine.exchange.collectives import Exchange, Memory
 from orchestrator.engine.exchange.step_report import Consensus, Shape, StepReport
-from orchestrator.engine.execution.executor import Outcome
-from orchestrator.engine.execution.lockstep import Lockstep, StepContents
-from orchestrator.engine.execution.run_state import RunState
 from orchestrator.engine.member.generation import Withdrawn
 from orchestrator.engine.member.heartbeat import CalledOff
+from orchestrator.engine.step.executor import Outcome
+from orchestrator.engine.step.lockstep import Lockstep, StepContents
 from orchestrator.errors import Inconsistent, PipelineRaised
 from orchestrator.numerics.exact import FAST_MEANS, MEANS
 from orchestrator.numerics.grid import ABSENT, HEADROOM, Grid, magnitude_bits, needed_exponent

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from orchestrator import plan
-from orchestrator.engine.compute import evaluation
-from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.compute.workload import Workload
+from orchestrator.engine.between_steps import evaluation
+from orchestrator.engine.model.replica import Replica
+from orchestrator.engine.model.workload import Workload
 from orchestrator.numerics import staging
 from orchestrator.numerics.streams import seeded
 from orchestrator.pipeline import Pipeline

@@ -15,7 +15,7 @@ import torch
 import yaml
 
 from orchestrator.data.order import Order, Sampler
-from orchestrator.engine.compute import construction
+from orchestrator.engine.model import construction
 from orchestrator.numerics.streams import seeded
 from orchestrator.plan.resolve import resolve
 from orchestrator.settings import load

@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from orchestrator.control.shard_assignment import assign_shards
-from orchestrator.engine.compute import construction
 from orchestrator.engine.exchange.collectives import END, EVALUATION, EVALUATION_VOTE, LATTICE, LATTICE_KEYS, VOTE
+from orchestrator.engine.model import construction
 from orchestrator.engine.worker import Generation, Worker
 from orchestrator.errors import ConfigurationError, Inconsistent, NonFinite, PipelineRaised
 from orchestrator.numerics.grid import Grid

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.engine.execution.run_state import RunState
+from orchestrator.engine.between_steps.run_state import RunState
 from orchestrator.numerics.grid import Grid
 from orchestrator.plan import Watching
 from orchestrator.plan.resolve import resolve

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestrator.engine.compute.shard_states import ShardStates
 from orchestrator.engine.member import lasting_memory, shard_slots
 from orchestrator.engine.member.shard_slots import Row, ShardSlots
+from orchestrator.engine.model.shard_states import ShardStates
 from orchestrator.errors import Inconsistent
 from tests.engine.slot_schedules import Broken, OneSlot, Protocol, StampedFirst, hunt
 from tests.products import thinned

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from orchestrator.checkpoints.parts import share_of
-from orchestrator.engine.compute.shard_states import ShardStates
+from orchestrator.engine.model.shard_states import ShardStates
 from orchestrator.errors import Inconsistent
 from tests.engine import pipelines as p
 from tests.engine.elastic import EVERYTHING, Elastic, Fault, Saved, Told, What, elastic_settings, survive

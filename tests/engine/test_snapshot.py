@@ -17,8 +17,8 @@ from orchestrator.checkpoints.catalog import Catalog, load
 from orchestrator.checkpoints.state import TrainingState, pack
 from orchestrator.checkpoints.storage import LocalFolder, Storage
 from orchestrator.checkpoints.writer import Writer
-from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.compute.snapshot import capture, restore, rows_of, transforms_of
+from orchestrator.engine.model.replica import Replica
+from orchestrator.engine.model.snapshot import capture, restore, rows_of, transforms_of
 from orchestrator.errors import Inconsistent, RunFailed
 from orchestrator.numerics import digests
 from orchestrator.numerics.digests import model_digest

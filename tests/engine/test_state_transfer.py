@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from orchestrator.checkpoints.state import TrainingState
-from orchestrator.engine.exchange import state_transfer
+from orchestrator.engine.between_steps import state_transfer
 from orchestrator.transports.base import PeerLost, Tag, Transport
 from orchestrator.transports.memory import Hub
 from tests.engine.runs import PATIENCE_S

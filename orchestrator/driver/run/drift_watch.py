@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from orchestrator.data.drift import Drift
 from orchestrator.data.profiling import Profiling
-from orchestrator.driver.record.predecessor import Predecessor
+from orchestrator.driver.recording.predecessor import Predecessor
 from orchestrator.plan import Run
 
 

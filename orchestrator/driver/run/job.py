@@ -27,11 +27,10 @@ from orchestrator.cluster.sessions import RaySession
 from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.cluster.sessions.local import LocalRay
 from orchestrator.control.membership import Requirements
-from orchestrator.driver.record.folders import RunFolder
-from orchestrator.driver.record.mailbox import Mailbox
-from orchestrator.driver.record.preflight import Provenance
-from orchestrator.driver.record.private import Private
-from orchestrator.driver.record.record import Record
+from orchestrator.driver.before_start.preflight import Provenance
+from orchestrator.driver.before_start.private import Private
+from orchestrator.driver.folders import RunFolder
+from orchestrator.driver.recording.record import Record
 from orchestrator.driver.report import pictures, summary
 from orchestrator.driver.report.layout import layout
 from orchestrator.driver.report.outcome import Outcome
@@ -39,6 +38,7 @@ from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.drift_watch import DriftWatch
 from orchestrator.driver.run.event_sink import Audience, EventSink
 from orchestrator.driver.run.looks import Looks
+from orchestrator.driver.run.mailbox import Mailbox
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.session import NodeCheck, RunStart, Session, Startup
 from orchestrator.driver.run.time_log import TimeLog, summed

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.driver.record.mailbox import Mailbox, Request
+from orchestrator.driver.run.mailbox import Mailbox, Request
 from orchestrator.errors import OrchestratorError, RunFailed, UsageError
 from orchestrator.plan import Plan
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from orchestrator.driver.record.folders import RunFolder
+from orchestrator.driver.folders import RunFolder
 from orchestrator.records import lines, times
 from orchestrator.records.lines import LineFile
 from orchestrator.tracking import EXECUTION, Tracker

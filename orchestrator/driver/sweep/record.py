@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.driver.record.folders import RunFolder, project_folder
-from orchestrator.driver.record.recorded import Recorded
+from orchestrator.driver.folders import RunFolder, project_folder
+from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report.outcome import Status
 from orchestrator.errors import ConfigurationError, NotRerunnable, RunFailed, UsageError
 from orchestrator.records import lines, masking

@@ -17,9 +17,9 @@ import torch
 
 from orchestrator.checkpoints.state import digest as digest_of
 from orchestrator.engine.admission import state_detection
-from orchestrator.engine.compute import evaluation
-from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.compute.workload import Workload
+from orchestrator.engine.between_steps import evaluation
+from orchestrator.engine.model.replica import Replica
+from orchestrator.engine.model.workload import Workload
 from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised
 from orchestrator.numerics.digests import update
 from orchestrator.numerics.portable import used

@@ -20,10 +20,10 @@ import torch
 from orchestrator.engine.asynchronous.last_rest import LastRest
 from orchestrator.engine.asynchronous.shard_updates import Reading, ShardUpdates
 from orchestrator.engine.asynchronous.statistics import Statistics
-from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.compute.shard_states import ShardStates
 from orchestrator.engine.exchange.collectives import Memory
 from orchestrator.engine.member.generation import ProcessServices
+from orchestrator.engine.model.replica import Replica
+from orchestrator.engine.model.shard_states import ShardStates
 from orchestrator.errors import Inconsistent, NonFinite
 from orchestrator.numerics import exact
 from orchestrator.numerics.exact import wrap

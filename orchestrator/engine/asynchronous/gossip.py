@@ -29,13 +29,13 @@ from orchestrator.engine.asynchronous.reports import RestConsensus, RestReport
 from orchestrator.engine.asynchronous.rest import Terms, agree
 from orchestrator.engine.asynchronous.shard_updates import Reading, ShardUpdates
 from orchestrator.engine.asynchronous.statistics import Statistics
-from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.compute.shard_states import ShardStates
+from orchestrator.engine.between_steps.run_state import Clocks, RunState
 from orchestrator.engine.exchange.collectives import REST, SPRINT, Exchange, Memory
 from orchestrator.engine.exchange.step_report import Requests, from_slots, to_slots
-from orchestrator.engine.execution.executor import Outcome
-from orchestrator.engine.execution.run_state import Clocks, RunState
 from orchestrator.engine.member.generation import ProcessServices, Withdrawn
+from orchestrator.engine.model.replica import Replica
+from orchestrator.engine.model.shard_states import ShardStates
+from orchestrator.engine.step.executor import Outcome
 from orchestrator.errors import OrchestratorError
 from orchestrator.numerics import exact
 from orchestrator.numerics.fixed_point import FixedPoint, exponent_for, largest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from orchestrator.engine.compute.replica import Replica
+from orchestrator.engine.model.replica import Replica
 
 
 class LastRest:

@@ -11,10 +11,10 @@ from typing import Final
 from orchestrator.engine.asynchronous.held_slice import HeldSlice
 from orchestrator.engine.asynchronous.rest import Nothing, Terms, rest
 from orchestrator.engine.asynchronous.traffic import Traffic
+from orchestrator.engine.between_steps.run_state import RunState
+from orchestrator.engine.between_steps.timing import Patience
 from orchestrator.engine.exchange.collectives import Exchange, Memory
-from orchestrator.engine.execution.executor import Outcome
-from orchestrator.engine.execution.run_state import RunState
-from orchestrator.engine.execution.timing import Patience
+from orchestrator.engine.step.executor import Outcome
 
 _WAIT_S: Final = 0.05
 

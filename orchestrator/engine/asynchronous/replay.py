@@ -23,11 +23,11 @@ from orchestrator.engine.asynchronous.reports import Done
 from orchestrator.engine.asynchronous.rest import Nothing, Terms, rest
 from orchestrator.engine.asynchronous.resting import Resting
 from orchestrator.engine.asynchronous.shard_updates import Reading
+from orchestrator.engine.between_steps.run_state import RunState
 from orchestrator.engine.exchange.collectives import SPRINT, Exchange
 from orchestrator.engine.exchange.step_report import Requests
-from orchestrator.engine.execution.executor import Outcome
-from orchestrator.engine.execution.run_state import RunState
 from orchestrator.engine.member.generation import Withdrawn
+from orchestrator.engine.step.executor import Outcome
 from orchestrator.errors import OrchestratorError
 from orchestrator.records.clocks import Sprint, Update
 

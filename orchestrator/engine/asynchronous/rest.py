@@ -18,11 +18,11 @@ from typing import Any, Protocol, Self
 
 from orchestrator.engine.asynchronous import reports
 from orchestrator.engine.asynchronous.reports import Done, RestConsensus, RestReport
+from orchestrator.engine.between_steps.run_state import Clocks, RunState
 from orchestrator.engine.exchange.collectives import REST, VOTE, Exchange
 from orchestrator.engine.exchange.step_report import Requests, Shape
-from orchestrator.engine.execution.executor import Outcome
-from orchestrator.engine.execution.run_state import Clocks, RunState
 from orchestrator.engine.member.generation import Generation, Withdrawn
+from orchestrator.engine.step.executor import Outcome
 from orchestrator.errors import Inconsistent
 from orchestrator.plan import Plan
 from orchestrator.records.clocks import Sprint

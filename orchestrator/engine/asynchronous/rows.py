@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from orchestrator.engine.compute import snapshot
 from orchestrator.engine.exchange.collectives import HEIRS, Exchange
+from orchestrator.engine.model import snapshot
 from orchestrator.updates.transforms import State
 
 _LENGTH_BYTES = 8

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import torch
 
 from orchestrator.engine.asynchronous.shard_optimizers import ShardOptimizers
-from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.compute.updater import Updater
-from orchestrator.engine.compute.workload import NON_FINITE_REMEDY, Workload
+from orchestrator.engine.model.replica import Replica
+from orchestrator.engine.model.updater import Updater
+from orchestrator.engine.model.workload import NON_FINITE_REMEDY, Workload
 from orchestrator.errors import NonFinite
 from orchestrator.numerics.fixed_point import FixedPoint, name_of
 from orchestrator.updates.transforms import State

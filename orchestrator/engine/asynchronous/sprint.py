@@ -24,11 +24,11 @@ from orchestrator.engine.asynchronous.rest import Terms, rest
 from orchestrator.engine.asynchronous.resting import Resting
 from orchestrator.engine.asynchronous.shard_updates import Reading
 from orchestrator.engine.asynchronous.traffic import Traffic
+from orchestrator.engine.between_steps.run_state import RunState
+from orchestrator.engine.between_steps.timing import Patience, Timing
 from orchestrator.engine.exchange.collectives import Exchange
-from orchestrator.engine.execution.executor import Outcome
-from orchestrator.engine.execution.run_state import RunState
-from orchestrator.engine.execution.timing import Patience, Timing
 from orchestrator.engine.member.heartbeat import Halt
+from orchestrator.engine.step.executor import Outcome
 from orchestrator.errors import OrchestratorError
 from orchestrator.numerics.exact import wrap
 from orchestrator.records.clocks import Update

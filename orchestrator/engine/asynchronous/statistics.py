@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy
 import torch
 
-from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.compute.workload import NON_FINITE_REMEDY
+from orchestrator.engine.model.replica import Replica
+from orchestrator.engine.model.workload import NON_FINITE_REMEDY
 from orchestrator.errors import NonFinite
 from orchestrator.numerics.fixed_point import exponent_for
 from orchestrator.numerics.grid import ABSENT

@@ -16,8 +16,8 @@ import torch
 
 from orchestrator.engine.asynchronous.deltas import APPLIED, BELL, DELTA, Header, window_of
 from orchestrator.engine.asynchronous.held_slice import HeldSlice
+from orchestrator.engine.between_steps.timing import Patience
 from orchestrator.engine.exchange.collectives import SPRINT
-from orchestrator.engine.execution.timing import Patience
 from orchestrator.numerics.fixed_point import FixedPoint
 from orchestrator.numerics.layout import Layout
 from orchestrator.topologies.routes import Routes

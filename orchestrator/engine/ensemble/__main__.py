@@ -6,11 +6,11 @@ import signal
 import sys
 from pathlib import Path
 
-from orchestrator.engine.compute.workload import Workload
 from orchestrator.engine.ensemble import saved
 from orchestrator.engine.ensemble.judging import Judge
 from orchestrator.engine.ensemble.model import EnsembleModel
 from orchestrator.engine.ensemble.request import Combined, Request, answer
+from orchestrator.engine.model.workload import Workload
 from orchestrator.errors import Inconsistent, OrchestratorError
 from orchestrator.numerics import determinism
 from orchestrator.numerics.digests import model_digest

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from orchestrator.engine.compute import evaluation
-from orchestrator.engine.compute.workload import Workload
+from orchestrator.engine.between_steps import evaluation
 from orchestrator.engine.ensemble.model import EnsembleModel
 from orchestrator.engine.ensemble.request import Combined
+from orchestrator.engine.model.workload import Workload
 from orchestrator.errors import ConfigurationError
-from orchestrator.samples.subsets import stream
+from orchestrator.sampling.subsets import stream
 
 Batches = Sequence[Sequence[int]]
 

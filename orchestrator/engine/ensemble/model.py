@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from orchestrator.ensembles.combination import Combination
+from orchestrator.combinations.combination import Combination
 from orchestrator.errors import PipelineRaised
 
 _TINY = 1e-300  # below it float64 has not all of its digits

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from orchestrator.engine.compute import construction
+from orchestrator.combinations import COMBINATIONS
 from orchestrator.engine.ensemble.model import EnsembleModel, Form
-from orchestrator.ensembles import COMBINATIONS
+from orchestrator.engine.model import construction
 from orchestrator.errors import UsageError
 from orchestrator.numerics.digests import distinct_state, model_digest
 from orchestrator.pipeline import Pipeline, find, naming

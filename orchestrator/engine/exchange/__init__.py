@@ -1,1 +1,1 @@
-"""What members tell each other: collectives, step reports, state transfer."""
+"""What members tell each other: collectives and step reports."""

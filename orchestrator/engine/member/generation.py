@@ -16,7 +16,7 @@ from orchestrator.control.rendezvous.schedules import Group
 from orchestrator.control.shard_assignment import hosts_of
 from orchestrator.engine.member.heartbeat import Heartbeat
 from orchestrator.engine.member.shard_slots import Row, ShardSlots
-from orchestrator.pipelining import Hosts
+from orchestrator.pipeline_orders import Hosts
 from orchestrator.privacy.keys import Keys
 from orchestrator.records.progress import Progress, plain
 from orchestrator.topologies.schedule import Schedule
@@ -71,7 +71,7 @@ class Generation:
 
     @property
     def hosts(self) -> Hosts:
-        """hosts[stage][shard] = rank, for the programs of `orchestrator.pipelining`."""
+        """hosts[stage][shard] = rank, for the programs of `orchestrator.pipeline_orders`."""
         return hosts_of(self.stages or (0,) * len(self.shards), self.shards)
 
     def as_event(self) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import torch
 
-from orchestrator.engine.compute import evaluation
-from orchestrator.engine.compute.workload import Workload
+from orchestrator.engine.between_steps import evaluation
 from orchestrator.engine.exchange.collectives import Exchange
+from orchestrator.engine.model.workload import Workload
 from orchestrator.engine.stages import messages
 from orchestrator.engine.stages.cuts import Way
 from orchestrator.engine.stages.links import Links

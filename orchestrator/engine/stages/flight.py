@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.compute.workload import Call, Workload
+from orchestrator.engine.model.replica import Replica
+from orchestrator.engine.model.workload import Call, Workload
 from orchestrator.engine.stages.parcels import Activations, Generators
 from orchestrator.engine.stages.replay import Record, Stage
-from orchestrator.pipelining import Task
+from orchestrator.pipeline_orders import Task
 
 
 @dataclass(frozen=True)

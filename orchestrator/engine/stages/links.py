@@ -13,7 +13,7 @@ from orchestrator.engine.stages import messages
 from orchestrator.engine.stages.cuts import Cuts
 from orchestrator.engine.stages.messages import Border
 from orchestrator.engine.stages.parcels import Activations, Generators, Gradients
-from orchestrator.pipelining import Hosts, Task, groups_of
+from orchestrator.pipeline_orders import Hosts, Task, groups_of
 from orchestrator.transports.base import Tag, Transport
 
 Arrived = tuple[torch.Tensor, int]

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 
-from orchestrator.engine.compute.replica import Replica
 from orchestrator.engine.exchange.footprint import stage_bytes, worker_bytes
+from orchestrator.engine.model.replica import Replica
 from orchestrator.engine.stages.planning import cuts_of, summary, surveyed
 from orchestrator.engine.stages.rehearsal import prepared
 from orchestrator.plan import Plan

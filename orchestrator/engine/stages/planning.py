@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from orchestrator.engine.admission import proof
-from orchestrator.engine.compute import evaluation
-from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.compute.workload import Workload
+from orchestrator.engine.between_steps import evaluation
+from orchestrator.engine.model.replica import Replica
+from orchestrator.engine.model.workload import Workload
 from orchestrator.engine.stages import messages
 from orchestrator.engine.stages.cuts import Cuts, Way, choose, cut
 from orchestrator.engine.stages.parcels import Generators

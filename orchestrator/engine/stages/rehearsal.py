@@ -11,8 +11,8 @@ from dataclasses import replace
 from os import devnull
 from typing import Any
 
-from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.compute.workload import Workload
+from orchestrator.engine.model.replica import Replica
+from orchestrator.engine.model.workload import Workload
 from orchestrator.engine.stages.planning import plan_stages, summary
 from orchestrator.errors import ConfigurationError, PipelineRaised
 from orchestrator.numerics.determinism import left_as_it_was

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from orchestrator.engine.between_steps.run_state import RunState, SecondVote
 from orchestrator.engine.exchange.collectives import Exchange
 from orchestrator.engine.exchange.step_report import EMPTY, from_slots
-from orchestrator.engine.execution.run_state import RunState, SecondVote
 from orchestrator.engine.stages import messages
 from orchestrator.errors import Inconsistent
 from orchestrator.numerics import exact

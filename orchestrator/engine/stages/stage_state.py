@@ -11,11 +11,11 @@ import torch
 
 from orchestrator.checkpoints.parts import divide
 from orchestrator.checkpoints.state import TrainingState, digest
-from orchestrator.engine.compute import snapshot
-from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.compute.shard_states import fitted
-from orchestrator.engine.compute.updater import Updater
-from orchestrator.engine.execution.run_state import RunState, SecondVote
+from orchestrator.engine.between_steps.run_state import RunState, SecondVote
+from orchestrator.engine.model import snapshot
+from orchestrator.engine.model.replica import Replica
+from orchestrator.engine.model.shard_states import fitted
+from orchestrator.engine.model.updater import Updater
 from orchestrator.engine.stages.cuts import Cuts
 from orchestrator.engine.stages.second_vote import HeldSum
 from orchestrator.errors import Inconsistent

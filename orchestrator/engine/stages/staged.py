@@ -12,18 +12,15 @@ from typing import Any
 
 import torch
 
-from orchestrator.engine.compute import construction
-from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.compute.updater import Updater
-from orchestrator.engine.compute.workload import Workload
+from orchestrator.engine.between_steps.run_state import RunState
 from orchestrator.engine.exchange.collectives import Exchange, Memory
 from orchestrator.engine.exchange.footprint import sums_of
 from orchestrator.engine.exchange.step_report import Requests
-from orchestrator.engine.execution.executor import Outcome
-from orchestrator.engine.execution.lockstep import Lockstep, StepContents
-from orchestrator.engine.execution.run_state import RunState
-from orchestrator.engine.execution.summation import DirectSum
 from orchestrator.engine.member.generation import Generation, ProcessServices
+from orchestrator.engine.model import construction
+from orchestrator.engine.model.replica import Replica
+from orchestrator.engine.model.updater import Updater
+from orchestrator.engine.model.workload import Workload
 from orchestrator.engine.stages.boundary import Stages
 from orchestrator.engine.stages.cuts import Cuts
 from orchestrator.engine.stages.links import Links, Wire
@@ -31,11 +28,14 @@ from orchestrator.engine.stages.part import Part, PartLayout
 from orchestrator.engine.stages.replay import Stage
 from orchestrator.engine.stages.stage_state import StageState
 from orchestrator.engine.stages.trainer import StageParts, StageTrainer
+from orchestrator.engine.step.executor import Outcome
+from orchestrator.engine.step.lockstep import Lockstep, StepContents
+from orchestrator.engine.step.summation import DirectSum
 from orchestrator.errors import Inconsistent
 from orchestrator.numerics import allocator
 from orchestrator.numerics.digests import model_digest
 from orchestrator.numerics.layout import Layout
-from orchestrator.pipelining import programs
+from orchestrator.pipeline_orders import programs
 from orchestrator.plan import Plan, Run
 from orchestrator.transports.base import Regions, Transport
 from orchestrator.updates import optimizers

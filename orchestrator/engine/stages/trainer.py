@@ -21,14 +21,13 @@ from functools import partial
 import numpy
 import torch
 
-from orchestrator.engine.compute.replica import Replica
-from orchestrator.engine.compute.updater import Updater
-from orchestrator.engine.compute.workload import NON_FINITE_REMEDY, Workload
+from orchestrator.engine.between_steps.run_state import RunState, SecondVote
 from orchestrator.engine.exchange.collectives import Exchange
 from orchestrator.engine.exchange.step_report import EMPTY, UNKNOWN, Consensus, StepReport, to_slots
-from orchestrator.engine.execution.run_state import RunState, SecondVote
-from orchestrator.engine.execution.summation import DirectSum
 from orchestrator.engine.member.generation import ProcessServices
+from orchestrator.engine.model.replica import Replica
+from orchestrator.engine.model.updater import Updater
+from orchestrator.engine.model.workload import NON_FINITE_REMEDY, Workload
 from orchestrator.engine.stages import messages
 from orchestrator.engine.stages.flight import Flight, begins_at_once
 from orchestrator.engine.stages.links import Links
@@ -38,9 +37,10 @@ from orchestrator.engine.stages.replay import Stage
 from orchestrator.engine.stages.second_vote import Ballot, HeldSum
 from orchestrator.engine.stages.stage_state import StageState
 from orchestrator.engine.stages.whole import take_gradients
+from orchestrator.engine.step.summation import DirectSum
 from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
-from orchestrator.pipelining import Task
+from orchestrator.pipeline_orders import Task
 from orchestrator.records import trace
 from orchestrator.updates import optimizers
 from orchestrator.updates.clipping import Norm

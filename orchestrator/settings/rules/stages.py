@@ -5,7 +5,7 @@ What it does not do: look at the model, at the pipeline, or at variants of the u
 
 from __future__ import annotations
 
-from orchestrator.pipelining.orders import PIPELINING
+from orchestrator.pipeline_orders.orders import PIPELINING
 from orchestrator.settings.rules.rule import Rule
 from orchestrator.settings.sections import BY_MEMORY, OrderSettings
 from orchestrator.synchrony import SYNCHRONY

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.driver.report.pictures import Seen, draw
 from orchestrator.driver.report.pictures.series import clocks, flow, staleness
-from orchestrator.pipelining import nominal, programs, timeline
+from orchestrator.pipeline_orders import nominal, programs, timeline
 from orchestrator.plan import Variant
 from orchestrator.records.lines import LineFile
 from orchestrator.records.rests import Staleness

@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from orchestrator.engine.compute.workload import Workload
 from orchestrator.engine.ensemble import saved
 from orchestrator.engine.ensemble.__main__ import combine
 from orchestrator.engine.ensemble.judging import Judge
@@ -24,6 +23,7 @@ from orchestrator.engine.ensemble.model import EnsembleModel
 from orchestrator.engine.ensemble.pyfunc import _load_pyfunc
 from orchestrator.engine.ensemble.request import Combined, Computing, Request, answer, answered
 from orchestrator.engine.ensemble.saved import Blueprint
+from orchestrator.engine.model.workload import Workload
 from orchestrator.errors import ConfigurationError, Inconsistent, PipelineRaised, RunFailed, UsageError
 from orchestrator.numerics.determinism import left_as_it_was
 from orchestrator.numerics.digests import model_digest

@@ -9,7 +9,7 @@ import pytest
 from torch import nn
 
 from orchestrator.engine.exchange.collectives import STATE_TRANSFER, VOTE
-from orchestrator.engine.executions import StagedExecution
+from orchestrator.engine.modes import StagedExecution
 from orchestrator.engine.stages import messages
 from orchestrator.engine.worker import Ended, Worker
 from orchestrator.errors import Inconsistent

@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 
 from orchestrator.driver.report.pictures.places import Point, place_members
 from orchestrator.driver.report.pictures.series import Series, columns, is_loss, wants_logarithm
-from orchestrator.pipelining import Span, bubble
+from orchestrator.pipeline_orders import Span, bubble
 from orchestrator.topologies import Schedule
 
 _INK, _FAINT, _GRID = "#1f2933", "#7b8794", "#e4e7eb"

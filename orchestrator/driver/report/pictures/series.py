@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orchestrator.control.shard_assignment import hosts_of
-from orchestrator.pipelining import Hosts, Span, nominal, programs, timeline
-from orchestrator.pipelining.timeline import Costs
+from orchestrator.pipeline_orders import Hosts, Span, nominal, programs, timeline
+from orchestrator.pipeline_orders.timeline import Costs
 from orchestrator.records.lines import read
 from orchestrator.records.rests import Staleness
 from orchestrator.records.trace import loss_of

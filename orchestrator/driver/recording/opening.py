@@ -1,0 +1,105 @@
+"""The record of a run is opened: its run in MLflow and its folder are made, or found again where the run goes on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from orchestrator.driver.before_start import unshared
+from orchestrator.driver.before_start.preflight import Provenance
+from orchestrator.driver.folders import RunFolder, write_json
+from orchestrator.driver.recording import unsent
+from orchestrator.driver.recording.record import Contents, Record
+from orchestrator.errors import ConfigurationError
+from orchestrator.provenance.code import checkout, git, snapshot, worktree
+from orchestrator.records import masking
+from orchestrator.settings import Settings, flat, to_yaml
+from orchestrator.tracking import Store, Tracker
+from orchestrator.tracking.store import USER, user
+
+
+def open_record(
+    settings: Settings,
+    folder: Path,
+    provenance: Provenance,
+    origins: Mapping[str, str],
+    tags: Mapping[str, str] = MappingProxyType({}),
+) -> Record:
+    """Create the MLflow run and its folder, and keep the code; remove what a rerun that was killed has left. origins: where
+    the settings were given, by key; tags: further ones of the MLflow run.
+
+    Raises ConfigurationError when the store cannot be opened."""
+    checkout.sweep(folder / "worktrees")
+    inputs, obstacles = provenance.inputs, provenance.obstacles  # DVC is asked before there is a run in the store
+    store = Store(settings.tracking.uri, folder)
+    with store.usable():
+        experiment_id = store.experiment(settings.run.experiment)
+        sent = unsent.send(store)  # before orphans are looked for: a run that is not told as ended looks like one
+        orphans = store.mark_orphans(experiment_id)
+        tracker = Tracker.create(store, experiment_id, settings.run.name, every_s=settings.tracking.every_s)
+        shown = {key: masking.setting(key, value) for key, value in flat(settings).items()}
+        tracker.describe(shown, {**_tags(provenance), **tags})
+    files = RunFolder(folder, tracker.run_id)
+    files.lease()
+    tracker.inputs([(item.path, item.md5, item.place) for item in inputs])
+    try:
+        files.settings.write_text(to_yaml(settings, public=True), encoding="utf-8")
+    except OSError as error:
+        tracker.end("FAILED")
+        raise ConfigurationError(
+            [f"{files.settings} cannot be written: {error.strerror}"], "make room on its disk"
+        ) from error
+    write_json(files.data, {"inputs": [item.as_dict() for item in inputs], "profile": None})
+    write_json(files.origins, origins)
+    work = None if provenance.work is None else _keep(provenance.work, files, tracker)
+    lacking = unshared.of(provenance, store, tracker, settings.initial.name)
+    earlier = [*(each.sentence for each in sent), *map(_orphan, orphans)]
+    return Record(settings, store, tracker, files, earlier, Contents(inputs, obstacles, work, lacking))
+
+
+def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance: Provenance, since: int) -> Record:
+    """Go on with a run that was left; its folder is leased already. since: the step from which it is computed again. Raises
+    ConfigurationError."""
+    inputs, obstacles = provenance.inputs, provenance.obstacles  # before the run in the store is touched
+    with store.usable():
+        tracker = Tracker.reopen(store, files.path.name, every_s=settings.tracking.every_s, since=since)
+        orphans = store.mark_orphans(tracker.experiment_id)
+    files.error.unlink(missing_ok=True)
+    earlier = [_orphan(run_id) for run_id in orphans]
+    return Record(settings, store, tracker, files, earlier, Contents(inputs, obstacles, provenance.work))
+
+
+def _orphan(run_id: str) -> str:
+    return f"run {run_id} was left RUNNING by a driver that is gone; it is marked KILLED now"
+
+
+def _keep(work: worktree.WorkTree, files: RunFolder, tracker: Tracker) -> worktree.WorkTree | None:
+    """Write the snapshot of the code: the tree as it was written. What prevents that is reported as a tag, and does not
+    end the run."""
+    try:
+        kept = snapshot.keep(work, tracker.run_id)
+        snapshot.bundle(kept, files.bundle)
+        snapshot.patch(kept, files.patch)
+    except (worktree.Unrecorded, git.GitError, OSError) as error:
+        tracker.tag("code.unrecorded", str(error))
+        return None
+    write_json(files.code, kept.as_dict())
+    return kept.work
+
+
+def _tags(provenance: Provenance) -> dict[str, str]:
+    """Tags by which runs are found: the user, the code, the data."""
+    tags = {
+        "mlflow.source.name": " ".join(masking.arguments(sys.argv)),
+        "mlflow.source.type": "LOCAL",
+        USER: user(),
+    }
+    work = provenance.work
+    if work is not None:
+        tags["git.dirty"] = str(work.dirty).lower()
+        tags["git.tree"] = work.tree
+        if work.origin is not None:
+            tags["git.commit"] = tags["mlflow.source.git.commit"] = work.origin
+    return {**tags, **{f"data.{item.path}.md5": item.md5 for item in provenance.inputs}}

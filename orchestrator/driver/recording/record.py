@@ -1,0 +1,353 @@
+"""One run's record: its MLflow run and its folder, opened before the first step and closed with the right status.
+
+What the run is made of goes into files that are artifacts too: `code.bundle` (the exact work tree), `code.patch` (to be read),
+`data.json`, `settings.yaml` with `settings_from.json` (what came from where), `environment.json` (per node), and
+`identity.json`: a hash over all of it. `card.md` says it to a person, `Dockerfile` to who rebuilds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from orchestrator.data import drift
+from orchestrator.data.drift import Drift
+from orchestrator.driver.before_start.preflight import ORCHESTRATOR
+from orchestrator.driver.before_start.private import COMMITMENT, commitment_in
+from orchestrator.driver.folders import RunFolder, put, read_json, write_json
+from orchestrator.driver.recording import predecessor
+from orchestrator.driver.recording.predecessor import Predecessor
+from orchestrator.driver.recording.trained_model import MadeOf, TrainedModel
+from orchestrator.driver.report import card, description, pictures
+from orchestrator.driver.report.description import Layout
+from orchestrator.driver.report.layout import layout
+from orchestrator.driver.report.outcome import Outcome, Status
+from orchestrator.driver.report.page import as_html, cleaned, markdown
+from orchestrator.engine import modes as executions
+from orchestrator.errors import RunFailed
+from orchestrator.plan.resolve import resolve
+from orchestrator.provenance.code import imported, worktree
+from orchestrator.provenance.data.versions import Input
+from orchestrator.provenance.environment import container, lock
+from orchestrator.records import identity, lines, masking, rests, times
+from orchestrator.records.lines import LineFile
+from orchestrator.records.masking import Masker
+from orchestrator.settings import Settings, determining, flat
+from orchestrator.tracking import Store, Tracker
+
+_MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
+    "finished": "FINISHED",
+    "failed": "FAILED",
+    "killed": "KILLED",
+}
+_NAMED = 10  # runs in a tag
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a run is made of, as it was recorded. work: None where the code could not be; obstacles: to an exact rerun;
+    unshared: what others lack who are to repeat the run."""
+
+    inputs: list[Input]
+    obstacles: list[str]
+    work: worktree.WorkTree | None
+    unshared: Sequence[str] = ()
+
+
+class Record:
+    """The record of one run, opened by `open_record` or `reopen_record`; `journal`, `trace` and `rests` (None in lockstep) are
+    appended while it runs.
+
+    earlier: what was found of earlier runs, in sentences; obstacles: to an exact rerun, as far as they are known; unshared:
+    as in Contents; run_manifest: what the workers agreed on, once they have; described: the `profile` of the training data
+    and their `partition`, as far as a worker could tell them.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        tracker: Tracker,
+        files: RunFolder,
+        earlier: Sequence[str],
+        contents: Contents,
+    ) -> None:
+        self.store = store
+        self.tracker = tracker
+        self.files = files
+        self.earlier = earlier
+        self._masker = Masker(flat(settings), os.environ)
+        self.journal = LineFile(files.journal, self._masker.text)
+        self.trace = LineFile(files.trace)
+        self.rests = None if resolve(settings).lockstep else LineFile(files.rests)
+        self.obstacles = list(contents.obstacles)
+        self.unshared = list(contents.unshared)
+        self.run_manifest: Mapping[str, Any] = {}
+        self.described: Mapping[str, Any] = {}
+        self._settings = settings
+        self._inputs = contents.inputs
+        self._said: list[str] = []
+        self.drift_told = False  # what came of comparing the data with those of the run before
+        self._drift: tuple[str, Drift] | None = None
+        self._work = contents.work
+        self._nodes: dict[str, Any] = read_json(files.environment).get("nodes", {})
+        self._code = read_json(files.code)
+        self._model = TrainedModel(settings, files, self._masker)
+
+    @property
+    def history(self) -> list[LineFile]:
+        """The files that have to be on the disk before a checkpoint of what they tell."""
+        return [self.trace, *([] if self.rests is None else [self.rests])]
+
+    @property
+    def origin(self) -> str | None:
+        """The commit that the code was made from, where there is one."""
+        return None if self._work is None else self._work.origin
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What is known of code, data and settings before anything is computed."""
+        return {
+            "code": None if self._work is None else self._work.tree,
+            "data": self.data,
+            "settings": determining(self._settings),
+        }
+
+    @property
+    def memory(self) -> str | None:
+        """How much memory a worker needs, in words, once that is known."""
+        return executions.sentence(self.run_manifest, resolve(self._settings))
+
+    def keep_tuning(self, tuning: Mapping[str, Any]) -> None:
+        """How settings of the execution were chosen by a measurement."""
+        write_json(self.files.tuning, tuning)
+        self.journal.append([{"event": "tuned", "chosen": tuning["chosen"], "reason": tuning["reason"]}])
+
+    def describe(self, node: str, environment: Mapping[str, Any], modules: list[dict[str, Any]]) -> list[str]:
+        """The environment of a node, and the modules that a worker there has imported. Returns obstacles to a rerun."""
+        first = not self._nodes
+        self._nodes[node] = dict(environment) if self._work is None else lock.placed(environment, str(self._work.root))
+        write_json(self.files.environment, {"nodes": self._nodes})
+        if not first:
+            return []
+        packages = environment["packages"]
+        chosen = {f"package.{name}": packages[name] for name in ("torch", "ray", "numpy") if name in packages}
+        for key, value in {"packages_sha256": environment["bits"]["packages_sha256"], **chosen}.items():
+            self.tracker.tag(key, value)
+        judged = imported.judge([imported.from_dict(module) for module in modules], self._work, ORCHESTRATOR)
+        found = {
+            "search_path": list(judged.search_path),
+            "modules": {
+                each.module.name: {"kind": each.kind, "sha256": each.module.sha256, "path": each.path}
+                for each in judged.findings
+                if each.module.name.split(".")[0] not in ORCHESTRATOR
+            },
+            "obstacles": [*self._code.get("obstacles", []), *judged.obstacles],
+        }
+        self._code.update(found)
+        write_json(self.files.code, self._code)
+        self.obstacles += judged.obstacles
+        return list(judged.obstacles)
+
+    @property
+    def data(self) -> dict[str, str]:
+        """The declared inputs: path -> md5."""
+        return {item.path: item.md5 for item in self._inputs}
+
+    def predecessor(self) -> Predecessor | None:
+        """The run before, with what its data were like."""
+        target = self._settings.pipeline.target
+        return predecessor.find(self.store, self.tracker, target, self.files.path.parent)
+
+    def compare_data(self) -> list[str]:
+        """Compare the training data with those of the run before, draw and tag what differs. Returns sentences for a person,
+        where nobody has told so yet."""
+        profile = self.described.get("profile")
+        before = None if profile is None else self.predecessor()
+        found = None if before is None else before.drift(profile)
+        if before is None or found is None or profile is None:
+            return []
+        self._drift = before.run_id, found
+        self.tracker.tag("drift", ", ".join(drift.named(found)) or "none")
+        self.tracker.tag("drift_from", before.run_id)
+        if not found.is_any:
+            return []
+        names = before.run_id, self.tracker.run_id
+        trouble = pictures.draw_drift(self.files.pictures / "drift.png", found, (before.profile, profile), names)
+        told = [] if self.drift_told else [f"note: since run {before.run_id} of this experiment {found.text}"]
+        return told if trouble is None else [*told, f"note: {trouble}"]
+
+    def compare_with_like(self, digest: str | None) -> list[str]:
+        """Compare the digest with that of every run of the same identity, which must be equal (law 2). Returns
+        sentences for a person, and tags all of these runs."""
+        self._identify()
+        own = read_json(self.files.identity).get("identity")
+        if own is None or digest is None:
+            return []
+        others = [past for past in self.store.of_identity(own) if past.run_id != self.tracker.run_id]
+        same = [past.run_id for past in others if past.digest == digest]
+        other = [past.run_id for past in others if past.digest not in (None, digest)]
+        self._tag("confirms", same)
+        self._tag("contradicts", other)
+        ordered = "" if self.rests is None else ", whose updates came in the same order"
+        if same and not other:
+            self._said = [f"the same digest as {_count(same)} of equal code, data, settings and environment{ordered}"]
+        elif other:
+            self._said = [
+                f"ALARM: {_count(other)} of equal code, data, settings and environment{ordered} came to another digest: "
+                f"{other[0]}\n"
+                f"  something that is not recorded changes the result; compare={other[0]},{self.tracker.run_id} says where"
+            ]
+        return self._said
+
+    def _tag(self, what: str, others: list[str]) -> None:
+        """Tag this run and the others, so that each of them names the others."""
+        for run_id in others[:_NAMED]:
+            self.tracker.tag_other(run_id, what, self.tracker.run_id)
+        if others:
+            self.tracker.tag(what, ", ".join(others[:_NAMED]))
+
+    def keep_model(self, outcome: Outcome, checkpoints: str | None) -> str | None:
+        """Put the trained model together as MLflow is to have it; what of that could not be done, or None. checkpoints: where
+        the one of the last step lies, if there is one."""
+        node: Mapping[str, Any] = next(iter(self._nodes.values()), {})
+        made_of = MadeOf(node.get("packages", {}), self._work, self._code.get("modules", {}), checkpoints)
+        return self._model.keep(outcome, self.run_manifest["parameters"], self.described.get("layers"), made_of)
+
+    def close(self, outcome: Outcome) -> str | None:
+        """Write down how the run ended, here and in MLflow; why MLflow could not take all of it, or None."""
+        for file in self.history:
+            try:
+                file.sync()
+            except OSError as error:
+                lacking = RunFailed(f"{file.path} is not whole: {error.strerror}", "make room on its disk")
+                outcome.error = outcome.error or lacking
+        status = outcome.status
+        ending: dict[str, object] = {"event": "run_ended", "status": status, "steps": outcome.steps}
+        if outcome.error is not None:
+            ending["error"] = outcome.error.message
+            whole = f"{outcome.error}\n\n{outcome.error.details}".rstrip() + "\n"
+            put(self.files.error, self._masker.text(whole))
+            self.tracker.tag("error", self._masker.text(outcome.error.message))
+        if outcome.steps:
+            self.tracker.tag("steps", str(outcome.steps))
+        if outcome.digest is not None:
+            self.tracker.tag("digest", outcome.digest)
+        told = {key: self.described[key] for key in ("profile", "partition") if self.described.get(key) is not None}
+        if told:
+            write_json(self.files.data, {**read_json(self.files.data), **told})
+        if self._nodes:  # the disk may have been full when they were written
+            write_json(self.files.environment, {"nodes": self._nodes})
+            write_json(self.files.code, self._code)
+        self._identify()
+        built = container.dockerfile(self.tracker.run_id, list(self._nodes.values()))
+        if built is not None:
+            put(self.files.dockerfile, built)
+        self._put_card(outcome)
+        self.journal.append([ending])
+        self.journal.close()
+        for file in self.history:
+            file.close()
+        for path in self.files.artifacts():
+            self.tracker.artifact(path, "run")
+        for picture in sorted(self.files.pictures.glob("*")):
+            self.tracker.artifact(picture, "pictures")
+        if self.files.weights.exists():
+            self.tracker.artifact(self.files.weights, "model")
+        self._model.log(self.tracker)
+        self.tracker.end(_MLFLOW[status])
+        self.files.release()
+        return self.tracker.trouble
+
+    def _put_card(self, outcome: Outcome) -> None:
+        contents = self._card(outcome)
+        on = Layout(layout(resolve(self._settings)), len(outcome.recoveries))
+        self.tracker.tag(description.TAG, self._masker.text(description.description(contents, on)))
+        page = cleaned(card.page(contents), self._masker.text)
+        put(self.files.card, markdown(page))
+        with contextlib.suppress(OSError):  # of a picture; the page in Markdown names it
+            put(self.files.page, as_html(page))
+
+    def _card(self, outcome: Outcome) -> card.CardContents:
+        found = determining(self._settings)
+        execution = {key: value for key, value in flat(self._settings).items() if key not in found}
+        results = {"loss": outcome.loss, **outcome.metrics, "digest": outcome.digest}
+        error = None if outcome.error is None else outcome.error.message
+        lost = [f"{each['kind']} ({each['seconds']} s, {each['steps_lost']} steps lost)" for each in outcome.recoveries]
+        identity = read_json(self.files.identity)
+        rows = {
+            "steps": outcome.steps,
+            **results,
+            **({} if outcome.epsilon is None else {"epsilon": outcome.epsilon}),
+            "identity": identity.get("identity"),
+            "memory": self.memory,
+            "time": times.sentence(outcome.times) or None,
+            "error": error,
+        }
+        if lost:
+            rows["recoveries"] = ", ".join(lost)
+        return card.CardContents(
+            run_id=self.tracker.run_id,
+            name=self.tracker.name,
+            status=outcome.status,
+            started=datetime.fromtimestamp(self.tracker.started_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+            command=shlex.join(["python", "-m", "orchestrator", *masking.arguments(sys.argv[1:])]),
+            outcome=rows,
+            code=self._code,
+            data=read_json(self.files.data),
+            nodes=self._nodes,
+            identity=identity,
+            settings={key: masking.setting(key, value) for key, value in found.items()},
+            execution={key: masking.setting(key, value) for key, value in execution.items()},
+            said=self._said,
+            obstacles=self.obstacles,
+            trained=self._model.on_card(self.run_manifest.get("parameters"), self.described.get("layers")),
+            events=self._events(),
+            pictures=sorted(self.files.pictures.glob("*")),
+            before=self._drift,
+            uri=self.store.name,
+        )
+
+    def _events(self) -> list[dict[str, Any]]:
+        try:
+            return [event for event in lines.read(self.files.journal) if isinstance(event, dict) and "event" in event]
+        except (OSError, ValueError):  # of a damaged file, which no card mends
+            return []
+
+    def _identify(self) -> None:
+        """Write what determines the result, and one hash over it; it is only known once workers were ready, and of an
+        asynchronous run at its end."""
+        known: identity.Parts | None = read_json(self.files.identity).get("parts") or self._inputs_hashed()
+        if known is None:
+            return
+        ordered = {} if self.rests is None else {identity.RESTS: rests.digest(lines.read(self.files.rests))}
+        parts = {**known, **ordered}
+        write_json(self.files.identity, {"identity": identity.of(parts), "parts": parts})
+        self.tracker.tag("identity", identity.of(parts))
+
+    def _inputs_hashed(self) -> identity.Parts | None:
+        if "initial_parameters" not in self.run_manifest or not self._nodes:
+            return None
+        work, modules = self._work, self._code.get("modules", {})
+        commitment = commitment_in(self.files)
+        return identity.parts(
+            "none" if work is None else work.tree,
+            {name: each["sha256"] for name, each in modules.items() if each["kind"] != "snapshot"},
+            {item.path: item.md5 for item in self._inputs},
+            {
+                **{key: masking.setting(key, value) for key, value in determining(self._settings).items()},
+                **({} if commitment is None else {COMMITMENT: commitment}),
+            },
+            [node["bits"] for node in self._nodes.values()],
+            self.run_manifest["initial_parameters"],
+        )
+
+
+def _count(runs: list[str]) -> str:
+    return "an earlier run" if len(runs) == 1 else f"{len(runs)} earlier runs"

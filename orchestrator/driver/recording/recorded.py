@@ -1,0 +1,209 @@
+"""A recorded run: the files of its folder, fetched from MLflow's artifacts where they are not on this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.driver.before_start.private import COMMITMENT, commitment_in, of_record
+from orchestrator.driver.folders import RunFolder
+from orchestrator.errors import ConfigurationError, NotRerunnable, UsageError
+from orchestrator.privacy.secret import Secret
+from orchestrator.provenance.data.versions import Input, from_dict
+from orchestrator.records import lines, rests
+from orchestrator.records.comparison import Run
+from orchestrator.settings import InitialSettings, Settings, determining, flat, kept, load
+from orchestrator.synchrony import build_mode
+from orchestrator.table import is_reference
+from orchestrator.tracking import Past, Store
+
+_RESULTS = ("train/", "validation/")  # metrics of the execution differ from run to run
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recorded run. past: what MLflow knows of it; files: of its folder here."""
+
+    past: Past
+    files: RunFolder
+
+    @classmethod
+    def find(cls, store: Store, folder: Path, name: str) -> Recorded:
+        """The run of this name in the project whose `.orchestrator` is `folder`. Raises UsageError for a name that
+        names no run, ConfigurationError."""
+        past = store.find(name)
+        if past.kind != "run":
+            raise UsageError(f"{past.run_id} is not a run: {past.kind}", "name one of its runs; list them with: runs")
+        return cls.of(store, folder, past)
+
+    @classmethod
+    def of(cls, store: Store, folder: Path, past: Past) -> Recorded:
+        found = cls(past, RunFolder(folder, past.run_id))
+        if not all(file.exists() for file in found._needed.values()):
+            store.fetch(past.run_id, "run", found.files.path)
+        return found
+
+    def settings(self, overrides: Sequence[str] = ()) -> Settings:
+        """The settings of the run, with overrides that do not change the result. Raises ConfigurationError for others, and
+        for a credential that is not given again."""
+        again = kept.given_again(self.files.settings, overrides)
+        settings = load([str(self.files.settings)], overrides)
+        before, after = determining(load([str(self.files.settings)], again)), determining(settings)
+        changed = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
+        if changed:
+            raise ConfigurationError(
+                [f"{key}: it determines the result, and here it has to stay as it was" for key in changed],
+                "leave these out, or launch a new run with conf=",
+            )
+        return settings
+
+    @property
+    def held(self) -> Settings:
+        """The settings as far as the record has them."""
+        return kept.as_held(self.files.settings)
+
+    @property
+    def initial(self) -> InitialSettings:
+        """The model that the run began with; none where it has no name."""
+        return self.held.initial
+
+    def secret(self, overrides: Sequence[str] = ()) -> Secret | None:
+        """The one that it began with; None of a run without noise. Raises NotRerunnable where it is not here, and
+        ConfigurationError."""
+        return of_record(self.settings(overrides), self.files, self.past.run_id)
+
+    def require(self) -> None:
+        """Raises NotRerunnable, naming everything that is missing for a rerun."""
+        missing = [f"{what} ({path.name})" for what, path in self._needed.items() if not path.exists()]
+        if not missing:
+            self._require_whole()
+        if missing:
+            git = "" if self.files.bundle.exists() else " from a project in a git repository"
+            raise NotRerunnable(
+                f"the record of run {self.past.run_id} ({self.past.status}) is not complete: it lacks {', '.join(missing)}",
+                f"launch it again{git}",
+            )
+
+    def _require_whole(self) -> None:
+        """Raises NotRerunnable for an incomplete record, with which no comparison can be called exact."""
+        steps, found = self.past.steps or 0, len(self.trace())
+        if self.past.status == "FINISHED" and found < steps:
+            raise _damaged(self.files.trace, f"it has {found} of {steps} steps")
+        rested = self.rests()
+        if rested is not None and self.past.status == "FINISHED" and (not rested or rested[-1]["steps"] < steps):
+            raise _damaged(self.files.rests, f"it ends before step {steps}")
+        if not self.environments:
+            raise _damaged(self.files.environment, "it tells of no node")
+        if "inputs" not in _read(self.files.data):
+            raise _damaged(self.files.data, "it tells of no inputs")
+
+    @property
+    def inputs(self) -> list[Input]:
+        return [from_dict(item) for item in _read(self.files.data).get("inputs", [])]
+
+    @property
+    def code(self) -> Mapping[str, Any]:
+        return _read(self.files.code)
+
+    @property
+    def environments(self) -> list[Mapping[str, Any]]:
+        """The recorded environments, one per node."""
+        return list(_read(self.files.environment).get("nodes", {}).values())
+
+    @property
+    def profile(self) -> Mapping[str, Any] | None:
+        """Of the training data; None where the run came to none, or was private."""
+        found = _read(self.files.data).get("profile")
+        return found if isinstance(found, dict) else None
+
+    def trace(self) -> list[dict[str, Any]]:
+        """The lines of the trace. Raises NotRerunnable for a damaged one."""
+        try:
+            found = list(lines.read(self.files.trace)) if self.files.trace.exists() else []
+        except ValueError as error:
+            raise _damaged(self.files.trace, str(error)) from None
+        if not all(isinstance(line, dict) and "step" in line for line in found):
+            raise _damaged(self.files.trace, "not every line is a step")
+        return found
+
+    def rests(self) -> list[dict[str, Any]] | None:
+        """The records of the rests of an asynchronous run, as far as there are any; None of a run in lockstep. Raises
+        NotRerunnable for damaged ones."""
+        if not self._is_asynchronous:
+            return None
+        try:
+            found = list(lines.read(self.files.rests)) if self.files.rests.exists() else []
+            rests.check(found)
+        except ValueError as error:
+            raise _damaged(self.files.rests, str(error)) from None
+        return found
+
+    @property
+    def _is_asynchronous(self) -> bool:
+        if not self.files.settings.exists():
+            return False
+        sync = self.held.sync
+        if is_reference(sync.name):  # code of the run, which is not imported here
+            return self.files.rests.exists()
+        return build_mode(sync.name, sync.options).execution != "lockstep"
+
+    @property
+    def is_private(self) -> bool:
+        return self.files.settings.exists() and self.held.is_private
+
+    @property
+    def _needed(self) -> dict[str, Path]:
+        """The files that a rerun needs, by what they are."""
+        files = self.files
+        return {
+            "its settings": files.settings,
+            "the snapshot of its code": files.bundle,
+            "the versions of its data": files.data,
+            "its environment": files.environment,
+            "its trace": files.trace,
+            **({"the commitment to its secret": files.privacy} if self.is_private else {}),
+            **({"the order of its updates": files.rests} if self._is_asynchronous else {}),
+        }
+
+    def as_run(self) -> Run:
+        """The run as a value for comparisons; what the record does not hold is left out."""
+        metrics = {name: value for name, value in self.past.metrics.items() if name.startswith(_RESULTS)}
+        found: Run = {"digest": self.past.digest, "metrics": metrics, "trace": self.trace()}
+        if self.files.settings.exists():
+            settings = self.held
+            commitment = commitment_in(self.files)
+            bound = {} if commitment is None else {COMMITMENT: commitment}
+            found["settings"], found["determining"] = {**flat(settings), **bound}, [*determining(settings), *bound]
+        rested = self.rests()
+        if rested is not None:
+            found["rests"] = rested
+        recorded = _read(self.files.data)
+        found["inputs"] = recorded.get("inputs", [])
+        if recorded.get("profile"):
+            found["profiles"] = {"training": recorded["profile"]}
+        found["environments"] = self.environments
+        found["code_tree"] = self.code.get("tree")
+        found["modules"] = self.code.get("modules", {})
+        parts = _read(self.files.identity).get("parts", {})
+        found["initial_parameters"] = parts.get("initial_parameters")
+        return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Raises NotRerunnable for a damaged file."""
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise _damaged(path, str(error)) from None
+    if not isinstance(found, dict):
+        raise _damaged(path, "it is no JSON object")
+    return found
+
+
+def _damaged(path: Path, why: str) -> NotRerunnable:
+    return NotRerunnable(f"{path} is damaged: {why}", "remove it, and it is taken from the run's artifacts again")

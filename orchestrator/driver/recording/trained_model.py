@@ -1,0 +1,100 @@
+"""What the record of a run has of its model: the folder that MLflow gets, the name in its registry, the lines of the card.
+
+What it does not do: hold weights. They lie in the run's folder, where a worker has written them, and those that it began with
+are found by `initial`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.driver.folders import RunFolder
+from orchestrator.driver.recording import model_folder
+from orchestrator.driver.report import card
+from orchestrator.driver.report.outcome import Outcome
+from orchestrator.provenance.code import worktree
+from orchestrator.records import masking
+from orchestrator.records.masking import Masker
+from orchestrator.settings import Settings
+from orchestrator.tracking import Tracker, models
+
+
+@dataclass(frozen=True)
+class MadeOf:
+    """What a model was made of. packages: name -> version, of the workers; work: None where the code was not recorded; modules:
+    as in `code.json`; checkpoints: where the one of the last step lies, if there is one."""
+
+    packages: Mapping[str, str]
+    work: worktree.WorkTree | None
+    modules: Mapping[str, Mapping[str, Any]]
+    checkpoints: str | None
+
+
+class TrainedModel:
+    """The model of one run. Of its methods parameters: their number; layers: the model in words; as a worker told them, None
+    before one did."""
+
+    def __init__(self, settings: Settings, files: RunFolder, masker: Masker) -> None:
+        self._settings = settings
+        self._files = files
+        self._masker = masker
+        self._folder: models.ModelFolder | None = None
+
+    def keep(self, outcome: Outcome, parameters: int, layers: str | None, made_of: MadeOf) -> str | None:
+        """Put the folder together as MLflow is to have it; what of that could not be done, or None."""
+        source = self._settings.pipeline
+        told = {
+            "target": source.target,
+            "args": self._arguments,
+            "seed": self._settings.run.seed,
+            "digest": outcome.digest,
+            "parameters": parameters,
+            "layers": self._words(layers),
+        }
+        place, work = made_of.checkpoints, made_of.work
+        state = None if place is None else model_folder.last_state(place, outcome.steps)
+        code = {} if work is None else model_folder.code_of(work.root, work.tree, made_of.modules)
+        try:
+            model_folder.write(self._files.model, self._files.weights, told, made_of.packages, code, state)
+        except OSError as error:
+            return f"MLflow gets no model of this run: {error}"
+        params = {"target": source.target, "parameters": str(parameters)}
+        tags = {models.DIGEST: str(outcome.digest)}
+        self._folder = models.ModelFolder(self._files.model, outcome.steps, params, tags, code=model_folder.CODE)
+        if state is not None:
+            return None
+        return "the model is logged without the state of its training: there is no checkpoint of the last step"
+
+    def log(self, tracker: Tracker) -> None:
+        """Have MLflow take it, if there is one, and register it where that is asked for."""
+        if self._folder is not None:
+            tracker.model(self._folder, self._registration)
+
+    def on_card(self, parameters: int | None, layers: str | None) -> card.Trained:
+        settings, is_kept = self._settings, self._folder is not None
+        begins, registration = settings.initial, self._registration
+        return card.Trained(
+            settings.pipeline.target,
+            self._arguments,
+            parameters,
+            self._words(layers),
+            model_folder.tensors_of(self._files.weights) if is_kept else {},
+            registration.uri if registration is not None and is_kept else None,
+            None if begins.name is None else f"{begins.name}, digest {begins.digest}",
+        )
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        """Of the pipeline, without credentials."""
+        given = self._settings.pipeline.args
+        return {key: masking.setting(f"pipeline.args.{key}", value) for key, value in given.items()}
+
+    def _words(self, layers: str | None) -> str | None:
+        return None if layers is None else self._masker.text(layers)
+
+    @property
+    def _registration(self) -> models.Registration | None:
+        name = self._settings.tracking.register
+        return None if name is None else models.Registration.parse(name)

@@ -1,0 +1,93 @@
+"""What MLflow has not got of earlier runs, such as one whose server was gone at its end, is sent by whoever comes next.
+
+Each run's folder holds what is missing (`tracking.outbox`); the lease of the folder keeps two processes from sending
+it at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.driver.folders import RunFolder
+from orchestrator.errors import OrchestratorError, UsageError
+from orchestrator.tracking import Store, Tracker, default_uri, outbox
+from orchestrator.tracking.store import database_of, reason
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What came of one run. trouble: why MLflow still lacks some of it, or None; gone: files that were to be sent, and are not
+    there any more."""
+
+    run_id: str
+    trouble: str | None = None
+    gone: tuple[str, ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        if self.trouble is not None:
+            return (
+                f"MLflow still lacks some of run {self.run_id}: {self.trouble}\n"
+                f"  to give that up, remove .orchestrator/{self.run_id}/{outbox.FILE}"
+            )
+        lost = (
+            f", except for {', '.join(self.gone)}, of which the run's folder has nothing any more" if self.gone else ""
+        )
+        return f"MLflow has got what it lacked of run {self.run_id}{lost}"
+
+
+def send(store: Store) -> list[Sent]:
+    """Send this store what it lacks of runs of this project; those that somebody drives or sends are passed over."""
+    return [_send(store, run_id) for run_id, name in _waiting(store.folder) if name == store.name]
+
+
+def send_all(folder: Path, given: Store | None) -> list[Sent]:
+    """The same for every store that lacks something. folder: the project's `.orchestrator`; given: one that is open."""
+    stores: dict[str | None, Store | str] = {} if given is None else {given.name: given}
+    found = []
+    for run_id, name in _waiting(folder):
+        if name not in stores:
+            stores[name] = _opened(folder, name)
+        store = stores[name]
+        found.append(Sent(run_id, store) if isinstance(store, str) else _send(store, run_id))
+    return found
+
+
+def _waiting(folder: Path) -> Iterator[tuple[str, str | None]]:
+    """The runs that have something to be sent, and nobody who does it, each with the name of its store; their folders are
+    leased meanwhile."""
+    for path in sorted(folder.glob(f"*/{outbox.FILE}")):
+        files = RunFolder(folder, path.parent.name)
+        try:
+            files.lease()
+        except UsageError:
+            continue
+        try:
+            if path.exists() and path.stat().st_size:  # else somebody has just sent it
+                name = outbox.store_of(path)  # a rerun, which ran elsewhere, names the project's own by its address
+                yield files.path.name, None if name == default_uri(folder) else name
+            else:
+                path.unlink(missing_ok=True)
+        finally:
+            files.release()
+
+
+def _opened(folder: Path, name: str | None) -> Store | str:
+    """The store, or why it cannot be asked."""
+    database = folder / "mlflow.db" if name is None else database_of(name)
+    if database is not None and not database.exists():
+        return f"{database} is gone"
+    try:
+        return Store(name, folder)
+    except OrchestratorError as error:
+        return error.message if error.__cause__ is None else reason(error.__cause__)
+
+
+def _send(store: Store, run_id: str) -> Sent:
+    try:
+        tracker = Tracker.catch_up(store, run_id)
+    except Exception as error:  # MLflow's, requests', of a damaged file
+        return Sent(run_id, reason(error))
+    return Sent(run_id, tracker.trouble, tuple(tracker.gone))

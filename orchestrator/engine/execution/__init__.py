@@ -1,1 +1,0 @@
-"""The order of things: the loop, the lockstep step, the state of the run."""

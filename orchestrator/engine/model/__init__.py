@@ -1,0 +1,1 @@
+"""What a worker computes with: the user's pipeline, its model and optimizer, micro-batches, and the state that follows."""

@@ -1,0 +1,481 @@
+"""The calls into the user's pipeline: batches from its datasets, losses and metrics from its functions, errors by name.
+
+All calls of the user's code in a step are here, so that every exception of it becomes one PipelineRaised that names the
+step and the shard, with the user's own frames in the message and the full traceback in `details`.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+
+from orchestrator.data.clients import ClientSampler
+from orchestrator.data.division import Division, divide
+from orchestrator.data.drawn import Drawn, PassSampler, WeightedSampler
+from orchestrator.data.labels import Labels
+from orchestrator.data.loaders import Key, Loaders, upcoming
+from orchestrator.data.loading import fetch
+from orchestrator.data.order import Order, Sampler, evaluation_batches
+from orchestrator.data.poisson import PoissonSampler
+from orchestrator.engine.model import construction
+from orchestrator.errors import NonFinite, PipelineRaised
+from orchestrator.numerics import streams
+from orchestrator.numerics.staging import Direct, Staging
+from orchestrator.pipeline import Pipeline, has_rate, naming, takes_step
+from orchestrator.plan import Data, Run, Variant
+from orchestrator.privacy.keys import Keys
+from orchestrator.sampling.subsets import chosen
+from orchestrator.updates import optimizers
+from orchestrator.updates.optimizers import kept_aside
+from orchestrator.values import Span
+
+_HEAD = 2**14  # elements of the gradient that are compared, for changes that raise no version
+_SMALLEST_WEIGHT, _LARGEST_WEIGHT = 1e-100, 1e100  # so that no product with a float32 leaves the range of float64
+
+
+class _MicroBatch(NamedTuple):
+    """A micro-batch: its samples, how messages call it, and the seeds for reading it and for computing it."""
+
+    key: Key
+    where: str
+    samples_seed: int
+    seed: int
+
+
+class Call(NamedTuple):
+    """A call of the user's, on a batch that has been read. precision: of its products."""
+
+    function: Callable[[], Any]
+    precision: Callable[[], AbstractContextManager[None]]
+    rows: int
+    where: str
+
+    def make(self) -> Any:
+        with self.precision():
+            return self.function()
+
+
+class Workload:
+    """Micro-batches and evaluation batches of one run. Built under the run's seed; raises PipelineRaised."""
+
+    def __init__(self, kind: type[Pipeline], run: Run, data: Data, staging: Staging | None = None) -> None:
+        """kind: the class that `run.pipeline` names."""
+        self._seed = seed = run.seed
+        self._mixed = run.compute.precision == "bfloat16"
+        self._staging = staging or Direct()
+        self._loaders: Loaders | None = None
+        self._planned: dict[tuple[int, int], _MicroBatch] = {}
+        self.pipeline = construction.make_pipeline(kind, run.pipeline.args, seed)
+        with naming("reading the parameters of loss()"):
+            self._takes_step = takes_step(self.pipeline)
+        with naming("datasets()"), streams.seeded(seed if data.seed is None else data.seed, "datasets"):
+            self._train, self._validation = self._datasets()
+        self.model = construction.first_model(self.pipeline, run)
+        samples = _length(self._train, "training")
+        self.subset = None if data.subset is None else chosen(data.subset.name, data.subset.options, samples)
+        self._labels = Labels(self.pipeline, self._train, samples, seed, self.subset)
+        samples = samples if self.subset is None else len(self.subset)
+        self.division = divide(self._labels, data)
+        self.order, self._sampler = _order(seed, samples, data, self.division)
+        self._stretch = _stretch(data, self._sampler)
+        self._weighs = data.privacy is None
+        self.held_out = 0 if self._validation is None else _length(self._validation, "validation")
+        self.evaluation_batches = evaluation_batches(self.held_out, max(1, data.batch_size.at(0) // data.shards))
+
+    @property
+    def training_data(self) -> Any:
+        return self._train
+
+    def partition(self) -> dict[str, Any] | None:
+        """How the samples are divided, for a picture; None where they are not."""
+        return None if self.division is None else self.division.table(self._labels)
+
+    @property
+    def has_rate(self) -> bool:
+        return has_rate(type(self.pipeline))
+
+    def rate(self, step: int) -> float:
+        """The pipeline's own factor on the learning rates. Raises PipelineRaised."""
+        with naming(f"rate() (step {step})"), streams.seeded(self._seed, "rate", step):
+            returned: Any = self.pipeline.rate(step)
+            try:
+                factor = float(returned)
+            except (TypeError, ValueError, RuntimeError):
+                factor = math.nan
+            if not 0 <= factor < math.inf:
+                raise PipelineRaised(
+                    f"rate() (step {step}) returned {returned!r}",
+                    "return the factor on the learning rates at this step, a number that is 0 or more",
+                )
+        return factor
+
+    def held(self) -> dict[str, Any]:
+        """All objects of the user's, by names for messages, and the globals of the modules that define their classes."""
+        held = {"pipeline": self.pipeline, "model": self.model, "train": self._train, "validation": self._validation}
+        names = sorted({type(each).__module__ for each in held.values()})
+        modules = [(name, sys.modules.get(name)) for name in names]
+        written = [(name, vars(module)) for name, module in modules if _is_written_here(module)]
+        return held | {f"{name}.{key}": value for name, found in written for key, value in found.items()}
+
+    def fetch_ahead(self, loaders: Loaders, shards: Sequence[int], steps: int) -> None:
+        """Take training batches from `loaders` from now on, for a worker that hosts `shards` in a run of `steps`."""
+        self._loaders, self._hosted, self._steps = loaders, tuple(shards), steps * self._stretch
+
+    def host(self, shards: Sequence[int]) -> None:
+        """These are computed from now on; what was fetched ahead for others is fetched in vain."""
+        if self._loaders is not None:
+            self._hosted = tuple(shards)
+
+    def prove(self, loaders: Loaders) -> None:
+        """Raises Inconsistent where the loaders read other samples than this process does."""
+        shards = range(self.order.shards)
+        first = next(found for shard in shards if (found := self._micro_batch(0, shard)).key.indices)
+        loaders.prove(first.key, self._read(first))
+
+    def local_steps(self, step: int, shard: int) -> range:
+        """The local steps of a shard in a step of the run, numbered through the run as micro-batches are then; of some the
+        micro-batch may be empty."""
+        local = self._sampler.local_steps(step, shard) if isinstance(self._sampler, ClientSampler) else self._stretch
+        return range(step * self._stretch, step * self._stretch + local)
+
+    def unlock(self, keys: Keys) -> None:
+        """From now on it is known which clients play."""
+        if isinstance(self._sampler, PoissonSampler):
+            self._sampler.unlock(keys)
+
+    def players(self, step: int, shard: int) -> tuple[int, ...]:
+        """What a shard computes in a step of the run: itself, or the clients that it plays. Each is asked for in the place of a
+        shard."""
+        return self._sampler.players(step, shard) if isinstance(self._sampler, PoissonSampler) else (shard,)
+
+    def shard_of(self, step: int, player: int) -> int:
+        """Which shard computes one of its `players`."""
+        return self._sampler.slot_of(step, player) if isinstance(self._sampler, PoissonSampler) else player
+
+    def plan(self, steps: Iterable[int], shards: Sequence[int]) -> None:
+        """Prepare the samples and seeds of these micro-batches together: between two backward passes the same code
+        takes ten times as long, because it has been evicted from the processor's cache."""
+        self._planned = {(step, shard): self._micro_batch(step, shard) for step in steps for shard in shards}
+
+    def loss(self, step: int, shard: int) -> tuple[float, float] | None:
+        """(mean loss, weight) of micro-batch (step, shard), whose gradients are in the model then; None when it is empty.
+
+        The caller has called `model.train()`. Raises PipelineRaised, NonFinite.
+        """
+        micro_batch = self._known(step, shard)
+        where, rows = micro_batch.where, len(micro_batch.key.indices)
+        if not rows:
+            return None
+        batch = self._fetch(micro_batch)
+        with naming(f"loss() ({where})"), streams.seeded_with(micro_batch.seed):
+            batch = self._staging.batch(batch)
+            with self._autocast():
+                returned = self._loss(batch, step)
+            if not self._weighs and isinstance(returned, Sequence):
+                raise PipelineRaised(
+                    f"loss() ({where}) returned a weight, and with privacy.clipping_norm all count the same",
+                    "return the mean alone",
+                )
+            judged = _judged(returned, rows, where)
+            if judged is None:
+                return None
+            loss, mean, weight = judged
+            loss.backward()  # type: ignore[no-untyped-call]
+        return mean, weight
+
+    def rows(self, step: int, shard: int) -> int:
+        """Of micro-batch (step, shard)."""
+        return len(self._known(step, shard).key.indices)
+
+    @contextmanager
+    def call(self, step: int, shard: int) -> Iterator[Call]:
+        """The loss of micro-batch (step, shard), which is not empty, to be called within the block, by parts of a model:
+        there the generators are seeded for it. Raises PipelineRaised for what is raised within the block."""
+        micro_batch = self._known(step, shard)
+        batch = self._fetch(micro_batch)
+        with naming(f"loss() ({micro_batch.where})"), streams.seeded_with(micro_batch.seed):
+            yield Call(lambda: self._loss(batch, step), self._autocast, len(micro_batch.key.indices), micro_batch.where)
+
+    @contextmanager
+    def going_on(self, step: int, shard: int) -> Iterator[None]:
+        """For the backward pass of what `call` has begun, which sets the generators by itself."""
+        with naming(f"loss() (step {step}, shard {shard})"), streams.held():
+            yield
+
+    def judge(self, returned: Any, call: Call) -> tuple[torch.Tensor, float, float] | None:
+        """Loss, its value and its weight, from what loss() returned; None where it weighs nothing. Raises PipelineRaised,
+        NonFinite."""
+        return _judged(returned, call.rows, call.where)
+
+    @contextmanager
+    def evaluation(self, step: int, batch: int) -> Iterator[tuple[Call, Call]]:
+        """Loss and metrics of a validation batch, to be called within the block, as `call` says; in which order, and that the
+        second goes on with the generators of the first, is the caller's care."""
+        indices, where = self.evaluation_batches[batch], _evaluated(step, batch)
+        with naming(f"reading samples ({where})"), streams.seeded(self._seed, "evaluation samples", step, batch):
+            items = fetch(self._validation, indices, self.pipeline.collate)
+        updates = (step + 1) * self._stretch
+        with naming(f"evaluation ({where})"), streams.seeded(self._seed, "evaluation", step, batch), torch.no_grad():
+            yield (
+                Call(lambda: self._loss(items, updates), self._autocast, len(indices), where),
+                Call(lambda: self.pipeline.metrics(self.model, items), self._autocast, len(indices), where),
+            )
+
+    @contextmanager
+    def evaluation_going_on(self, step: int, batch: int) -> Iterator[None]:
+        """For the second call of what `evaluation` has given, behind its block, for which the generators are set there."""
+        with naming(f"evaluation ({_evaluated(step, batch)})"), streams.held(), torch.no_grad():
+            yield
+
+    def evaluated(self, call: Call, loss: Any, metrics: Any) -> tuple[list[str], list[float]]:
+        """As `evaluate`, from what the two calls have returned."""
+        mean, weight = _mean_and_weight(loss, call.rows, call.where)
+        numbers = _numbers(metrics, call.where)
+        return list(numbers), [mean.item(), weight, float(call.rows), *numbers.values()]
+
+    def local_optimizer(self, variant: Variant, step: int, shard: int) -> torch.optim.Optimizer:
+        """A new one over the model's parameters."""
+        what = f"building the local optimizer (step {step}, shard {shard})"
+        with naming(what), streams.seeded(self._seed, "local optimizer", step, shard):
+            return optimizers.build(variant.name, variant.options, self.model)
+
+    def optimize_locally(self, step: int, shard: int, optimizer: torch.optim.Optimizer) -> None:
+        """One step of a shard's own optimizer, which finds its gradients at the parameters."""
+        where = f"the local optimizer (step {step}, shard {shard})"
+        with naming(where), streams.seeded(self._seed, "local optimizer step", step, shard):
+            optimizer.step()
+
+    def optimize(self, step: int, optimizer: torch.optim.Optimizer, gradients: torch.Tensor) -> None:
+        """One step of the optimizer, which finds its gradients as views of `gradients`; peers may still be reading those."""
+        version, head = gradients._version, gradients[:_HEAD].clone()
+        aside, options = kept_aside(optimizer, self.model), optimizers.options(optimizer)
+        with naming(f"the optimizer (step {step})"), streams.seeded(self._seed, "optimizer step", step):
+            optimizer.step()
+        optimizers.keep_own(optimizer, gradients)
+        for name, after in kept_aside(optimizer, self.model).items():
+            if after != aside.get(name):
+                raise PipelineRaised(
+                    f"the optimizer changed its attribute {name!r} (step {step}), which no checkpoint and no worker that joins "
+                    "would have",
+                    "keep it in the optimizer's state or param_groups, or in frozen parameters of the model",
+                )
+        now = optimizers.options(optimizer)
+        strange = optimizers.differing(
+            [dict.fromkeys(group) for group in options], [dict.fromkeys(group) for group in now]
+        )
+        if strange is not None:
+            raise PipelineRaised(
+                f"the optimizer added or removed {strange!r} in its param_groups (step {step})",
+                "give it a value when the optimizer is built: a state has to fit the optimizer of a worker that joins",
+            )
+        if [group["lr"] for group in now] != [group["lr"] for group in options]:
+            raise PipelineRaised(
+                f"the optimizer, or a scheduler that follows it, changed its learning rate (step {step})",
+                "let `schedule` do that, which sets the rates for each step, or keep a factor of your own in param_groups",
+            )
+        if gradients._version != version or not torch.equal(gradients[:_HEAD], head):
+            raise PipelineRaised(
+                f"the optimizer changed gradients in place (step {step})",
+                "give it copies in its step(): parameter.grad = parameter.grad.clone(); or turn foreach off, where it has that",
+            )
+
+    def evaluate(self, step: int, batch: int) -> tuple[list[str], list[float]]:
+        """Names and values of one validation batch: loss, its weight, rows, then the pipeline's metrics by name.
+
+        The caller has called `model.eval()`. step: the one before it; -1: none yet.
+        """
+        return self.evaluate_batch(step, batch, self.evaluation_batches[batch], self.model)
+
+    def evaluate_batch(
+        self, step: int, batch: int, indices: Sequence[int], model: torch.nn.Module
+    ) -> tuple[list[str], list[float]]:
+        """As `evaluate`, of these validation samples and in the place of the model another one."""
+        where = _evaluated(step, batch)
+        with naming(f"reading samples ({where})"), streams.seeded(self._seed, "evaluation samples", step, batch):
+            items = fetch(self._validation, indices, self.pipeline.collate)
+        with naming(f"evaluation ({where})"), streams.seeded(self._seed, "evaluation", step, batch), torch.no_grad():
+            items = self._staging.batch(items)
+            with self._autocast():
+                updates = (step + 1) * self._stretch
+                loss, weight = _mean_and_weight(self._loss(items, updates, model), len(indices), where)
+                metrics = _numbers(self.pipeline.metrics(model, items), where)
+            values = [loss.item(), weight, float(len(indices)), *metrics.values()]
+        return list(metrics), values
+
+    def _loss(self, batch: Any, updates: int, model: torch.nn.Module | None = None) -> Any:
+        """updates: how many the model has had; model: another than its own."""
+        more = {"step": updates} if self._takes_step else {}
+        return self.pipeline.loss(self.model if model is None else model, batch, **more)
+
+    def _known(self, step: int, shard: int) -> _MicroBatch:
+        return self._planned.get((step, shard)) or self._micro_batch(step, shard)
+
+    def _micro_batch(self, step: int, shard: int) -> _MicroBatch:
+        return _MicroBatch(
+            Key(step, shard, tuple(self._indices(step, shard))),
+            f"step {step}, shard {shard}",
+            streams.seed_of(self._seed, "samples", step, shard),
+            streams.seed_of(self._seed, "compute", step, shard),
+        )
+
+    def _indices(self, step: int, shard: int) -> list[int]:
+        """Of the samples of micro-batch (step, shard), as the data set numbers them."""
+        found = self._sampler.indices(step, shard)
+        if self.subset is None:
+            return found
+        used: list[int] = self.subset[found].tolist()
+        return used
+
+    def _fetch(self, micro_batch: _MicroBatch) -> Any:
+        if self._loaders is not None:
+            step, shard, _ = key = micro_batch.key
+            stretches = range(0, self._steps + 1, self._stretch)
+            return self._loaders.batch(key, upcoming(step, shard, self._hosted, stretches, self._indices))
+        return self._read(micro_batch)
+
+    def _read(self, micro_batch: _MicroBatch) -> Any:
+        with naming(f"reading samples ({micro_batch.where})"), streams.seeded_with(micro_batch.samples_seed):
+            return fetch(self._train, micro_batch.key.indices, self.pipeline.collate)
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        """Under `precision: bfloat16` products are computed in it; parameters and gradients stay float32 (rule A9). Each use
+        of a parameter casts it anew: uses that share a cast add up their gradients in bfloat16, which stages cannot do
+        together."""
+        if not self._mixed:
+            return nullcontext()
+        return torch.autocast(self._staging.device.type, dtype=torch.bfloat16, cache_enabled=False)
+
+    def _datasets(self) -> tuple[Any, Any]:
+        returned: Any = self.pipeline.datasets()
+        if not (isinstance(returned, tuple) and len(returned) == 2):
+            raise PipelineRaised(
+                f"datasets() returned {type(returned).__name__}", "return (train, validation), or (train, None)"
+            )
+        return returned
+
+
+def _order(
+    seed: int, samples: int, data: Data, division: Division | None
+) -> tuple[Order | Drawn, Sampler | PassSampler | WeightedSampler | ClientSampler]:
+    """The sampler may be a PoissonSampler, which is asked by client."""
+    if division is None:
+        order = Order(seed, samples, data.batch_size, data.shards)
+        return order, Sampler(order)
+    drawn = Drawn(samples, data.batch_size, data.shards)
+    if data.privacy is not None and data.privacy.noise:
+        return drawn, PoissonSampler(seed, data, division.parts)
+    if len(division.parts) > data.shards or (data.local is not None and data.local.epochs is not None):
+        return drawn, ClientSampler(seed, drawn, division.parts, data.local or Span(steps=1))
+    by_weight = any(part.weights is not None for part in division.parts)
+    return drawn, (WeightedSampler if by_weight else PassSampler)(seed, drawn, division.parts)
+
+
+def _stretch(data: Data, sampler: object) -> int:
+    """The most local steps that a shard has in a step of the run."""
+    if isinstance(sampler, ClientSampler):
+        return sampler.stretch
+    return 1 if data.local is None else data.local.in_steps(0)
+
+
+def _is_written_here(module: Any) -> bool:
+    """Whether the module is part of a project, and not an installed package."""
+    file = getattr(module, "__file__", None)
+    return file is not None and "site-packages" not in file
+
+
+NON_FINITE_REMEDY = (
+    "lower optimizer.lr, set gradient.clip (of local steps: local.optimizer.lr, local.clip), or look at the samples of this "
+    "micro-batch"
+)
+
+
+def _length(dataset: Any, which: str) -> int:
+    if isinstance(dataset, torch.utils.data.IterableDataset):
+        raise PipelineRaised(
+            f"the {which} dataset is an IterableDataset",
+            "use a map-style dataset (__len__ and __getitem__): exact order needs samples that can be addressed",
+        )
+    with naming(f"len() of the {which} dataset"):
+        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+            raise PipelineRaised(
+                f"the {which} dataset is a {type(dataset).__name__}",
+                "it needs __len__ and __getitem__ (a map-style dataset)",
+            )
+        length = len(dataset)
+    if length == 0 and which == "training":
+        raise PipelineRaised("the training dataset is empty", "look at what datasets() reads")
+    return length
+
+
+def _evaluated(step: int, batch: int) -> str:
+    return f"{'before the first step' if step < 0 else f'after step {step}'}, validation batch {batch}"
+
+
+def _judged(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, float, float] | None:
+    """Loss, its value and its weight; None where it weighs nothing."""
+    loss, weight = _mean_and_weight(returned, rows, where)
+    if weight == 0:
+        return None
+    mean = loss.item()
+    if not math.isfinite(mean):
+        raise NonFinite(f"the loss is {mean} at {where}", NON_FINITE_REMEDY)
+    return loss, mean, weight
+
+
+def _mean_and_weight(returned: Any, rows: int, where: str) -> tuple[torch.Tensor, float]:
+    """What loss() returned, checked: a scalar float tensor, alone or with its weight (rule A5)."""
+    loss, weight = returned if isinstance(returned, Sequence) and len(returned) == 2 else (returned, rows)
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        raise PipelineRaised(
+            f"loss() ({where}) returned {_kind(loss)}",
+            "return a scalar float tensor, or (scalar tensor, weight)",
+        )
+    try:
+        value = float(weight.detach() if isinstance(weight, torch.Tensor) else weight)
+    except (TypeError, ValueError, RuntimeError):
+        raise PipelineRaised(
+            f"loss() ({where}) returned a pair whose second part, {_kind(weight)}, is no weight",
+            "return the mean alone, or (mean, weight) with one number as the weight; other outputs belong into metrics()",
+        ) from None
+    if value != 0 and not _SMALLEST_WEIGHT <= value <= _LARGEST_WEIGHT:
+        raise PipelineRaised(
+            f"loss() ({where}) returned the weight {value}",
+            f"a weight is zero, or a number between {_SMALLEST_WEIGHT:g} and {_LARGEST_WEIGHT:g}",
+        )
+    return loss if loss.dim() == 0 else loss.reshape(()), value
+
+
+def _numbers(metrics: Any, where: str) -> dict[str, float]:
+    """What metrics() returned, checked and sorted by name: scalars, or numbers of Python or numpy."""
+    if not isinstance(metrics, Mapping):
+        raise PipelineRaised(
+            f"metrics() ({where}) returned {_kind(metrics)}",
+            "return {name: its mean over the batch}; {} if there is none",
+        )
+    if "loss" in metrics:
+        raise PipelineRaised(
+            f"metrics() ({where}) returned one named 'loss'", "the loss is reported anyway; choose another name"
+        )
+    strange = next((name for name in metrics if not isinstance(name, str)), None)
+    if strange is not None:
+        raise PipelineRaised(f"metrics() ({where}) returned a metric named by {_kind(strange)}", "name each by a text")
+    numbers = {}
+    for name, value in sorted(metrics.items()):
+        try:
+            numbers[name] = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise PipelineRaised(
+                f"metrics() ({where}) returned {_kind(value)} for {name!r}",
+                "return one number for each name: its mean over the batch",
+            ) from None
+    return numbers
+
+
+def _kind(value: Any) -> str:
+    shape = f" of shape {tuple(value.shape)}, {value.dtype}" if isinstance(value, torch.Tensor) else ""
+    return f"a {type(value).__name__}{shape}"

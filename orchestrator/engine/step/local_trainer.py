@@ -1,0 +1,203 @@
+"""A worker's part in a lockstep step: compute the hosted shards onto the grid, then apply the summed gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy
+from numpy.typing import NDArray
+
+from orchestrator.engine.between_steps.run_state import RunState
+from orchestrator.engine.exchange.collectives import Exchange
+from orchestrator.engine.exchange.step_report import UNKNOWN, Consensus, StepReport
+from orchestrator.engine.member.generation import ProcessServices
+from orchestrator.engine.model.replica import Replica
+from orchestrator.engine.model.updater import Updater
+from orchestrator.engine.model.workload import NON_FINITE_REMEDY
+from orchestrator.engine.step.shard_gradients import Contributing, Contribution
+from orchestrator.engine.step.summation import Summation
+from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
+from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
+from orchestrator.numerics.staging import HostTransfer
+from orchestrator.records import trace
+from orchestrator.updates import optimizers
+from orchestrator.updates.transforms import Gradients
+
+
+class LocalTrainer:
+    """Computes and applies the steps of one worker; implements `engine.execution.lockstep.Member`. The shards are set
+    by `take_on`, in each generation anew, and where they differ in size dealt in each step."""
+
+    def __init__(
+        self,
+        gradients: Contributing,
+        replica: Replica,
+        updater: Updater,
+        summation: Summation,
+        host_transfer: HostTransfer,
+        services: ProcessServices,
+    ) -> None:
+        self._gradients = gradients
+        self._replica = replica
+        self._updater = updater
+        self._summation = summation
+        self._host_transfer = host_transfer
+        self._services = services
+        self._repeated = False
+        self._told_bytes = UNKNOWN
+        self.take_on(())
+
+    def take_on(self, shards: Sequence[int], rank: int = 0, workers: int = 1, *, alone: bool = False) -> None:
+        """Host these shards from now on, starting with a new step, as one of so many workers. alone: they are all shards, and
+        there is no other member."""
+        self._hosted = self._shards = tuple(shards)
+        self._seat = rank, workers
+        self._alone = alone
+        self._fault: tuple[int, OrchestratorError] | None = None
+        self._single: tuple[Gradients, float, StepReport] | None = None
+
+    def contribute(self, step: int, attempt: int, grid: Grid) -> StepReport:
+        if attempt > 0 and self._single is not None and self._repeated:
+            return self._contribute_again(grid)
+        # The first repetition is computed in full by everybody, for that exposes a pipeline that keeps state (rule B4).
+        self._repeated = self._repeated or attempt > 0
+        self._single = None
+        self._shards = tuple(self._gradients.dealt(step, self._hosted, *self._seat))
+        self._summation.clear()
+        self._gradients.plan(step, self._shards)
+        self._options = self._updater.options()
+        tally = _Tally(self._replica, counters_agree=self._gradients.counters_agree)
+        fault: tuple[int, OrchestratorError] | None = None
+        for shard in self._shards:
+            self._services.heartbeat.beat("compute", step, shard)
+            self._services.writer.copied(0)  # if so, it is written from here on, and not from the update
+            try:
+                computed = self._compute(step, shard, len(tally.shards) % self._summation.most_waiting)
+                if computed is None:
+                    continue
+                loss, weight, gradients = computed
+                self._summation.add(shard, gradients, weight, grid)
+                tally.add(shard, loss, weight, self._replica.present(gradients))
+            except OrchestratorError as error:
+                fault = (shard, error)
+                break
+        self._fault = self._complete_sum(step, tally) or fault  # what was added came before what failed
+        if self._shards and (self._fault is None or isinstance(self._fault[1], NonFinite)):
+            self._fault = self._disturbance() or self._fault
+        if self._fault is not None:
+            return StepReport(failing_shard=self._fault[0])
+        if len(self._shards) == 1 and tally.shards:
+            self._single = (gradients, weight, tally.step_report())
+        return tally.step_report()
+
+    def fault(self, shard: int) -> Exception | None:
+        return self._fault[1] if self._fault is not None and self._fault[0] == shard else None
+
+    def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
+        return self._summation.total(exchange, step, attempt, consensus)
+
+    def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:
+        return trace.line(step, consensus.loss, fingerprint)
+
+    def apply(self, state: RunState, consensus: Consensus) -> None:
+        """May raise CalledOff before it changes anything, and not after."""
+        self._services.heartbeat.beat("update", state.steps)
+        self._tell_bytes(state.steps - 1, consensus.sent_bytes)
+        self._services.await_copied()
+        self._host_transfer.back()
+        results = zip(consensus.present, self._host_transfer.result, strict=True)
+        agreed = [result if present else None for present, result in results]
+        self._updater.apply(state.steps, state.reductions, agreed, consensus.counters, self._summation.result)
+        self._summation.commit()
+        self._gradients.states.commit()
+
+    def _tell_bytes(self, step: int, sent_bytes: int) -> None:
+        """What the members send in a step, when it changes: from step to step it mostly is the same."""
+        if sent_bytes not in (UNKNOWN, self._told_bytes):
+            self._told_bytes = sent_bytes
+            self._services.emit({"event": "sent", "step": step, "bytes": sent_bytes})
+
+    def _contribute_again(self, grid: Grid) -> StepReport:
+        """A worker with one shard need not compute it again: only the grid has changed (rule A4)."""
+        assert self._single is not None
+        gradients, weight, step_report = self._single
+        self._summation.clear()
+        self._summation.add(self._shards[0], gradients, weight, grid)
+        self._complete(weight)
+        return step_report
+
+    def _compute(self, step: int, shard: int, nth: int) -> Contribution | None:
+        """What one shard contributes, in host memory. nth: among those that wait to be added up, which have to stay as they
+        are."""
+        computed = self._gradients.compute(step, shard)
+        return None if computed is None else computed._replace(tensors=self._host_transfer.out(computed.tensors, nth))
+
+    def _disturbance(self) -> tuple[int, OrchestratorError] | None:
+        """An error for what the user's code changed while the shards were computed, though only the optimizer's step
+        may change it; attributed to the last shard."""
+        try:
+            self._replica.check_step()
+            optimizers.check_unchanged(self._updater.optimizer, self._options)
+        except PipelineRaised as error:
+            return self._shards[-1], error
+        return None
+
+    def _complete_sum(self, step: int, tally: _Tally) -> tuple[int, OrchestratorError] | None:
+        """Complete the sum and hand the magnitudes to the tally; returns the first shard with one that is not finite."""
+        magnitudes = self._complete(tally.total_weight)
+        for nth, i in numpy.argwhere(magnitudes >= INFINITE):
+            shard, name = tally.shards[nth], self._replica.layout.slots[i].name
+            what = f"gradient of {name}" if i < len(self._replica.parameters) else f"statistic {name}"
+            return shard, NonFinite(f"the {what} is not finite at step {step}, shard {shard}", NON_FINITE_REMEDY)
+        tally.magnitudes = magnitudes.max(0, initial=ABSENT).tolist()
+        return None
+
+    def _complete(self, total_weight: float) -> NDArray[numpy.int64]:
+        """The sum of the hosted shards, and all of it where nobody else has any; returns what `Accumulator.complete` does."""
+        return self._summation.complete(total_weight, alone=self._alone)
+
+
+class _Tally:
+    """What the hosted shards of one attempt report, apart from the gradient itself."""
+
+    def __init__(self, replica: Replica, *, counters_agree: bool) -> None:
+        self._replica = replica
+        self._counters_agree = counters_agree
+        self.magnitudes: Sequence[int] = ()
+        self._present: list[Sequence[bool]] = []
+        self._weights: dict[int, float] = {}
+        self._losses: dict[int, float] = {}
+        self._counters: list[int] | None = None
+
+    @property
+    def shards(self) -> list[int]:
+        """The shards added so far, in order."""
+        return list(self._weights)
+
+    @property
+    def total_weight(self) -> float:
+        return math.fsum(self._weights.values())
+
+    def add(self, shard: int, loss: float, weight: float, present: Sequence[bool]) -> None:
+        self._present.append(present)
+        self._weights[shard] = weight
+        self._losses[shard] = loss
+        counters = self._replica.counter_values()
+        if not self._counters_agree:
+            counters = list(map(max, counters, self._counters or counters))
+        elif self._counters is not None and counters != self._counters:
+            name = next(
+                n for n, a, b in zip(self._replica.counter_names(), counters, self._counters, strict=True) if a != b
+            )
+            raise PipelineRaised(f"the shards left different values in the integer buffer {name!r}")
+        self._counters = counters
+
+    def step_report(self) -> StepReport:
+        return StepReport(
+            magnitudes=self.magnitudes,
+            present=[any(shards) for shards in zip(*self._present, strict=True)],
+            weights=self._weights,
+            losses=self._losses,
+            counters=self._counters,
+        )

@@ -1,0 +1,23 @@
+"""The table of orders: when the members of a pipeline take which shard forward and backward.
+
+An order is a function of a member's place that returns an `Order`; adding one is a file and a line here, and the laws of
+`laws.py` then hold it to the same properties as the others. A user's own meets the laws at launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from orchestrator.pipeline_orders.gpipe import gpipe
+from orchestrator.pipeline_orders.one_forward_one_backward import one_forward_one_backward
+from orchestrator.pipeline_orders.order import Decide, Order
+from orchestrator.table import Table
+
+PIPELINING: Table[Callable[..., Order]] = Table("cluster.pipeline", {"1f1b": one_forward_one_backward, "gpipe": gpipe})
+
+
+def build_order(name: str, options: Mapping[str, Any]) -> Decide:
+    """An order; options that are not given have their defaults. Raises ConfigurationError."""
+    entry, resolved = PIPELINING[name], PIPELINING.resolve(name, options)
+    return lambda place: entry(place, **resolved)

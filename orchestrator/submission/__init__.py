@@ -1,8 +1,0 @@
-"""Jobs: a launch that somebody else starts, and starts again when it was lost. Pure: what is to be run, and as what.
-
-    entry.py        the command that a job runs
-    kubernetes.py   a RayJob of KubeRay
-    slurm.py        a batch script
-
-Ray's own jobs are `orchestrator.cluster.jobs`. What it does not do: call kubectl or sbatch.
-"""

@@ -1,0 +1,552 @@
+"""A cluster inside one process: Ray's verbs, the network, the storage and the clock are doubles that keep Ray's promises and no
+others; `cluster.members`, `cluster.member_actor`, the engine, the checkpoints and the driver above them are the real ones.
+
+What Ray promises: calls of one group of an actor are carried out in their order, one after the other; an answer may come as
+late as it likes, and answers of one actor in another order than the one in which they were ready, but before the news of its
+death; that news may take seconds. What an actor had answered before its death may be lost with it.
+
+What it does not do: pickle by reference, restart actors, find room. A member that finds none is one that never starts.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from orchestrator.checkpoints import catalog, writer
+from orchestrator.checkpoints.storage import Buffer
+from orchestrator.cluster.actors import checkpoint_client, event_queue, member_actor, members
+from orchestrator.driver.run import event_sink, session
+from orchestrator.engine import worker_hooks
+from orchestrator.engine.between_steps import timing
+from orchestrator.engine.member import cancellation, crash_record, heartbeat, time_account
+from orchestrator.engine.member.generation import Generation
+from orchestrator.errors import RunFailed
+from orchestrator.numerics import allocator
+from orchestrator.plan import Plan, Variant
+from orchestrator.plan.resolve import resolve
+from orchestrator.records.progress import Activity, Progress, in_words
+from orchestrator.settings import Settings
+from orchestrator.transports import memory, shared_memory, sockets
+from orchestrator.transports.base import PeerLost, Received, Tag
+from orchestrator.transports.memory import Hub, LocalRegions, MemoryTransport
+from tests.checkpoints.stores import InMemory
+from tests.virtual_cluster.scheduling import Condition, Process, Schedule
+
+HERE, THERE = "here", "there"  # nodes; the driver lives on the first
+_FIRST_PID = 10_000_000  # above any pid of Linux
+_TIMED = (session, event_sink, catalog, writer, cancellation, timing, time_account, worker_hooks, memory)
+
+
+class Misfortune:
+    """What happens to a cluster, and when: nothing, here. Each verb says who does what; it may kill whom it likes."""
+
+    def starts(self, member: Member) -> None:
+        """Before it begins to prepare; its start may be put off, or fail."""
+
+    def meets(self, member: Member | None) -> None:
+        """Before this member does anything, or the driver (None)."""
+
+    def beats(self, member: Member) -> None:
+        """Once it has noted where it is."""
+
+    def sends(self, member: Member, tag: Tag) -> None:
+        """Before it sends this message."""
+
+    def prepares(self, member: Member) -> None:
+        """May raise what preparing may raise."""
+
+    def stores(self, verb: str) -> None:
+        """May raise OSError."""
+
+
+@dataclass(eq=False)
+class Member(Process):
+    """A process of the cluster, with what can be seen of it from outside."""
+
+    number: int = -1
+    pid: int = 0
+    role: str = "worker"
+    node: str = HERE
+    actor: Any = None
+    ready: bool = False
+    stuck: bool = False
+    last_beat: dict[str, Any] | None = None  # in its crash record
+    hubs: list[tuple[Hub, int]] = field(default_factory=list)
+    calls: dict[str, list[tuple[float, Callable[[], None]]]] = field(default_factory=dict)
+    pending: list[Reference] = field(default_factory=list)
+
+    @property
+    def is_well(self) -> bool:
+        return self.alive and not self.stopped and not self.stuck
+
+    @property
+    def progress(self) -> Progress | None:
+        member = getattr(self.actor, "_member", None)
+        progress: Progress | None = None if member is None else member.progress
+        return progress
+
+
+@dataclass(eq=False)
+class Reference:
+    """seen: when the driver can see that it is done."""
+
+    member: Member
+    done: bool = False
+    seen: bool = False
+    value: Any = None
+    error: Exception | None = None
+
+
+class Cluster:
+    """lateness_s: how late an answer may come. Misfortune may look at everything here."""
+
+    def __init__(self, schedule: Schedule, settings: Settings, misfortune: Misfortune, lateness_s: float = 0.0) -> None:
+        self.schedule = schedule
+        self.settings = settings
+        self.misfortune = misfortune
+        self.lateness_s = lateness_s
+        self.everybody: list[Member] = []
+        self.generations: dict[int, tuple[Hub, dict[int, Member]]] = {}
+        self.cut: set[frozenset[int]] = set()  # pairs of members that cannot reach each other
+        self.misses_farewells = False
+        self.files = InMemory()
+        self.story: list[str] = []
+        self.next_member = -1
+        self.lives_on = False  # the driver of the present life has begun a generation
+        self.contribution: Variant | None = None
+        self.replay: Sequence[Mapping[str, Any]] = ()
+
+    # ---- for who looks at it
+
+    @property
+    def dice(self) -> Random:
+        return self.schedule.dice
+
+    @property
+    def plan(self) -> Plan:
+        plan = resolve(self.settings)
+        return replace(plan, update=replace(plan.update, contribution=self.contribution), replay=tuple(self.replay))
+
+    def tell(self, text: str) -> None:
+        self.story.append(f"{self.schedule.now:9.3f} {text}")
+
+    def living(self, role: str | None = None) -> list[Member]:
+        return [member for member in self.everybody if member.alive and role in (None, member.role)]
+
+    def kill(self, member: Member, *, heard: bool = True) -> None:
+        """heard: whether what it answered comes through."""
+        if not member.alive:
+            return
+        self.tell(f"{member.name} dies {in_words(member.progress)}, {member.last_beat}")
+        member.alive = False
+        for hub, rank in member.hubs:
+            hub.kill(rank)
+        lost = [reference for reference in member.pending if not reference.seen and not (heard and reference.done)]
+        delay = self._late(max(0.5, self.lateness_s)) + self.lateness_s
+        for reference in lost:
+            reference.done, reference.error = True, RayActorError(error_msg="the actor died")
+            self._show(reference, delay + self._late(0.5))
+
+    def meet(self, member: Member | None = None) -> None:
+        """Whoever has the turn is about to do something."""
+        self.misfortune.meets(member)
+        self.schedule.pause()
+
+    def here(self) -> Member:
+        """The process that has the turn."""
+        process = self.schedule.current.process
+        assert isinstance(process, Member)
+        return process
+
+    # ---- Ray
+
+    def start(self, role: str, node: str, arguments: Sequence[Any]) -> Member:
+        number = self.next_member
+        member = Member(
+            f"{role} {number}",
+            number=number,
+            pid=_FIRST_PID + number,
+            role=role,
+            node=node,
+            weight=self.dice.choice([1.0, 1.0, 1.0, 0.2, 0.03]),
+        )
+        member.calls = {"compute": [], "control": []}
+        self.everybody.append(member)
+
+        def begin() -> None:
+            self.schedule.sleep(self._late(2.0))
+            self.misfortune.starts(member)
+            member.actor = member_actor.MemberActor(*arguments)
+            self.schedule.spawn(lambda: self._serve(member, "control"), member, f"{member.name} control")
+            self._serve(member, "compute")
+
+        self.schedule.spawn(begin, member)
+        return member
+
+    def call(self, member: Member, verb: str, arguments: Sequence[Any]) -> Reference:
+        reference = Reference(member)
+        member.pending = [*(each for each in member.pending if not each.seen), reference]
+        if not member.alive:
+            reference.done, reference.error = True, RayActorError(error_msg="the actor is dead")
+            self._show(reference, self._late(1.0))
+            return reference
+        packed = pickle.dumps(arguments)
+
+        def act() -> None:
+            try:
+                answer = pickle.dumps(getattr(member.actor, verb)(*pickle.loads(packed)))
+            except RunFailed as error:
+                failed = RayTaskError(verb, "", error)  # type: ignore[no-untyped-call]
+                reference.done, reference.error = True, failed
+            else:
+                reference.done, reference.value = True, pickle.loads(answer)
+            if verb == "prepare":
+                member.ready = True
+            self._show(reference, self._late(self.lateness_s))
+
+        if verb == "take":
+            act = self._in_a_thread_of_its_own(member, act)
+        group = (
+            "compute"
+            if verb in ("prepare", "run", "stand_by", "profile", "save_weights", "read_weights")
+            else "control"
+        )
+        member.calls[group].append((self.schedule.now + self._late(self.lateness_s), act))
+        return reference
+
+    def _in_a_thread_of_its_own(self, member: Member, act: Callable[[], None]) -> Callable[[], None]:
+        return lambda: self.schedule.spawn(act, member, f"{member.name} take")
+
+    def _serve(self, member: Member, group: str) -> None:
+        calls = member.calls[group]
+        while True:
+            self.schedule.wait_for(lambda: bool(calls))
+            moment, act = calls.pop(0)
+            if moment > self.schedule.now:
+                self.schedule.sleep(moment - self.schedule.now)
+            act()
+
+    def _show(self, reference: Reference, delay_s: float) -> None:
+        def show() -> None:
+            reference.seen = True
+
+        if delay_s > 0:
+            self.schedule.at(self.schedule.now + delay_s, show)
+        else:
+            show()
+
+    def _late(self, most_s: float) -> float:
+        """Mostly at once."""
+        return self.dice.random() * most_s if self.dice.random() < 0.3 else 0.0
+
+    def wait(
+        self, references: list[Reference], num_returns: int = 1, timeout: float = 0.0
+    ) -> tuple[list[Reference], list[Any]]:
+        if timeout > 0:
+            self.meet()
+            self.schedule.wait_for(lambda: any(each.seen for each in references), timeout)
+        return [each for each in references if each.seen][:num_returns], []
+
+    def get(self, reference: Reference, timeout: float | None = None) -> Any:
+        if not self.schedule.wait_for(lambda: reference.seen, timeout):
+            raise GetTimeoutError("not in time")
+        if reference.error is not None:
+            raise reference.error
+        return reference.value
+
+    def end(self, member: Member) -> None:
+        """`ray.kill`: at once on this node, within seconds on another."""
+        if member.node == HERE:
+            self.kill(member)
+        else:
+            self.schedule.at(self.schedule.now + self._late(2.0), lambda: self.kill(member))
+
+    # ---- the network
+
+    def announce(self, generation: Generation, rank: int, member: Member) -> None:
+        """A member of a generation, before it is told of it."""
+        number = generation.number
+        if number not in self.generations:
+            ranks = range(generation.schedule.members)
+            pairs = {(rank, peer) for rank in ranks for peer in generation.peers_of(rank)}
+            self.generations[number] = Hub(len(ranks), pairs), {}
+            self.tell(
+                f"generation {number}: state transfers {generation.state_transfers}, restore {generation.restore}"
+            )
+        self.lives_on = True
+        hub, present = self.generations[number]
+        assert rank not in present, "a generation's number was given again"
+        present[rank] = member
+        member.hubs.append((hub, rank))
+        self.tell(f"  {rank} is {member.name} {in_words(member.progress)}{'' if member.alive else ', dead'}")
+        if not member.alive:
+            hub.kill(rank)
+
+    def regions(self) -> LocalRegions:
+        self.misfortune.prepares(self.here())
+        return LocalRegions()
+
+    def connect(
+        self, listener: Listener, rank: int, number: int, peers: dict[int, Any], regions: LocalRegions, timeout_s: float
+    ) -> Wire:
+        member = self.here()
+        self.meet(member)
+        hub, present = self.generations[number]
+        assert present[rank] is member
+        joined = hub.__dict__.setdefault("joined", set())
+        joined.add(rank)
+
+        def lost() -> list[int]:
+            return [peer for peer in peers if hub.states[peer] is not hub.states[rank] and peer not in joined]
+
+        arrived = self.schedule.wait_for(
+            lambda: number <= listener.cancelled or peers.keys() <= joined or bool(lost()), timeout_s
+        )
+        if number <= listener.cancelled:
+            raise ConnectionAbortedError(f"generation {number} was called off")
+        if lost() or not arrived:
+            raise PeerLost([*lost(), *(peer for peer in peers if peer not in joined)][0], "it cannot be reached")
+        return Wire(self, hub, rank, present, regions)
+
+
+class Listener:
+    """In place of `sockets.Listener`."""
+
+    def __init__(self, secret: bytes, tcp_host: str | None = None) -> None:  # noqa: ARG002
+        self.addresses = {"unix": "a socket", "tcp": "a port"}
+        self.cancelled = -1
+
+    def cancel(self, generation: int) -> None:
+        self.cancelled = max(self.cancelled, generation)
+
+
+class Wire:
+    """A transport of the hub that meets misfortune at each verb, and knows of connections that are cut."""
+
+    def __init__(
+        self, cluster: Cluster, hub: Hub, rank: int, present: dict[int, Member], regions: LocalRegions
+    ) -> None:
+        self._inner = MemoryTransport(hub, rank, regions)
+        self._cluster = cluster
+        self._member = present[rank]
+        self._present = present
+        self._peers = [peer for peer, to in hub.messages if to == rank]
+
+    def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
+        self._cluster.misfortune.sends(self._member, tag)
+        self._cluster.meet(self._member)
+        self._check(peer)
+        self._inner.send(peer, tag, payload, note)
+
+    def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
+        self._check(peer)
+        return self._inner.receive(peer, tag, timeout_s)
+
+    def poll(self, phases: Collection[int], timeout_s: float) -> list[tuple[int, Tag, Received]]:
+        self._cluster.meet(self._member)
+        for peer in self._peers:
+            self._check(peer)
+        return self._inner.poll(phases, timeout_s)
+
+    def flush(self, timeout_s: float) -> None:
+        self._inner.flush(timeout_s)
+
+    def close(self, timeout_s: float = 3.0) -> None:
+        if self._cluster.misses_farewells and timeout_s < 1.0 and self._cluster.dice.random() < 0.2:
+            self._inner.abort()
+        else:
+            self._inner.close()
+
+    def abort(self) -> None:
+        self._inner.abort()
+
+    def _check(self, peer: int) -> None:
+        if frozenset((self._member.number, self._present[peer].number)) in self._cluster.cut:
+            raise PeerLost(peer, "the connection is broken")
+
+
+# ---- what is seen of the cluster in place of Ray, of processes and of places
+
+
+class Kind:
+    """What `ray.remote` makes of a class."""
+
+    def __init__(self, cluster: Cluster, node: str = HERE) -> None:
+        self._cluster = cluster
+        self._node = node
+
+    def options(self, node: str) -> Kind:
+        return Kind(self._cluster, node)
+
+    def remote(self, role: str, *arguments: Any) -> Handle:
+        return Handle(self._cluster, self._cluster.start(role, self._node, [role, *arguments]))
+
+
+@dataclass
+class Handle:
+    cluster: Cluster
+    member: Member
+
+    def __getattr__(self, verb: str) -> Any:
+        return SimpleNamespace(remote=lambda *arguments: self.cluster.call(self.member, verb, arguments))
+
+
+class Found:
+    """In place of `crash_record.CrashRecordReader`."""
+
+    def __init__(self, cluster: Cluster, pid: int) -> None:
+        self._member = next(member for member in cluster.everybody if member.pid == pid)
+        if not self._member.alive:
+            raise FileNotFoundError("its process has ended")
+
+    def last(self) -> dict[str, Any] | None:
+        return self._member.last_beat
+
+    def close(self) -> None: ...
+
+
+class Beating(heartbeat.Heartbeat):
+    def __init__(self, cluster: Cluster, times: time_account.TimeAccount) -> None:
+        self._cluster = cluster
+        self._member = cluster.here()
+        super().__init__(self._remember, times)
+
+    def beat(self, activity: Activity, step: int | None = None, shard: int | None = None) -> None:
+        self._cluster.meet(self._member)
+        super().beat(activity, step, shard)
+        self._cluster.misfortune.beats(self._member)
+
+    def _remember(self, activity: Activity, step: int | None, shard: int | None) -> None:
+        if self._member.alive:  # and not while its thread unwinds
+            self._member.last_beat = {"activity": activity, "step": step, "shard": shard, "beats": self._beats}
+
+
+class Store:
+    """The storage as one process sees it."""
+
+    def __init__(self, cluster: Cluster, member: Member | None) -> None:
+        self._cluster = cluster
+        self._member = member
+
+    def put(self, name: str, pieces: Sequence[Buffer]) -> None:
+        self._act("put")
+        self._cluster.files.put(name, pieces)
+        self._cluster.meet(self._member)
+
+    def get(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        self._act("get")
+        return self._cluster.files.get(name, start, stop)
+
+    def sizes(self) -> dict[str, int]:
+        self._act("sizes")
+        return self._cluster.files.sizes()
+
+    def delete(self, name: str) -> None:
+        self._act("delete")
+        self._cluster.files.delete(name)
+
+    def _act(self, verb: str) -> None:
+        self._cluster.meet(self._member)
+        self._cluster.misfortune.stores(verb)
+
+
+class Background:
+    """In place of the writer's threads: a task for each thing to do."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self._cluster = cluster
+        self._process = cluster.here()
+        self._name = f"{self._process.name} {name}"
+        self.busy = False
+
+    def start(self, act: Callable[[], None]) -> None:
+        self.busy = True
+        self._cluster.schedule.spawn(lambda: self._do(act), self._process, self._name)
+
+    def _do(self, act: Callable[[], None]) -> None:
+        self._cluster.schedule.sleep(self._cluster.dice.choice([0.0, 0.0, 0.01, 0.5]))
+        act()
+        self.busy = False
+
+    def wait(self, timeout_s: float | None) -> bool:
+        return not self.busy or self._cluster.schedule.wait_for(lambda: not self.busy, timeout_s)
+
+    def close(self) -> None:
+        pass
+
+
+class Members(members.Members):
+    """The real ones, who learn from the cluster what the kernel would tell."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster.plan, b"secret")
+        self._cluster = cluster
+
+    def start(self, member: int, role: member_actor.Role, place: members.ActorPlacement) -> None:
+        self._cluster.next_member = member
+        super().start(member, role, place)
+
+    def run(self, member: int, generation: Generation, rank: int, peers: dict[int, Any], run_manifest: Any) -> None:
+        self._cluster.announce(generation, rank, self._members[member].actor.member)
+        super().run(member, generation, rank, peers, run_manifest)
+
+    def is_gone(self, member: int) -> bool:
+        known = self._members[member]
+        return known.pid is not None and known.node == HERE and not known.actor.member.alive
+
+
+@contextmanager
+def simulated(cluster: Cluster) -> Iterator[None]:
+    """Inside the block the modules of orchestrator find themselves in this cluster."""
+    schedule = cluster.schedule
+
+    def within(node: Callable[[], str]) -> Any:
+        return lambda: SimpleNamespace(get_node_id=node, get_accelerator_ids=lambda: {"GPU": []})
+
+    ray = SimpleNamespace(
+        remote=lambda **_: lambda _: Kind(cluster),
+        get=cluster.get,
+        wait=cluster.wait,
+        kill=lambda handle, **_: cluster.end(handle.member),
+        get_runtime_context=within(lambda: HERE),
+    )
+    ray_inside = SimpleNamespace(get_runtime_context=within(lambda: cluster.here().node))
+    conditions = SimpleNamespace(Condition=lambda: Condition(schedule))
+    system = SimpleNamespace(**{name: getattr(os, name) for name in ("close", "getpriority", "PRIO_PROCESS")})
+    system.getpid, system.environ = lambda: cluster.here().pid, {}
+    doubles: list[tuple[Any, str, Any]] = [
+        *((module, "time", schedule) for module in _TIMED),
+        (event_queue, "threading", conditions),
+        (memory, "threading", conditions),
+        (writer, "_Background", lambda name, **_: Background(cluster, name)),
+        (members, "ray", ray),
+        (members, "CrashRecordReader", lambda pid, _: Found(cluster, pid)),
+        (member_actor, "ray", ray_inside),
+        (member_actor, "os", system),
+        (member_actor, "sys", SimpleNamespace(path=[], modules={})),
+        (member_actor, "Lease", lambda _: SimpleNamespace(renew=lambda: None)),
+        (member_actor, "capture_prints", lambda _: None),
+        (member_actor.MemberActor, "_describe", lambda *_: {"environment": {}, "modules": []}),
+        (allocator, "give_back", lambda: None),  # takes as long as a run: all processes are this one
+        (crash_record, "CrashRecord", lambda: SimpleNamespace(fd=0, note=None)),
+        (heartbeat, "Heartbeat", lambda _, times: Beating(cluster, times)),
+        (sockets, "Listener", Listener),
+        (sockets, "connect", cluster.connect),
+        (shared_memory, "SharedRegions", cluster.regions),
+        (checkpoint_client, "open_storage", lambda _: Store(cluster, cluster.here())),
+    ]
+    with ExitStack() as stack:
+        for module, name, double in doubles:
+            stack.enter_context(patch.object(module, name, double))
+        yield

@@ -1,0 +1,65 @@
+"""Whole runs under their driver, in which everything happens that can happen: some seeds here, any number by `runs.py`.
+
+python -m tests.virtual_cluster.runs 0-4999         what to run after a change of the controller, the driver or the engine
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.products import thinned
+from tests.virtual_cluster import runs
+from tests.virtual_cluster.plans import plan
+
+SEEDS = 48
+FREE_SEEDS = 48
+STAGED_SEEDS = 1000
+TOGETHER = 8
+
+
+def test_a_plan_is_a_function_of_its_seed_and_has_every_layout() -> None:
+    plans = [plan(seed) for seed in range(60)]
+    assert plans == [plan(seed) for seed in range(60)]
+    layouts = [settings for drawn in plans for settings in drawn.layouts]
+    assert {settings.topology.name for settings in layouts} == {"ring", "tree", "parameter_server", "peer_to_peer"}
+    assert {settings.cluster.workers.start for settings in layouts} == {1, 2, 3, 4}
+    assert {settings.topology.options.get("servers") for settings in layouts} == {None, 1, 2}
+    meshes = [settings.cluster for seed in range(60) for settings in plan(seed, staged=True).layouts]
+    assert {cluster.stages for cluster in meshes} == {1, 2, 3}
+    assert any(cluster.workers.start % cluster.stages for cluster in meshes), "some are ragged from the start"
+
+
+@pytest.mark.slow
+def test_a_run_is_a_function_of_its_seed() -> None:
+    seed = next(seed for seed in range(100) if plan(seed).budget == 9)
+    one, other = runs.live(seed), runs.live(seed)
+    assert one.story == other.story
+    assert (one.journal, one.outcomes) == (other.journal, other.outcomes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", thinned(range(0, SEEDS, TOGETHER), 3))
+def test_whatever_happens_the_run_ends_as_if_nothing_had(first: int) -> None:
+    for seed in range(first, first + TOGETHER):
+        runs.live(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", thinned(range(0, SEEDS, TOGETHER), 3))
+def test_so_it_does_where_shards_keep_state(first: int) -> None:
+    for seed in range(first, first + TOGETHER):
+        runs.live(seed, shard_state=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", thinned(range(0, STAGED_SEEDS, TOGETHER), STAGED_SEEDS // TOGETHER))
+def test_so_it_does_where_the_model_is_cut_into_stages(first: int) -> None:
+    for seed in range(first, first + TOGETHER):
+        runs.live(seed, staged=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", thinned(range(0, FREE_SEEDS, TOGETHER), 6))
+def test_whatever_happens_an_asynchronous_run_can_be_repeated(first: int) -> None:
+    for seed in range(first, first + TOGETHER):
+        runs.live_and_repeated(seed)
