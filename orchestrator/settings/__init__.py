@@ -6,7 +6,7 @@
 
 To add a setting, add one field to its section in `sections.py`: annotation, default, and `result(...)` or
 `execution(...)` with one sentence and what the value must be. Loading, messages, identity and `docs/settings.md` follow
-from that line. A rule between two keys is a function and one entry of `RULES` in a file of `rules/`.
+from that line. A rule between keys is one entry of `RULES` in a file of `rules/`.
 
 A setting that is not built yet has no field, so that giving it is an error. OmegaConf supplies the YAML dialect and the
 interpolations. Types are pydantic's (`orchestrator/values.py`): OmegaConf damages text that looks like a number

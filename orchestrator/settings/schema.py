@@ -209,7 +209,7 @@ def broken_rules(values: Mapping[Key, Any]) -> list[tuple[Rule, str]]:
         known = key.table.known_options() if key.table else {}
         named.update({f"{key.name}.{option}": options.get(option) for option in known})
     rules = [rule for rule in RULES if all(name in named for name in rule.keys)]
-    found = [(rule, rule.broken(*(named[name] for name in rule.keys))) for rule in rules]
+    found = [(rule, rule.problem(*(named[name] for name in rule.keys))) for rule in rules]
     return [(rule, sentence) for rule, sentence in found if sentence is not None]
 
 
