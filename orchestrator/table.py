@@ -22,7 +22,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 from pydantic.fields import FieldInfo
@@ -33,6 +33,14 @@ from orchestrator.values import Given, MismatchError, is_known, read
 
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 Problem = tuple[str, str]  # the option, or "name", and the sentence behind the key
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An entry of a table by its name, with the options that it is built with."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
