@@ -83,7 +83,7 @@ def chosen(name: str, options: Mapping[str, Any], samples: int) -> Whole | None:
     """The numbers of the samples that are used, checked; None for all. Raises ConfigurationError, also for what a subset of the
     user's own raises."""
     try:
-        found = SUBSETS[name](samples, **SUBSETS.resolve(name, options))
+        found = SUBSETS.build(name, options)(samples)
     except ConfigurationError:
         raise
     except Exception as error:
