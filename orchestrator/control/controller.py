@@ -7,7 +7,7 @@
     any       --an error that another try would repeat, or an interruption--> ended
 
 Source: rules C2, C5 and D. This module handles each kind of event; who belongs to a generation is in `membership`, who
-is at fault in `faults.fault_attribution`, what is decided when a generation is over in `rendezvous.conclusion`, and
+is at fault in `fault_attribution`, what is decided when a generation is over in `rendezvous.conclusion`, and
 what comes after it in `rendezvous.formation`. `decide` is pure: a `Decision` collects the changes of one call and is
 dropped. Events are taken to be true, in any order; those of a member that is gone and those of an earlier generation
 change nothing.
@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.control import fault_attribution
 from orchestrator.control.decision import Decision
 from orchestrator.control.events import (
     Begin,
@@ -38,7 +39,6 @@ from orchestrator.control.events import (
     Stepped,
     Tick,
 )
-from orchestrator.control.faults import fault_attribution
 from orchestrator.control.membership import (
     ControllerState,
     LostMember,

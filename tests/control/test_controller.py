@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.control import controller
+from orchestrator.control import controller, fault_attribution
 from orchestrator.control.events import (
     Ask,
     Begin,
@@ -33,7 +33,6 @@ from orchestrator.control.events import (
     Stepped,
     Tick,
 )
-from orchestrator.control.faults import fault_attribution
 from orchestrator.control.membership import ControllerState, Requirements
 from orchestrator.errors import (
     ClusterUnavailable,

@@ -7,9 +7,9 @@ step, and pairs that lost each other (rule C5). What remains is done by `formati
 
 from __future__ import annotations
 
+from orchestrator.control import fault_attribution
 from orchestrator.control.decision import Decision
 from orchestrator.control.events import Finished, Left, Recovered
-from orchestrator.control.faults import fault_attribution
 from orchestrator.control.membership import ControllerState, GenerationStatus, Member, present, skew, top, waiting
 from orchestrator.control.rendezvous.formation import end_interrupted, form, worth_saving
 from orchestrator.errors import Inconsistent, RunFailed, WorkerLost

@@ -10,9 +10,9 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.control import fault_attribution
 from orchestrator.control.decision import Decision
 from orchestrator.control.events import Ask, Begin, StandBy
-from orchestrator.control.faults import fault_attribution
 from orchestrator.control.membership import (
     ControllerState,
     GenerationStatus,
