@@ -35,8 +35,8 @@ from orchestrator.pipeline import find  # noqa: E402
 from orchestrator.plan.resolve import resolve  # noqa: E402
 from orchestrator.settings import Settings, load  # noqa: E402
 from orchestrator.topologies import build_schedule  # noqa: E402
-from orchestrator.transports.memory import Hub, LocalRegions  # noqa: E402
 from orchestrator.updates import optimizers  # noqa: E402
+from tests.transports.memory import Hub, LocalRegions  # noqa: E402
 
 PIPELINES = ("characters", "digits")
 REDUCTIONS = ("exact", "fast")

@@ -1,4 +1,4 @@
-"""Whole runs inside one process: every member is a thread, the wire is `transports.memory`.
+"""Whole runs inside one process: every member is a thread, the wire is `tests.transports.memory`.
 
     run = train(Mlp, workers=3, topology="tree", arity=3)      # Run: trace, digest, metrics, parameters
     ends = members_end(Broken, workers=3)                      # how each member ended
@@ -51,7 +51,7 @@ from orchestrator.settings import (
 )
 from orchestrator.topologies import Schedule, build_schedule
 from orchestrator.transports.base import Transport
-from orchestrator.transports.memory import Hub, LocalRegions
+from tests.transports.memory import Hub, LocalRegions
 
 PATIENCE_S = 120.0  # for what has to come; reached only when a test fails
 
