@@ -17,6 +17,7 @@ from orchestrator.simulation.exchange import Exchanged, exchange, play
 from orchestrator.simulation.lives import Life, Lived
 from orchestrator.synchrony import Mode, build_mode
 from orchestrator.topologies import Schedule, build_schedule
+from orchestrator.values import aligned
 
 _SUM_BYTES, _RESULT_BYTES = 8, 4  # of an element: exact sums are float64, results float32
 _UPDATE_BYTES = 8  # of an asynchronous update, int64
@@ -190,12 +191,7 @@ def table(rows: Sequence[Row]) -> str:
                 f"{row.goodput:.2%}" + ("" if row.driven else " *"),
             )
         )
-    widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
-    lines = [
-        "  ".join(cell.ljust(width) if column < 2 else cell.rjust(width) for column, (cell, width) in pairs)
-        for pairs in (list(enumerate(zip(line, widths, strict=True))) for line in cells)
-    ]
-    return "\n".join(lines)
+    return aligned(cells, left=2)
 
 
 def chrome_trace(question: Question, topology: tuple[str, Mapping[str, Any]]) -> list[dict[str, Any]] | None:
