@@ -27,7 +27,7 @@ from orchestrator.numerics.determinism import prepare_environment
 prepare_environment()
 
 from orchestrator.control.shard_assignment import assign_shards  # noqa: E402
-from orchestrator.data.loading import fetch  # noqa: E402
+from orchestrator.data.fetching import fetch  # noqa: E402
 from orchestrator.data.order import Order, Sampler  # noqa: E402
 from orchestrator.engine.worker import Generation, ProcessServices, Worker  # noqa: E402
 from orchestrator.numerics.streams import seeded  # noqa: E402

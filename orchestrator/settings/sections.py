@@ -237,7 +237,7 @@ class ClusterSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSettings:
-    """What a shard does by itself in a step of the run, which is then a round; see `engine/compute/local_steps.py`."""
+    """What a shard does by itself in a step of the run, which is then a round; see `engine/step/local_steps.py`."""
 
     steps: int | None = field(
         default=None, metadata=result("Local steps of each shard in a round; null: rounds have none.", at_least(1))

@@ -484,7 +484,7 @@ def test_regrouping_with_steps_in_between_goes_on() -> None:
     assert play.begin().generation == 40
 
 
-# ---- hangs and poison
+# ---- hangs and faulty micro-batches
 
 
 def test_the_stuck_one_is_killed_and_not_those_that_wait() -> None:

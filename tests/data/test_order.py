@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orchestrator.data.loading import fetch
+from orchestrator.data.fetching import fetch
 from orchestrator.data.order import Order, Sampler, evaluation_batches
 from orchestrator.values import Steps
 
