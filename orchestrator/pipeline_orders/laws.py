@@ -2,7 +2,7 @@
 
     complete     each shard goes forward and then backward through each stage, once, on its host
     in order     what comes over a link comes in the order in which its receiver needs it
-    no deadlock  every member comes to the end of its program, with every message received
+    no deadlock  every member reaches the end of its program, with every message received
     bounded      no member has more shards in flight than the order lets it have
 
 Programs are played here by members that know nothing of each other and of time: they only receive, compute and send.

@@ -45,7 +45,7 @@ def broken(space: Space, search: Search, seed: int) -> str | None:
 
 
 def _results(batch: Sequence[Trial]) -> list[Result]:
-    """Some trial fails, one is pruned, the others come to something."""
+    """Of five trials one fails, one is pruned, and the others have a value."""
     return [
         Result(
             trial,

@@ -228,7 +228,7 @@ class _VirtualRun:
             self._tell(CheckpointSaved(saved))
 
     def _interrupt(self) -> None:
-        """The step that is under way comes to nothing; those before it are done, though they would have been told with it."""
+        """The step that is under way is lost; those before it are done, though they would have been reported with it."""
         since, steps, cost, seconds = self.under_way
         done = min(steps, int((self.now - since) / cost + _ROUNDING)) if cost else 0
         self.under_way = _NOTHING

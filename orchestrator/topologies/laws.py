@@ -2,7 +2,7 @@
 
     consensus    both ends of a move tell of it, in the same order, and nobody else does
     exact        each worker, and whoever finishes a chunk, ends with each worker's contribution to it exactly once
-    no deadlock  every member comes to the end of its program, with every message received
+    no deadlock  every member reaches the end of its program, with every message received
     no race      nothing is overwritten while a peer may still read it (see `happens_before`)
 
 What it does not do: look at any other number of members than those that it is asked about.
