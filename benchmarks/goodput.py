@@ -1,9 +1,9 @@
-"""Goodput of a run whose workers are killed, beside what `simulate failures=` plays for such losses (`simulation.lives`).
+"""Goodput of a run whose workers are killed, beside what `simulate failures=` plays for such losses (`simulation.losses`).
 
     python -m benchmarks.goodput [--steps 4000] [--conf digits]
 
 Goodput is the time that the steps of the run would take undisturbed, over the time that it takes: of one run, so what else the
-machine does all the time meets both. A first run, in which one worker is killed, reports what a life needs: a step with all
+machine does all the time meets both. A first run, in which one worker is killed, reports what a scenario needs: a step with all
 workers, and with one missing while another starts; detection, regrouping, start. By these the controller's decisions are
 played for the kills of a second run, in which three are killed.
 """
@@ -32,7 +32,7 @@ import orchestrator  # noqa: E402
 from benchmarks.simulation import project  # noqa: E402
 from orchestrator.control.membership import Requirements  # noqa: E402
 from orchestrator.simulation.conditions import Conditions  # noqa: E402
-from orchestrator.simulation.lives import Life, live  # noqa: E402
+from orchestrator.simulation.losses import Scenario, simulate  # noqa: E402
 
 WORKERS = 4
 SHARDS = 8
@@ -128,7 +128,7 @@ def _median(values: Sequence[float]) -> float:
     return statistics.median(values) if values else math.nan
 
 
-def _lived(known: Disturbed, count: int, kills: Sequence[int]) -> float:
+def _outcome(known: Disturbed, count: int, kills: Sequence[int]) -> float:
     """Seconds of a run with these kills, by the conditions that another one told."""
     requirements = Requirements(
         shards=SHARDS, start=WORKERS, least=1, most=WORKERS, start_timeout_s=1e9, step_timeout_s=1e9
@@ -137,18 +137,18 @@ def _lived(known: Disturbed, count: int, kills: Sequence[int]) -> float:
     step_s = lambda workers: known.step_s if workers == WORKERS else known.between_s  # noqa: E731
     losses: list[tuple[float, int]] = []
     for kill in kills:  # when the run so far has come to that step
-        losses.append((live(Life(requirements, told, kill, step_s, losses=losses)).seconds, 0))
-    return live(Life(requirements, told, count, step_s, losses=losses)).seconds
+        losses.append((simulate(Scenario(requirements, told, kill, step_s, losses=losses)).seconds, 0))
+    return simulate(Scenario(requirements, told, count, step_s, losses=losses)).seconds
 
 
 def compare(conf: str, count: int) -> None:
-    """A run in which three workers are killed, beside the life that the controller makes of the same losses, by what a run in
-    which one is killed reports: steps, detection, regrouping, start."""
+    """A run in which three workers are killed, beside what the controller makes of the same losses, by what a run in which
+    one is killed reports: steps, detection, regrouping, start."""
     known = disturbed(conf, count // 2, [count // 8])
     if math.isnan(known.start_s):
         sys.exit("the run with one kill ended before another worker had started: give more --steps")
     kills = [round(share * count) for share in KILLS]
-    found, seconds = disturbed(conf, count, kills), _lived(known, count, kills)
+    found, seconds = disturbed(conf, count, kills), _outcome(known, count, kills)
     goodput = count * known.step_s / seconds
     print(
         f"\nby one kill: step {1e3 * known.step_s:.1f} ms, {1e3 * known.between_s:.1f} ms from a loss to a join "

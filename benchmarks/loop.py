@@ -27,7 +27,7 @@ from orchestrator.numerics.determinism import prepare_environment
 prepare_environment()
 
 from orchestrator.control.shard_assignment import assign_shards  # noqa: E402
-from orchestrator.data.loading import fetch  # noqa: E402
+from orchestrator.data.fetching import fetch  # noqa: E402
 from orchestrator.data.order import Order, Sampler  # noqa: E402
 from orchestrator.engine.worker import Generation, ProcessServices, Worker  # noqa: E402
 from orchestrator.numerics.streams import seeded  # noqa: E402
@@ -35,8 +35,8 @@ from orchestrator.pipeline import find  # noqa: E402
 from orchestrator.plan.resolve import resolve  # noqa: E402
 from orchestrator.settings import Settings, load  # noqa: E402
 from orchestrator.topologies import build_schedule  # noqa: E402
-from orchestrator.transports.memory import Hub, LocalRegions  # noqa: E402
 from orchestrator.updates import optimizers  # noqa: E402
+from tests.transports.memory import Hub, LocalRegions  # noqa: E402
 
 PIPELINES = ("characters", "digits")
 REDUCTIONS = ("exact", "fast")

@@ -32,7 +32,7 @@ from orchestrator.records import times  # noqa: E402
 from orchestrator.records.progress import Activity  # noqa: E402
 from orchestrator.settings import load  # noqa: E402
 from orchestrator.topologies import build_schedule  # noqa: E402
-from orchestrator.transports.memory import Hub, LocalRegions  # noqa: E402
+from tests.transports.memory import Hub, LocalRegions  # noqa: E402
 
 LAYOUTS = [
     ("digits", 1, "ring"),

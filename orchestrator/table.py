@@ -22,17 +22,25 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 from pydantic.fields import FieldInfo
 
 from orchestrator.errors import ConfigurationError
-from orchestrator.references import find
+from orchestrator.references import find, raised
 from orchestrator.values import Given, MismatchError, is_known, read
 
 Entry = TypeVar("Entry", bound=Callable[..., Any])
 Problem = tuple[str, str]  # the option, or "name", and the sentence behind the key
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An entry of a table by its name, with the options that it is built with."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -123,7 +131,7 @@ class Table(dict[str, Entry]):
         try:
             found = self.read(name, {key: Given(value) for key, value in options.items()})[1]
         except ConfigurationError as error:
-            return [problem if not error.remedy else f"{problem} ({error.remedy})" for problem in error.problems]
+            return _told(error)
         return [f"{self.key}.{option}: {sentence}" for option, sentence in found]
 
     def resolve(self, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,6 +140,21 @@ class Table(dict[str, Entry]):
         if problems:
             raise ConfigurationError([f"{self.key}.{option}: {sentence}" for option, sentence in problems])
         return {option.name: option.default for option in self.options(name).values()} | values
+
+    def build(self, name: str, options: Mapping[str, Any]) -> Entry:
+        """An entry that has all its options and wants only what a run gives it. Raises ConfigurationError."""
+        return typing.cast("Entry", functools.partial(self[name], **self.resolve(name, options)))
+
+    def judge(self, named: str, law: Callable[[], str | None]) -> list[str]:
+        """What is wrong with an entry of the user's project: at most one sentence, or what it refuses itself. named: its name,
+        and what it was tried with; law: which law it breaks, as a predicate, None where it keeps to all."""
+        try:
+            broken = law()
+        except ConfigurationError as error:
+            return _told(error)
+        except Exception as error:
+            broken = raised(error)
+        return [] if broken is None else [f"{self.key}: {named} {broken}"]
 
     def _not_on_offer(self, name: str) -> str:
         near = difflib.get_close_matches(name, self, n=1)
@@ -150,6 +173,10 @@ class Table(dict[str, Entry]):
 
 
 _FEW = 3  # entries that are named because they have an option
+
+
+def _told(error: ConfigurationError) -> list[str]:
+    return [f"{problem} ({error.remedy})" if error.remedy else problem for problem in error.problems]
 
 
 def is_reference(name: str) -> bool:

@@ -16,7 +16,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
@@ -310,6 +310,17 @@ def must(kind: Any) -> str:
 def megabytes(size_bytes: int) -> str:
     """A number of bytes for a person."""
     return f"{size_bytes / 1e6:.0f} MB" if size_bytes >= 10_000_000 else f"{size_bytes / 1e6:.1f} MB"
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int) -> str:
+    """Rows of cells as text in columns: the first so many begin at the left, the others end at the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = enumerate(zip(row, widths, strict=True))
+        padded = (cell.ljust(width) if place < left else cell.rjust(width) for place, (cell, width) in cells)
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)
 
 
 def show(value: Any) -> str:

@@ -62,7 +62,7 @@ ROOMS = {
     "control": [
         "controller",
         "rendezvous",
-        "faults",
+        "fault_attribution",
         "decision",
         "membership",
         "hand_over",

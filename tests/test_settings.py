@@ -28,16 +28,12 @@ from orchestrator.settings import (
     Every,
     GradientSettings,
     OptimizerSettings,
-    PartitionSettings,
     PipelineSettings,
     RunSettings,
-    SamplingSettings,
     ScheduleSettings,
     Settings,
     Span,
     Steps,
-    SyncSettings,
-    TopologySettings,
     TraceSettings,
     TrackingSettings,
     Workers,
@@ -105,7 +101,7 @@ def test_the_example_is_what_it_says() -> None:
         pipeline=PipelineSettings(target="pipelines.digits:Digits"),
         data=DataSettings(shards=8, batch_size=Steps.constant(64), inputs=("data/digits",)),
         cluster=ClusterSettings(workers=Workers.parse(4)),
-        topology=TopologySettings(name="ring"),
+        topology=Variant(name="ring"),
         optimizer=OptimizerSettings(name="adamw", options={"lr": 0.002}),
         evaluation=EvaluationSettings(every=Every(steps=100)),
     )
@@ -114,13 +110,13 @@ def test_the_example_is_what_it_says() -> None:
 def test_a_section_within_a_section_is_read_as_any_other() -> None:
     """By its keys, by a scalar that is its name, and in a mapping; a name in a later source leaves other options behind."""
     by_keys = given_on_command_line("data.partition.name=dirichlet", "data.partition.alpha=0.3")
-    assert by_keys.data.partition == PartitionSettings(name="dirichlet", options={"alpha": 0.3})
+    assert by_keys.data.partition == Variant(name="dirichlet", options={"alpha": 0.3})
     mapping = given_on_command_line("data={partition: {name: dirichlet, alpha: 0.3}, sampling: balanced}")
-    assert mapping.data == replace(by_keys.data, sampling=SamplingSettings(name="balanced"))
+    assert mapping.data == replace(by_keys.data, sampling=Variant(name="balanced"))
     assert from_yaml(to_yaml(mapping)) == mapping
     files: list[Any] = [{"data": {"partition": {"name": "dirichlet", "alpha": 0.3, "clients": 4}, "shards": 4}}]
     later = load(files, [*SMALLEST, "data.partition=iid"])
-    assert later.data.partition == PartitionSettings(name="iid", options={"clients": 4})
+    assert later.data.partition == Variant(name="iid", options={"clients": 4})
     assert determining(by_keys)["data.partition.alpha"] == 0.3
     own = given_on_command_line("data.partition=nowhere:bend", "data.partition.knee=3")
     assert determining(own)["data.partition.knee"] == 3
@@ -199,9 +195,9 @@ def test_a_later_source_that_sets_another_topology_clears_the_options_of_the_one
     file = write(
         "a.yaml", "topology: {name: tree, arity: 3}\noptimizer: sgd\nrun: {steps: 1}\npipeline: {target: 'a:B'}"
     )
-    assert load([file], ["topology=ring"]).topology == TopologySettings(name="ring")
+    assert load([file], ["topology=ring"]).topology == Variant(name="ring")
     assert load([file], ["topology={name: parameter_server, servers: 2}"]).topology.options == {"servers": 2}
-    assert load([file], ["topology=tree"]).topology == TopologySettings(name="tree", options={"arity": 3})
+    assert load([file], ["topology=tree"]).topology == Variant(name="tree", options={"arity": 3})
     with pytest.raises(ConfigurationError, match=r"topology\.arity: ring has no arity"):
         load([file], ["topology=ring", "topology.arity=3"])
 
@@ -355,7 +351,7 @@ def test_an_option_without_a_value_is_left_to_its_entry() -> None:
 
 def test_options_of_a_variant_of_the_users_own_wait_until_it_is_imported() -> None:
     settings = given_on_command_line("topology=nowhere:star", "topology.rim=[1, x]", "topology={center: 2}")
-    assert settings.topology == TopologySettings(name="nowhere:star", options={"rim": [1, "x"], "center": 2})
+    assert settings.topology == Variant(name="nowhere:star", options={"rim": [1, "x"], "center": 2})
     assert from_yaml(to_yaml(settings)) == settings
     assert to_dict(settings)["topology"] == {"name": "nowhere:star", "rim": [1, "x"], "center": 2}
     names = {"topology.name", "topology.rim", "topology.center"}
@@ -368,7 +364,7 @@ def test_options_of_a_variant_of_the_users_own_wait_until_it_is_imported() -> No
 
 def test_the_mode_of_synchronisation_determines_the_result_with_its_options() -> None:
     plain, short = given_on_command_line(), given_on_command_line("sync=ssp")
-    assert (plain.sync, short.sync) == (SyncSettings(), SyncSettings(name="ssp"))
+    assert (plain.sync, short.sync) == (Variant("bsp"), Variant("ssp"))
     found = determining(given_on_command_line("sync={name: ssp, staleness: 5}"))
     assert {key: value for key, value in found.items() if key.startswith("sync.")} == {
         "sync.name": "ssp",
@@ -778,7 +774,7 @@ def all_settings(draw: st.DrawFn) -> Settings:
         pipeline=PipelineSettings(target="a.b:C", args=draw(mappings)),
         data=draw(data),
         cluster=draw(cluster),
-        topology=TopologySettings(name=name, options=options),
+        topology=Variant(name=name, options=options),
         optimizer=draw(st.builds(OptimizerSettings, name=texts, options=mappings)),
         gradient=draw(st.builds(GradientSettings, clip=st.none() | positive)),
         evaluation=EvaluationSettings(every=draw(every)),

@@ -12,35 +12,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from orchestrator.combinations import COMBINATIONS
-from orchestrator.errors import ConfigurationError
-from orchestrator.references import raised
 
 _CLOSE = 1e-9
 
 
 def problems(name: str, options: Mapping[str, Any], members: int) -> list[str]:
     """What is wrong with a combination of the user's project; at most one sentence."""
-    try:
-        problem = broken(name, options, members)
-    except ConfigurationError as error:
-        return list(error.problems)
-    except Exception as error:
-        problem = raised(error)
-    return [] if problem is None else [f"ensemble.combine: {name} {problem}"]
+    return COMBINATIONS.judge(name, lambda: broken(name, options, members))
 
 
 def broken(name: str, options: Mapping[str, Any], members: int) -> str | None:
     """The law that it breaks, as a predicate; None where it keeps to all."""
     import torch
 
-    given = COMBINATIONS.resolve(name, options)
-    found = [COMBINATIONS[name](members, **given).weigh(_loss) for _ in range(2)]
+    build = COMBINATIONS.build(name, options)
+    found = [build(members).weigh(_loss) for _ in range(2)]
     weights = found[0]
     if len(weights) != members or min(weights) < 0 or abs(sum(weights) - 1) > _CLOSE:
         return f"gives the weights {weights}; there is one for each of {members} members, and they add up to one"
     if found[1] != weights:
         return "is not pure: asked again it gave other weights"
-    combination = COMBINATIONS[name](members, **given)
+    combination = build(members)
     generator = torch.Generator().manual_seed(members)
     outputs = torch.softmax(3 * torch.randn(members, 7, 4, generator=generator, dtype=torch.float64), -1)
     equal = torch.full((members,), 1 / members, dtype=torch.float64)

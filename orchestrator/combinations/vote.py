@@ -1,4 +1,4 @@
-"""Each member votes for its most probable class. What comes out are shares of M + 1 votes: the last one is divided among the
+"""Each member votes for its most probable class. The result is shares of M + 1 votes: the last one is divided among the
 classes as the members' mean probability is, so that it decides where votes are equal, never against a majority, and no
 class has the probability 0. A member for which two classes are equally probable votes for the first."""
 

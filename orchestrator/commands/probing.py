@@ -28,13 +28,13 @@ from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import ProgressDisplay
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import Interrupted, RunFailed
+from orchestrator.plan import Variant
 from orchestrator.plan.resolve import resolve
 from orchestrator.records import lines
 from orchestrator.settings import (
     CheckpointSettings,
     EvaluationSettings,
     Settings,
-    TopologySettings,
     TrackingSettings,
     TuningSettings,
     Workers,
@@ -52,7 +52,7 @@ def with_values(settings: Settings, chosen: Mapping[str, Any]) -> Settings:
     """The settings with these values, and nothing left to choose."""
     changed = replace(settings, tuning=replace(settings.tuning, auto=()))
     if "topology" in chosen and chosen["topology"] != settings.topology.name:
-        changed = replace(changed, topology=TopologySettings(name=chosen["topology"]))
+        changed = replace(changed, topology=Variant(chosen["topology"]))
     if "cluster.workers" in chosen:
         changed = replace(changed, cluster=replace(changed.cluster, workers=Workers.parse(chosen["cluster.workers"])))
     if "data.loaders" in chosen:

@@ -15,7 +15,7 @@ from orchestrator.errors import ConfigurationError, PipelineRaised
 from orchestrator.plan import Plan
 from orchestrator.plan.resolve import resolve
 from orchestrator.settings import Settings
-from orchestrator.settings.sections import BY_MEMORY, OrderSettings
+from orchestrator.settings.sections import BY_MEMORY, ClusterSettings
 from orchestrator.simulation.stages import Need, StageChoice, choose_stages
 from orchestrator.transports.available_memory import available_bytes
 
@@ -72,7 +72,7 @@ def _with(settings: Settings, stages: int, auto: tuple[str, ...]) -> Settings:
     """What counts for stages only is left out where there is one."""
     run, cluster = settings.run, replace(settings.cluster, stages=stages)
     if stages == 1:
-        run, cluster = replace(run, recompute=False), replace(cluster, pipeline=OrderSettings())
+        run, cluster = replace(run, recompute=False), replace(cluster, pipeline=ClusterSettings().pipeline)
     return replace(settings, run=run, cluster=cluster, tuning=replace(settings.tuning, auto=auto))
 
 

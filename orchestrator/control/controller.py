@@ -7,7 +7,7 @@
     any       --an error that another try would repeat, or an interruption--> ended
 
 Source: rules C2, C5 and D. This module handles each kind of event; who belongs to a generation is in `membership`, who
-is at fault in `faults.fault_attribution`, what is decided when a generation is over in `rendezvous.conclusion`, and
+is at fault in `fault_attribution`, what is decided when a generation is over in `rendezvous.conclusion`, and
 what comes after it in `rendezvous.formation`. `decide` is pure: a `Decision` collects the changes of one call and is
 dropped. Events are taken to be true, in any order; those of a member that is gone and those of an earlier generation
 change nothing.
@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.control import fault_attribution
 from orchestrator.control.decision import Decision
 from orchestrator.control.events import (
     Begin,
@@ -38,7 +39,6 @@ from orchestrator.control.events import (
     Stepped,
     Tick,
 )
-from orchestrator.control.faults import fault_attribution
 from orchestrator.control.membership import (
     ControllerState,
     LostMember,
@@ -193,10 +193,10 @@ def _died(decision: Decision, event: Died) -> None:
     else:
         decision.remove(member)
         certain = event.last is not None
-        fallen = LostMember(
+        lost_member = LostMember(
             member=replace(member, heartbeat=event.last) if certain else member, how="died", certain=certain
         )
-        _lost(decision, [(fallen, f"died: {event.why}")])
+        _lost(decision, [(lost_member, f"died: {event.why}")])
 
 
 def _lost_at_start(decision: Decision, member: Member, why: str, details: str) -> None:
@@ -214,14 +214,14 @@ def _lost_at_start(decision: Decision, member: Member, why: str, details: str) -
 def _lost(decision: Decision, losses: list[tuple[LostMember, str]]) -> None:
     """Handle losses, after the first generation began, of members that are removed already; several at once are handled
     together."""
-    for fallen, why in losses:
-        decision.say(f"{fallen.member.name} {why}")
-        decision.set(trouble=f"{fallen.member.name} {why}")
-        if not _took_part(decision.state, fallen.member):
-            if fallen.member.ready is None:
-                start_failed(decision, f"{fallen.member.name} was lost before it was ready")
+    for lost_member, why in losses:
+        decision.say(f"{lost_member.member.name} {why}")
+        decision.set(trouble=f"{lost_member.member.name} {why}")
+        if not _took_part(decision.state, lost_member.member):
+            if lost_member.member.ready is None:
+                start_failed(decision, f"{lost_member.member.name} was lost before it was ready")
         elif decision.state.phase in ("running", "regrouping"):
-            _note_loss(decision, fallen)
+            _note_loss(decision, lost_member)
     if decision.state.phase == "saving" and not any(member.role == "worker" for member in present(decision.state)):
         end_interrupted(decision, "all workers are lost")
     elif decision.state.phase in ("running", "regrouping"):
@@ -233,9 +233,9 @@ def _took_part(state: ControllerState, member: Member) -> bool:
     return state.generation is not None and member.id in state.generation.begin.members
 
 
-def _note_loss(decision: Decision, fallen: LostMember) -> None:
+def _note_loss(decision: Decision, lost_member: LostMember) -> None:
     """Call off the generation, which has lost a member, unless that member and another one of its stage had done all steps."""
-    member, generation = fallen.member, decision.generation()
+    member, generation = lost_member.member, decision.generation()
     others_finished = any(
         isinstance(other.report, Finished) and other.stage == member.stage
         for other in present(decision.state)
@@ -244,8 +244,8 @@ def _note_loss(decision: Decision, fallen: LostMember) -> None:
     if isinstance(member.report, Finished) and others_finished:
         decision.say("it had finished, and so has another one")
         return
-    told = generation.fallen if member.report is not None else (*generation.fallen, fallen)
-    decision.set_generation(lost=generation.lost + 1, fallen=told)
+    told = generation.lost_members if member.report is not None else (*generation.lost_members, lost_member)
+    decision.set_generation(lost=generation.lost + 1, lost_members=told)
     decision.enter("regrouping")
     _open_loss(decision)
     _call_off(decision)
@@ -427,14 +427,14 @@ def _watch_members(decision: Decision) -> None:
         return
     found = fault_attribution.stuck(decision.state, decision.now)
     if decision.state.phase == "regrouping":
-        known = {fallen.member.id for fallen, _ in found}
+        known = {lost_member.member.id for lost_member, _ in found}
         found += [
-            (fallen, why)
-            for fallen, why in fault_attribution.silent(decision.state, decision.now)
-            if fallen.member.id not in known
+            (lost_member, why)
+            for lost_member, why in fault_attribution.silent(decision.state, decision.now)
+            if lost_member.member.id not in known
         ]
-    for fallen, why in found:
-        decision.kill(fallen.member, why)
+    for lost_member, why in found:
+        decision.kill(lost_member.member, why)
     if found:
         _lost(decision, found)
 

@@ -109,8 +109,8 @@ class GenerationStatus:
     """The present (or last) generation.
 
     steps: how many were committed when it began; before: the progress of each member then; asked: what its
-    members were asked to request; withdrawn: when the first one withdrew, and why; fallen: the members that were lost
-    before they reported; lost: how many of its members are gone, reported or not.
+    members were asked to request; withdrawn: when the first one withdrew, and why; lost_members: those
+    lost before they reported; lost: how many of its members are gone, reported or not.
     """
 
     begin: Begin
@@ -119,7 +119,7 @@ class GenerationStatus:
     called_off: bool = False
     asked: frozenset[str] = frozenset()
     withdrawn: tuple[float, str] | None = None
-    fallen: tuple[LostMember, ...] = ()
+    lost_members: tuple[LostMember, ...] = ()
     lost: int = 0
 
     @property

@@ -87,7 +87,7 @@ def divide(labels: Labels, data: Data) -> Division | None:
 def _owners(partition: Variant, population: Population) -> tuple[Whole | None, str]:
     name = partition.name
     options = PARTITIONS.resolve(name, partition.options)
-    found = _called("data.partition", name, lambda: PARTITIONS[name](population, **options))
+    found = _called("data.partition", name, lambda: PARTITIONS.build(name, options)(population))
     # For `natural`, whose label is the client, the picture shows the usual labels.
     return found, str(options.get("by", "label")) if "clients" in options else "label"
 
@@ -103,8 +103,8 @@ def _part(sampling: Variant | None, population: Population, samples: Whole) -> P
     if sampling is None or not len(samples):
         return Part(samples, None)
     name = sampling.name
-    options = SAMPLINGS.resolve(name, sampling.options)
-    weights = _called("data.sampling", name, lambda: SAMPLINGS[name](population, samples, **options))
+    build = SAMPLINGS.build(name, sampling.options)
+    weights = _called("data.sampling", name, lambda: build(population, samples))
     if weights is None:
         return Part(samples, None)
     problem = misfit(weights, len(samples))

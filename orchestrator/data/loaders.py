@@ -30,7 +30,7 @@ from typing import IO, Any, NamedTuple
 
 import torch
 
-from orchestrator.data.loading import fetch
+from orchestrator.data.fetching import fetch
 from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised, RunFailed, from_dict
 from orchestrator.numerics import determinism, digests, streams
 from orchestrator.pipeline import find, naming

@@ -5,12 +5,11 @@ the last step of an epoch takes what is left. A step's samples are dealt to its 
 by at most one, so a last batch that is not full is uneven, and shards are empty when it has fewer samples than there are
 shards.
 
-Rows and shards of a step are functions of the step (`values.Steps`).
+How many rows a step has is a function of the step (`values.Steps`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -21,19 +20,17 @@ from orchestrator.values import Steps
 
 @dataclass(frozen=True)
 class Order:
-    """The order of `samples` training samples. batch_size: rows of a step; shards: of the run; active: those among which a
-    step's rows are dealt, the first so many; None: all."""
+    """The order of `samples` training samples. batch_size: rows of a step; shards: of the run."""
 
     seed: int
     samples: int
-    batch_size: int | Steps
+    batch_size: Steps
     shards: int
-    active: Steps | None = None
 
     def steps_of(self, epochs: int) -> int:
         """How many steps the first so many epochs take."""
         epoch = offset = 0
-        for first, end, size in self._sizes():
+        for first, end, size in self.batch_size.stretches():
             last = self._steps_left(epoch, offset, size, epochs)
             if end is None or first + last <= end:
                 return first + last
@@ -48,23 +45,17 @@ class Order:
     def rows(self, step: int, shard: int) -> tuple[int, int, int]:
         """(epoch, first, last): micro-batch (step, shard) is positions [first, last) of that epoch's order."""
         epoch, start, length = self._batch(step)
-        shards = self.shards if self.active is None else self.active.at(step)
-        nth, following = min(shard, shards), min(shard + 1, shards)
-        return epoch, start + length * nth // shards, start + length * following // shards
+        return epoch, start + length * shard // self.shards, start + length * (shard + 1) // self.shards
 
     def _batch(self, step: int) -> tuple[int, int, int]:
         """(epoch, position in it, rows) of a step."""
         epoch = offset = 0
-        for first, end, size in self._sizes():
+        for first, end, size in self.batch_size.stretches():
             steps = (step if end is None else min(step, end)) - first
             epoch, offset = self._after(epoch, offset, steps, size)
             if end is None or step < end:
                 return epoch, offset, min(size, self.samples - offset)
         raise AssertionError("the last stretch has no end")
-
-    def _sizes(self) -> Iterator[tuple[int, int | None, int]]:
-        sizes = self.batch_size
-        return (Steps.constant(sizes) if isinstance(sizes, int) else sizes).stretches()
 
     def _after(self, epoch: int, offset: int, steps: int, size: int) -> tuple[int, int]:
         """(epoch, position) so many steps of this size later."""

@@ -1,6 +1,9 @@
 """Which clients a slot plays in a private round, and which of a client's samples each of its steps takes.
 
-Clients are drawn by Poisson sampling (`privacy.sampling`) and dealt to the slots in turns, so a slot plays none, one or more.
+Clients are drawn by Poisson sampling, each with the same chance, independent of all others, and dealt to the slots in turns, so
+a slot plays none, one or more. Who plays is secret: it is what makes a round's epsilon small (Mironov, Talwar and Zhang, 2019),
+and is told to workers only.
+
 A micro-batch is known by (step, client), not by (step, slot): what a client contributes depends on its own samples, the seed
 and public settings alone, never on who else there is or plays. That is what bounds the influence of a client on a round by the
 clipping norm. For the same reason local steps are numbered in strides that no client's size decides.
@@ -14,17 +17,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+import numpy
+
 from orchestrator.data.clients import ClientSampler
 from orchestrator.data.division import Part
 from orchestrator.data.drawn import Drawn
 from orchestrator.errors import ConfigurationError, Inconsistent
 from orchestrator.plan import Data
-from orchestrator.privacy import sampling
 from orchestrator.privacy.keys import Keys
 from orchestrator.values import Span, Steps
 
 _STRIDE = 1 << 20
 _ROUNDS_KEPT = 4
+_RANGE = 1 << 64  # of a draw
 
 
 class PoissonSampler(ClientSampler):
@@ -71,5 +76,20 @@ class PoissonSampler(ClientSampler):
     def _deal(self, round_: int) -> list[tuple[int, ...]]:
         if self._keys is None:
             raise Inconsistent("who plays in a round is asked without a key", "this is a fault of orchestrator")
-        drawn = sampling.players(self._keys, round_, self._expected, self._clients)
-        return sampling.dealt([client for client in drawn if client < len(self._parts)], self._slots)
+        drawn = [each for each in players(self._keys, round_, self._expected, self._clients) if each < len(self._parts)]
+        return dealt(drawn, self._slots)
+
+
+def players(keys: Keys, round_: int, expected: int, clients: int) -> list[int]:
+    """The numbers of those that play, in order. expected: so many do on average, of `clients`. A client's draw is at a place of
+    its own in the stream, so whether it plays does not depend on who else there is."""
+    if expected >= clients:
+        return list(range(clients))
+    below = numpy.uint64(expected * _RANGE // clients)
+    found: list[int] = numpy.flatnonzero(keys.stream("clients", round_).take(clients) < below).tolist()
+    return found
+
+
+def dealt(players: list[int], slots: int) -> list[tuple[int, ...]]:
+    """By slot, whom it plays: evenly, in turns."""
+    return [tuple(players[slot::slots]) for slot in range(slots)]

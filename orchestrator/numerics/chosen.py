@@ -42,12 +42,12 @@ class Chosen:
         count = min(count, vector.numel())
         histogram = torch.empty(_DIGITS, dtype=torch.int64)
         places = torch.empty(count, dtype=torch.int64)
-        found = LOOPS.choose(
+        found = LOOPS["choose"](
             start_of(vector, torch.float32), vector.numel(), count, start_of(histogram), start_of(places)
         )
         places = places[:found]
         packed = torch.empty(_MOST_BYTES * found, dtype=torch.uint8)
-        size = LOOPS.pack_gaps(start_of(places), found, start_of(packed))
+        size = LOOPS["pack_gaps"](start_of(places), found, start_of(packed))
         exact = vector[places]
         values = rounded(exact)
         if keeps:
@@ -58,7 +58,7 @@ class Chosen:
         """total (float64) += weight * these."""
         packed, values = start_of(self.packed), start_of(self.values, torch.float32)
         count = self.values.numel()
-        LOOPS.add_chosen(
+        LOOPS["add_chosen"](
             packed, self.packed.numel(), values, count, weight, start_of(total, torch.float64), total.numel()
         )
 

@@ -27,7 +27,8 @@ _INTEGERS: Final = ("int64", "int16", "int8")  # of the total: any sum, few leve
 
 
 def _entries() -> dict[str, tuple[str, list[Any]]]:
-    """name -> its arguments as numba and as C call them. What comes first in the name is the function in `loops`."""
+    """name -> its arguments as numba and as C call them. What comes first in the name is the function in `loops`, and what may
+    come after it the type of the elements of total or result."""
     found: dict[str, tuple[str, list[Any]]] = {
         "fingerprint": ("CPointer(int32), int64, int64", [_AT, _LONG, _LONG]),
         "largest": ("CPointer(int32), int64", [_AT, _LONG]),
@@ -74,8 +75,9 @@ def _entries() -> dict[str, tuple[str, list[Any]]]:
     return found
 
 
-class Loops:
-    """The loops, callable. Arrays are given by the addresses of their elements, which lie one after the other."""
+class Loops(dict[str, Callable[..., int]]):
+    """The loops, callable: ["add float64"] is `loops._add` for a total of that type. Arrays are given by the addresses of
+    their elements, which lie one after the other."""
 
     def __init__(self, objects: Mapping[str, bytes]) -> None:
         machine = llvm.Target.from_default_triple().create_target_machine()
@@ -83,55 +85,7 @@ class Loops:
         for data in objects.values():
             self._engine.add_object_file(llvm.ObjectFileRef.from_data(data))
         self._engine.finalize_object()
-        self._loops = {name: self._loop(name, types) for name, (_, types) in _entries().items()}
-
-    def add(self, kind: str, *arguments: Any) -> int:
-        """`loops._add`; kind: the type of the total's elements."""
-        return self._loops[f"add {kind}"](*arguments)
-
-    def divide(self, kind: str, *arguments: Any) -> int:
-        """`loops._divide`, likewise."""
-        return self._loops[f"divide {kind}"](*arguments)
-
-    def fingerprint(self, *arguments: Any) -> int:
-        """`loops._fingerprint`."""
-        return self._loops["fingerprint"](*arguments)
-
-    def keep(self, kind: str, *arguments: Any) -> int:
-        """`loops._keep`; kind: the type of the integers."""
-        return self._loops[f"keep {kind}"](*arguments)
-
-    def largest(self, *arguments: Any) -> int:
-        """`loops._largest`."""
-        return self._loops["largest"](*arguments)
-
-    def choose(self, *arguments: Any) -> int:
-        """`loops._choose`."""
-        return self._loops["choose"](*arguments)
-
-    def pack_gaps(self, *arguments: Any) -> int:
-        """`loops._pack_gaps`."""
-        return self._loops["pack_gaps"](*arguments)
-
-    def add_chosen(self, *arguments: Any) -> int:
-        """`loops._add_chosen`."""
-        return self._loops["add_chosen"](*arguments)
-
-    def quantize(self, kind: str, *arguments: Any) -> int:
-        """`loops._quantize`; kind: the type of the integers."""
-        return self._loops[f"quantize {kind}"](*arguments)
-
-    def dequantize(self, kind: str, *arguments: Any) -> int:
-        """`loops._dequantize`, likewise."""
-        return self._loops[f"dequantize {kind}"](*arguments)
-
-    def differ(self, *arguments: Any) -> int:
-        """`loops._differ`."""
-        return self._loops["differ"](*arguments)
-
-    def absorb(self, *arguments: Any) -> int:
-        """`loops._absorb`."""
-        return self._loops["absorb"](*arguments)
+        super().__init__({name: self._loop(name, types) for name, (_, types) in _entries().items()})
 
     def _loop(self, name: str, types: list[Any]) -> Callable[..., int]:
         """As numba calls it: behind two pointers, for the result and for an exception, and with its state as the answer."""

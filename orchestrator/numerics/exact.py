@@ -38,8 +38,6 @@ _ANCHOR: Final = 1.5 * 2.0**52  # multiples of lsb
 _PIECE: Final = 128  # elements, as in `loops`
 LOOPS: Final = load()
 _LONG, _DOUBLE = numpy.dtype(numpy.int64), numpy.dtype(numpy.float64)
-_KINDS: Final = {torch.float64: "float64", torch.float32: "float32"}  # of the total: exact, fast
-INTEGER_KINDS: Final = {torch.int64: "int64", torch.int16: "int16", torch.int8: "int8"}
 
 
 class Accumulator:
@@ -103,8 +101,7 @@ class Accumulator:
         largest = numpy.full((shards, tensors), ABSENT, numpy.int32)
         divisor, result = alone or (1.0, self._scratch[:0])
         at, number_at = _at(integers), _at(numbers)
-        found = LOOPS.add(
-            _KINDS[self._total.dtype],
+        found = loop("add", self._total)(
             shards,
             tensors,
             at,
@@ -123,11 +120,21 @@ class Accumulator:
             at + 8 * shards * tensors,
         )
         self.finished = None if alone is None else found
-        with numpy.errstate(all="ignore"):
-            bits = (largest.view(numpy.float32).astype(_DOUBLE) * numbers[:shards, None]).view(_LONG)
-        self._magnitudes = numpy.concatenate([self._magnitudes, numpy.where(largest == ABSENT, ABSENT, bits)])
+        self._magnitudes = numpy.concatenate([self._magnitudes, weighted(largest, numbers[:shards, None])])
         self._waiting = []
         self._fresh = False
+
+
+def weighted(largest: NDArray[numpy.int32], weights: NDArray[numpy.float64]) -> NDArray[numpy.int64]:
+    """Magnitudes of float32 elements (bits, or ABSENT), times their weights, as magnitudes of float64."""
+    with numpy.errstate(all="ignore"):
+        bits = (largest.view(numpy.float32).astype(_DOUBLE) * weights).view(_LONG)
+    return numpy.where(largest == ABSENT, ABSENT, bits)
+
+
+def loop(name: str, total: torch.Tensor) -> Callable[..., int]:
+    """The one of this name for a total of this type."""
+    return LOOPS[f"{name} {str(total.dtype).removeprefix('torch.')}"]
 
 
 def finish(
@@ -139,8 +146,7 @@ def finish(
     here saves writing and reading a total.
     """
     assert result.numel() == total.numel() == (total if last is None else last).numel()
-    return LOOPS.divide(
-        _KINDS[total.dtype],
+    return loop("divide", total)(
         start_of(total),
         0 if last is None else start_of(last, total.dtype),
         last is not None,
@@ -159,8 +165,7 @@ def keep(
     not divided."""
     assert divisor == 1.0, f"a sum of integers is asked for as it is, not divided by {divisor}"
     assert result.numel() == total.numel() == (total if last is None else last).numel()
-    return LOOPS.keep(
-        INTEGER_KINDS[total.dtype],
+    return loop("keep", total)(
         start_of(total),
         0 if last is None else start_of(last, total.dtype),
         last is not None,
@@ -191,7 +196,7 @@ FEW_LEVELS: Final = {8: Sums(torch.int8, torch.int8, keep), 16: Sums(torch.int16
 def fingerprint_of(values: torch.Tensor, first_block: int) -> int:
     """Fingerprint of float32 values that fill whole blocks: sums of the bits per block, weighted by the block's position,
     modulo 2**64 (rule A10). Fingerprints of disjoint chunks add up to the fingerprint of the whole."""
-    return LOOPS.fingerprint(start_of(values, torch.float32), values.numel(), first_block)
+    return LOOPS["fingerprint"](start_of(values, torch.float32), values.numel(), first_block)
 
 
 def differ(after: torch.Tensor, before: torch.Tensor, divisor: int, lsb: float, into: torch.Tensor) -> bool:
@@ -199,19 +204,19 @@ def differ(after: torch.Tensor, before: torch.Tensor, divisor: int, lsb: float, 
     power of two. Returns whether all are finite and below 2**62; 0 stands where one is not."""
     start, elements = start_of(after, torch.float32), after.numel()
     at = start_of(before, torch.float32), elements, float(divisor), 1 / lsb, start_of(into, torch.int64)
-    return LOOPS.differ(start, *at) == 0
+    return LOOPS["differ"](start, *at) == 0
 
 
 def absorb(update: torch.Tensor, *sums: torch.Tensor) -> int:
     """Add an update to two or three sums, all int64 of whole blocks; returns the fingerprint of the update."""
     first, second, third = (start_of(each, torch.int64) for each in (*sums, sums[0])[:3])
-    return wrap(LOOPS.absorb(start_of(update, torch.int64), update.numel(), first, second, third, len(sums) == 3))
+    return wrap(LOOPS["absorb"](start_of(update, torch.int64), update.numel(), first, second, third, len(sums) == 3))
 
 
 def fingerprint_of_integers(values: torch.Tensor) -> int:
     """The same of int64 values, their bits being what they are: linear modulo 2**64."""
     start = start_of(values, torch.int64)
-    return wrap(LOOPS.keep(INTEGER_KINDS[torch.int64], start, 0, False, values.numel(), start, 0))
+    return wrap(LOOPS["keep int64"](start, 0, False, values.numel(), start, 0))
 
 
 def wrap(value: int) -> int:

@@ -15,16 +15,13 @@ DNNs" (2014), for the feedback; integers that add up: Xin et al. and others, Swi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import numpy
 import torch
 from numpy.typing import NDArray
 
-from orchestrator.numerics.exact import INTEGER_KINDS, LOOPS, start_of
+from orchestrator.numerics.exact import LOOPS, loop, start_of, weighted
 from orchestrator.numerics.grid import ABSENT
-
-TYPES: Final = {8: torch.int8, 16: torch.int16}  # by their bits
 
 
 def levels_of(bits: int, shards: int) -> int:
@@ -47,9 +44,9 @@ def add_levels(
     assert values.numel() == total.numel()
     if spacing == 0 or not values.numel():
         return
-    kind, place = INTEGER_KINDS[total.dtype], start_of(values, torch.float32)
-    LOOPS.quantize(
-        kind, place, values.numel(), weight / spacing, spacing / weight, float(levels), start_of(total), keeps
+    place = start_of(values, torch.float32)
+    loop("quantize", total)(
+        place, values.numel(), weight / spacing, spacing / weight, float(levels), start_of(total), keeps
     )
 
 
@@ -57,22 +54,13 @@ def mean_of_levels(total: torch.Tensor, spacing: float, total_weight: float, res
     """result (float32) = total * spacing / total_weight."""
     assert result.numel() == total.numel()
     factor = spacing / total_weight
-    LOOPS.dequantize(
-        INTEGER_KINDS[total.dtype], start_of(total), total.numel(), factor, start_of(result, torch.float32)
-    )
+    loop("dequantize", total)(start_of(total), total.numel(), factor, start_of(result, torch.float32))
 
 
 def magnitudes(tensors: Sequence[torch.Tensor | None], weight: float) -> NDArray[numpy.int64]:
     """For each tensor (1-D, contiguous, float32) the bits of its largest |weight * element| as a float64, ABSENT where there is
     none; those of infinity and NaN lie above those of every number."""
     largest = numpy.array(
-        [ABSENT if t is None else LOOPS.largest(start_of(t, torch.float32), t.numel()) for t in tensors], numpy.int32
+        [ABSENT if t is None else LOOPS["largest"](start_of(t, torch.float32), t.numel()) for t in tensors], numpy.int32
     )
     return weighted(largest, numpy.array([weight]))
-
-
-def weighted(largest: NDArray[numpy.int32], weights: NDArray[numpy.float64]) -> NDArray[numpy.int64]:
-    """Magnitudes of float32 elements (bits), times their weights, as magnitudes of float64."""
-    with numpy.errstate(all="ignore"):
-        bits = (largest.view(numpy.float32).astype(numpy.float64) * weights).view(numpy.int64)
-    return numpy.where(largest == ABSENT, ABSENT, bits)

@@ -120,7 +120,7 @@ def on(device: str) -> Staging:
 
 
 class _InPlace:
-    """Implements `HostTransfer` where there is no water."""
+    """Implements `HostTransfer` where nothing has to be copied."""
 
     def __init__(self, result: Sequence[torch.Tensor]) -> None:
         self.result = result

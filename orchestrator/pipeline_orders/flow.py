@@ -17,6 +17,7 @@ What it does not do: interleaving, where one member hosts several stages: such s
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -79,6 +80,23 @@ def needs(task: Task, stages: int) -> Task | None:
     if kind == "forward":
         return Task("forward", stage - 1, shard) if stage else None
     return Task("backward", stage + 1, shard) if stage + 1 < stages else Task("forward", stage, shard)
+
+
+def in_causal_order(hosts: Hosts, programs: Programs) -> Iterator[tuple[int, Task, Task | None]]:
+    """All tasks, each with its rank and with the one whose result it needs, after that one and after those before it in its
+    program. Raises ValueError where programs wait for each other for ever."""
+    done: set[Task] = set()
+    left = [deque(program) for program in programs]
+    moved = True
+    while moved:
+        moved = False
+        for rank, program in enumerate(left):
+            while program and ((needed := needs(program[0], len(hosts))) is None or needed in done):
+                moved = True
+                done.add(program[0])
+                yield rank, program.popleft(), needed
+    if stuck := [rank for rank, program in enumerate(left) if program]:
+        raise ValueError(f"ranks {stuck} wait for each other for ever")
 
 
 def stages_of(hosts: Hosts) -> dict[int, int]:

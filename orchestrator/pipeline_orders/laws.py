@@ -2,7 +2,7 @@
 
     complete     each shard goes forward and then backward through each stage, once, on its host
     in order     what comes over a link comes in the order in which its receiver needs it
-    no deadlock  every member comes to the end of its program, with every message received
+    no deadlock  every member reaches the end of its program, with every message received
     bounded      no member has more shards in flight than the order lets it have
 
 Programs are played here by members that know nothing of each other and of time: they only receive, compute and send.
@@ -14,26 +14,22 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from orchestrator.pipeline_orders.flow import Hosts, Programs, Task, play, stages_of
-from orchestrator.pipeline_orders.order import Decide, Order, Place
-from orchestrator.pipeline_orders.orders import build_order
-from orchestrator.references import raised
+from orchestrator.pipeline_orders.order import Order, Place
+from orchestrator.pipeline_orders.orders import PIPELINING, build_order
 
 
 def problems(name: str, options: Mapping[str, Any], several: Iterable[Hosts]) -> list[str]:
     """What is wrong with an order of the user's project for these hosts; at most one sentence."""
-    try:
-        decide = build_order(name, options)
-        found = ((hosts, _problem(hosts, decide)) for hosts in several)
-        hosts, problem = next(((hosts, problem) for hosts, problem in found if problem is not None), ((), None))
-    except Exception as error:
-        return [f"cluster.pipeline: {name} {raised(error)}"]
-    if problem is None:
-        return []
-    members = " + ".join(str(len(set(ranks))) for ranks in hosts)
-    return [f"cluster.pipeline: {name} with stages of {members} members and {len(hosts[0])} shards {problem}"]
+    for hosts in several:
+        members = " + ".join(str(len(set(ranks))) for ranks in hosts)
+        named = f"{name} with stages of {members} members and {len(hosts[0])} shards"
+        if found := PIPELINING.judge(named, partial(_built_broken, hosts, name, options)):
+            return found
+    return []
 
 
 def broken(hosts: Hosts, programs: Programs) -> str | None:
@@ -41,7 +37,8 @@ def broken(hosts: Hosts, programs: Programs) -> str | None:
     return Interpreter(hosts, programs).run()
 
 
-def _problem(hosts: Hosts, decide: Decide) -> str | None:
+def _built_broken(hosts: Hosts, name: str, options: Mapping[str, Any]) -> str | None:
+    decide = build_order(name, options)
     orders: dict[int, Order] = {}
     stage_of = stages_of(hosts)
     for rank, stage in stage_of.items():

@@ -19,5 +19,4 @@ PIPELINING: Table[Callable[..., Order]] = Table("cluster.pipeline", {"1f1b": one
 
 def build_order(name: str, options: Mapping[str, Any]) -> Decide:
     """An order; options that are not given have their defaults. Raises ConfigurationError."""
-    entry, resolved = PIPELINING[name], PIPELINING.resolve(name, options)
-    return lambda place: entry(place, **resolved)
+    return PIPELINING.build(name, options)

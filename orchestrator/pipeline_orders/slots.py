@@ -10,7 +10,7 @@ What it does not do: say how large a slot is; that follows from the border, whic
 
 from __future__ import annotations
 
-from orchestrator.pipeline_orders.flow import Hosts, Kind, Programs, Task, needs, next_task
+from orchestrator.pipeline_orders.flow import Hosts, Kind, Programs, Task, in_causal_order, next_task
 
 Slots = dict[Task, int]  # by the task that sends
 
@@ -59,19 +59,8 @@ def _heard(hosts: Hosts, programs: Programs) -> list[list[tuple[int, ...]]]:
     clocks: dict[Task, tuple[int, ...]] = {}
     own: list[tuple[int, ...]] = [(0,) * len(programs) for _ in programs]
     heard: list[list[tuple[int, ...]]] = [[] for _ in programs]
-    moved = True
-    while moved:
-        moved = False
-        for rank, program in enumerate(programs):
-            while len(heard[rank]) < len(program):
-                task = program[len(heard[rank])]
-                needed = needs(task, len(hosts))
-                if needed is not None and needed not in clocks:
-                    break
-                known = own[rank] if needed is None else tuple(map(max, own[rank], clocks[needed]))
-                heard[rank].append(known)
-                own[rank] = clocks[task] = (*known[:rank], known[rank] + 1, *known[rank + 1 :])
-                moved = True
-    if any(len(known) < len(program) for known, program in zip(heard, programs, strict=True)):
-        raise ValueError("programs wait for each other for ever")
+    for rank, task, needed in in_causal_order(hosts, programs):
+        known = own[rank] if needed is None else tuple(map(max, own[rank], clocks[needed]))
+        heard[rank].append(known)
+        own[rank] = clocks[task] = (*known[:rank], known[rank] + 1, *known[rank + 1 :])
     return heard

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from orchestrator.pipeline_orders.flow import COSTS, Hosts, Kind, Programs, Task, needs
+from orchestrator.pipeline_orders.flow import COSTS, Hosts, Kind, Programs, Task, in_causal_order
 
 Costs = Mapping[tuple[Kind, int], float]  # of a forward, and of a backward, of each stage; all in one unit
 
@@ -32,22 +32,11 @@ def timeline(hosts: Hosts, programs: Programs, costs: Costs) -> tuple[Span, ...]
     """By rank, in the order of its program. Raises ValueError where programs wait for each other for ever."""
     ends: dict[Task, float] = {}
     spans: list[list[Span]] = [[] for _ in programs]
-    moved = True
-    while moved:
-        moved = False
-        for rank, program in enumerate(programs):
-            done = spans[rank]
-            while len(done) < len(program):
-                task = program[len(done)]
-                needed = needs(task, len(hosts))
-                if needed is not None and needed not in ends:
-                    break
-                start = max(done[-1].end if done else 0.0, 0.0 if needed is None else ends[needed])
-                ends[task] = start + costs[task.kind, task.stage]
-                done.append(Span(rank, task, start, ends[task]))
-                moved = True
-    if stuck := [rank for rank, program in enumerate(programs) if len(spans[rank]) < len(program)]:
-        raise ValueError(f"ranks {stuck} wait for each other for ever")
+    for rank, task, needed in in_causal_order(hosts, programs):
+        done = spans[rank]
+        start = max(done[-1].end if done else 0.0, 0.0 if needed is None else ends[needed])
+        ends[task] = start + costs[task.kind, task.stage]
+        done.append(Span(rank, task, start, ends[task]))
     return tuple(span for done in spans for span in done)
 
 

@@ -12,10 +12,12 @@ What it does not do: anything that needs torch, Ray or the user's code.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 from orchestrator.synchrony import Mode, build_mode
+from orchestrator.table import Variant
 from orchestrator.updates.patience import Watching
 from orchestrator.updates.scaling import Scaling
 from orchestrator.values import Every, Span, Steps
@@ -39,14 +41,6 @@ __all__ = [
     "Variant",
     "Watching",
 ]
-
-
-@dataclass(frozen=True)
-class Variant:
-    """An entry of a table by its name, with the options to build it with."""
-
-    name: str
-    options: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -252,9 +246,9 @@ class Plan:
     checkpoints: Checkpoints
     cadence: Cadence
     sync: Variant  # of `orchestrator.synchrony`
-    pipelining: Variant = Variant(
-        "1f1b", {}
-    )  # of `orchestrator.pipeline_orders`; means nothing where there is one stage
+    pipelining: Variant = field(
+        default_factory=partial(Variant, "1f1b")
+    )  # of `pipeline_orders`; for several stages only
     recompute: bool = False  # whether stages compute forward passes once more; means nothing where there is one stage
     replay: tuple[Mapping[str, Any], ...] = ()  # the records of rests that are repeated; none where replicas run live
 

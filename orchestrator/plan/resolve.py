@@ -26,15 +26,8 @@ from orchestrator.plan import (
     Variant,
     Watching,
 )
-from orchestrator.settings import (
-    CompressionSettings,
-    ContributionSettings,
-    PartitionSettings,
-    SamplingSettings,
-    Settings,
-    SubsetSettings,
-)
-from orchestrator.settings.sections import BY_MEMORY
+from orchestrator.settings import Settings
+from orchestrator.settings.sections import BY_MEMORY, OptimizerSettings
 from orchestrator.topologies import TOPOLOGIES
 from orchestrator.updates.schedules import SCHEDULES
 from orchestrator.values import Span
@@ -69,11 +62,11 @@ def resolve(settings: Settings) -> Plan:
             data.shards,
             data.batch_size,
             data.loaders,
-            partition=_variant(data.partition, but="shared"),
-            sampling=_variant(data.sampling, but="uniform"),
+            partition=_unless("shared", data.partition),
+            sampling=_unless("uniform", data.sampling),
             local=Span(steps=settings.local.steps, epochs=settings.local.epochs) if settings.has_local_steps else None,
             privacy=_privacy(settings),
-            subset=_variant(data.subset, but="all"),
+            subset=_unless("all", data.subset),
             seed=data.subset.options.get("shared_seed"),
         ),
         update=_update(settings),
@@ -81,8 +74,8 @@ def resolve(settings: Settings) -> Plan:
         cluster=_cluster(settings),
         checkpoints=Checkpoints(settings.checkpoint.every, settings.checkpoint.keep, settings.checkpoint.uri),
         cadence=_cadence(settings),
-        sync=Variant(settings.sync.name, settings.sync.options),
-        pipelining=Variant(settings.cluster.pipeline.name, settings.cluster.pipeline.options),
+        sync=settings.sync,
+        pipelining=settings.cluster.pipeline,
         recompute=settings.run.recompute,
     )
 
@@ -97,19 +90,19 @@ def _cadence(settings: Settings) -> Cadence:
     return Cadence(settings.evaluation.every, trace.digest_every, trace.tensors_every, trace.timeline)
 
 
-def _variant(
-    chosen: PartitionSettings | SamplingSettings | SubsetSettings | ContributionSettings | CompressionSettings,
-    *,
-    but: str,
-) -> Variant | None:
-    """but: the name of the entry that stands for nothing."""
-    return None if chosen.name == but else Variant(chosen.name, chosen.options)
+def _unless(nothing: str, chosen: Variant) -> Variant | None:
+    """nothing: the name of the entry that stands for it."""
+    return None if chosen.name == nothing else chosen
+
+
+def _optimizer(chosen: OptimizerSettings) -> Variant | None:
+    return None if chosen.name is None else Variant(chosen.name, chosen.options)
 
 
 def _update(settings: Settings) -> Update:
-    optimizer, stopping, schedule = settings.optimizer, settings.early_stopping, settings.schedule
+    stopping, schedule = settings.early_stopping, settings.schedule
     return Update(
-        optimizer=None if optimizer.name is None else Variant(optimizer.name, optimizer.options),
+        optimizer=_optimizer(settings.optimizer),
         clip=settings.gradient.clip,
         schedule=Variant(schedule.name, schedule.options),
         warmup=schedule.warmup,
@@ -117,19 +110,16 @@ def _update(settings: Settings) -> Update:
         if stopping.patience is None
         else Watching(stopping.metric, stopping.patience, stopping.mode, stopping.min_change),
         plateau=_plateau(schedule.options) if schedule.name == "plateau" else None,
-        contribution=_variant(settings.contribution, but="gradient"),
+        contribution=_unless("gradient", settings.contribution),
         scaling=_scaling(settings),
-        compression=_variant(settings.compression, but="none"),
+        compression=_unless("none", settings.compression),
         local=_local(settings),
     )
 
 
 def _local(settings: Settings) -> Local | None:
-    chosen = settings.local
-    if chosen.optimizer.name is None:
-        return None
-    optimizer = Variant(chosen.optimizer.name, chosen.optimizer.options)
-    return Local(optimizer, chosen.proximal_mu, chosen.clip, chosen.weight == "uniform")
+    chosen, optimizer = settings.local, _optimizer(settings.local.optimizer)
+    return None if optimizer is None else Local(optimizer, chosen.proximal_mu, chosen.clip, chosen.weight == "uniform")
 
 
 def _privacy(settings: Settings) -> Privacy | None:
@@ -155,7 +145,7 @@ def _exchange(settings: Settings) -> Exchange:
     by_tcp = settings.transport == "tcp"
     return Exchange(
         exact=settings.reduction == "exact",
-        topology=Variant(settings.topology.name, settings.topology.options),
+        topology=settings.topology,
         by_tcp=by_tcp,
         masked=settings.secure_aggregation,
         between_nodes=by_tcp or (settings.cluster.address is not None and settings.transport == "auto"),

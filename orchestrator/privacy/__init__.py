@@ -1,8 +1,7 @@
-"""What keeps single clients unseen: clipped contributions on a fixed lattice, noise and sampling from a secret, masks.
+"""What keeps single clients unseen: clipped contributions on a fixed lattice, noise from a secret, masks.
 
     secret      the file that it lies in, and the keys that follow from it and from what a run is made of
     keys        bits that nobody guesses who does not have them
-    sampling    which clients play in a round
     noise       the Gaussian contribution of a round
     lattice     contributions as integers of bounded norm
     masks       what hides a worker's sum from those who add it up

@@ -40,7 +40,7 @@ class KeyPair:
         return "KeyPair(...)"
 
     def agree(self, rank: int, publics: Sequence[bytes], generation: int) -> Masks:
-        """publics: of all workers, by rank. Raises Inconsistent for one that is none."""
+        """publics: of all workers, by rank. Raises Inconsistent for one that is no key."""
         roots: dict[int, Keys] = {}
         for peer, public in enumerate(publics):
             if peer == rank:
@@ -49,7 +49,10 @@ class KeyPair:
             try:
                 shared = self._private.exchange(X25519PublicKey.from_public_bytes(public))
             except (ValueError, InvalidKey) as error:
-                raise Inconsistent(f"the public key of worker rank {peer} is none", "somebody changed it") from error
+                raise Inconsistent(
+                    f"the public key of worker rank {peer} is not a key of X25519",
+                    "look for who can change messages between workers",
+                ) from error
             roots[peer] = Keys(extract(shared, "masks", struct.pack("<q", generation) + both))
         return Masks(rank, roots)
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from orchestrator.errors import ConfigurationError
-from orchestrator.references import raised
 from orchestrator.sampling.partitions.options import By
 from orchestrator.sampling.population import Population, Real, Whole, tried
 from orchestrator.table import Table
@@ -63,15 +61,12 @@ def problems(name: str, options: Mapping[str, Any], shards: int) -> list[str]:
 
     population = tried(shards)
     part = numpy.arange(1, population.samples, 2)
-    try:
-        found = [SAMPLINGS[name](population, part.copy(), **SAMPLINGS.resolve(name, options)) for _ in range(2)]
-    except ConfigurationError as error:
-        return list(error.problems)
-    except Exception as error:
-        return [f"data.sampling: {name} {raised(error)}"]
-    weights, again = found
-    problem = None if weights is None else misfit(weights, len(part))
-    if problem is not None:
-        return [f"data.sampling: {name} gives {problem}"]
-    same = weights is again if weights is None or again is None else numpy.array_equal(again, weights)
-    return [] if same else [f"data.sampling: {name} is not pure: asked again it gave other weights"]
+
+    def broken() -> str | None:
+        weights, again = (SAMPLINGS.build(name, options)(population, part.copy()) for _ in range(2))
+        if weights is not None and (problem := misfit(weights, len(part))) is not None:
+            return f"gives {problem}"
+        same = weights is again if weights is None or again is None else numpy.array_equal(again, weights)
+        return None if same else "is not pure: asked again it gave other weights"
+
+    return SAMPLINGS.judge(name, broken)

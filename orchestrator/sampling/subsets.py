@@ -17,21 +17,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.references import raised
+from orchestrator.sampling.population import Whole
 from orchestrator.table import Table
-
-if TYPE_CHECKING:
-    import numpy
-    from numpy.typing import NDArray
-
-    Whole = NDArray[numpy.int64]
-else:  # a table reads the annotations of its entries
-    Whole = Any
 
 _SEED = Field(
     ge=0, lt=2**63, description="The seed that all members have in common: of the division, and of datasets()."
@@ -83,7 +76,7 @@ def chosen(name: str, options: Mapping[str, Any], samples: int) -> Whole | None:
     """The numbers of the samples that are used, checked; None for all. Raises ConfigurationError, also for what a subset of the
     user's own raises."""
     try:
-        found = SUBSETS[name](samples, **SUBSETS.resolve(name, options))
+        found = SUBSETS.build(name, options)(samples)
     except ConfigurationError:
         raise
     except Exception as error:

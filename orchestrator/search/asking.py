@@ -15,6 +15,8 @@ from typing import Any, Literal
 
 from orchestrator.search.space import Point, Space
 
+Direction = Literal["minimize", "maximize"]
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -46,7 +48,7 @@ class Ask:
     count: int
     seed: int
     size: int
-    direction: Literal["minimize", "maximize"] = "minimize"
+    direction: Direction = "minimize"
 
     @property
     def batch(self) -> int:
@@ -62,6 +64,7 @@ class Ask:
         return _hash(f"{self.seed}/batch/{self.batch if batch is None else batch}", 4)
 
 
+OTHERWISE = "the sweep was made with other versions of its packages; install those, or launch a new one"
 Searcher = Callable[..., Sequence[Point]]
 
 
@@ -74,7 +77,7 @@ class Search:
     ask: Searcher
     trials: int
     batch: int
-    direction: Literal["minimize", "maximize"] = "minimize"
+    direction: Direction = "minimize"
     options: Mapping[str, Any] = field(default_factory=dict)
 
 

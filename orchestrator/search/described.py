@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from orchestrator.records import masking
+from orchestrator.search.asking import Direction
 from orchestrator.search.members import Ensemble
 from orchestrator.search.outlook import Course
 from orchestrator.search.space import Point
@@ -38,7 +39,7 @@ class Sweep:
         return "trial" if self.ensemble is None else "member"
 
     @property
-    def direction(self) -> Literal["minimize", "maximize"]:
+    def direction(self) -> Direction:
         return self.course.search.direction
 
     def settings_of(self, point: Point, rung: int | None = None) -> Settings:

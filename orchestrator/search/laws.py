@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from orchestrator.references import raised
+from orchestrator.search import SEARCHES
 from orchestrator.search.asking import Result, Search, Trial, next_batch
 from orchestrator.search.space import Space, problem_of
 
@@ -20,11 +20,7 @@ _BATCHES = 3  # that are looked at
 
 def problems(space: Space, search: Search, seed: int) -> list[str]:
     """What is wrong with a search of the user's project; at most one sentence."""
-    try:
-        problem = broken(space, search, seed)
-    except Exception as error:
-        problem = raised(error)
-    return [] if problem is None else [f"search: {search.name} {problem}"]
+    return SEARCHES.judge(search.name, lambda: broken(space, search, seed))
 
 
 def broken(space: Space, search: Search, seed: int) -> str | None:
@@ -49,7 +45,7 @@ def broken(space: Space, search: Search, seed: int) -> str | None:
 
 
 def _results(batch: Sequence[Trial]) -> list[Result]:
-    """Some trial fails, one is pruned, the others come to something."""
+    """Of five trials one fails, one is pruned, and the others have a value."""
     return [
         Result(
             trial,

@@ -6,7 +6,7 @@ for it. Pure.
     parallel: 3
 
 Each member is an ordinary run with a seed of its own, drawn from `run.seed` and its number; which samples it has follows from
-`run.seed`, its number and `ensemble.data` (`samples/subsets.py`). One batch holds all members: none depends on another.
+`run.seed`, its number and `ensemble.data` (`sampling/subsets.py`). One batch holds all members: none depends on another.
 """
 
 from __future__ import annotations
@@ -70,12 +70,15 @@ class Ensemble:
 
     def course(self) -> Course:
         """What determines the trials."""
-        seeds = tuple(seed_of(self.seed, number) for number in range(self.members))
-        space: dict[str, Dimension] = {"run.seed": Choice(seeds)}
+        space: dict[str, Dimension] = {"run.seed": Choice(tuple(point["run.seed"] for point in self.points()))}
         if self.data != "all":
             space["data.subset.member"] = Range(0, self.members - 1)
-        search = Search("members", Members(self), self.members, self.members)
+        search = Search("members", self, self.members, self.members)
         return Course(space, search, self.seed)
+
+    def __call__(self, ask: Ask) -> list[Point]:
+        """As a search: its points are the members."""
+        return self.points()[ask.first : ask.first + ask.count]
 
     def points(self) -> list[Point]:
         """Of all members."""
@@ -88,16 +91,6 @@ class Ensemble:
         """The settings that all members have in common, because they are members."""
         found: Point = {"data.subset.name": self.data, "data.subset.shared_seed": self.seed}
         return {**found, "data.subset.members": self.members} if self.data == "disjoint" else found
-
-
-@dataclass(frozen=True)
-class Members:
-    """The search whose points are members."""
-
-    ensemble: Ensemble
-
-    def __call__(self, ask: Ask) -> list[Point]:
-        return self.ensemble.points()[ask.first : ask.first + ask.count]
 
 
 def seed_of(seed: int, member: int) -> int:

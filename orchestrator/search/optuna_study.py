@@ -13,10 +13,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import Inconsistent
-from orchestrator.search.asking import Ask, Result
+from orchestrator.search.asking import OTHERWISE, Ask, Direction, Result
 from orchestrator.search.space import Choice, Dimension, Point, Space
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial, Trial
 
-OTHERWISE = "the sweep was made with other versions of its packages; install those, or launch a new one"
-Direction = Literal["minimize", "maximize"]
 MakeSampler = Callable[[int], "BaseSampler"]  # of a seed
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.errors import Inconsistent
-from orchestrator.search.asking import Result, Search, Trial, next_batch
+from orchestrator.search.asking import OTHERWISE, Result, Search, Trial, next_batch
 from orchestrator.search.halving import Rung, prune
 from orchestrator.search.space import Space
 
@@ -99,10 +99,7 @@ def verify(course: Course, outlook: Outlook) -> None:
     for number, batch in enumerate(outlook.batches):
         again = next_batch(course.space, course.search, course.seed, outlook.results[:known])
         if again != batch:
-            raise Inconsistent(
-                f"the trials of batch {number}, asked for again, come out otherwise",
-                "the sweep was made with other versions of its packages; install those, or launch a new one",
-            )
+            raise Inconsistent(f"the trials of batch {number}, asked for again, come out otherwise", OTHERWISE)
         known += len(batch)
 
 

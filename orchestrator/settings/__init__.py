@@ -6,7 +6,7 @@
 
 To add a setting, add one field to its section in `sections.py`: annotation, default, and `result(...)` or
 `execution(...)` with one sentence and what the value must be. Loading, messages, identity and `docs/settings.md` follow
-from that line. A rule between two keys is a function and one entry of `RULES` in a file of `rules/`.
+from that line. A rule between keys is one entry of `RULES` in a file of `rules/`.
 
 A setting that is not built yet has no field, so that giving it is an error. OmegaConf supplies the YAML dialect and the
 interpolations. Types are pydantic's (`orchestrator/values.py`): OmegaConf damages text that looks like a number
@@ -27,26 +27,17 @@ from orchestrator.settings.schema import Settings
 from orchestrator.settings.sections import (
     CheckpointSettings,
     ClusterSettings,
-    CompressionSettings,
-    ContributionSettings,
     DataSettings,
     EarlyStoppingSettings,
     EvaluationSettings,
     GradientSettings,
     InitialSettings,
-    LocalOptimizerSettings,
     LocalSettings,
     OptimizerSettings,
-    OrderSettings,
-    PartitionSettings,
     PipelineSettings,
     PrivacySettings,
     RunSettings,
-    SamplingSettings,
     ScheduleSettings,
-    SubsetSettings,
-    SyncSettings,
-    TopologySettings,
     TraceSettings,
     TrackingSettings,
     TuningSettings,
@@ -67,30 +58,21 @@ from orchestrator.values import Every, Span, Steps, Workers
 __all__ = [
     "CheckpointSettings",
     "ClusterSettings",
-    "CompressionSettings",
-    "ContributionSettings",
     "DataSettings",
     "EarlyStoppingSettings",
     "EvaluationSettings",
     "Every",
     "GradientSettings",
     "InitialSettings",
-    "LocalOptimizerSettings",
     "LocalSettings",
     "OptimizerSettings",
-    "OrderSettings",
-    "PartitionSettings",
     "PipelineSettings",
     "PrivacySettings",
     "RunSettings",
-    "SamplingSettings",
     "ScheduleSettings",
     "Settings",
     "Span",
     "Steps",
-    "SubsetSettings",
-    "SyncSettings",
-    "TopologySettings",
     "TraceSettings",
     "TrackingSettings",
     "TuningSettings",

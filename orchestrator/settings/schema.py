@@ -17,6 +17,8 @@ import operator
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from orchestrator.errors import ConfigurationError
@@ -30,8 +32,6 @@ from orchestrator.settings.sections import (
     About,
     CheckpointSettings,
     ClusterSettings,
-    CompressionSettings,
-    ContributionSettings,
     DataSettings,
     EarlyStoppingSettings,
     EvaluationSettings,
@@ -44,16 +44,16 @@ from orchestrator.settings.sections import (
     PrivacySettings,
     RunSettings,
     ScheduleSettings,
-    SyncSettings,
-    TopologySettings,
     TraceSettings,
     TrackingSettings,
     TuningSettings,
     execution,
+    optimizer,
     result,
+    variant,
 )
 from orchestrator.synchrony import SYNCHRONY
-from orchestrator.table import Table, is_reference
+from orchestrator.table import Table, Variant, is_reference
 from orchestrator.topologies import TOPOLOGIES
 from orchestrator.updates.compressions import COMPRESSIONS
 from orchestrator.updates.contributions import CONTRIBUTIONS
@@ -84,8 +84,14 @@ class Settings:
     pipeline: PipelineSettings
     data: DataSettings = field(default_factory=DataSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
-    topology: TopologySettings = field(default_factory=TopologySettings)
-    sync: SyncSettings = field(default_factory=SyncSettings)
+    topology: Variant = field(
+        default_factory=partial(Variant, "ring"),
+        metadata=variant("a topology", execution("Who sends what to whom when workers add up gradients.", layout=True)),
+    )
+    sync: Variant = field(
+        default_factory=partial(Variant, "bsp"),
+        metadata=variant("a mode", result("When a replica may go on without the others; bsp is lockstep.")),
+    )
     reduction: Literal["exact", "fast"] = field(
         default="exact", metadata=result("exact: sums free of order, the same bits on any layout; fast: plain sums.")
     )
@@ -96,9 +102,20 @@ class Settings:
         ),
     )
     initial: InitialSettings = field(default_factory=InitialSettings)
-    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    contribution: ContributionSettings = field(default_factory=ContributionSettings)
-    compression: CompressionSettings = field(default_factory=CompressionSettings)
+    optimizer: OptimizerSettings = field(
+        default_factory=OptimizerSettings,
+        metadata=optimizer(
+            "The optimizer of torch; required unless the pipeline brings its own.", "`lr`, `betas` or `weight_decay`"
+        ),
+    )
+    contribution: Variant = field(
+        default_factory=partial(Variant, "gradient"),
+        metadata=variant("a contribution", result("What a shard makes of its gradient before the sum.")),
+    )
+    compression: Variant = field(
+        default_factory=partial(Variant, "none"),
+        metadata=variant("a compression", result("In which form gradients travel between workers.")),
+    )
     local: LocalSettings = field(default_factory=LocalSettings)
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
     secure_aggregation: bool = field(
@@ -209,7 +226,7 @@ def broken_rules(values: Mapping[Key, Any], among: Sequence[Rule]) -> list[tuple
         known = key.table.known_options() if key.table else {}
         named.update({f"{key.name}.{option}": options.get(option) for option in known})
     rules = [rule for rule in among if all(name in named for name in rule.keys)]
-    found = [(rule, rule.broken(*(named[name] for name in rule.keys))) for rule in rules]
+    found = [(rule, rule.problem(*(named[name] for name in rule.keys))) for rule in rules]
     return [(rule, sentence) for rule, sentence in found if sentence is not None]
 
 
@@ -232,18 +249,23 @@ def _unfit_options(table: Table[Any], chosen: Any) -> list[str]:
     return [f"{table.key}.{option}: {problem}" for option, problem in problems]
 
 
-def _keys(holder: str | None, kind: type) -> list[Key]:
+def _keys(
+    holder: str | None, kind: type, within: Mapping[str, About] = MappingProxyType({}), whole: Any = None
+) -> list[Key]:
+    """Of a section. within: what its fields are, where they do not say it themselves; whole: the section by default, then."""
     hints = typing.get_type_hints(kind)
     above = () if holder is None else tuple(holder.split("."))
     found: list[Key] = []
     for entry in dataclasses.fields(kind):
         hint = hints[entry.name]
-        if "about" not in entry.metadata:
-            found += _keys(".".join((*above, entry.name)), hint)
-            continue
-        flat_options = entry.name == "options"
-        about: About = entry.metadata["about"]
         default = entry.default if entry.default_factory is dataclasses.MISSING else entry.default_factory()
+        about: About | None = entry.metadata.get("about") or within.get(entry.name)
+        if about is None:
+            found += _keys(".".join((*above, entry.name)), hint, entry.metadata.get("within", {}), default)
+            continue
+        if within:
+            default = getattr(whole, entry.name)
+        flat_options = entry.name == "options"
         path = above if flat_options else (*above, entry.name)
         table = TABLES.get(holder or "") if flat_options else None
         bound = hint if about.must is None else Annotated[hint, about.must]

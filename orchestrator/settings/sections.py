@@ -9,9 +9,11 @@ schedule depend on one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
+from orchestrator.table import Variant
 from orchestrator.values import (
     A_LINE,
     NONE_EMPTY,
@@ -41,12 +43,15 @@ class About:
     watched: bool = False
 
 
-def result(doc: str, must: Any = None) -> dict[str, About]:
+Metadata = dict[str, About]  # of a field
+
+
+def result(doc: str, must: Any = None) -> Metadata:
     """Metadata of a field that determines the result."""
     return {"about": About(doc, "result", must)}
 
 
-def execution(doc: str, must: Any = None, *, layout: bool = False, watched: bool = False) -> dict[str, About]:
+def execution(doc: str, must: Any = None, *, layout: bool = False, watched: bool = False) -> Metadata:
     """Metadata of a field that determines only how a run is executed."""
     return {"about": About(doc, "execution", must, layout, watched)}
 
@@ -72,6 +77,30 @@ AUTO: dict[KeyPath, str] = {
 BY_MEMORY = "cluster.stages"  # the one of them that is not chosen by a measurement
 TUNABLE = Must(f"among {', '.join(AUTO.values())}", lambda names: set(names) <= set(AUTO.values()))
 NO_NAME = Must("a mapping without the key 'name'", lambda options: "name" not in options)
+
+
+Within = dict[str, Metadata]
+
+
+def variant(one: str, about: Metadata) -> Within:
+    """Metadata of a section that names an entry of a table. In YAML the entry's options stand beside the name:
+    `topology: {name: tree, arity: 3}`. one: what an entry is called; about: the name."""
+    options = replace(about["about"], doc=f"The options of {one} of your own.", must=NO_NAME)
+    return {"within": {"name": about["about"], "options": options}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerSettings:
+    """As a `Variant`, of an optimizer, which may be none: `optimizer: {name: adamw, lr: 0.001}`."""
+
+    name: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def optimizer(doc: str, options: str) -> Within:
+    """options: some, for an example."""
+    of_options = About(f"Any option of that optimizer, such as {options}.", "result", NO_NAME)
+    return {"within": {"name": About(doc, "result", NOT_EMPTY), "options": of_options}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,36 +157,6 @@ class PipelineSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartitionSettings:
-    """Which samples a shard draws from; see `orchestrator/sampling/partitions`. Options as those of a topology."""
-
-    name: str = field(default="shared", metadata=result("How the training samples are divided among the shards."))
-    options: dict[str, Any] = field(
-        default_factory=dict, metadata=result("The options of a partition of your own.", NO_NAME)
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingSettings:
-    """How a shard draws from its samples; see `orchestrator/sampling/samplings.py`. Options as those of a topology."""
-
-    name: str = field(default="uniform", metadata=result("How a shard draws from its samples."))
-    options: dict[str, Any] = field(
-        default_factory=dict, metadata=result("The options of a sampling of your own.", NO_NAME)
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SubsetSettings:
-    """Which training samples the run has; see `orchestrator/sampling/subsets.py`. Options as those of a topology."""
-
-    name: str = field(default="all", metadata=result("Which of the training samples the run has at all."))
-    options: dict[str, Any] = field(
-        default_factory=dict, metadata=result("The options of a subset of your own.", NO_NAME)
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class DataSettings:
     shards: int = field(
         default=8, metadata=result("The slices into which every step is divided; at most so many workers.", at_least(1))
@@ -173,21 +172,17 @@ class DataSettings:
     inputs: tuple[str, ...] = field(
         default=(), metadata=result("The files and folders that the pipeline reads.", NONE_EMPTY)
     )
-    partition: PartitionSettings = field(default_factory=PartitionSettings)
-    sampling: SamplingSettings = field(default_factory=SamplingSettings)
-    subset: SubsetSettings = field(default_factory=SubsetSettings)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OrderSettings:
-    """In which order stages take shards forward and backward; see `orchestrator/pipeline_orders`. Options as a topology's."""
-
-    name: str = field(
-        default="1f1b",
-        metadata=execution("With `cluster.stages`: in which order a worker takes shards forward and backward."),
+    partition: Variant = field(
+        default_factory=partial(Variant, "shared"),
+        metadata=variant("a partition", result("How the training samples are divided among the shards.")),
     )
-    options: dict[str, Any] = field(
-        default_factory=dict, metadata=execution("The options of an order of your own.", NO_NAME)
+    sampling: Variant = field(
+        default_factory=partial(Variant, "uniform"),
+        metadata=variant("a sampling", result("How a shard draws from its samples.")),
+    )
+    subset: Variant = field(
+        default_factory=partial(Variant, "all"),
+        metadata=variant("a subset", result("Which of the training samples the run has at all.")),
     )
 
 
@@ -211,7 +206,12 @@ class ClusterSettings:
             at_least(1),
         ),
     )
-    pipeline: OrderSettings = field(default_factory=OrderSettings)
+    pipeline: Variant = field(
+        default_factory=partial(Variant, "1f1b"),
+        metadata=variant(
+            "an order", execution("With `cluster.stages`: in which order a worker takes shards forward and backward.")
+        ),
+    )
     spares: int = field(
         default=0, metadata=execution("Workers that are started and wait to take a lost one's place.", at_least(0))
     )
@@ -236,76 +236,8 @@ class ClusterSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopologySettings:
-    """In YAML the options stand beside the name, `topology: {name: tree, arity: 3}`; the topology has defaults of its own."""
-
-    name: str = field(
-        default="ring", metadata=execution("Who sends what to whom when workers add up gradients.", layout=True)
-    )
-    options: dict[str, Any] = field(
-        default_factory=dict, metadata=execution("The options of a topology of your own.", NO_NAME, layout=True)
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SyncSettings:
-    """When a replica may go on; see `orchestrator/synchrony`. Options as those of a topology."""
-
-    name: str = field(default="bsp", metadata=result("When a replica may go on without the others; bsp is lockstep."))
-    options: dict[str, Any] = field(
-        default_factory=dict, metadata=result("The options of a mode of your own.", NO_NAME)
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerSettings:
-    """In YAML the options stand beside the name: `optimizer: {name: adamw, lr: 0.001}`."""
-
-    name: str | None = field(
-        default=None,
-        metadata=result("The optimizer of torch; required unless the pipeline brings its own.", NOT_EMPTY),
-    )
-    options: dict[str, Any] = field(
-        default_factory=dict,
-        metadata=result("Any option of that optimizer, such as `lr`, `betas` or `weight_decay`.", NO_NAME),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ContributionSettings:
-    """What a shard contributes to a step; see `orchestrator/updates/contributions.py`. Options as those of a topology."""
-
-    name: str = field(default="gradient", metadata=result("What a shard makes of its gradient before the sum."))
-    options: dict[str, Any] = field(
-        default_factory=dict, metadata=result("The options of a contribution of your own.", NO_NAME)
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CompressionSettings:
-    """In which form gradients travel; see `orchestrator/updates/compressions`. Options as those of a topology."""
-
-    name: str = field(default="none", metadata=result("In which form gradients travel between workers."))
-    options: dict[str, Any] = field(
-        default_factory=dict, metadata=result("The options of a compression of your own.", NO_NAME)
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalOptimizerSettings:
-    """As the section `optimizer`."""
-
-    name: str | None = field(
-        default=None, metadata=result("The optimizer of a shard's local steps; begins anew in each round.", NOT_EMPTY)
-    )
-    options: dict[str, Any] = field(
-        default_factory=dict, metadata=result("Any option of that optimizer, such as `lr` or `momentum`.", NO_NAME)
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class LocalSettings:
-    """What a shard does by itself in a step of the run, which is then a round; see `engine/compute/local_steps.py`."""
+    """What a shard does by itself in a step of the run, which is then a round; see `engine/step/local_steps.py`."""
 
     steps: int | None = field(
         default=None, metadata=result("Local steps of each shard in a round; null: rounds have none.", at_least(1))
@@ -314,7 +246,10 @@ class LocalSettings:
         default=None,
         metadata=result("Instead of `local.steps`: passes of each shard over its own samples.", at_least(1)),
     )
-    optimizer: LocalOptimizerSettings = field(default_factory=LocalOptimizerSettings)
+    optimizer: OptimizerSettings = field(
+        default_factory=OptimizerSettings,
+        metadata=optimizer("The optimizer of a shard's local steps; begins anew in each round.", "`lr` or `momentum`"),
+    )
     proximal_mu: float = field(
         default=0.0, metadata=result("How strongly local steps are drawn to where the round began.", NOT_NEGATIVE)
     )

@@ -6,7 +6,7 @@
     cores.py        one lockstep step, task by task, of members that share cores
     calibration.py  the conditions of a true cluster, from what its members report of their time
     candidates.py   the layouts that a run could have, with the step times that follow from the conditions
-    lives.py        losses and joins, driven through the controller
+    losses.py       losses and joins, driven through the controller
     report.py       all of it for the topologies and modes of a table
 
 What it does not do: start anything, or compute a gradient.

@@ -12,6 +12,7 @@ from typing import Final
 
 from orchestrator.simulation.calibration import Layout, Model, predicted
 from orchestrator.simulation.conditions import Conditions
+from orchestrator.values import aligned
 
 WITHIN: Final = 0.02
 ALONE: Final = "ring"  # of a single worker: it has no servers
@@ -88,15 +89,7 @@ def table(found: Sequence[Candidate]) -> str:
         cells.append(
             (layout.topology, str(layout.workers), str(layout.loaders), f"{1e3 * each.predicted_s:.2f}", measured)
         )
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
-    lines = []
-    for row in cells:
-        first, *rest = (
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        lines.append("  ".join([first, *rest]).rstrip())
-    return "\n".join(lines)
+    return aligned(cells, left=1)
 
 
 def in_words(layout: Layout) -> str:

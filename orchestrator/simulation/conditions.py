@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -82,28 +84,32 @@ def rate_of(text: str) -> float:
     return _measured(text, _RATES, "a rate such as 1Gbit or 100MB (a second)")
 
 
+def _seconds_of_a_byte(text: str) -> float:
+    return 1 / _measured(text, _RATES, "a rate such as 1GB (a second)")
+
+
 def size_of(text: str) -> float:
     return _measured(text, _SIZES, "a number such as 25M")
 
 
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise ValueError("a share from 0 to 1")
-    return value
+def _within(least: float, most: float, expected: str) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        with suppress(ValueError):
+            if least <= (value := float(text)) <= most:
+                return value
+        raise ValueError(expected)
+
+    return read
+
+
+_share = _within(0, 1, "a share from 0 to 1")
+_factor = _within(1, sys.float_info.max, "a factor of at least 1")
 
 
 def _count(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > _MOST_CORES:
         raise ValueError(f"a number from 0 to {_MOST_CORES:,}")
     return int(text)
-
-
-def _factor(text: str) -> float:
-    value = float(text)
-    if value < 1:
-        raise ValueError("a factor of at least 1")
-    return value
 
 
 def _measured(text: str, units: Mapping[str, float], expected: str) -> float:
@@ -118,7 +124,7 @@ KEYS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "network.latency": ("latency_s", time_of, "of a message between two members"),
     "network.bandwidth": ("bandwidth", rate_of, "out of a member, and as much into it"),
     "network.message": ("message_s", time_of, "processor time of handing over or taking a message"),
-    "network.add": ("byte_s", lambda text: 1 / rate_of(text), "rate at which a member adds up or copies what it takes"),
+    "network.add": ("byte_s", _seconds_of_a_byte, "rate at which a member adds up or copies what it takes"),
     "compute": ("compute_s", time_of, "of the micro-batch of one shard"),
     "update": ("update_s", time_of, "of the rest of a worker's step, whatever it hosts"),
     "contention": ("contention", _factor, "how many times as long both take with several workers, which share caches"),
@@ -161,10 +167,7 @@ def conditions(given: Mapping[str, str], seed: int = 0) -> Conditions:
         try:
             values[field] = read(text)
         except ValueError as error:
-            expected = (
-                str(error) if read in (time_of, rate_of, _share, _count, _factor) else "a rate such as 1GB (a second)"
-            )
-            problems.append(f"{key}={text}: expected {expected}")
+            problems.append(f"{key}={text}: expected {error}")
         except ZeroDivisionError:
             problems.append(f"{key}={text}: must be greater than 0")
     if values.get("bandwidth") == 0:

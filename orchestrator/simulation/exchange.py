@@ -5,7 +5,7 @@ of its ends, one message after the other, and is there a latency later. Who take
 the schedule, which is what a member does (`topologies.schedule.program`).
 
 All moves are played where there are not too many. Where there are (a ring of 100,000 has 2 * 10**10) and all members do alike,
-as in a ring and from peer to peer, one member's are, its peers in step with it, which comes to the same.
+as in a ring and from peer to peer, only one member's are, its peers in step with it: the result is the same.
 
 Source: the linear cost of a message, Hockney, "The communication challenge for MPP" (1994).
 """

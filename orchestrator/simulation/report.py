@@ -11,16 +11,17 @@ import numpy as np
 
 from orchestrator.control.membership import Requirements
 from orchestrator.control.shard_assignment import assign_shards
-from orchestrator.simulation import cores, lives, steps
+from orchestrator.simulation import cores, steps
 from orchestrator.simulation.conditions import Conditions, Network
 from orchestrator.simulation.exchange import Exchanged, exchange, play
-from orchestrator.simulation.lives import Life, Lived
+from orchestrator.simulation.losses import MOST_WORKERS, Outcome, Scenario, simulate
 from orchestrator.synchrony import Mode, build_mode
 from orchestrator.topologies import Schedule, build_schedule
+from orchestrator.values import aligned
 
 _SUM_BYTES, _RESULT_BYTES = 8, 4  # of an element: exact sums are float64, results float32
 _UPDATE_BYTES = 8  # of an asynchronous update, int64
-_LOSSES = 40  # in the mean, of a life that is looked at
+_LOSSES = 40  # in the mean, of a scenario that is looked at
 _TRACED_STEPS = 3
 _TRACED_MEMBERS = 64
 
@@ -45,7 +46,7 @@ class Row:
     """Of one topology under one mode. Seconds and bytes are of a step.
 
     waiting: share of the workers' time in which they wait for slower ones; goodput: share of the time not lost to losses of
-    workers; losses: of workers, in the life that was looked at; played: whether all moves of the schedule were; driven:
+    workers; losses: of workers, in the scenario that was looked at; played: whether all moves of the schedule were; driven:
     whether the controller itself decided.
     """
 
@@ -79,8 +80,8 @@ def answer(question: Question) -> list[Row]:
         for mode_name, mode_options in question.modes:
             mode = build_mode(mode_name, mode_options)
             stepped = _stepped(question, times, hosted, exchanged, mode, schedule)
-            lived, driven = _lived(question, stepped.seconds)
-            rows.append(_row(question, name, mode_name, mode, stepped, exchanged, lived, driven))
+            outcome, driven = _outcome(question, stepped.seconds)
+            rows.append(_row(question, name, mode_name, mode, stepped, exchanged, outcome, driven))
     return rows
 
 
@@ -112,23 +113,25 @@ def received_s(network: Network, elements: int, workers: int) -> float:
     return (workers - 1) * (network.message_s + elements * _UPDATE_BYTES * network.byte_s)
 
 
-def _lived(question: Question, step_s: float) -> tuple[Lived | None, bool]:
+def _outcome(question: Question, step_s: float) -> tuple[Outcome | None, bool]:
     """Driven through the controller; with very many workers as it would be: each loss costs its detection and half a step."""
     conditions, workers = question.conditions, question.workers
     if not conditions.failure_s:
         return None, True
-    if workers <= lives.MOST_WORKERS:
+    if workers <= MOST_WORKERS:
         requirements = Requirements(
             shards=question.shards, start=workers, least=1, most=workers, start_timeout_s=1e9, step_timeout_s=1e9
         )
         alone = step_s * workers  # of one worker with all shards
         length = max(question.steps, math.ceil(_LOSSES * conditions.failure_s / workers / step_s))
-        life = Life(requirements, conditions, length, lambda living: max(step_s, alone / living), question.checkpoint)
-        return lives.live(life), True
+        scenario = Scenario(
+            requirements, conditions, length, lambda living: max(step_s, alone / living), question.checkpoint
+        )
+        return simulate(scenario), True
     each = conditions.detect_s + conditions.regroup_s + step_s / 2
     whole = _LOSSES * conditions.failure_s / workers
     losses = whole * workers / conditions.failure_s
-    return Lived(whole + losses * each, question.steps, 0, round(losses), round(losses), losses * each), False
+    return Outcome(whole + losses * each, question.steps, 0, round(losses), round(losses), losses * each), False
 
 
 def _row(
@@ -138,7 +141,7 @@ def _row(
     mode: Mode,
     stepped: steps.Stepped,
     exchanged: Exchanged,
-    lived: Lived | None,
+    outcome: Outcome | None,
     driven: bool,
 ) -> Row:
     link, sent = exchanged.link, exchanged.sent
@@ -156,8 +159,8 @@ def _row(
         waiting=stepped.waiting,
         link_bytes=link,
         sent_bytes=sent,
-        goodput=1.0 if lived is None else lived.goodput,
-        losses=0 if lived is None else lived.losses,
+        goodput=1.0 if outcome is None else outcome.goodput,
+        losses=0 if outcome is None else outcome.losses,
         played=exchanged.played,
         driven=driven,
     )
@@ -190,12 +193,7 @@ def table(rows: Sequence[Row]) -> str:
                 f"{row.goodput:.2%}" + ("" if row.driven else " *"),
             )
         )
-    widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
-    lines = [
-        "  ".join(cell.ljust(width) if column < 2 else cell.rjust(width) for column, (cell, width) in pairs)
-        for pairs in (list(enumerate(zip(line, widths, strict=True))) for line in cells)
-    ]
-    return "\n".join(lines)
+    return aligned(cells, left=2)
 
 
 def chrome_trace(question: Question, topology: tuple[str, Mapping[str, Any]]) -> list[dict[str, Any]] | None:

@@ -29,4 +29,4 @@ SYNCHRONY: Table[Callable[..., Mode]] = Table(
 
 def build_mode(name: str, options: Mapping[str, Any]) -> Mode:
     """A mode; options that are not given have their defaults. Raises ConfigurationError."""
-    return SYNCHRONY[name](**SYNCHRONY.resolve(name, options))
+    return SYNCHRONY.build(name, options)()

@@ -15,8 +15,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from orchestrator.references import raised
-from orchestrator.synchrony import build_mode
+from orchestrator.synchrony import SYNCHRONY, build_mode
 from orchestrator.synchrony.graphs import GRAPHS
 from orchestrator.synchrony.mode import Mode, View
 
@@ -29,11 +28,7 @@ Choose = Callable[[Sequence[int]], int]  # one of these numbers, which are never
 
 def problems(name: str, options: Mapping[str, Any]) -> list[str]:
     """What is wrong with a mode of the user's project; at most one sentence."""
-    try:
-        problem = broken(build_mode(name, options))
-    except Exception as error:
-        problem = raised(error)
-    return [] if problem is None else [f"sync: {name} {problem}"]
+    return SYNCHRONY.judge(name, lambda: broken(build_mode(name, options)))
 
 
 def broken(mode: object) -> str | None:

@@ -47,4 +47,4 @@ def build_schedule(name: str, workers: int, **options: Any) -> Schedule:
 
     Raises ConfigurationError for an unknown name or a wrong option, ValueError for a number of workers below 1.
     """
-    return TOPOLOGIES[name](workers, **TOPOLOGIES.resolve(name, options))
+    return TOPOLOGIES.build(name, options)(workers)

@@ -1,4 +1,4 @@
-"""Gathering as a schedule: every worker's payload comes to every worker once, over the links of a topology.
+"""Gathering as a schedule: every worker's payload reaches every worker once, over the links of a topology.
 
 Payload w is chunk w of the new schedule and worker w owns it; there are only copies. The payloads ride on the moves of the
 topology's own schedule, each on those of one chunk: with every add they rise towards that chunk's owner, and with every

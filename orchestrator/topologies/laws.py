@@ -2,7 +2,7 @@
 
     consensus    both ends of a move tell of it, in the same order, and nobody else does
     exact        each worker, and whoever finishes a chunk, ends with each worker's contribution to it exactly once
-    no deadlock  every member comes to the end of its program, with every message received
+    no deadlock  every member reaches the end of its program, with every message received
     no race      nothing is overwritten while a peer may still read it (see `happens_before`)
 
 What it does not do: look at any other number of members than those that it is asked about.
@@ -11,10 +11,10 @@ What it does not do: look at any other number of members than those that it is a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from orchestrator.references import raised
 from orchestrator.topologies import TOPOLOGIES
 from orchestrator.topologies.happens_before import races
 from orchestrator.topologies.schedule import Schedule, matrix, program
@@ -29,12 +29,9 @@ def problems(name: str, options: Mapping[str, Any], numbers: Iterable[int]) -> l
     counts = [(workers, left) for workers in numbers for left in sorted({min(1, servers), servers})]  # some may be lost
     for workers, left in counts:
         given = {**resolved, "servers": left} if left else resolved
-        try:
-            problem = _broken(TOPOLOGIES[name](workers, **given), workers, left)
-        except Exception as error:
-            problem = raised(error)
-        if problem is not None:
-            return [f"topology: {name} with {workers} workers{f' and {left} servers' * bool(left)} {problem}"]
+        named = f"{name} with {workers} workers{f' and {left} servers' * bool(left)}"
+        if found := TOPOLOGIES.judge(named, partial(_built_broken, name, given, workers, left)):
+            return found
     return []
 
 
@@ -83,7 +80,8 @@ def disagreement(schedule: Schedule) -> str | None:
     return None
 
 
-def _broken(schedule: object, workers: int, servers: int) -> str | None:
+def _built_broken(name: str, options: Mapping[str, Any], workers: int, servers: int) -> str | None:
+    schedule: object = TOPOLOGIES[name](workers, **options)
     if not isinstance(schedule, Schedule):
         return f"returns {type(schedule).__name__}; it must be an orchestrator.topologies.Schedule"
     if (schedule.workers, schedule.servers) != (workers, servers):

@@ -37,7 +37,7 @@ class _Ring:
             yield number, self._sent(number, (rank - 1) % self.workers)
 
     def _sent(self, number: int, source: int) -> Move:
-        """Chunk c starts at worker c + 1 and goes once around, so that it is complete when it comes to worker c; from there
+        """Chunk c starts at worker c + 1 and goes once around, so that it is complete when it reaches worker c; from there
         its result goes around."""
         kind: Kind = "add" if number < self.workers - 1 else "copy"
         return Move(source, (source + 1) % self.workers, (source - 1 - number) % self.workers, kind)

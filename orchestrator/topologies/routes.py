@@ -1,8 +1,8 @@
-"""On which way what one worker sends comes to all others, over the links of a topology: for replicas that run free.
+"""How what one worker sends reaches all others, over the links of a topology: for replicas that run free.
 
 Without servers each worker's messages follow a tree of shortest ways from it: in a ring they go round on both sides, in a tree
 to all neighbours but the sender, from peer to peer directly. With servers a message is cut into as many slices as there are
-servers; slice s goes to server s, and from it to all other workers. Every slice comes to every other worker once.
+servers; slice s goes to server s, and from it to all other workers. Every slice reaches every other worker once.
 
 What it does not do: say when a replica may go on (`orchestrator.synchrony`), or keep an order between origins.
 """

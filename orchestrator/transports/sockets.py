@@ -43,10 +43,10 @@ from orchestrator.transports.handshake import (
     hear,
     refusal,
 )
+from orchestrator.transports.handshake_socket import Handshake, Result
 from orchestrator.transports.links import Link, peer_credentials
 from orchestrator.transports.shared_memory import Descriptor, SharedRegions
 from orchestrator.transports.socket_transport import FAREWELL, SocketTransport
-from orchestrator.transports.talks import Result, Talk
 
 Address = Sequence[str | int]
 
@@ -65,7 +65,7 @@ class Listener:
         self.secret = secret
         self.addresses: dict[str, list[str | int]] = {}
         self.sockets: list[socket.socket] = []
-        self.callers: list[Talk[Hello]] = []  # not answered yet: of a later generation, or without a hello
+        self.callers: list[Handshake[Hello]] = []  # not answered yet: of a later generation, or without a hello
         self._cancelled = -1
         self._closing = threading.Lock()  # `wake` is open
         self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -101,7 +101,7 @@ class Listener:
                 os.close(self.wake)
             self.wake = -1
 
-    def keep(self, caller: Talk[Hello]) -> None:
+    def keep(self, caller: Handshake[Hello]) -> None:
         """For a later `connect`."""
         self.callers.append(caller)
         if len(self.callers) > _MAX_CALLERS:
@@ -151,8 +151,8 @@ class _Assembly:
             raise ValueError(f"{len(self._descriptors)} regions; a peer can be given {MAX_REGIONS}")
         self._transport = SocketTransport(regions)
         self._poller = self._transport.poller
-        self._greetings: set[Talk[Hello]] = set()
-        self._handshakes: set[Talk[Sizes]] = set()
+        self._greetings: set[Handshake[Hello]] = set()
+        self._handshakes: set[Handshake[Sizes]] = set()
         self._missing: set[int] = set()
         self._refused: dict[int, OSError] = {}  # by the rank that was claimed
 
@@ -160,12 +160,12 @@ class _Assembly:
         self._missing = set(peers)
         try:
             try:
-                self._open_doors()
+                self._start_accepting()
                 for peer in sorted(peer for peer in peers if peer > self._me.rank):
                     self._dial(peer, peers[peer])
                 self._wait(timeout_s)
             finally:
-                self._shut_doors()
+                self._stop_accepting()
         except OSError:  # a peer is gone, or nobody waits for this generation any more: not for this member's sake
             self._transport.close(_FAREWELL_S)
             raise
@@ -174,7 +174,7 @@ class _Assembly:
             raise
         return self._transport
 
-    def _open_doors(self) -> None:
+    def _start_accepting(self) -> None:
         _clear(self._listener.wake)
         self._poller.watch(self._listener.wake, lambda: None)
         for listening in self._listener.sockets:
@@ -183,18 +183,18 @@ class _Assembly:
         for caller in callers:
             self._hear(caller)
 
-    def _shut_doors(self) -> None:
+    def _stop_accepting(self) -> None:
         for fd in (self._listener.wake, *(listening.fileno() for listening in self._listener.sockets)):
             self._poller.forget(fd)
         for caller in self._greetings:
             self._poller.forget(caller.connection.fileno())
             self._listener.keep(caller)
-        for talk in self._handshakes:
-            self._poller.forget(talk.connection.fileno())
-            if talk.offered:
+        for handshake in self._handshakes:
+            self._poller.forget(handshake.connection.fileno())
+            if handshake.offered:
                 with contextlib.suppress(OSError):
-                    talk.connection.send(FAREWELL, socket.MSG_NOSIGNAL)
-            talk.close()
+                    handshake.connection.send(FAREWELL, socket.MSG_NOSIGNAL)
+            handshake.close()
 
     def _wait(self, timeout_s: float) -> None:
         began = time.monotonic()
@@ -221,13 +221,13 @@ class _Assembly:
         if connection.family == socket.AF_UNIX and peer_credentials(connection)[1] != os.geteuid():
             connection.close()
             return
-        self._hear(Talk(connection, hear()))
+        self._hear(Handshake(connection, hear()))
 
-    def _hear(self, caller: Talk[Hello]) -> None:
+    def _hear(self, caller: Handshake[Hello]) -> None:
         self._greetings.add(caller)
         self._carry_on(caller, self._greetings, self._answer, lambda _error: None)
 
-    def _answer(self, caller: Talk[Hello]) -> None:
+    def _answer(self, caller: Handshake[Hello]) -> None:
         hello = caller.result
         assert hello is not None
         if hello.generation > self._me.generation:
@@ -239,8 +239,8 @@ class _Assembly:
         else:
             descriptors = self._offered(caller.connection)
             protocol = accept(self._me, hello, [descriptor.size_bytes for descriptor in descriptors])
-            talk = Talk(caller.connection, protocol, descriptors)
-            self._shake(hello.dialer, talk, partial(self._note, hello.dialer))
+            handshake = Handshake(caller.connection, protocol, descriptors)
+            self._begin_handshake(hello.dialer, handshake, partial(self._note, hello.dialer))
 
     def _expects(self, hello: Hello) -> bool:
         return hello.acceptor == self._me.rank and hello.dialer in self._missing and hello.dialer < self._me.rank
@@ -252,26 +252,26 @@ class _Assembly:
             _raise_as_loss(peer, error)
         descriptors = self._offered(connection)
         protocol = dial(self._me, peer, [descriptor.size_bytes for descriptor in descriptors])
-        self._shake(peer, Talk(connection, protocol, descriptors), partial(_raise_as_loss, peer))
+        self._begin_handshake(peer, Handshake(connection, protocol, descriptors), partial(_raise_as_loss, peer))
 
     def _offered(self, connection: socket.socket) -> tuple[Descriptor, ...]:
         return self._descriptors if connection.family == socket.AF_UNIX else ()
 
-    def _shake(self, peer: int, talk: Talk[Sizes], failed: Callable[[Exception], None]) -> None:
-        self._handshakes.add(talk)
-        self._carry_on(talk, self._handshakes, partial(self._link, peer), failed)
+    def _begin_handshake(self, peer: int, handshake: Handshake[Sizes], failed: Callable[[Exception], None]) -> None:
+        self._handshakes.add(handshake)
+        self._carry_on(handshake, self._handshakes, partial(self._link, peer), failed)
 
-    def _link(self, peer: int, talk: Talk[Sizes]) -> None:
+    def _link(self, peer: int, handshake: Handshake[Sizes]) -> None:
         if peer not in self._missing:  # it called twice, and the other call was faster
-            talk.close()
+            handshake.close()
             return
         try:
-            memory = _mapped(talk)
+            memory = _mapped(handshake)
         except BaseException:
-            talk.close()
+            handshake.close()
             raise
-        talk.close_fds()
-        self._transport.adopt(Link(peer, talk.connection, memory, self._poller))
+        handshake.close_fds()
+        self._transport.adopt(Link(peer, handshake.connection, memory, self._poller))
         self._missing.discard(peer)
 
     def _note(self, claimed: int, error: Exception) -> None:
@@ -281,26 +281,26 @@ class _Assembly:
 
     def _carry_on(
         self,
-        talk: Talk[Result],
-        under_way: set[Talk[Result]],
-        done: Callable[[Talk[Result]], None],
+        handshake: Handshake[Result],
+        under_way: set[Handshake[Result]],
+        done: Callable[[Handshake[Result]], None],
         failed: Callable[[Exception], None],
     ) -> None:
-        fd = talk.connection.fileno()
+        fd = handshake.connection.fileno()
         try:
-            if not talk.advance():
-                again = partial(self._carry_on, talk, under_way, done, failed)
-                self._poller.watch(fd, again, select.EPOLLOUT if talk.sending else select.EPOLLIN)
+            if not handshake.advance():
+                again = partial(self._carry_on, handshake, under_way, done, failed)
+                self._poller.watch(fd, again, select.EPOLLOUT if handshake.sending else select.EPOLLIN)
                 return
         except (OSError, ProtocolError) as error:
             self._poller.forget(fd)
-            under_way.discard(talk)
-            talk.close()
+            under_way.discard(handshake)
+            handshake.close()
             failed(error)
             return
         self._poller.forget(fd)
-        under_way.discard(talk)
-        done(talk)
+        under_way.discard(handshake)
+        done(handshake)
 
 
 def _raise_as_loss(peer: int, error: Exception) -> NoReturn:
@@ -337,11 +337,13 @@ def _dialed(address: Address) -> socket.socket:
     return connection
 
 
-def _mapped(talk: Talk[Sizes]) -> list[shared_memory.Mapping]:
-    sizes = talk.result or ()
-    if len(sizes) != len(talk.received_fds):
-        raise ProtocolError(f"{len(sizes)} regions were announced and {len(talk.received_fds)} descriptors came")
-    return [shared_memory.map_peer(Descriptor(fd, size)) for fd, size in zip(talk.received_fds, sizes, strict=True)]
+def _mapped(handshake: Handshake[Sizes]) -> list[shared_memory.Mapping]:
+    sizes = handshake.result or ()
+    if len(sizes) != len(handshake.received_fds):
+        raise ProtocolError(f"{len(sizes)} regions were announced and {len(handshake.received_fds)} descriptors came")
+    return [
+        shared_memory.map_peer(Descriptor(fd, size)) for fd, size in zip(handshake.received_fds, sizes, strict=True)
+    ]
 
 
 def _tcp_family(host: str) -> socket.AddressFamily:

@@ -15,19 +15,6 @@ import torch
 from orchestrator.updates.transforms import Gradients, State
 
 
-class Clipping:
-    """Implements `transforms.Transform`. limit: of the norm."""
-
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
-
-    def init(self, parameters: Sequence[torch.Tensor]) -> State:  # noqa: ARG002
-        return {}
-
-    def update(self, gradients: Gradients, state: State) -> tuple[Gradients, State]:
-        return clip(gradients, self._limit), state
-
-
 class Norm:
     """The norm of a gradient of which no worker holds all tensors: from those of the tensors, in the order of the layout, as
     `clip` finds it for whole ones."""
@@ -43,10 +30,11 @@ class Norm:
         return math.isfinite(self.value)
 
 
-class PartialClipping:
-    """Implements `transforms.Transform` for a part of a gradient. norm: of the whole, of the present step."""
+class Clipping:
+    """Implements `transforms.Transform`. limit: of the norm; norm: where gradients are a part of what has it, in the present
+    step."""
 
-    def __init__(self, limit: float, norm: Norm) -> None:
+    def __init__(self, limit: float, norm: Norm | None = None) -> None:
         self._limit = limit
         self._norm = norm
 
@@ -54,7 +42,7 @@ class PartialClipping:
         return {}
 
     def update(self, gradients: Gradients, state: State) -> tuple[Gradients, State]:
-        return clip(gradients, self._limit, self._norm.value), state
+        return clip(gradients, self._limit, None if self._norm is None else self._norm.value), state
 
 
 def clip(

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-from orchestrator.errors import OrchestratorError
-from orchestrator.references import raised
 from orchestrator.updates.contributions import CONTRIBUTIONS
 from orchestrator.updates.transforms import State, Transform
 
@@ -21,17 +19,12 @@ _STEPS = 3
 
 def problems(name: str, options: Mapping[str, Any]) -> list[str]:
     """Which law a contribution breaks, a sentence; empty when none."""
-    try:
-        transform = CONTRIBUTIONS[name](**CONTRIBUTIONS.resolve(name, options))
-        broken = None if transform is None else _broken(transform)
-    except OrchestratorError as error:
-        return [error.message]
-    except Exception as error:
-        return [f"contribution: {name} {raised(error)}"]
-    return [] if broken is None else [f"contribution: {name} {broken}"]
+    return CONTRIBUTIONS.judge(name, lambda: _broken(CONTRIBUTIONS.build(name, options)()))
 
 
-def _broken(transform: Transform) -> str | None:
+def _broken(transform: Transform | None) -> str | None:
+    if transform is None:
+        return None
     generator = torch.Generator().manual_seed(0)
     parameters = [torch.randn(shape, generator=generator) for shape in _SHAPES]
     state = transform.init(parameters)

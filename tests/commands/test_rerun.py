@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from orchestrator.data.order import Order, Sampler
+from orchestrator.values import Steps
 from tests.commands.watching import WatchedRun
 from tests.projects import REPOSITORY, Done, Project
 
@@ -41,7 +42,9 @@ cluster: {{workers: 2}}
 optimizer: {{name: adam, lr: 0.01}}
 trace: {{digest_every: 10, tensors_every: 5}}
 """
-MARKED = Sampler(Order(SEED, ROWS, BATCH, SHARDS)).indices(12, 1)[0]  # a sample that is first drawn at step 12
+MARKED = Sampler(Order(SEED, ROWS, Steps.constant(BATCH), SHARDS)).indices(12, 1)[
+    0
+]  # a sample that is first drawn at step 12
 FIELDS = ["run_id", "rerun_of", "status", "verdict", "first_divergence", "differences", "explanation"]
 OTHER_PLACE = {  # what is restored as it was recorded, and what must not matter
     "MKL_CBWR": "COMPATIBLE",

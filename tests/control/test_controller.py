@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.control import controller
+from orchestrator.control import controller, fault_attribution
 from orchestrator.control.events import (
     Ask,
     Begin,
@@ -33,7 +33,6 @@ from orchestrator.control.events import (
     Stepped,
     Tick,
 )
-from orchestrator.control.faults import fault_attribution
 from orchestrator.control.membership import ControllerState, Requirements
 from orchestrator.errors import (
     ClusterUnavailable,
@@ -485,7 +484,7 @@ def test_regrouping_with_steps_in_between_goes_on() -> None:
     assert play.begin().generation == 40
 
 
-# ---- hangs and poison
+# ---- hangs and faulty micro-batches
 
 
 def test_the_stuck_one_is_killed_and_not_those_that_wait() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from orchestrator.data.loading import fetch
+from orchestrator.data.fetching import fetch
 from orchestrator.data.order import Order, Sampler, evaluation_batches
 from orchestrator.values import Steps
 
@@ -18,7 +18,7 @@ orders = st.builds(
     Order,
     seed=st.integers(0, 2**63 - 1),
     samples=st.integers(1, 60),
-    batch_size=st.integers(1, 40),
+    batch_size=st.integers(1, 40).map(Steps.constant),
     shards=st.integers(1, 12),
 )
 
@@ -30,8 +30,8 @@ def _step(order: Order, step: int) -> list[list[int]]:
 
 
 @given(orders, st.integers(0, 3))
-@example(Order(seed=0, samples=1, batch_size=40, shards=12), 2)
-@example(Order(seed=0, samples=5, batch_size=8, shards=4), 0)
+@example(Order(seed=0, samples=1, batch_size=Steps.constant(40), shards=12), 2)
+@example(Order(seed=0, samples=5, batch_size=Steps.constant(8), shards=4), 0)
 def test_an_epoch_visits_every_sample_once(order: Order, epoch: int) -> None:
     steps = range(epoch * order.steps_per_epoch, (epoch + 1) * order.steps_per_epoch)
     seen = Counter(index for step in steps for shard in _step(order, step) for index in shard)
@@ -45,10 +45,9 @@ def test_a_step_is_dealt_in_runs_of_nearly_equal_length(order: Order, step: int)
     assert all(end == start for (_, _, end), (_, start, _) in itertools.pairwise(rows))
     lengths = [end - start for _, start, end in rows]
     assert max(lengths) - min(lengths) <= 1
-    assert isinstance(order.batch_size, int)
-    assert 1 <= sum(lengths) <= order.batch_size
+    assert 1 <= sum(lengths) <= order.batch_size.least
     full = (step + 1) % order.steps_per_epoch != 0
-    assert sum(lengths) == order.batch_size or not full
+    assert sum(lengths) == order.batch_size.least or not full
 
 
 @given(orders, st.integers(0, 20))
@@ -71,10 +70,10 @@ changing = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 40)), max_size=3
 )
 
 
-@given(st.integers(1, 60), changing, changing)
-def test_batches_and_shards_may_change_with_the_step(samples: int, sizes: Steps, active: Steps) -> None:
-    """As if the epochs were walked step by step: each sample once in each, and shards beyond the active ones are empty."""
-    order = Order(5, samples, sizes, 40, active)
+@given(st.integers(1, 60), changing)
+def test_batches_may_change_with_the_step(samples: int, sizes: Steps) -> None:
+    """As if the epochs were walked step by step: each sample once in each."""
+    order = Order(5, samples, sizes, 40)
     epoch = offset = 0
     for step in range(40):
         length = min(sizes.at(step), samples - offset)
@@ -82,8 +81,7 @@ def test_batches_and_shards_may_change_with_the_step(samples: int, sizes: Steps,
         assert (rows[0][0], rows[0][1], rows[-1][2]) == (epoch, offset, offset + length)
         lengths = [end - start for _, start, end in rows]
         assert sum(lengths) == length
-        assert max(lengths[: active.at(step)]) - min(lengths[: active.at(step)]) <= 1
-        assert not any(lengths[active.at(step) :])
+        assert max(lengths) - min(lengths) <= 1
         offset += length
         if offset == samples:
             epoch, offset = epoch + 1, 0
@@ -91,15 +89,15 @@ def test_batches_and_shards_may_change_with_the_step(samples: int, sizes: Steps,
 
 
 def test_a_last_batch_that_is_not_full_leaves_shards_empty() -> None:
-    order = Order(seed=3, samples=22, batch_size=10, shards=5)
+    order = Order(seed=3, samples=22, batch_size=Steps.constant(10), shards=5)
     assert order.steps_per_epoch == 3
     assert [len(shard) for shard in _step(order, 2)] == [0, 0, 1, 0, 1]
     assert [len(shard) for shard in _step(order, 3)] == [2] * 5
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    order = Order(seed=3, samples=30, batch_size=30, shards=1)
-    other = Order(seed=4, samples=30, batch_size=30, shards=1)
+    order = Order(seed=3, samples=30, batch_size=Steps.constant(30), shards=1)
+    other = Order(seed=4, samples=30, batch_size=Steps.constant(30), shards=1)
     assert len({tuple(_step(order, 0)[0]), tuple(_step(order, 1)[0]), tuple(_step(other, 0)[0])}) == 3
 
 
@@ -108,7 +106,7 @@ KNOWN = [[9, 10], [19, 8], [7, 13], [16, 3], [11, 17]]
 
 def test_a_known_order() -> None:
     """The order of samples belongs to every recorded run."""
-    assert _step(Order(seed=7, samples=22, batch_size=10, shards=5), 1) == KNOWN
+    assert _step(Order(seed=7, samples=22, batch_size=Steps.constant(10), shards=5), 1) == KNOWN
 
 
 @given(st.integers(0, 100), st.integers(1, 30))

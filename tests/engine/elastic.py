@@ -42,8 +42,8 @@ from orchestrator.records.trace import Line
 from orchestrator.settings import CheckpointSettings, Every, Settings
 from orchestrator.topologies import build_schedule
 from orchestrator.transports.base import Received, Tag, Transport
-from orchestrator.transports.memory import LEFT, Hub, LocalRegions
 from tests.engine.runs import SECRET, Layout, in_stages, settings_for
+from tests.transports.memory import LEFT, Hub, LocalRegions
 
 What = Literal["die", "call off", "regroup", "stop", "save", "join"]
 

@@ -1,4 +1,4 @@
-"""Whole runs inside one process: every member is a thread, the wire is `transports.memory`.
+"""Whole runs inside one process: every member is a thread, the wire is `tests.transports.memory`.
 
     run = train(Mlp, workers=3, topology="tree", arity=3)      # Run: trace, digest, metrics, parameters
     ends = members_end(Broken, workers=3)                      # how each member ended
@@ -26,40 +26,32 @@ from orchestrator.engine.member.heartbeat import Heartbeat
 from orchestrator.engine.member.time_account import TimeAccount
 from orchestrator.engine.worker import Ended, Generation, ProcessServices, Server, Worker
 from orchestrator.pipeline import Pipeline
-from orchestrator.plan import Plan
+from orchestrator.plan import Plan, Variant
 from orchestrator.plan.resolve import resolve
 from orchestrator.privacy.secret import Secret
 from orchestrator.records.trace import Line
 from orchestrator.settings import (
     ClusterSettings,
-    CompressionSettings,
     DataSettings,
     EarlyStoppingSettings,
     EvaluationSettings,
     Every,
     GradientSettings,
     InitialSettings,
-    LocalOptimizerSettings,
     LocalSettings,
     OptimizerSettings,
-    OrderSettings,
-    PartitionSettings,
     PipelineSettings,
     PrivacySettings,
     RunSettings,
-    SamplingSettings,
     ScheduleSettings,
     Settings,
     Steps,
-    SubsetSettings,
-    SyncSettings,
-    TopologySettings,
     TraceSettings,
     Workers,
 )
 from orchestrator.topologies import Schedule, build_schedule
 from orchestrator.transports.base import Transport
-from orchestrator.transports.memory import Hub, LocalRegions
+from tests.transports.memory import Hub, LocalRegions
 
 PATIENCE_S = 120.0  # for what has to come; reached only when a test fails
 
@@ -171,17 +163,17 @@ def settings_for(
             shards=shards,
             batch_size=Steps.parse(batch_size),
             loaders=loaders,
-            partition=PartitionSettings(name=parts.pop("name"), options=parts),
-            sampling=SamplingSettings(name=draws.pop("name"), options=draws),
-            subset=SubsetSettings(name=used.pop("name"), options=used),
+            partition=Variant(name=parts.pop("name"), options=parts),
+            sampling=Variant(name=draws.pop("name"), options=draws),
+            subset=Variant(name=used.pop("name"), options=used),
         ),
         cluster=ClusterSettings(
             workers=Workers.parse(layout.workers),
             stages=layout.stages,
-            pipeline=OrderSettings(name=pipeline_order),
+            pipeline=Variant(name=pipeline_order),
             step_timeout_s=PATIENCE_S,
         ),
-        topology=TopologySettings(name=layout.topology, options=layout.options()),
+        topology=Variant(name=layout.topology, options=layout.options()),
         reduction=reduction,
         optimizer=OptimizerSettings(name=options.pop("name", None), options=options),
         gradient=GradientSettings(clip=clip),
@@ -189,7 +181,7 @@ def settings_for(
         trace=TraceSettings(digest_every=digest_every, tensors_every=tensors_every, timeline=timeline),
         schedule=_schedule(schedule or {}),
         early_stopping=EarlyStoppingSettings(**(early_stopping or {})),
-        sync=SyncSettings(name=mode.pop("name"), options=mode),
+        sync=Variant(name=mode.pop("name"), options=mode),
         compression=_compression(compression or {"name": "none"}),
         local=_local(**local) if local else LocalSettings(),
         privacy=PrivacySettings(**(privacy or {})),
@@ -198,13 +190,13 @@ def settings_for(
     )
 
 
-def _compression(given: dict[str, Any]) -> CompressionSettings:
-    return CompressionSettings(name=given["name"], options={key: given[key] for key in given if key != "name"})
+def _compression(given: dict[str, Any]) -> Variant:
+    return Variant(name=given["name"], options={key: given[key] for key in given if key != "name"})
 
 
 def _local(*, optimizer: dict[str, Any], **others: Any) -> LocalSettings:
     options = dict(optimizer)
-    return LocalSettings(optimizer=LocalOptimizerSettings(name=options.pop("name"), options=options), **others)
+    return LocalSettings(optimizer=OptimizerSettings(name=options.pop("name"), options=options), **others)
 
 
 def _schedule(given: dict[str, Any]) -> ScheduleSettings:

@@ -16,12 +16,12 @@ from orchestrator.numerics import cuda, layout, staging
 from orchestrator.pipeline import Pipeline
 from orchestrator.plan.resolve import resolve
 from orchestrator.settings import Every
-from orchestrator.transports.memory import LocalRegions
 from tests.engine import faulty as f
 from tests.engine import pipelines as p
 from tests.engine.apart import There, Watching, compute_apart
 from tests.engine.elastic import Fault, survive
 from tests.engine.runs import SGD, Layout, members_end, settings_for, train
+from tests.transports.memory import LocalRegions
 
 pytestmark = pytest.mark.slow
 

@@ -27,11 +27,11 @@ from orchestrator.plan.resolve import resolve
 from orchestrator.records.progress import Progress
 from orchestrator.records.trace import Line
 from orchestrator.topologies import build_schedule
-from orchestrator.transports.memory import Hub, LocalRegions
 from tests.checkpoints.stores import Held, InMemory, same
 from tests.engine import pipelines as p
 from tests.engine.elastic import elastic_settings
 from tests.engine.runs import PATIENCE_S, Layout
+from tests.transports.memory import Hub, LocalRegions
 
 SAVED = 2  # after so many steps, and every so many
 

@@ -16,8 +16,8 @@ from orchestrator.errors import PipelineRaised
 from orchestrator.records.progress import Progress
 from orchestrator.topologies import build_schedule
 from orchestrator.transports.base import DeadlineExceeded, PeerLeft, PeerLost, Received, Tag, Transport
-from orchestrator.transports.memory import Hub
 from tests.engine.runs import PATIENCE_S
+from tests.transports.memory import Hub
 
 TAG = Tag(3, 0, 0, 0, 0)
 GENERATION = Generation(3, build_schedule("ring", 2), ((0,), (1,)))

@@ -175,7 +175,7 @@ def test_workers_that_read_other_labels_are_not_admitted() -> None:
 def test_a_partition_is_a_fact_only_where_there_is_one() -> None:
     from orchestrator.engine.worker import Worker
     from orchestrator.plan.resolve import resolve
-    from orchestrator.transports.memory import LocalRegions
+    from tests.transports.memory import LocalRegions
 
     facts = [
         Worker(resolve(settings_for(Labelled, **case)), LocalRegions()).prepare()

@@ -19,11 +19,11 @@ from orchestrator.errors import ConfigurationError, Inconsistent, NonFinite, Orc
 from orchestrator.pipeline import Pipeline
 from orchestrator.topologies import TOPOLOGIES
 from orchestrator.transports.base import Received, Tag, Transport
-from orchestrator.transports.memory import Hub, LocalRegions
 from tests.engine import faulty as f
 from tests.engine import pipelines as p
 from tests.engine.runs import LAYOUTS, ONE, End, Layout, members_end, rotating
 from tests.products import thinned
+from tests.transports.memory import Hub, LocalRegions
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from orchestrator.numerics.exact import FAST_MEANS, INTEGERS, MEANS, Sums
 from orchestrator.numerics.layout import BLOCK, Layout
 from orchestrator.plan.resolve import resolve
 from orchestrator.topologies import build_schedule
-from orchestrator.transports.memory import Hub, LocalRegions
 from orchestrator.updates import optimizers
 from tests.engine import pipelines as p
 from tests.engine.runs import Layout as On
 from tests.engine.runs import _Members, members_end, settings_for
 from tests.topologies.cases import NAMES, variants
+from tests.transports.memory import Hub, LocalRegions
 
 BLOCKS = 12
 LAYOUT = Layout.of([("w", torch.empty(BLOCKS * BLOCK))])

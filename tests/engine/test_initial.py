@@ -17,9 +17,9 @@ from orchestrator.numerics.digests import distinct_state, model_digest
 from orchestrator.pipeline import Pipeline
 from orchestrator.plan import Initial
 from orchestrator.plan.resolve import INITIAL_FOLDER, resolve
-from orchestrator.transports.memory import LocalRegions
 from tests.engine import pipelines as p
 from tests.engine.runs import ONE, rotating, settings_for, train
+from tests.transports.memory import LocalRegions
 
 
 class Tied(nn.Module):

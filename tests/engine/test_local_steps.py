@@ -14,13 +14,13 @@ from orchestrator.engine.worker import Worker
 from orchestrator.errors import ConfigurationError, NonFinite, PipelineRaised
 from orchestrator.plan.resolve import resolve
 from orchestrator.settings import Every
-from orchestrator.transports.memory import LocalRegions
 from tests.engine import apart
 from tests.engine import pipelines as p
 from tests.engine.elastic import Elastic, Fault, Saved, elastic_settings, survive
 from tests.engine.runs import LAYOUTS, LONELY, Layout, Run, members_end, rotating, settings_for, train
 from tests.engine.test_divided import Labelled, LabelledBatchnorm
 from tests.products import thinned
+from tests.transports.memory import LocalRegions
 
 INNER = {"name": "sgd", "lr": 0.05}
 MEAN = {"name": "sgd", "lr": 1.0}

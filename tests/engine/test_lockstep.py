@@ -20,7 +20,7 @@ from orchestrator.numerics.grid import ABSENT, HEADROOM, Grid, magnitude_bits, n
 from orchestrator.numerics.layout import Layout
 from orchestrator.records import trace
 from orchestrator.topologies import build_schedule
-from orchestrator.transports.memory import Hub, LocalRegions
+from tests.transports.memory import Hub, LocalRegions
 
 SHARDS = 2
 PLAIN = StepReport(

@@ -19,6 +19,7 @@ from orchestrator.engine.model import construction
 from orchestrator.numerics.streams import seeded
 from orchestrator.plan.resolve import resolve
 from orchestrator.settings import load
+from orchestrator.values import Steps
 from tests.engine.runs import Layout, settings_for, train
 from tests.projects import REPOSITORY
 
@@ -66,7 +67,7 @@ def test_they_are_trained_as_by_two_optimizers(written: dict[str, Any]) -> None:
         turn: torch.optim.Adam(network.parameters(), lr=rate, betas=(0.5, 0.999))
         for turn, (network, rate) in networks.items()
     }
-    sampler = Sampler(Order(7, len(rows), 24, 1))
+    sampler = Sampler(Order(7, len(rows), Steps.constant(24), 1))
     for step in range(6):
         model.zero_grad()
         batch = pipeline.collate([rows[index] for index in sampler.indices(step, 0)])

@@ -27,13 +27,13 @@ from orchestrator.records.trace import loss_of
 from orchestrator.settings import Every
 from orchestrator.topologies import build_schedule
 from orchestrator.transports.base import Received, Tag, Transport
-from orchestrator.transports.memory import Hub, LocalRegions
 from tests.engine import pipelines as p
 from tests.engine import runs
 from tests.engine.elastic import Dead, Elastic, Fault, Saved, elastic_settings, survive
 from tests.engine.runs import LAYOUTS, LONELY, SECRET, Layout, Run, members_end, rotating, settings_for, train
 from tests.engine.test_divided import Labelled, LabelledBatchnorm
 from tests.products import thinned
+from tests.transports.memory import Hub, LocalRegions
 
 INNER = {"name": "sgd", "lr": 0.05}
 MEAN = {"name": "sgd", "lr": 1.0}

@@ -13,6 +13,7 @@ import torch
 
 from orchestrator.data.order import Order, Sampler
 from orchestrator.numerics.streams import seeded
+from orchestrator.values import Steps
 from tests.engine import pipelines as p
 from tests.engine.runs import SGD, Layout, train
 
@@ -29,7 +30,7 @@ class Loop:
         with seeded(SEED, "model"):
             self.model = pipeline.model()
         self.model.train()
-        self._sampler = Sampler(Order(SEED, pipeline.rows, BATCH, shards))
+        self._sampler = Sampler(Order(SEED, pipeline.rows, Steps.constant(BATCH), shards))
 
     def loss(self, step: int, shard: int) -> torch.Tensor:
         indices = self._sampler.indices(step, shard)

@@ -12,8 +12,8 @@ import torch
 from orchestrator.checkpoints.state import TrainingState
 from orchestrator.engine.between_steps import state_transfer
 from orchestrator.transports.base import PeerLost, Tag, Transport
-from orchestrator.transports.memory import Hub
 from tests.engine.runs import PATIENCE_S
+from tests.transports.memory import Hub
 
 STATE = TrainingState(
     {"run_state": {"steps": 3}, "text": "\u00e9"},

@@ -82,7 +82,7 @@ def _adds(found: compiled.Loops) -> bool:
     total, last = numpy.ones(BLOCK), numpy.full(BLOCK, 2.0)
     result = numpy.zeros(BLOCK, numpy.float32)
     arrays = total.ctypes.data, last.ctypes.data
-    found.divide("float64", *arrays, True, BLOCK, 2.0, True, result.ctypes.data, 0)
+    found["divide float64"](*arrays, True, BLOCK, 2.0, True, result.ctypes.data, 0)
     return bool((result == 1.5).all())
 
 

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.numerics.exact import FEW_LEVELS
 from orchestrator.numerics.grid import ABSENT, INFINITE, magnitude_bits, magnitude_of
-from orchestrator.numerics.levels import TYPES, add_levels, levels_of, magnitudes, mean_of_levels, spacing_of
+from orchestrator.numerics.levels import add_levels, levels_of, magnitudes, mean_of_levels, spacing_of
 from orchestrator.updates.compressions.quantize import BITS, most_shards
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -25,7 +26,7 @@ def test_partial_sums_fit_at_the_worst(bits: int, data: st.DataObject) -> None:
     assert levels_of(bits, shards) >= 7
     value, weight = data.draw(FLOATS), data.draw(WEIGHTS)
     spacing = spacing_of(abs(value * weight), levels_of(bits, shards))
-    total = torch.zeros(1, dtype=TYPES[bits])
+    total = torch.zeros(1, dtype=FEW_LEVELS[bits].dtype)
     for number in range(shards):
         add_levels(torch.tensor([value]), weight, spacing, levels_of(bits, shards), total, keeps=False)
         assert total.item() == math.copysign((number + 1) * levels_of(bits, shards), value) * (value != 0)
@@ -39,7 +40,7 @@ def test_the_mean_and_what_is_kept_are_the_whole(bits: int, rows: list[tuple[lis
     """No element is further off than half a spacing, and all of what it is off is kept."""
     levels = levels_of(bits, len(rows))
     spacing = spacing_of(max(abs(value) * weight for values, weight in rows for value in values), levels)
-    total, kept = torch.zeros(5, dtype=TYPES[bits]), []
+    total, kept = torch.zeros(5, dtype=FEW_LEVELS[bits].dtype), []
     for values, weight in rows:
         row = torch.tensor(values)
         add_levels(row, weight, spacing, levels, total, keeps=True)

@@ -82,7 +82,7 @@ def boundless(place: Place) -> Order:
         ("late", "with stages of .* has a deadlock"),
         ("number", "with stages of .* returns int; it must be an orchestrator.pipeline_orders.Order"),
         ("moody", "with stages of .* is not pure"),
-        ("boundless", "raised KeyError"),
+        ("boundless", "with stages of .* raised KeyError"),
     ],
 )
 def test_an_order_of_the_users_own_meets_the_laws(name: str, problem: str) -> None:

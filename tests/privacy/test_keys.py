@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy
 import pytest
 
+from orchestrator.data import poisson
 from orchestrator.errors import ConfigurationError
-from orchestrator.privacy import noise, sampling
+from orchestrator.privacy import noise
 from orchestrator.privacy.accounting import Accountant
 from orchestrator.privacy.keys import Keys
 from orchestrator.privacy.secret import Secret, place, read, read_or_create
@@ -129,7 +130,7 @@ def test_noise_has_these_bits_on_every_machine() -> None:
 
 
 def test_each_client_plays_with_its_chance_independent_of_the_others() -> None:
-    rounds = [sampling.players(KEYS, round_, 10, 50) for round_ in range(2000)]
+    rounds = [poisson.players(KEYS, round_, 10, 50) for round_ in range(2000)]
     counts = numpy.bincount(numpy.concatenate(rounds), minlength=50)
     assert counts.mean() / 2000 == pytest.approx(0.2, abs=0.005)
     assert (numpy.abs(counts / 2000 - 0.2) < 0.05).all()
@@ -140,18 +141,18 @@ def test_each_client_plays_with_its_chance_independent_of_the_others() -> None:
 def test_whether_a_client_plays_does_not_depend_on_how_many_there_are() -> None:
     """As far as the rate is the same: 10 of 50 and 20 of 100."""
     for round_ in range(50):
-        few, many = sampling.players(KEYS, round_, 10, 50), sampling.players(KEYS, round_, 20, 100)
+        few, many = poisson.players(KEYS, round_, 10, 50), poisson.players(KEYS, round_, 20, 100)
         assert few == [client for client in many if client < 50]
 
 
 def test_all_play_where_as_many_are_expected() -> None:
-    assert sampling.players(KEYS, 3, 5, 5) == [0, 1, 2, 3, 4]
+    assert poisson.players(KEYS, 3, 5, 5) == [0, 1, 2, 3, 4]
 
 
 def test_players_are_dealt_evenly_and_each_once() -> None:
-    dealt = sampling.dealt([2, 3, 5, 7, 11], 3)
+    dealt = poisson.dealt([2, 3, 5, 7, 11], 3)
     assert dealt == [(2, 7), (3, 11), (5,)]
-    assert sampling.dealt([], 2) == [(), ()]
+    assert poisson.dealt([], 2) == [(), ()]
 
 
 # --- epsilon

@@ -35,6 +35,8 @@ def test_every_problem_is_told_at_once() -> None:
     wrong = {
         "compute": "fast",
         "stragglers": "2",
+        "jitter": "much",
+        "network.add": "0s",
         "network.latencyy": "1s",
         "cores": "two",
         "network.bandwidth": "0Gbit",
@@ -44,6 +46,8 @@ def test_every_problem_is_told_at_once() -> None:
     for part in (
         "compute=fast: expected a time such as 50us",
         "stragglers=2: expected a share from 0 to 1",
+        "jitter=much: expected a share from 0 to 1",
+        "network.add=0s: expected a rate such as 1GB",
         "network.latencyy: no such key; did you mean network.latency?",
         "cores=two: expected a number from 0 to 100,000",
         "network.bandwidth: must be greater than 0",

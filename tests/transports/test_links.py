@@ -14,10 +14,10 @@ from orchestrator.transports import frames, links
 from orchestrator.transports.base import PeerLost
 from orchestrator.transports.frames import Frame
 from orchestrator.transports.handshake import Identity, Sizes, accept, dial, hear
+from orchestrator.transports.handshake_socket import Handshake
 from orchestrator.transports.links import Link, Poller
 from orchestrator.transports.shared_memory import SharedRegions
 from orchestrator.transports.sockets import Listener, connect
-from orchestrator.transports.talks import Talk
 from tests.transports.worlds import PATIENCE_S, SECRET, TAG, SocketWorld, together
 
 FAREWELL = frames.encode(Frame(frames.FAREWELL, TAG))
@@ -112,12 +112,12 @@ def test_an_end_in_the_middle_of_a_frame_is_a_loss(poller: Poller, ends: tuple[s
 def test_descriptors_that_are_received_are_not_inherited(ends: tuple[socket.socket, socket.socket]) -> None:
     me, regions = Identity(SECRET, 1, 0), SharedRegions()
     regions.allocate(10, torch.uint8)
-    calling: Talk[Sizes] = Talk(ends[0], dial(me, 1, [10]), regions.descriptors)
-    greeting = Talk(ends[1], hear())
+    calling: Handshake[Sizes] = Handshake(ends[0], dial(me, 1, [10]), regions.descriptors)
+    greeting = Handshake(ends[1], hear())
     assert not calling.advance()
     assert greeting.advance()
     assert greeting.result is not None
-    answering = Talk(ends[1], accept(me._replace(rank=1), greeting.result, []))
+    answering = Handshake(ends[1], accept(me._replace(rank=1), greeting.result, []))
     assert not answering.advance()
     assert not calling.advance()
     assert answering.advance()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from orchestrator.transports.base import PeerLost
-from orchestrator.transports.memory import Hub
+from tests.transports.memory import Hub
 from tests.transports.worlds import PATIENCE_S, TAG, together
 
 

@@ -14,8 +14,8 @@ import torch
 
 from orchestrator.transports.base import Regions
 from orchestrator.transports.frames import DTYPES
-from orchestrator.transports.memory import LocalRegions
 from orchestrator.transports.shared_memory import Descriptor, Mapping, SharedRegions, map_peer
+from tests.transports.memory import LocalRegions
 
 
 @pytest.fixture(params=[LocalRegions, SharedRegions])

@@ -20,11 +20,11 @@ import torch
 from orchestrator.transports import frames, sockets
 from orchestrator.transports.base import DeadlineExceeded, PeerLeft, PeerLost, ProtocolError
 from orchestrator.transports.handshake import MAX_REGIONS
+from orchestrator.transports.handshake_socket import Handshake
 from orchestrator.transports.links import Link
 from orchestrator.transports.shared_memory import SharedRegions
 from orchestrator.transports.socket_transport import SocketTransport
 from orchestrator.transports.sockets import Listener, connect
-from orchestrator.transports.talks import Talk
 from tests.transports.worlds import PATIENCE_S, SECRET, TAG, together
 
 KINDS = pytest.mark.parametrize("kind", ["unix", "tcp"])
@@ -355,14 +355,14 @@ def test_who_gives_up_before_it_has_heard_the_answer_is_not_accused(
 ) -> None:
     """The acceptor has its link by then."""
     members = make(kind, 2)
-    adopt, read = SocketTransport.adopt, Talk._receive
+    adopt, read = SocketTransport.adopt, Handshake._receive
     linked = threading.Event()
 
     def adopt_and_tell(transport: SocketTransport, link: Link) -> None:
         adopt(transport, link)
         linked.set()
 
-    def give_up(talk: Talk[Any]) -> None:
+    def give_up(talk: Handshake[Any]) -> None:
         if talk.offered:
             assert linked.wait(PATIENCE_S)
             members.listeners[0].cancel(1)
@@ -370,7 +370,7 @@ def test_who_gives_up_before_it_has_heard_the_answer_is_not_accused(
         read(talk)
 
     monkeypatch.setattr(SocketTransport, "adopt", adopt_and_tell)
-    monkeypatch.setattr(Talk, "_receive", give_up)
+    monkeypatch.setattr(Handshake, "_receive", give_up)
     gone, told = together(
         [
             lambda: failure(lambda: members.connect(0)),
@@ -386,10 +386,10 @@ def test_who_gives_up_before_it_has_heard_the_offer_is_not_accused(
     make: Make, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     members = make(kind, 2)
-    send = Talk._send
+    send = Handshake._send
     over = threading.Event()
 
-    def send_too_late(talk: Talk[Any]) -> None:
+    def send_too_late(talk: Handshake[Any]) -> None:
         if talk._last:
             members.listeners[1].cancel(1)
             assert over.wait(PATIENCE_S)
@@ -401,7 +401,7 @@ def test_who_gives_up_before_it_has_heard_the_offer_is_not_accused(
         finally:
             over.set()
 
-    monkeypatch.setattr(Talk, "_send", send_too_late)
+    monkeypatch.setattr(Handshake, "_send", send_too_late)
     told, gone = together([lambda: failure(lambda: members.connect(0)), answer])
     assert isinstance(gone, ConnectionAbortedError)
     assert isinstance(told, PeerLeft)

@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol, TypeVar
 import torch
 
 from orchestrator.transports.base import Regions, Tag, Transport
-from orchestrator.transports.memory import Hub, LocalRegions
 from orchestrator.transports.shared_memory import SharedRegions
 from orchestrator.transports.sockets import Listener, connect
+from tests.transports.memory import Hub, LocalRegions
 
 SECRET = b"known to the members of this run"
 PATIENCE_S = 120.0  # for what has to come; reached only when a test fails

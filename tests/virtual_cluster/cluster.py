@@ -37,10 +37,11 @@ from orchestrator.plan import Plan, Variant
 from orchestrator.plan.resolve import resolve
 from orchestrator.records.progress import Activity, Progress, in_words
 from orchestrator.settings import Settings
-from orchestrator.transports import memory, shared_memory, sockets
+from orchestrator.transports import shared_memory, sockets
 from orchestrator.transports.base import PeerLost, Received, Tag
-from orchestrator.transports.memory import Hub, LocalRegions, MemoryTransport
 from tests.checkpoints.stores import InMemory
+from tests.transports import memory
+from tests.transports.memory import Hub, LocalRegions, MemoryTransport
 from tests.virtual_cluster.scheduling import Condition, Process, Schedule
 
 HERE, THERE = "here", "there"  # nodes; the driver lives on the first

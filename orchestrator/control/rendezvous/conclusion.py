@@ -7,9 +7,9 @@ step, and pairs that lost each other (rule C5). What remains is done by `formati
 
 from __future__ import annotations
 
+from orchestrator.control import fault_attribution
 from orchestrator.control.decision import Decision
 from orchestrator.control.events import Finished, Left, Recovered
-from orchestrator.control.faults import fault_attribution
 from orchestrator.control.membership import ControllerState, GenerationStatus, Member, present, skew, top, waiting
 from orchestrator.control.rendezvous.formation import end_interrupted, form, worth_saving
 from orchestrator.errors import Inconsistent, RunFailed, WorkerLost
@@ -73,7 +73,7 @@ def _regroup(decision: Decision) -> None:
     losses, stalls = fault_attribution.suspect(decision.state, step)
     decision.set(losses=losses, stalls=stalls)
     staged = decision.state.requirements.stages > 1
-    error_or_none = fault_attribution.poison(losses, stalls, staged=staged) or _without_progress(decision)
+    error_or_none = fault_attribution.faulty_micro_batch(losses, stalls, staged=staged) or _without_progress(decision)
     if error_or_none is not None:
         decision.end(
             error_or_none, f"generation {generation.number} ended at step {step} and another would not get further"
@@ -103,7 +103,9 @@ def _standing(state: ControllerState, generation: GenerationStatus) -> int:
     highest = top(present(state))
     committed = state.seen if highest is None else highest.steps
     computed = [
-        micro_batch[0] for micro_batch in map(fault_attribution.computing, generation.fallen) if micro_batch is not None
+        micro_batch[0]
+        for micro_batch in map(fault_attribution.computing, generation.lost_members)
+        if micro_batch is not None
     ]
     return max([committed, generation.steps, *computed])
 

@@ -10,9 +10,9 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.control import fault_attribution
 from orchestrator.control.decision import Decision
 from orchestrator.control.events import Ask, Begin, StandBy
-from orchestrator.control.faults import fault_attribution
 from orchestrator.control.membership import (
     ControllerState,
     GenerationStatus,
@@ -185,7 +185,7 @@ def _account(decision: Decision, plan: Begin, workers: list[Member], steps: int)
 
 def _given_up(state: ControllerState, steps: int) -> int:
     """How many steps the members are beyond their last rest, as far as their dead tell by what they were computing."""
-    dead = () if state.generation is None else state.generation.fallen
+    dead = () if state.generation is None else state.generation.lost_members
     clocks = [micro_batch[0] for micro_batch in map(fault_attribution.computing, dead) if micro_batch is not None]
     return max(clocks, default=steps) - steps
 

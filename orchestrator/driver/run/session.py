@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 from orchestrator.cluster.actors.members import ActorPlacement, Heard, Members
-from orchestrator.control import controller, events
-from orchestrator.control.faults import fault_attribution
+from orchestrator.control import controller, events, fault_attribution
 from orchestrator.control.membership import ControllerState, Requirements, waiting
 from orchestrator.driver.run import trained_weights
 from orchestrator.driver.run.checkpointing import Saving

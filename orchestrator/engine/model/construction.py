@@ -84,7 +84,7 @@ def make_contribution(variant: Variant | None) -> Chain:
     if variant is None:
         return Chain()
     with naming(f"building {variant.name}"):
-        transform = CONTRIBUTIONS[variant.name](**CONTRIBUTIONS.resolve(variant.name, variant.options))
+        transform = CONTRIBUTIONS.build(variant.name, variant.options)()
     return Chain() if transform is None else Chain(transform)
 
 
@@ -96,7 +96,7 @@ def make_codec(plan: Plan, layout: Layout, parameters: int) -> Codec | None:
     shapes = tuple(slot.shape_in_memory for slot in layout.slots[:parameters])
     model = Model(shapes, plan.data.shards, seed_of(plan.run.seed, "compression"))
     with naming(f"building {variant.name}"):
-        return COMPRESSIONS[variant.name](model, **COMPRESSIONS.resolve(variant.name, variant.options))
+        return COMPRESSIONS.build(variant.name, variant.options)(model)
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ import torch
 from orchestrator.data.clients import ClientSampler
 from orchestrator.data.division import Division, divide
 from orchestrator.data.drawn import Drawn, PassSampler, WeightedSampler
+from orchestrator.data.fetching import fetch
 from orchestrator.data.labels import Labels
 from orchestrator.data.loaders import Key, Loaders, upcoming
-from orchestrator.data.loading import fetch
 from orchestrator.data.order import Order, Sampler, evaluation_batches
 from orchestrator.data.poisson import PoissonSampler
 from orchestrator.engine.model import construction

@@ -39,7 +39,7 @@ from orchestrator.pipeline_orders import programs
 from orchestrator.plan import Plan, Run
 from orchestrator.transports.base import Regions, Transport
 from orchestrator.updates import optimizers
-from orchestrator.updates.clipping import Norm, PartialClipping
+from orchestrator.updates.clipping import Clipping, Norm
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class HostedStage:
         variant, norm = plan.update.optimizer, None if plan.update.clip is None else Norm()
         assert variant is not None, "the settings refuse an optimizer of the pipeline's own"
         optimizer = optimizers.build(variant.name, variant.options, replica.model)
-        clipping = None if plan.update.clip is None or norm is None else PartialClipping(plan.update.clip, norm)
+        clipping = None if plan.update.clip is None or norm is None else Clipping(plan.update.clip, norm)
         updater = Updater(workload, replica, optimizer, plan.update, clipping)
         self._memory = Memory(layout.layout, regions, sums=sums_of(plan))
         self.held = StageState(replica, updater, cuts, stage, self._stage.held, trained, self._made)

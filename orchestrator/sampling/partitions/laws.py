@@ -12,22 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from orchestrator.errors import ConfigurationError
-from orchestrator.references import raised
 from orchestrator.sampling.partitions import PARTITIONS
 from orchestrator.sampling.population import Population, Whole, tried
 
 
 def problems(name: str, options: Mapping[str, Any], shards: int) -> list[str]:
     """What is wrong with a partition of the user's project; at most one sentence."""
-    try:
-        entry, resolved = PARTITIONS[name], PARTITIONS.resolve(name, options)
-        problem = broken(lambda population: entry(population, **resolved), tried(shards))
-    except ConfigurationError as error:
-        return list(error.problems)
-    except Exception as error:
-        problem = raised(error)
-    return [] if problem is None else [f"data.partition: {name} {problem}"]
+    return PARTITIONS.judge(name, lambda: broken(PARTITIONS.build(name, options), tried(shards)))
 
 
 def broken(partition: Callable[[Population], Any], population: Population) -> str | None:

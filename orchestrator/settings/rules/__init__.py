@@ -1,4 +1,4 @@
-"""The rules between keys of the configuration, by what they are about; a rule is a function and one entry of a `RULES`."""
+"""The rules between keys of the configuration, by what they are about; a rule is one entry of a `RULES`."""
 
 from __future__ import annotations
 

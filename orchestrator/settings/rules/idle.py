@@ -1,42 +1,41 @@
 """Settings that others leave without effect, said when a run is described: each refusal with its remedy (`rule.Idle`).
 
 What it does not do: look at what only the model or the data tell, such as a compression that makes no tensor smaller
-(`engine.compute.construction`).
+(`engine.model.construction`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
+from orchestrator.pipeline_orders.orders import PIPELINING
 from orchestrator.settings.rules.rule import Idle
-from orchestrator.settings.sections import BY_MEMORY, EarlyStoppingSettings, TuningSettings
+from orchestrator.settings.sections import BY_MEMORY, ClusterSettings, EarlyStoppingSettings, TuningSettings
+from orchestrator.table import is_reference
 from orchestrator.updates.schedules import SCHEDULES
 from orchestrator.values import Every, Span
 
+_STEPS = ("run.steps",)
+ORDER = ClusterSettings().pipeline.name
 
-def _warmup_ends(warmup: int, schedule: str, steps: int | None) -> str | None:
+
+def _warmup_is_too_long(warmup: int, schedule: str, steps: int | None) -> bool:
     """Behind a warm-up of all steps nothing is left for a schedule that changes the rate."""
-    if steps is None or warmup < steps or (warmup == steps and schedule == "constant"):
-        return None
+    return steps is not None and warmup >= steps and not (warmup == steps and schedule == "constant")
+
+
+def _never_changed(warmup: int, schedule: str, steps: int) -> str:
+    lost = "the learning rate never gets to its value" if warmup > steps else f"schedule={schedule} never begins"
     return (
-        f"schedule.warmup: {warmup} steps of warm-up, but the run has {steps}, so "
-        + ("the learning rate never gets to its value" if warmup > steps else f"schedule={schedule} never begins")
-        + ": lower it, or raise run.steps"
+        f"schedule.warmup: {warmup} steps of warm-up, but the run has {steps}, so {lost}: lower it, or raise run.steps"
     )
 
 
-def _ratio_is_reached(warmup: int | None, compression: str, steps: int | None) -> str | None:
-    if compression != "topk" or warmup is None or steps is None or warmup <= steps:
-        return None
-    return (
-        f"compression.warmup: the ratio falls to its value in {warmup} steps, but the run has {steps}: lower it, or raise "
-        "run.steps"
-    )
+def _no_reset(reset: int | None, compression: str, warmup: int | None, steps: int | None) -> bool:
+    return compression == "powersgd" and None not in (reset, steps) and (warmup or 0) + (reset or 0) > (steps or 0)
 
 
-def _reset_is_reached(reset: int | None, compression: str, warmup: int | None, steps: int | None) -> str | None:
-    if compression != "powersgd" or reset is None or steps is None or (warmup or 0) + reset <= steps:
-        return None
+def _never_exact(reset: int, _: str, warmup: int | None, steps: int) -> str:
     after = f", after {warmup} of warm-up" if warmup else ""
     return (
         f"compression.reset: one in {reset} steps is exact{after}, but the run has {steps}, so none is: lower it, or leave it "
@@ -44,102 +43,124 @@ def _reset_is_reached(reset: int | None, compression: str, warmup: int | None, s
     )
 
 
-def _reduction_is_reached(every: Span | None, schedule: str, warmup: int, steps: int | None) -> str | None:
-    if schedule != "steps" or every is None or every.steps is None or steps is None or warmup + every.steps < steps:
-        return None
+def _no_reduction(every: Span | None, schedule: str, warmup: int, steps: int | None) -> bool:
+    if schedule != "steps" or every is None or every.steps is None or steps is None:
+        return False
+    return warmup + every.steps >= steps
+
+
+def _never_reduced(every: Any, _: str, warmup: int, steps: int) -> str:
     return (
         f"schedule.every: the rate is reduced after {warmup + every.steps} steps, but the run has {steps}: lower it, or leave "
         "schedule out"
     )
 
 
-def _runs_out(key: str, patience: int | None, every: Every | None, steps: int | None, else_: str) -> str | None:
-    if patience is None or every is None or every.steps is None or steps is None or patience * every.steps < steps:
-        return None
+def _outlasts(patience: int | None, every: Every | None, steps: int | None) -> bool:
+    if patience is None or every is None or every.steps is None or steps is None:
+        return False
+    return patience * every.steps >= steps
+
+
+def _plateau_outlasts(patience: int | None, schedule: str, every: Every | None, steps: int | None) -> bool:
+    return schedule == "plateau" and _outlasts(_plateau(patience), every, steps)
+
+
+def _plateau(patience: int | None) -> int:
+    return int(patience or SCHEDULES.options("plateau")["patience"].default)
+
+
+def _too_patient(key: str, patience: int, every: Any, steps: int, out: str) -> str:
     return (
         f"{key}: {patience} evaluations, one in {every.steps} steps, are not over before the run is, which has {steps} steps: "
-        f"lower it or evaluation.every, or leave {else_} out"
+        f"lower it or evaluation.every, or leave {out} out"
     )
 
 
-def _stopping_can_happen(patience: int | None, every: Every | None, steps: int | None) -> str | None:
-    return _runs_out("early_stopping.patience", patience, every, steps, "it")
+def _of_stopping(key: str, default: object) -> Idle:
+    return Idle(
+        (f"early_stopping.{key}", "early_stopping.patience"),
+        lambda value, patience: value != default and patience is None,
+        f"early_stopping.{key}: without early_stopping.patience no run is stopped early; set that, or leave "
+        f"early_stopping.{key} out",
+        ("early_stopping.patience",),
+    )
 
 
-def _plateau_can_happen(patience: int | None, schedule: str, every: Every | None, steps: int | None) -> str | None:
-    if schedule != "plateau":
-        return None
-    patience = patience or SCHEDULES.options(schedule)["patience"].default
-    return _runs_out("schedule.patience", patience, every, steps, "schedule")
+def _of_stages(key: str, used: Any, sentence: str) -> Idle:
+    """used: of the setting's value, whether it asks for something."""
+    return Idle(
+        (key, "tuning.auto", "cluster.stages"),
+        lambda value, auto, stages: stages == 1 and BY_MEMORY not in auto and used(value),
+        sentence,
+        ("cluster.stages",),
+    )
 
-
-def _stopping(key: str, value: object, default: object, patience: int | None) -> str | None:
-    if value == default or patience is not None:
-        return None
-    return f"{key}: without early_stopping.patience no run is stopped early; set that, or leave {key} out"
-
-
-def _metric_stops(metric: str, patience: int | None) -> str | None:
-    return _stopping("early_stopping.metric", metric, EarlyStoppingSettings.metric, patience)
-
-
-def _mode_stops(mode: str, patience: int | None) -> str | None:
-    return _stopping("early_stopping.mode", mode, EarlyStoppingSettings.mode, patience)
-
-
-def _change_stops(change: float, patience: int | None) -> str | None:
-    return _stopping("early_stopping.min_change", change, EarlyStoppingSettings.min_change, patience)
-
-
-def _weight_is_of_local_steps(weight: str, steps: int | None, epochs: int | None) -> str | None:
-    if weight == "rows" or steps is not None or epochs is not None:
-        return None
-    return "local.weight: it counts for local steps only; set local.steps or local.epochs, or leave it out"
-
-
-def _secret_is_used(secret: str | None, multiplier: float) -> str | None:
-    if secret is None or multiplier > 0:
-        return None
-    return "privacy.secret: noise comes from it, and this run has none; set privacy.noise_multiplier, or leave it out"
-
-
-def _tensors_are_told(every: int, steps: int | None) -> str | None:
-    if steps is None or every <= steps:
-        return None
-    return f"trace.tensors_every: {every} steps, but the run has {steps}, so no digests of tensors are taken: lower it"
-
-
-def _seconds_are_measured(seconds: float, auto: Sequence[str]) -> str | None:
-    if seconds == TuningSettings.seconds or set(auto) - {BY_MEMORY}:
-        return None
-    return "tuning.seconds: nothing is measured; leave something to a measurement, as topology=auto, or leave it out"
-
-
-def _environment_is_of_reruns(environment: str) -> str | None:
-    if environment == "check":
-        return None
-    return f"environment={environment}: it is said with rerun=; a launch computes in the environment that is here: leave it out"
-
-
-_STEPS = ("run.steps",)
-_STOPPING = ("early_stopping.patience",)
-_LOCAL = ("local.steps", "local.epochs")
-_NOISE = ("privacy.noise_multiplier",)
-_AUTO = ("tuning.auto",)
 
 RULES: tuple[Idle, ...] = (
-    Idle(("schedule.warmup", "schedule.name", *_STEPS), _warmup_ends),
-    Idle(("compression.warmup", "compression.name", *_STEPS), _ratio_is_reached),
-    Idle(("compression.reset", "compression.name", "compression.warmup", *_STEPS), _reset_is_reached, _STEPS),
-    Idle(("schedule.every", "schedule.name", "schedule.warmup", *_STEPS), _reduction_is_reached, _STEPS),
-    Idle(("early_stopping.patience", "evaluation.every", *_STEPS), _stopping_can_happen, _STEPS),
-    Idle(("schedule.patience", "schedule.name", "evaluation.every", *_STEPS), _plateau_can_happen, _STEPS),
-    Idle(("early_stopping.metric", *_STOPPING), _metric_stops, _STOPPING),
-    Idle(("early_stopping.mode", *_STOPPING), _mode_stops, _STOPPING),
-    Idle(("early_stopping.min_change", *_STOPPING), _change_stops, _STOPPING),
-    Idle(("local.weight", *_LOCAL), _weight_is_of_local_steps, _LOCAL),
-    Idle(("privacy.secret", *_NOISE), _secret_is_used, _NOISE),
-    Idle(("trace.tensors_every", *_STEPS), _tensors_are_told, _STEPS),
-    Idle(("tuning.seconds", *_AUTO), _seconds_are_measured, _AUTO),
-    Idle(("environment",), _environment_is_of_reruns),
+    Idle(("schedule.warmup", "schedule.name", *_STEPS), _warmup_is_too_long, _never_changed),
+    Idle(
+        ("compression.warmup", "compression.name", *_STEPS),
+        lambda warmup, name, steps: name == "topk" and None not in (warmup, steps) and warmup > steps,
+        "compression.warmup: the ratio falls to its value in {0} steps, but the run has {2}: lower it, or raise run.steps",
+    ),
+    Idle(("compression.reset", "compression.name", "compression.warmup", *_STEPS), _no_reset, _never_exact, _STEPS),
+    Idle(("schedule.every", "schedule.name", "schedule.warmup", *_STEPS), _no_reduction, _never_reduced, _STEPS),
+    Idle(
+        ("early_stopping.patience", "evaluation.every", *_STEPS),
+        _outlasts,
+        lambda patience, every, steps: _too_patient("early_stopping.patience", patience, every, steps, "it"),
+        _STEPS,
+    ),
+    Idle(
+        ("schedule.patience", "schedule.name", "evaluation.every", *_STEPS),
+        _plateau_outlasts,
+        lambda patience, _, every, steps: _too_patient(
+            "schedule.patience", _plateau(patience), every, steps, "schedule"
+        ),
+        _STEPS,
+    ),
+    _of_stopping("metric", EarlyStoppingSettings.metric),
+    _of_stopping("mode", EarlyStoppingSettings.mode),
+    _of_stopping("min_change", EarlyStoppingSettings.min_change),
+    Idle(
+        ("local.weight", "local.steps", "local.epochs"),
+        lambda weight, steps, epochs: weight != "rows" and steps is None and epochs is None,
+        "local.weight: it counts for local steps only; set local.steps or local.epochs, or leave it out",
+        ("local.steps", "local.epochs"),
+    ),
+    Idle(
+        ("privacy.secret", "privacy.noise_multiplier"),
+        lambda secret, multiplier: secret is not None and not multiplier > 0,
+        "privacy.secret: noise comes from it, and this run has none; set privacy.noise_multiplier, or leave it out",
+        ("privacy.noise_multiplier",),
+    ),
+    Idle(
+        ("trace.tensors_every", *_STEPS),
+        lambda every, steps: steps is not None and every > steps,
+        "trace.tensors_every: {0} steps, but the run has {1}, so no digests of tensors are taken: lower it",
+        _STEPS,
+    ),
+    Idle(
+        ("tuning.seconds", "tuning.auto"),
+        lambda seconds, auto: seconds != TuningSettings.seconds and not set(auto) - {BY_MEMORY},
+        "tuning.seconds: nothing is measured; leave something to a measurement, as topology=auto, or leave it out",
+        ("tuning.auto",),
+    ),
+    Idle(
+        ("environment",),
+        lambda environment: environment != "check",
+        "environment={0}: it is said with rerun=; a launch computes in the environment that is here: leave it out",
+    ),
+    _of_stages(
+        "run.recompute",
+        bool,
+        "run.recompute: it counts for a model in stages only; set cluster.stages to 2 or more, or leave it out",
+    ),
+    _of_stages(
+        "cluster.pipeline.name",
+        lambda name: name != ORDER and (name in PIPELINING or is_reference(name)),
+        f"cluster.pipeline: the order {{0}} counts for a model in stages only; set cluster.stages to 2 or more, or leave it "
+        f"out (cluster.pipeline={ORDER})",
+    ),
 )

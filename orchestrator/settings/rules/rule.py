@@ -1,17 +1,52 @@
-"""A rule between the values of several keys, and a sentence that more than one needs."""
+"""Rules between the values of several keys as data: which keys, what breaks the rule, and the sentence that says so.
+
+Rule(("data.batch_size", "data.shards"), lambda size, shards: size.least < shards, "data.batch_size: {0.least} rows ...")
+
+STAGES = Case(("cluster.stages",), lambda stages: stages > 1)
+STAGES.requires("run.device", "cpu", "run.device: with cluster.stages {0} is not on offer; ...")
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+Sentence = str | Callable[..., str]  # filled in with the values, "{0}" being the first; or what makes one of them
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What values of several keys must be together. `broken` gets them in this order; the first is the one to blame."""
+    """keys: whose values the others get, in this order; the first one that was given is the one to blame."""
 
     keys: tuple[str, ...]
-    broken: Callable[..., str | None]
+    broken: Callable[..., Any]
+    sentence: Sentence
+
+    def problem(self, *values: Any) -> str | None:
+        if not self.broken(*values):
+            return None
+        return self.sentence.format(*values) if isinstance(self.sentence, str) else self.sentence(*values)
+
+
+@dataclass(frozen=True)
+class Case:
+    """When some rules count. holds: of the values of these keys. Sentences get the value of the other key first."""
+
+    keys: tuple[str, ...]
+    holds: Callable[..., Any]
+
+    def requires(self, key: str, fit: Any, sentence: Sentence) -> Rule:
+        """In this case `key` has to be fit: this value, or one of which this function is true."""
+
+        def broken(value: Any, *case: Any) -> bool:
+            return bool(self.holds(*case)) and not (fit(value) if callable(fit) else value == fit)
+
+        return Rule((key, *self.keys), broken, sentence)
+
+    def is_required_by(self, key: str, off: Any, sentence: Sentence) -> Rule:
+        """Outside of this case `key` has nothing to do, and has to be off: this value."""
+        return Rule((key, *self.keys), lambda value, *case: value != off and not self.holds(*case), sentence)
 
 
 @dataclass(frozen=True)

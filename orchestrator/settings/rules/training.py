@@ -3,150 +3,122 @@ remedy."""
 
 from __future__ import annotations
 
-from orchestrator.settings.rules.rule import Rule, two_lengths
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator.settings.rules.rule import Case, Rule, two_lengths
 from orchestrator.updates.compressions import COMPRESSIONS
 from orchestrator.updates.compressions.quantize import most_shards
-from orchestrator.values import Every, Span, Steps
+from orchestrator.values import Steps
 
 
-def _length_is_given_once(steps: int | None, epochs: int | None) -> str | None:
-    if steps is None and epochs is None:
-        return "run.steps or run.epochs: one is required"
-    if steps is not None and epochs is not None:
-        return two_lengths("run")
-    return None
-
-
-def _shards_have_rows(batch_size: Steps, shards: int) -> str | None:
-    if batch_size.least >= shards:
-        return None
-    return (
-        f"data.batch_size: {batch_size.least} rows for {shards} shards; a shard computes at least one row: "
-        "raise data.batch_size or lower data.shards"
+def _in_steps(key: str) -> Rule:
+    """What counts epochs counts the steps of the first one."""
+    return Case(("data.batch_size",), lambda batch_size: not batch_size.is_constant).requires(
+        key,
+        lambda span: span is None or span.epochs is None,
+        f"{key}: {{0}} is no number of steps where data.batch_size changes with the step; give it in steps",
     )
 
 
-def _sizes_are_reached(batch_size: Steps, steps: int | None) -> str | None:
+def _evaluated_in_steps(what: str, key: str, watches: Callable[[Any], bool]) -> Rule:
+    """What depends on evaluations has to know their steps beforehand, or the result would depend on the clock."""
+    return Rule(
+        (key, "evaluation.every"),
+        lambda value, every: watches(value) and (every is None or every.steps is None),
+        f"{what} needs evaluation.every in steps, such as evaluation.every=100",
+    )
+
+
+def _unreached(batch_size: Steps, steps: int) -> str:
     last, rows = batch_size.changes[-1]
-    if steps is None or last < steps:
-        return None
     return f"data.batch_size: {rows} rows from step {last} on, but the run has {steps} steps: lower {last}, or leave it out"
 
 
-def _epochs_are_alike(batch_size: Steps, span: Span | None, key: str) -> str | None:
-    """What counts epochs counts the steps of the first one."""
-    if batch_size.is_constant or span is None or span.epochs is None:
-        return None
-    return f"{key}: {span} is no number of steps where data.batch_size changes with the step; give it in steps"
+def _bits(bits: int | None) -> int:
+    given: int = bits or COMPRESSIONS.resolve("quantize", {})["bits"]
+    return given
 
 
-def _every_needs_alike_epochs(batch_size: Steps, every: Span | None) -> str | None:
-    return _epochs_are_alike(batch_size, every, "schedule.every")
-
-
-def _end_needs_alike_epochs(batch_size: Steps, end: Span | None) -> str | None:
-    return _epochs_are_alike(batch_size, end, "schedule.end")
-
-
-def _shards_have_clients(clients: int | None, shards: int) -> str | None:
-    if clients is None or clients >= shards:
-        return None
-    return (
-        f"data.partition.clients: {clients} clients for {shards} shards; in each step a shard plays a client of its own: raise "
-        f"data.partition.clients, or set data.shards={clients} (which changes the result)"
-    )
-
-
-def _clients_keep_nothing(clients: int | None, shards: int, contribution: str) -> str | None:
-    if clients is None or clients <= shards or contribution == "gradient":
-        return None
-    return (
-        f"contribution: {contribution} may keep a state for each shard, but of {clients} clients a shard plays another one in "
-        "each step; leave contribution out"
-    )
-
-
-def _scale_has_a_base(scale: str, base: int | None) -> str | None:
-    if (scale == "none") == (base is None):
-        return None
-    if base is not None:
-        return "schedule.base_batch: it counts for schedule.scale=linear or sqrt only; set one of them, or leave it out"
-    return (
-        f"schedule.scale: {scale} needs schedule.base_batch, the batch size that optimizer.lr was chosen for, such as "
-        "schedule.base_batch=64"
-    )
-
-
-def _compression_is_exact(compression: str, reduction: str) -> str | None:
-    if compression == "none" or reduction == "exact":
-        return None
-    return f"compression: {compression} needs sums that are free of order; set reduction=exact, or leave one of the two out"
-
-
-def _levels_are_left(compression: str, bits: int | None, shards: int) -> str | None:
-    if compression != "quantize":
-        return None
-    bits = bits or COMPRESSIONS.resolve(compression, {})["bits"]
-    if shards <= most_shards(bits):
-        return None
+def _too_few_levels(_: str, bits: int | None, shards: int) -> str:
     wider = "set compression.bits=16, or " if shards <= most_shards(16) else ""
     return (
-        f"compression.bits: the sum of {shards} shards has to fit {bits} bits, which leaves too few levels for each (at most "
-        f"{most_shards(bits)} shards): {wider}lower data.shards"
+        f"compression.bits: the sum of {shards} shards has to fit {_bits(bits)} bits, which leaves too few levels for each (at "
+        f"most {most_shards(_bits(bits))} shards): {wider}lower data.shards"
     )
-
-
-def _exact_steps_end(compression: str, warmup: int | None, steps: int | None) -> str | None:
-    if compression != "powersgd" or steps is None or (warmup or 0) < steps:
-        return None
-    return (
-        f"compression.warmup: {warmup} steps of exact sums, but the run has {steps}, so nothing would be compressed: lower it, "
-        "or leave compression out"
-    )
-
-
-def _end_is_behind_warmup(end: Span | None, warmup: int) -> str | None:
-    """Of epochs nobody knows the steps yet."""
-    if end is None or end.steps is None or end.steps > warmup:
-        return None
-    return f"schedule.end: {end} is not behind the warm-up, whose last step is {warmup - 1}; raise it above schedule.warmup"
-
-
-def _watching_needs_steps(watching: str | None, every: Every | None) -> str | None:
-    """What depends on evaluations has to know their steps beforehand, or the result would depend on the clock."""
-    if watching is None or (every is not None and every.steps is not None):
-        return None
-    return f"{watching} needs evaluation.every in steps, such as evaluation.every=100"
-
-
-def _stopping_needs_steps(patience: int | None, every: Every | None) -> str | None:
-    return _watching_needs_steps(None if patience is None else "early_stopping.patience", every)
-
-
-def _plateau_needs_steps(schedule: str, every: Every | None) -> str | None:
-    return _watching_needs_steps("schedule=plateau" if schedule == "plateau" else None, every)
-
-
-def _digest_has_a_model(digest: str | None, name: str | None) -> str | None:
-    if digest is None or name is not None:
-        return None
-    return "initial.digest: it is the digest of a model's weights; set initial, such as initial=models:/NAME@ALIAS"
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(("run.steps", "run.epochs"), _length_is_given_once),
-    Rule(("data.batch_size", "data.shards"), _shards_have_rows),
-    Rule(("data.batch_size", "run.steps"), _sizes_are_reached),
-    Rule(("data.batch_size", "schedule.every"), _every_needs_alike_epochs),
-    Rule(("data.batch_size", "schedule.end"), _end_needs_alike_epochs),
-    Rule(("data.partition.clients", "data.shards"), _shards_have_clients),
-    Rule(("data.partition.clients", "data.shards", "contribution.name"), _clients_keep_nothing),
-    Rule(("schedule.scale", "schedule.base_batch"), _scale_has_a_base),
-    Rule(("compression.name", "reduction"), _compression_is_exact),
-    Rule(("compression.name", "compression.bits", "data.shards"), _levels_are_left),
-    Rule(("compression.name", "compression.warmup", "run.steps"), _exact_steps_end),
-    Rule(("initial.digest", "initial.name"), _digest_has_a_model),
-    Rule(("schedule.end", "schedule.warmup"), _end_is_behind_warmup),
-    Rule(("early_stopping.patience", "evaluation.every"), _stopping_needs_steps),
-    Rule(("schedule.name", "evaluation.every"), _plateau_needs_steps),
+    Rule(
+        ("run.steps", "run.epochs"),
+        lambda steps, epochs: steps is None and epochs is None,
+        "run.steps or run.epochs: one is required",
+    ),
+    Rule(("run.steps", "run.epochs"), lambda steps, epochs: steps and epochs, two_lengths("run")),
+    Rule(
+        ("data.batch_size", "data.shards"),
+        lambda batch_size, shards: batch_size.least < shards,
+        "data.batch_size: {0.least} rows for {1} shards; a shard computes at least one row: raise data.batch_size or lower "
+        "data.shards",
+    ),
+    Rule(
+        ("data.batch_size", "run.steps"),
+        lambda batch_size, steps: steps is not None and batch_size.changes[-1][0] >= steps,
+        _unreached,
+    ),
+    _in_steps("schedule.every"),
+    _in_steps("schedule.end"),
+    Rule(
+        ("data.partition.clients", "data.shards"),
+        lambda clients, shards: clients is not None and clients < shards,
+        "data.partition.clients: {0} clients for {1} shards; in each step a shard plays a client of its own: raise "
+        "data.partition.clients, or set data.shards={0} (which changes the result)",
+    ),
+    Rule(
+        ("data.partition.clients", "data.shards", "contribution.name"),
+        lambda clients, shards, contribution: clients and clients > shards and contribution != "gradient",
+        "contribution: {2} may keep a state for each shard, but of {0} clients a shard plays another one in each step; leave "
+        "contribution out",
+    ),
+    Rule(
+        ("schedule.scale", "schedule.base_batch"),
+        lambda scale, base: scale != "none" and base is None,
+        "schedule.scale: {0} needs schedule.base_batch, the batch size that optimizer.lr was chosen for, such as "
+        "schedule.base_batch=64",
+    ),
+    Rule(
+        ("schedule.base_batch", "schedule.scale"),
+        lambda base, scale: base is not None and scale == "none",
+        "schedule.base_batch: it counts for schedule.scale=linear or sqrt only; set one of them, or leave it out",
+    ),
+    Rule(
+        ("compression.name", "reduction"),
+        lambda compression, reduction: compression != "none" and reduction == "fast",
+        "compression: {0} needs sums that are free of order; set reduction=exact, or leave one of the two out",
+    ),
+    Rule(
+        ("compression.name", "compression.bits", "data.shards"),
+        lambda compression, bits, shards: compression == "quantize" and shards > most_shards(_bits(bits)),
+        _too_few_levels,
+    ),
+    Rule(
+        ("compression.warmup", "compression.name", "run.steps"),
+        lambda warmup, compression, steps: compression == "powersgd" and steps and (warmup or 0) >= steps,
+        "compression.warmup: {0} steps of exact sums, but the run has {2}, so nothing would be compressed: lower it, or leave "
+        "compression out",
+    ),
+    Rule(
+        ("initial.digest", "initial.name"),
+        lambda digest, name: digest is not None and name is None,
+        "initial.digest: it is the digest of a model's weights; set initial, such as initial=models:/NAME@ALIAS",
+    ),
+    Rule(  # of epochs nobody knows the steps yet
+        ("schedule.end", "schedule.warmup"),
+        lambda end, warmup: end is not None and end.steps is not None and end.steps <= warmup,
+        lambda end, warmup: (
+            f"schedule.end: {end} is not behind the warm-up, whose last step is {warmup - 1}; raise it above schedule.warmup"
+        ),
+    ),
+    _evaluated_in_steps("early_stopping.patience", "early_stopping.patience", lambda patience: patience is not None),
+    _evaluated_in_steps("schedule=plateau", "schedule.name", lambda name: name == "plateau"),
 )

@@ -14,10 +14,9 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import OrchestratorError
-from orchestrator.references import raised
 from orchestrator.updates.compressions import COMPRESSIONS
 from orchestrator.updates.compressions.codec import Agreement, Codec, Held, Model, Nothing, Result, Rows
 
@@ -32,14 +31,7 @@ _SHARDS = 4  # that have something
 def problems(name: str, options: Mapping[str, Any], shards: int) -> list[str]:
     """Which law a compression breaks in a run of so many shards, a sentence; empty when none."""
     model = Model(_SHAPES, shards, 0)
-    try:
-        resolved = COMPRESSIONS.resolve(name, options)
-        broken_law = broken(lambda: COMPRESSIONS[name](model, **resolved))
-    except OrchestratorError as error:
-        return [error.message]
-    except Exception as error:
-        return [f"compression: {name} {raised(error)}"]
-    return [] if broken_law is None else [f"compression: {name} {broken_law}"]
+    return COMPRESSIONS.judge(name, lambda: broken(partial(COMPRESSIONS.build(name, options), model)))
 
 
 def broken(build: Callable[[], Codec | None]) -> str | None:

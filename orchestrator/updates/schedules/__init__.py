@@ -38,9 +38,9 @@ SCHEDULES: Table[Callable[..., float]] = Table(
 
 def build(name: str, options: Mapping[str, Any]) -> Callable[[Moment], float]:
     """The factor at a moment. Raises ConfigurationError."""
-    schedule, resolved = SCHEDULES[name], SCHEDULES.resolve(name, options)
+    schedule = SCHEDULES.build(name, options)
 
     def factor(at: Moment) -> float:
-        return (at.step + 1) / at.warmup if at.step < at.warmup else schedule(at, **resolved)
+        return (at.step + 1) / at.warmup if at.step < at.warmup else schedule(at)
 
     return factor

@@ -12,19 +12,14 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from orchestrator.references import raised
-from orchestrator.updates.schedules import Moment, build
+from orchestrator.updates.schedules import SCHEDULES, Moment, build
 
 _LOOKS = 1000  # at so many steps, the last one among them
 
 
 def problems(name: str, options: Mapping[str, Any], warmup: int, steps: int) -> list[str]:
     """What is wrong with a schedule of the user's project in a run of so many steps; at most one sentence."""
-    try:
-        problem = broken(build(name, options), warmup, steps)
-    except Exception as error:
-        problem = raised(error)
-    return [] if problem is None else [f"schedule: {name} {problem}"]
+    return SCHEDULES.judge(name, lambda: broken(build(name, options), warmup, steps))
 
 
 def broken(factor: Callable[[Moment], float], warmup: int, steps: int) -> str | None:

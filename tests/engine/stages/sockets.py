@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any, Literal, Self
 
 from orchestrator.transports.base import Transport
-from orchestrator.transports.memory import Hub
 from orchestrator.transports.shared_memory import SharedRegions
 from orchestrator.transports.sockets import Listener, connect
 from tests.engine.runs import PATIENCE_S
+from tests.transports.memory import Hub
 
 _SECRET = b"known to the members of this run"
 

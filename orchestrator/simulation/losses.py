@@ -45,7 +45,7 @@ _NOTHING = (0.0, 0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
-class Lived:
+class Outcome:
     """seconds: of the whole run; steps: that count; again: computed again; losses, joins: how many; lost_s: seconds in which no
     step that counts was computed. ended: why the controller ended the run before its last step, None where it did not."""
 
@@ -64,9 +64,9 @@ class Lived:
 
 
 @dataclass(frozen=True)
-class Life:
-    """A run to be lived. step_s: of a step with so many workers; checkpoint: steps between two, 0 for none; losses: when which
-    of the workers that live then is lost, in seconds and by its place among them, before those that are drawn."""
+class Scenario:
+    """A run to be simulated. step_s: of a step with so many workers; checkpoint: steps between two, 0 for none; losses:
+    when, in seconds, and which of the workers that live then is lost, by its place among them; before those that are drawn."""
 
     requirements: Requirements
     conditions: Conditions
@@ -76,13 +76,13 @@ class Life:
     losses: Sequence[tuple[float, int]] = ()
 
 
-def live(life: Life) -> Lived:
-    return _World(life).run()
+def simulate(scenario: Scenario) -> Outcome:
+    return _VirtualRun(scenario).run()
 
 
 @dataclass
-class _World:
-    life: Life
+class _VirtualRun:
+    scenario: Scenario
     now: float = 0.0
     queue: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     numbered: int = 0
@@ -102,12 +102,12 @@ class _World:
     ended: End | None = None
     _regroup: bool = False  # asked for, at the next step
 
-    def run(self) -> Lived:
-        life = self.life
-        self.state, commands = controller.initial(life.requirements, 0.0)
-        draw = random.Random(life.conditions.seed)
+    def run(self) -> Outcome:
+        scenario = self.scenario
+        self.state, commands = controller.initial(scenario.requirements, 0.0)
+        draw = random.Random(scenario.conditions.seed)
         self._carry_out(commands)
-        for at, place in life.losses:
+        for at, place in scenario.losses:
             self._at(at, partial(self._lose, place))
         self._draw_loss(draw)
         while self.ended is None and self.queue:
@@ -116,7 +116,7 @@ class _World:
                 self.now = at
             happens()
         why = None if self.ended is None or self.ended.error is None else str(self.ended.error).splitlines()[0]
-        return Lived(
+        return Outcome(
             self.now, self.done, self.again, self.losses, self.joins, max(0.0, self.now - self.computed_s), why
         )
 
@@ -128,7 +128,7 @@ class _World:
         self._at(self.now + seconds, happens)
 
     def _draw_loss(self, draw: random.Random) -> None:
-        mean = self.life.conditions.failure_s
+        mean = self.scenario.conditions.failure_s
         if not mean:
             return
 
@@ -137,7 +137,7 @@ class _World:
                 self._lose(draw.randrange(len(self.held)))
             self._draw_loss(draw)
 
-        self._after(draw.expovariate(max(1, self.life.requirements.start) / mean), lose)
+        self._after(draw.expovariate(max(1, self.scenario.requirements.start) / mean), lose)
 
     def _tell(self, event: Event) -> None:
         if self.ended is None:
@@ -148,7 +148,7 @@ class _World:
         for command in commands:
             match command:
                 case Start(member, _):
-                    wait = self.life.conditions.start_s if self.best or self.running else 0.0
+                    wait = self.scenario.conditions.start_s if self.best or self.running else 0.0
                     self._after(wait, partial(self._ready, member))
                 case Begin():
                     self._begin(command)
@@ -169,7 +169,7 @@ class _World:
     def _ready(self, member: int) -> None:
         if member in self.state.members:
             self.held[member] = None
-            self._tell(Ready(member, {**_MANIFEST, "steps": self.life.steps}, can_restore=True))
+            self._tell(Ready(member, {**_MANIFEST, "steps": self.scenario.steps}, can_restore=True))
 
     def _begin(self, begin: Begin) -> None:
         self.running, self._regroup = begin, False
@@ -181,7 +181,7 @@ class _World:
             self.done = self.saved
         for member in begin.members:
             self.held[member] = Progress(self.done)
-        begun, regroup_s = self.begun, self.life.conditions.regroup_s if self.begins else 0.0
+        begun, regroup_s = self.begun, self.scenario.conditions.regroup_s if self.begins else 0.0
         self.begins += 1
         if regroup_s:
             self._after(regroup_s, lambda: self._next(begun))
@@ -190,30 +190,30 @@ class _World:
 
     def _step_s(self) -> float:
         assert self.running is not None
-        return self.life.step_s(self.running.workers)
+        return self.scenario.step_s(self.running.workers)
 
     def _next(self, begun: int) -> None:
         """Compute the next step, unless somebody is lost in the meantime."""
         if begun != self.begun:
             return
-        if self.done >= self.life.steps:
+        if self.done >= self.scenario.steps:
             assert self.running is not None
             for member in self.running.members:
                 self._tell(Finished(member, self.running.generation, Progress(self.done), "same"))
             return
-        every = self.life.checkpoint
+        every = self.scenario.checkpoint
         seconds = self._step_s()
-        cost = seconds + (self.life.conditions.save_s / every if every else 0.0)
+        cost = seconds + (self.scenario.conditions.save_s / every if every else 0.0)
         # Nothing happens before the next event in the queue: the steps until then are one.
-        free = int((self.queue[0][0] - self.now) / cost) if self.queue else self.life.steps
-        steps = max(1, min(free, self.life.steps - self.done)) if not self._regroup else 1
+        free = int((self.queue[0][0] - self.now) / cost) if self.queue else self.scenario.steps
+        steps = max(1, min(free, self.scenario.steps - self.done)) if not self._regroup else 1
         self.under_way = self.now, steps, cost, seconds
         self._after(steps * cost, lambda: self._stepped(begun, steps, seconds))
 
     def _advance(self, steps: int, seconds: float) -> None:
         """So many steps are done, of which each took these seconds."""
         assert self.running is not None
-        every = self.life.checkpoint
+        every = self.scenario.checkpoint
         saved = (self.done + steps) // every * every if every else 0
         checkpointed = saved > self.saved
         self.done += steps
@@ -228,7 +228,7 @@ class _World:
             self._tell(CheckpointSaved(saved))
 
     def _interrupt(self) -> None:
-        """The step that is under way comes to nothing; those before it are done, though they would have been told with it."""
+        """The step that is under way is lost; those before it are done, though they would have been reported with it."""
         since, steps, cost, seconds = self.under_way
         done = min(steps, int((self.now - since) / cost + _ROUNDING)) if cost else 0
         self.under_way = _NOTHING
@@ -261,7 +261,7 @@ class _World:
         self.losses += 1
         self._interrupt()
         del self.held[member]
-        self._after(self.life.conditions.detect_s, lambda: self._noticed(member))
+        self._after(self.scenario.conditions.detect_s, lambda: self._noticed(member))
 
     def _noticed(self, member: int) -> None:
         running = self.running

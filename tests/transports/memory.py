@@ -1,4 +1,4 @@
-"""Members as threads of one process: the transport of tests, and of whole runs inside one process.
+"""Members as threads of one process: the transport of tests, benchmarks, and whole runs inside one process.
 
 It keeps the promises of the real one that a schedule could break: a payload in a region is passed by reference, so a
 member that overwrites it too early spoils what its peer reads; anything else is copied; a message that was sent

@@ -121,20 +121,20 @@ def suspect(state: ControllerState, step: int) -> tuple[Suspicions, Suspicions]:
     assert generation is not None
     losses = {micro_batch: hits for micro_batch, hits in state.losses.items() if micro_batch[0] >= step}
     stalls = {micro_batch: hits for micro_batch, hits in state.stalls.items() if micro_batch[0] >= step}
-    for fallen in generation.fallen:
-        counted = losses if fallen.how == "died" else stalls
-        micro_batches, seen = _suspects(generation, fallen, step)
+    for lost_member in generation.lost_members:
+        counted = losses if lost_member.how == "died" else stalls
+        micro_batches, seen = _suspects(generation, lost_member, step)
         for at, shard in micro_batches:
-            place = (at, shard, fallen.member.stage or 0)
+            place = (at, shard, lost_member.member.stage or 0)
             counted[place] = (*counted.get(place, ()), seen)
     return losses, stalls
 
 
-def computing(fallen: LostMember) -> tuple[int, int] | None:
+def computing(lost_member: LostMember) -> tuple[int, int] | None:
     """The micro-batch that this member was computing when it died; None where it did something else, or that is not certain."""
-    heartbeat = fallen.member.heartbeat
+    heartbeat = lost_member.member.heartbeat
     if (
-        not fallen.certain
+        not lost_member.certain
         or heartbeat is None
         or heartbeat.activity != "compute"
         or heartbeat.step is None
@@ -144,17 +144,17 @@ def computing(fallen: LostMember) -> tuple[int, int] | None:
     return heartbeat.step, heartbeat.shard
 
 
-def _suspects(generation: GenerationStatus, fallen: LostMember, step: int) -> tuple[list[tuple[int, int]], bool]:
+def _suspects(generation: GenerationStatus, lost_member: LostMember, step: int) -> tuple[list[tuple[int, int]], bool]:
     """The micro-batches that may have cost this member, and whether it was seen computing one."""
-    rank, heartbeat = generation.rank(fallen.member.id), fallen.member.heartbeat
-    if fallen.member.role == "server":
+    rank, heartbeat = generation.rank(lost_member.member.id), lost_member.member.heartbeat
+    if lost_member.member.role == "server":
         return [], True
-    if fallen.certain:
-        computed = computing(fallen)
+    if lost_member.certain:
+        computed = computing(lost_member)
         return [] if computed is None else [computed], True
     if heartbeat is not None:
         at = heartbeat.step if heartbeat.step is not None else -1
-        fresh = fallen.how == "stalled" or at >= step
+        fresh = lost_member.how == "stalled" or at >= step
         if fresh and heartbeat.activity == "compute" and heartbeat.shard is not None:
             return [(at, heartbeat.shard)], True
         if heartbeat.activity == "state_transfer" or (fresh and heartbeat.activity in _PAST_COMPUTING):
@@ -162,14 +162,14 @@ def _suspects(generation: GenerationStatus, fallen: LostMember, step: int) -> tu
     return [(step, shard) for shard in generation.begin.shards[rank]], False
 
 
-def poison(losses: Suspicions, stalls: Suspicions, *, staged: bool = False) -> RunFailed | None:
+def faulty_micro_batch(losses: Suspicions, stalls: Suspicions, *, staged: bool = False) -> RunFailed | None:
     """The error of a run that cannot go on because of one micro-batch; None while there is none. staged: the model is cut into
     stages, and the one is named."""
     for suspicions, limit, kind in ((losses, LOSSES, WorkerLost), (stalls, STALLS, Stalled)):
-        guilty = sorted(micro_batch for micro_batch, hits in suspicions.items() if _is_guilty(hits, limit))
-        if guilty:
-            step, stage = guilty[0][0], guilty[0][2]
-            shards = [shard for at, shard, of in guilty if (at, of) == (step, stage)]
+        at_fault = sorted(micro_batch for micro_batch, hits in suspicions.items() if _is_at_fault(hits, limit))
+        if at_fault:
+            step, stage = at_fault[0][0], at_fault[0][2]
+            shards = [shard for at, shard, of in at_fault if (at, of) == (step, stage)]
             count = max(len(suspicions[step, shard, stage]) for shard in shards)
             which = f"{_shards(shards)}{f' of stage {stage}' * staged}"
             return kind(
@@ -180,7 +180,7 @@ def poison(losses: Suspicions, stalls: Suspicions, *, staged: bool = False) -> R
     return None
 
 
-def _is_guilty(hits: Iterable[bool], limit: int) -> bool:
+def _is_at_fault(hits: Iterable[bool], limit: int) -> bool:
     hits = list(hits)
     return sum(hits) >= limit or len(hits) > limit
 

@@ -20,7 +20,7 @@ _FD_BYTES: Final = struct.calcsize("i")
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MAX_REGIONS * _FD_BYTES)
 
 
-class Talk(Generic[Result]):
+class Handshake(Generic[Result]):
     """One handshake over one socket, carried on whenever `advance` is called; may be left alone in between."""
 
     def __init__(

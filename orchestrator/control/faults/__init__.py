@@ -1,1 +1,0 @@
-"""Which member or micro-batch is at fault. Pure."""
