@@ -129,7 +129,7 @@ def _show_token(address: str) -> None:
     """Raises ClusterUnavailable where the head does not take the token of this process: Ray itself goes on trying for 20 s, and
     then says only that it could not connect."""
     from ray._private.authentication import authentication_token_setup
-    from ray._raylet import GcsClient
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
     from ray.exceptions import AuthenticationError
 
     try:
