@@ -385,7 +385,7 @@ def test_the_remedy_is_one_that_helps() -> None:
     assert natural.message.startswith("loss() (round 0, local step 0, client 0, shard 0)")
     assert "give each client two samples or more" in natural.remedy
     iid = {"name": "iid", "clients": 8}
-    odd = {"partition": iid, "local": {"epochs": 1, "optimizer": INNER}, "batch_size": 8}
+    odd: dict[str, Any] = {"partition": iid, "local": {"epochs": 1, "optimizer": INNER}, "batch_size": 8}
     assert re.search(
         r"of this client's \d+ samples a batch was left one: set data\.batch_size=12,", _told(**odd).remedy
     )
