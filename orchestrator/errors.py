@@ -25,9 +25,11 @@ from typing import ClassVar
 
 
 class OrchestratorError(Exception):
-    """An error that a user can cause or meet: one message, one remedy, one exit code."""
+    """An error that a user can cause or meet: one message, one remedy, one exit code. recurs: whoever goes on with the run,
+    with its code, data and settings, meets it again."""
 
     exit_code: ClassVar[int] = 1
+    recurs = False
     more: Mapping[str, object] = {}  # what the JSON object of a refused command says besides
 
     def __init__(self, message: str, remedy: str = "", details: str = "") -> None:
@@ -41,7 +43,8 @@ class OrchestratorError(Exception):
         return type(self).__name__
 
     def as_dict(self) -> dict[str, str]:
-        return {"kind": self.kind, "message": self.message, "remedy": self.remedy, "details": self.details}
+        told = {"kind": self.kind, "message": self.message, "remedy": self.remedy, "details": self.details}
+        return {**told, "recurs": "true"} if self.recurs else told
 
     def __str__(self) -> str:
         return f"{self.message}\n  {self.remedy}" if self.remedy else self.message
@@ -105,7 +108,9 @@ def from_dict(error: dict[str, str]) -> OrchestratorError:
     """The error that `as_dict` described; a kind this version does not know becomes a RunFailed."""
     kinds = {kind.__name__: kind for kind in _descendants(OrchestratorError)}
     kinds["ConfigurationError"] = UsageError  # its problems are in the message already
-    return kinds.get(error["kind"], RunFailed)(error["message"], error["remedy"], error["details"])
+    found = kinds.get(error["kind"], RunFailed)(error["message"], error["remedy"], error["details"])
+    found.recurs = "recurs" in error
+    return found
 
 
 def _descendants(kind: type[OrchestratorError]) -> list[type[OrchestratorError]]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +36,7 @@ _ON_TWO_DEVICES = (
 _COLLATE = (
     "samples of several lengths, or of types of their own, are made a batch by the pipeline's collate(self, items)"
 )
+ONE_ROW = "Expected more than 1 value per channel"  # of batch normalisation, in training
 _ADVICE = {
     "stack expects each tensor to be equal size": _COLLATE,
     "each element in list of batch should be of equal size": _COLLATE,
@@ -47,7 +48,7 @@ _ADVICE = {
     "tensors are not at the same device": _ON_TWO_DEVICES,  # recurrent layers
     "and weight type (torch.cuda.": _ON_TWO_DEVICES,  # convolutions
     "CUDA out of memory": "raise data.shards or lower data.batch_size: a shard computes batch_size / shards rows at once",
-    "Expected more than 1 value per channel": "batch normalisation needs two rows: where an epoch's last batch leaves a "
+    ONE_ROW: "batch normalisation needs two rows: where an epoch's last batch leaves a "
     "shard one, choose another data.batch_size or fewer data.shards, or have the data set leave the surplus out",
     "can't allocate memory": "a worker has not the memory for this: cut the model into stages (cluster.stages=2), "
     "raise data.shards or lower data.batch_size, or let fewer workers share a machine",
@@ -151,25 +152,31 @@ def find(target: str, args: Mapping[str, Any]) -> type[Pipeline]:
 
 
 @contextmanager
-def naming(what: str) -> Iterator[None]:
+def naming(what: str, of_one_row: Callable[[], str | None] = lambda: None) -> Iterator[None]:
     """Turns an exception of the user's code inside the block into a PipelineRaised that says what was being done; sys.exit()
-    too, which would end a worker without a word."""
+    too, which would end a worker without a word. of_one_row: what to do where batch normalisation got a single row, None for
+    what is said generally."""
     try:
         yield
     except OrchestratorError:
         raise
     except (Exception, SystemExit) as error:
-        raise PipelineRaised(
+        recurs = ONE_ROW in str(error)  # which rows a micro-batch has is settled
+        advice = (of_one_row() if recurs else None) or _advice(error)
+        aside = "the full traceback is in the run's folder, in error.txt"
+        raised = PipelineRaised(
             f"{what} raised {type(error).__name__}: {error}{_frames(error)}",
-            f"{_advice(error)}the full traceback is in the run's folder, in error.txt",
+            f"{advice};\n  {aside}" if advice else aside,
             traceback.format_exc(),
-        ) from None
+        )
+        raised.recurs = recurs
+        raise raised from None
 
 
-def _advice(error: BaseException) -> str:
+def _advice(error: BaseException) -> str | None:
     """What to do about errors of torch that come from how a run computes rather than from a slip in the code."""
     text = str(error)
-    return next((f"{advice};\n  " for sign, advice in _ADVICE.items() if sign in text), "")
+    return next((advice for sign, advice in _ADVICE.items() if sign in text), None)
 
 
 def _frames(error: BaseException) -> str:

@@ -10,7 +10,9 @@ from orchestrator import errors
 @pytest.mark.parametrize("kind", [errors.NonFinite, errors.PipelineRaised, errors.WorkerLost, errors.Interrupted])
 def test_an_error_survives_the_journey(kind: type[errors.OrchestratorError]) -> None:
     error = kind("what", "do this", "Traceback ...")
+    error.recurs = kind is errors.PipelineRaised
     back = errors.from_dict(error.as_dict())
+    assert back.recurs == error.recurs
     assert type(back) is kind
     assert (back.message, back.remedy, back.details) == ("what", "do this", "Traceback ...")
     assert str(back) == "what\n  do this"

@@ -62,7 +62,7 @@ CLUSTER = ", ".join(
         "start_timeout_s",
         "step_timeout_s",
     ]
-    + ["lease_s", "pipeline"]
+    + ["lease_s", "unreachable_s", "pipeline"]
 )
 SMALLEST = ["pipeline.target=pipelines.digits:Digits", "run.steps=3"]
 Write = Callable[[str, str], str]
@@ -99,7 +99,7 @@ def test_the_example_is_what_it_says() -> None:
     assert settings == Settings(
         run=RunSettings(name="digits", steps=400, seed=1, arithmetic="portable"),
         pipeline=PipelineSettings(target="pipelines.digits:Digits"),
-        data=DataSettings(shards=8, batch_size=Steps.constant(64), inputs=("data/digits",)),
+        data=DataSettings(shards=8, batch_size=Steps.constant(128), inputs=("data/digits",)),
         cluster=ClusterSettings(workers=Workers.parse(4)),
         topology=Variant(name="ring"),
         optimizer=OptimizerSettings(name="adamw", options={"lr": 0.002}),

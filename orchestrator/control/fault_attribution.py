@@ -25,7 +25,6 @@ from orchestrator.errors import RunFailed, Stalled, WorkerLost
 
 LOSSES = 3
 STALLS = 2
-SILENCE_S = 5.0  # an accused member that is not heard of for so long is taken for dead
 _WAITS = ("exchange", "state_transfer", "idle", "prepare")
 _PAST_COMPUTING = ("exchange", "update", "evaluate", "checkpoint")
 
@@ -78,7 +77,7 @@ def silent(state: ControllerState, now: float) -> list[tuple[LostMember, str]]:
             f"was accused by {accusers[member.id]} and did not answer for {now - member.heard:.1f} s",
         )
         for member in waiting(state)
-        if member.id in accusers and now - member.heard > SILENCE_S
+        if member.id in accusers and now - member.heard > state.requirements.unreachable_s
     ]
 
 

@@ -30,7 +30,8 @@ class Requirements:
     run begins, so None unless it is a resume. whole: no generation begins without all of them, because the layout determines
     the result. stores: checkpoints can be written. inherits: what a lost shard kept is replaced by what another one keeps;
     otherwise all go back.
-    start_timeout_s: how long a start may go without progress. generation, member: the first numbers to give, above all that
+    start_timeout_s: how long a start may go without progress. unreachable_s: after so long an accused member that is not heard
+    of is taken for dead. generation, member: the first numbers to give, above all that
     an earlier part of the run has used.
     """
 
@@ -43,6 +44,7 @@ class Requirements:
     stages: int = 1
     start_timeout_s: float
     step_timeout_s: float
+    unreachable_s: float = 5.0
     checkpoint: int | None = None
     whole: bool = False
     stores: bool = True

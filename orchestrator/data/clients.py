@@ -64,9 +64,13 @@ class ClientSampler:
         """The one that this slot plays in this round."""
         return self._played(round_)[slot] if self._drawn_anew else slot
 
+    def samples(self, round_: int, slot: int) -> int:
+        """How many the client owns that this slot plays in this round."""
+        return len(self._parts[self.client(round_, slot)].samples)
+
     def local_steps(self, round_: int, slot: int) -> int:
         """How many the slot has in this round."""
-        return self._steps_of(len(self._parts[self.client(round_, slot)].samples), self._rows[slot])
+        return self._steps_of(self.samples(round_, slot), self._rows[slot])
 
     def indices(self, step: int, slot: int) -> list[int]:
         """The samples of a local step, numbered through the run, as indices into the dataset; empty when it has none."""

@@ -204,11 +204,13 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Timeouts:
-    """In seconds. start: until all have started; step: without progress; lease: without a word from the driver."""
+    """In seconds. start: until all have started; step: without progress; lease: without a word from the driver;
+    unreachable: without an answer from another host."""
 
     start_s: float
     step_s: float
     lease_s: float
+    unreachable_s: int = 5
 
     @property
     def deadline_s(self) -> float:

@@ -169,5 +169,5 @@ def _cluster(settings: Settings) -> Cluster:
         cpus=cluster.cpus_per_worker,
         gpus=cluster.gpus_per_worker,
         together=settings.transport == "shared_memory",
-        timeouts=Timeouts(cluster.start_timeout_s, cluster.step_timeout_s, cluster.lease_s),
+        timeouts=Timeouts(cluster.start_timeout_s, cluster.step_timeout_s, cluster.lease_s, cluster.unreachable_s),
     )

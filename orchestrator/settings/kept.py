@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigurationError
-from orchestrator.records.masking import is_masked
+from orchestrator.records.masking import is_masked, setting
 from orchestrator.settings import sources
 from orchestrator.settings.loading import from_sources
 from orchestrator.settings.schema import BY_PATH, Settings, kind_at, locate
@@ -26,30 +26,28 @@ _PATH: KeyPath = ("privacy", "secret")
 
 
 def given_again(file: Path, overrides: Sequence[str]) -> list[str]:
-    """Those of the overrides that stand for what the recorded file was left without. Raises ConfigurationError where some of
-    that is not given again."""
-    wanted = left_out(file)
-    typed = {each: [leaf.path for leaf in sources.from_command_line([each]).leaves] for each in overrides}
-    wanting = [path for path in wanted if not any(_meet(path, other) for found in typed.values() for other in found)]
+    """What of the overrides stands for what the recorded file was left without, each setting by itself; an address with its
+    password is given again, too, where the record has it without. Raises ConfigurationError where something is not given."""
+    left, wanted = {leaf.path: leaf.given.value for leaf in _source(file).leaves}, left_out(file)
+    typed = sources.from_command_line(overrides).leaves
+    wanting = [path for path in wanted if not any(_meet(path, leaf.path) for leaf in typed)]
     if wanting:
         raise ConfigurationError(
             [f"{'.'.join(path)}: {_why(path)}" for path in wanting],
             f"give {'it' if len(wanting) == 1 else 'them'} again: {' '.join(map(_asked, wanting))}",
         )
-    return [each for each, found in typed.items() if any(_meet(path, other) for path in wanted for other in found)]
+    return [
+        _typed(path, given.value)
+        for path, given in typed
+        if any(_meet(path, other) for other in wanted)
+        or left.get(path) == setting(".".join(path), given.value) != given.value
+    ]
 
 
 def restored(file: Path, settings: Settings) -> list[str]:
     """What the recorded file was left without, as overrides that take the values of these settings."""
-    whole, found = to_dict(settings), []
-    for path in left_out(file):
-        above = next((path[:depth] for depth in range(len(path), 0, -1) if path[:depth] in BY_PATH), path)
-        nested = escaped(_at(whole, path))
-        for part in reversed(path[len(above) :]):
-            nested = {part: nested}
-        typed = nested if isinstance(nested, str) and is_text(kind_at(path)) else json.dumps(nested)
-        found.append(f"{'.'.join(above)}={typed}")
-    return found
+    whole = to_dict(settings)
+    return [_typed(path, escaped(_at(whole, path))) for path in left_out(file)]
 
 
 def as_held(file: Path) -> Settings:
@@ -58,6 +56,14 @@ def as_held(file: Path) -> Settings:
     source = _source(file)
     source.leaves = [leaf for leaf in source.leaves if not is_masked(leaf.given.value) or _fits(leaf)]
     return from_sources([source], recorded=True)
+
+
+def _typed(path: KeyPath, value: Any) -> str:
+    """As an override. Below an open key in braces, where a key may hold a dot."""
+    above = next((path[:depth] for depth in range(len(path), 0, -1) if path[:depth] in BY_PATH), path)
+    for part in reversed(path[len(above) :]):
+        value = {part: value}
+    return f"{'.'.join(above)}={value if isinstance(value, str) and is_text(kind_at(path)) else json.dumps(value)}"
 
 
 def _at(place: Any, path: KeyPath) -> Any:

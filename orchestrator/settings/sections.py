@@ -233,6 +233,10 @@ class ClusterSettings:
         default=60.0,
         metadata=execution("Seconds after which a worker that hears nothing from the driver ends itself.", POSITIVE),
     )
+    unreachable_s: int = field(
+        default=5,
+        metadata=execution("Seconds after which a host that answers nothing any more is given up.", at_least(2)),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,10 @@ everything else is replaced, and what the command line gives comes last. A scala
 or a `mode` sets that: `topology: ring`, `sync=bsp`, `optimizer=sgd`. `${run.seed}` stands for the value of another key,
 `${oc.env:HOME}` for a variable of the environment.
 
+A setting that the others leave without effect is refused where a run is described, with what to do about it (a warm-up longer
+than the run, `early_stopping.mode` without a patience). It may stay where a later source switches off what it belongs to, such
+as a file's `tuning.seconds` beside `topology=tree` on the command line; and a record is repeated as it is.
+
 A key that determines the result is part of a run's identity: another value may give other bits. What determines only
 the execution may differ between a run and its rerun.
 """

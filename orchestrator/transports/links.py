@@ -36,7 +36,7 @@ from orchestrator.transports.base import ProtocolError, Received, Tag
 from orchestrator.transports.shared_memory import Mapping
 
 UNREACHABLE_S: Final = 5
-"""Between hosts: a peer whose host has answered nothing for this long is lost."""
+"""Between hosts: a peer whose host has answered nothing for this long is lost, where nothing else is asked for."""
 
 
 class Poller:
@@ -73,9 +73,17 @@ class Poller:
 
 
 class Link:
-    """The connection with `peer`; owns the socket. `memory`: the peer's regions, mapped here."""
+    """The connection with `peer`; owns the socket. `memory`: the peer's regions, mapped here; unreachable_s: between hosts,
+    after how many seconds without any answer the peer is lost."""
 
-    def __init__(self, peer: int, connection: socket.socket, memory: Sequence[Mapping], poller: Poller) -> None:
+    def __init__(
+        self,
+        peer: int,
+        connection: socket.socket,
+        memory: Sequence[Mapping],
+        poller: Poller,
+        unreachable_s: int = UNREACHABLE_S,
+    ) -> None:
         self.peer = peer
         self.inbox: deque[tuple[Tag, Received]] = deque()
         self.left = False
@@ -90,7 +98,8 @@ class Link:
         self._wanted = memoryview(self._header)
         self._pidfd = None if self.is_remote else open_pidfd(connection)
         if self.is_remote:
-            configure_tcp(connection)
+            configure_tcp(connection, unreachable_s)
+        self._unreachable_s = unreachable_s
         poller.watch(connection.fileno(), self._on_ready)
         if self._pidfd is not None:
             poller.watch(self._pidfd, self._on_death)
@@ -151,8 +160,8 @@ class Link:
 
     def check_reachable(self) -> None:
         """Between hosts only: end the link when the peer's host has stopped answering."""
-        if not self.ended and is_unreachable(self._socket):
-            self._end(f"its host has not answered for {UNREACHABLE_S} s")
+        if not self.ended and is_unreachable(self._socket, self._unreachable_s):
+            self._end(f"its host has not answered for {self._unreachable_s} s")
 
     def acknowledged(self) -> bool:
         """Between hosts: the peer's kernel has everything (on one host that is so once it is written)."""
@@ -257,25 +266,31 @@ def open_pidfd(connection: socket.socket) -> int | None:
         return None
 
 
-def configure_tcp(connection: socket.socket) -> None:
-    """No delay for small frames; the kernel's keepalive is the heartbeat of rule C5."""
+def configure_tcp(connection: socket.socket, unreachable_s: int) -> None:
+    """No delay for small frames; the kernel's keepalive is the heartbeat of rule C5: after a second without anything a probe
+    each second, and the end after `unreachable_s`, at least 2."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, UNREACHABLE_S - 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, unreachable_s - 1)
 
 
-def is_unreachable(connection: socket.socket) -> bool:
-    """Data or probes are sent again and again, and nothing has come back for UNREACHABLE_S.
+def is_unreachable(connection: socket.socket, unreachable_s: int) -> bool:
+    """Data or probes are sent again and again, and nothing has come back for `unreachable_s`.
 
     Source: `struct tcp_info` in linux/tcp.h.
     """
-    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
+    info = tcp_info(connection)
     retransmissions, probes = info[2], info[3]
     (last_answer_ms,) = struct.unpack_from("=I", info, 56)
     # One open probe is normal: for a peer that does not read the kernel spaces them up to two minutes apart.
-    return (retransmissions >= 2 or probes >= 3) and bool(last_answer_ms >= 1000 * UNREACHABLE_S)
+    return (retransmissions >= 2 or probes >= 3) and bool(last_answer_ms >= 1000 * unreachable_s)
+
+
+def tcp_info(connection: socket.socket) -> bytes:
+    """Its first 60 bytes."""
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
 
 
 def _unacknowledged_bytes(connection: socket.socket) -> int:

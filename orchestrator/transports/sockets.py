@@ -44,7 +44,7 @@ from orchestrator.transports.handshake import (
     refusal,
 )
 from orchestrator.transports.handshake_socket import Handshake, Result
-from orchestrator.transports.links import Link, peer_credentials
+from orchestrator.transports.links import UNREACHABLE_S, Link, peer_credentials
 from orchestrator.transports.shared_memory import Descriptor, SharedRegions
 from orchestrator.transports.socket_transport import FAREWELL, SocketTransport
 
@@ -130,6 +130,7 @@ def connect(
     peers: Mapping[int, Address],
     regions: SharedRegions | None,
     timeout_s: float,
+    unreachable_s: int = UNREACHABLE_S,
 ) -> SocketTransport:
     """Connect with all peers; each of them calls `connect` with this member among its own peers.
 
@@ -137,15 +138,17 @@ def connect(
     Raises PeerLost (a peer is gone), PeerLeft (it is further on, or gave up too), DeadlineExceeded, PermissionError (another
     secret or user), ConnectionAbortedError (cancelled).
     """
-    return _Assembly(listener, Identity(listener.secret, generation, rank), regions).run(peers, timeout_s)
+    me = Identity(listener.secret, generation, rank)
+    return _Assembly(listener, me, regions, unreachable_s).run(peers, timeout_s)
 
 
 class _Assembly:
     """One call of `connect`."""
 
-    def __init__(self, listener: Listener, me: Identity, regions: SharedRegions | None) -> None:
+    def __init__(self, listener: Listener, me: Identity, regions: SharedRegions | None, unreachable_s: int) -> None:
         self._listener = listener
         self._me = me
+        self._unreachable_s = unreachable_s
         self._descriptors = regions.descriptors if regions else ()
         if len(self._descriptors) > MAX_REGIONS:
             raise ValueError(f"{len(self._descriptors)} regions; a peer can be given {MAX_REGIONS}")
@@ -271,7 +274,7 @@ class _Assembly:
             handshake.close()
             raise
         handshake.close_fds()
-        self._transport.adopt(Link(peer, handshake.connection, memory, self._poller))
+        self._transport.adopt(Link(peer, handshake.connection, memory, self._poller, self._unreachable_s))
         self._missing.discard(peer)
 
     def _note(self, claimed: int, error: Exception) -> None:

@@ -14,7 +14,7 @@ from orchestrator.verbs.verb import Answer, Arguments, refusal
 def report(run_id: str, outcome: Outcome, as_json: bool, started: float) -> Answer:
     if outcome.error is not None:
         print(f"error: {outcome.error}\n  run {run_id}, its files in .orchestrator/{run_id}/", file=sys.stderr)
-        if outcome.checkpoint is not None:
+        if outcome.checkpoint is not None and not outcome.recurs:
             print(f"  go on from step {outcome.checkpoint}: python -m orchestrator resume={run_id}", file=sys.stderr)
     code = 0 if outcome.error is None else outcome.error.exit_code
     return Answer(code, json.dumps(outcome.as_dict(run_id, started)) if as_json else None)

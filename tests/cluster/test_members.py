@@ -79,10 +79,10 @@ class DeadlyRay(SlowRay):
         assert no_restart
 
 
-def members_on(ray: Any, monkeypatch: pytest.MonkeyPatch) -> Members:
+def members_on(ray: Any, monkeypatch: pytest.MonkeyPatch, *settings: str) -> Members:
     monkeypatch.setattr(members, "ray", ray)
     monkeypatch.setattr(members, "this_node", lambda: None)
-    found = Members(resolve(load([{"run": {"steps": 1}, "pipeline": {"target": "a:B"}}], [])), b"secret")
+    found = Members(resolve(load([{"run": {"steps": 1}, "pipeline": {"target": "a:B"}}], settings)), b"secret")
     found.start(0, "worker", ActorPlacement(None, {}))
     return found
 
@@ -128,3 +128,22 @@ def test_what_one_that_is_over_has_said_before_is_heard(monkeypatch: pytest.Monk
     with pytest.raises(WorkerLost, match="lost with worker 0"):
         held.save_weights(0, "a path")
     assert held.profile(0) is None
+
+
+def test_an_actor_answers_before_it_can_be_taken_for_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An accused member that is not heard of for `cluster.unreachable_s` is taken for dead."""
+    held_for: list[float] = []
+
+    class Idle(SlowRay):
+        def remote(self, **_: Any) -> Any:
+            def held(_seen: int, wait_s: float, _gather_s: float) -> str:
+                held_for.append(wait_s)
+                return "take"
+
+            take = SimpleNamespace(remote=held)
+            actor = SimpleNamespace(take=take, prepare=SimpleNamespace(remote=lambda: "prepare"))
+            return lambda _: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: actor))
+
+    for unreachable_s in (2, 5, 60):
+        members_on(Idle(0, answers=True), monkeypatch, f"cluster.unreachable_s={unreachable_s}")
+    assert held_for == [0.8, 2.0, 2.0]

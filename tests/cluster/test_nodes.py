@@ -144,6 +144,20 @@ def test_an_address_without_a_ray_is_refused_at_once(digits: Project) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize(
+    "access", [{}, {"RAY_AUTH_MODE": "token"}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a" * 64}]
+)
+def test_a_token_that_is_not_the_rays_is_told_with_the_remedy(
+    digits: Project, two_nodes: Joined, access: dict[str, str], tmp_path: Path
+) -> None:
+    project = replace(digits, variables={**access, "HOME": str(tmp_path)})
+    done = project.run(*SHORT, f"cluster.address={two_nodes.address}")
+    assert (done.code, done.report["error"]["kind"]) == (1, "ClusterUnavailable")
+    assert "and this launch do not agree on a token: " in done.report["error"]["message"]
+    assert "export RAY_AUTH_MODE=token and RAY_AUTH_TOKEN=" in done.report["error"]["remedy"]
+
+
+@pytest.mark.long
 def test_what_a_far_worker_keeps_is_had_again_from_the_checkpoint(
     digits: Project, two_nodes: Joined, tmp_path: Path
 ) -> None:

@@ -19,9 +19,9 @@ from tests.engine.runs import Layout, settings_for
 from tests.engine.stages.test_runs import Deep
 
 
-def planned(workers: int, stages: int, **settings: Any) -> DryRun:
+def planned(workers: int, stages: int, *, cut: bool = False, **settings: Any) -> DryRun:
     plan = resolve(settings_for(Deep, Layout(workers, stages=stages), shards=6, **settings))
-    return DryRun(plan, 100, rehearse_cuts(plan), [], [], [])
+    return DryRun(plan, 100, rehearse_cuts(plan) if cut else None, [], [], [])
 
 
 @pytest.mark.parametrize(("workers", "stages"), [(2, 2), (7, 2), (3, 3), (18, 3)])
@@ -36,13 +36,17 @@ def test_each_worker_has_a_stage_and_its_share_of_the_shards_of_that(workers: in
         assert sorted(itertools.chain(*hosted)) == list(range(6))
 
 
+@pytest.mark.slow
 def test_the_text_tells_where_the_model_is_cut() -> None:
-    text = planned(7, 2).as_text()
+    text = planned(7, 2, cut=True).as_text()
     assert "layout    7 workers, 2 stages, pipeline 1f1b" in text
     assert "stage 0   from the first layers, " in text
     assert "4 workers: 6 rounds in a step, in 4 slices" in text
     assert "stage 1   from 2, " in text
     assert "worker 6  stage 0, shard 5" in text
+
+
+def test_the_text_of_whole_models_tells_of_one_exchange() -> None:
     whole = planned(2, 1).as_text()
     assert "exchange  2 rounds in a step, the model in 2 slices" in whole
     assert "worker 1  shards 3 to 5" in whole
@@ -54,6 +58,18 @@ def test_a_batch_that_grows_is_told_as_it_grows() -> None:
     assert "of 12, from step 3 on 24 rows in 6 shards" in found.as_text()
 
 
+class PrintsAndFails(Deep):
+    def datasets(self) -> Any:
+        print("{")
+        raise OSError("no such data")
+
+
+@pytest.mark.slow
+def test_what_the_pipeline_raises_is_left_to_its_workers() -> None:
+    assert rehearse_cuts(resolve(settings_for(PrintsAndFails, Layout(2, stages=2)))) is None
+
+
+@pytest.mark.slow
 def test_what_cannot_be_cut_is_told_before_anything_is_started() -> None:
     plan = resolve(settings_for(pipelines.Small, Layout(2, stages=2), shards=6))
     with pytest.raises(ConfigurationError, match=r"cluster\.stages: the model cannot be cut into 2 stages"):

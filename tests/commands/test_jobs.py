@@ -6,8 +6,10 @@ import contextlib
 import json
 import os
 import secrets
+import shlex
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -18,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.commands.alone import alone
-from tests.projects import PATIENCE_S, Project, make_digits
+from tests.projects import PATIENCE_S, REPOSITORY, Project, make_digits
 
 RUN = ("conf=digits", "run.steps=120", "checkpoint.every=10", "cluster.workers=2")
 # What only the head of a Ray that takes jobs needs (ray[default]); `make test-long` puts it here.
@@ -118,10 +121,10 @@ def free_port() -> int:
         return port if port < 10_000 or port > 20_000 else free_port()  # where Ray's workers listen
 
 
-def await_end(project: Project, name: str) -> str:
+def await_end(project: Project, name: str, *to: str) -> str:
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        done = project.run(f"status={name}", "output=json")
+        done = project.run(f"status={name}", *to, "output=json")
         assert done.code == 0, done.err
         if done.report["status"] not in ("pending", "running"):
             return str(done.report["status"])
@@ -153,3 +156,26 @@ def test_a_job_whose_head_was_killed_is_submitted_again_and_goes_on(tmp_path: Pa
     report = json.loads(next(line for line in reversed(logs.splitlines()) if line.startswith("{")))
     assert report["run_id"] == run_id
     assert report["digest"] == alone(project, "digits", *RUN[1:]).digest
+
+
+@pytest.mark.ray
+@pytest.mark.long
+def test_a_rayjob_runs_what_was_submitted_and_nothing_that_stands_in_its_settings(tmp_path: Path) -> None:
+    """Its entrypoint goes the way of KubeRay 1.7: `bash -ce`, `ray job submit`, the shell of the head."""
+    project = make_digits(tmp_path / "my digits")
+    project.variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    name = """it's "$HOME" `touch executed` $(touch executed) \\ ~ \u00fc %24 {a,b} *"""
+    words = ("conf=digits", "run.steps=4", "cluster.workers=1", f"run.name={name}")
+    made = project.run("submit", "to=kubernetes", "image=i", "claim=c", "id=job-2", *words)
+    assert made.code == 0, made.err
+    entrypoint = yaml.safe_load(made.out)["spec"]["entrypoint"]
+    with head(project, Path(project.temporary) / "a") as first:
+        to = f"--address {first.url}"
+        way = f"ray job submit {to} --no-wait --submission-id job-2 -- {entrypoint} ; ray job logs {to} --follow job-2"
+        project.variables["PYTHONPATH"] = f"{REPOSITORY}:{DASHBOARD}"
+        done = project.shell(f"exec /bin/bash -ce {shlex.quote(way)}")
+        assert done.code == 0, done.err
+        assert await_end(project, "job-2", f"to={first.url}") == "succeeded", done.out
+    with contextlib.closing(sqlite3.connect(project.path / ".orchestrator" / "mlflow.db")) as store:
+        assert store.execute("select name, status from runs").fetchall() == [(name, "FINISHED")]
+    assert not list(tmp_path.rglob("executed"))

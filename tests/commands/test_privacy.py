@@ -6,13 +6,14 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 
 from orchestrator.settings import Settings, load
-from tests.projects import REPOSITORY, Project, make_digits
+from tests.projects import PATIENCE_S, REPOSITORY, Project, make_digits
 
 PAGE = (REPOSITORY / "docs" / "privacy.md").read_text()
 COMMANDS = [
@@ -77,10 +78,12 @@ def test_the_commands_of_the_page_and_the_secret_is_nowhere(digits: Project, tmp
     for text in (first.out, first.err, again.out, again.err):
         assert not _shows(text.encode(), value)
 
-    file.rename(tmp_path / "away")
+    away = file.rename(tmp_path / "away")
     without = digits.run(f"rerun={first.report['run_id']}", "output=json")
     assert without.code == 4, without.err
     assert "is not here" in without.err
+    moved = digits.run(f"rerun={first.report['run_id']}", f"privacy.secret={away}", "output=json")
+    assert (moved.code, moved.report["verdict"]) == (0, "exact"), moved.err
     other = tmp_path / "other"
     other.write_text("1" * 64 + "\n")
     other.chmod(0o600)
@@ -88,6 +91,61 @@ def test_the_commands_of_the_page_and_the_secret_is_nowhere(digits: Project, tmp
     assert wrong.code == 4, wrong.err
     assert "began with another secret" in wrong.err
     del digits.variables["XDG_CONFIG_HOME"]
+
+
+@pytest.mark.long
+@pytest.mark.ray
+def test_a_run_whose_secret_was_given_by_its_path_goes_on_and_is_repeated(tmp_path: Path) -> None:
+    """The path, from the command line or from a file, is in the record; older ones have '***' in its place, and ask for it."""
+    project = make_digits(tmp_path / "project")
+    project.variables["HOME"] = str(tmp_path / "home")
+    private = yaml.safe_load((project.path / "conf" / "private.yaml").read_text().replace("1e-4", "0.0001"))
+    private |= {"local": {"steps": 1, "optimizer": {"name": "sgd", "lr": 0.05}, "weight": "uniform"}}
+    private["data"] |= {"shards": 60, "batch_size": 60, "partition": {"name": "iid", "clients": 120}}
+    private |= {"checkpoint": {"every": 2}, "evaluation": {"every": 40}}
+    private["run"]["steps"], private["cluster"]["workers"] = 40, 2
+    (project.path / "conf" / "mine.yaml").write_text(yaml.safe_dump(private))
+    private["privacy"]["secret"] = "~/keys/secret"
+    (project.path / "conf" / "home.yaml").write_text(yaml.safe_dump(private))
+    project.commit()
+    path = tmp_path / "home" / "keys" / "secret"
+    for given in (["once=mine", "conf=mine", f"privacy.secret={path}"], ["conf=home"]):
+        before = {*project.runs()}
+        process = project.start(*given)
+        await_checkpoint(project, before)
+        process.terminate()
+        process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 130
+        (run_id,) = {*project.runs()} - before
+        again = [*given, "output=json"] if "once=mine" in given else [f"resume={run_id}", "output=json"]
+        resumed = project.run(*again)
+        assert resumed.code == 0, resumed.err
+        assert resumed.report["run_id"] == run_id
+        other = ["cluster.workers=1", "secure_aggregation=false", "output=json"]
+        repeated = project.run(f"rerun={run_id}", *other)
+        assert (repeated.code, repeated.report["verdict"]) == (0, "exact"), repeated.err
+
+    record = project.folder(run_id) / "settings.yaml"
+    record.write_text(record.read_text().replace("secret: ~/keys/secret", "secret: '***'"))
+    asked = project.run(f"rerun={run_id}", *other)
+    assert asked.code == 2
+    assert asked.report["error"]["message"] == "the configuration is wrong: privacy.secret: this record lacks the path"
+    assert asked.report["error"]["remedy"] == "give it again: privacy.secret=PATH"
+    old = project.run(f"rerun={run_id}", f"privacy.secret={path}", *other)
+    assert (old.code, old.report["verdict"]) == (0, "exact"), old.err
+    assert project.leftovers() == []
+
+
+def await_checkpoint(project: Project, before: set[str]) -> None:
+    """Of a run that was not there before."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not any('"checkpoint_saved"' in file.read_text() for file in _journals(project, before)):
+        assert time.monotonic() < deadline, "no checkpoint was made"
+        time.sleep(0.05)  # looks at a file that another process writes
+
+
+def _journals(project: Project, before: set[str]) -> list[Path]:
+    return [file for file in project.path.glob(".orchestrator/*/journal.jsonl") if file.parent.name not in before]
 
 
 @pytest.mark.long

@@ -458,6 +458,14 @@ def test_one_that_leaves_after_a_neighbour_of_the_accuser_is_accused_rightly() -
     assert [kill.member for kill in play.of(Kill)] == [1]
 
 
+@pytest.mark.parametrize("unreachable_s", [2, 5])
+def test_how_long_an_accused_member_may_be_silent_can_be_set(unreachable_s: int) -> None:
+    play = begun(requirements(unreachable_s=unreachable_s))
+    play(left(0, 5, "peer", accuses=1))
+    assert not [each for each in play.wait(unreachable_s) if isinstance(each, Kill)]
+    assert [each.member for each in play.wait(1.0) if isinstance(each, Kill)] == [1]
+
+
 def test_an_accused_member_that_is_not_heard_is_taken_for_dead() -> None:
     play = begun(requirements(start=3, most=3))
     play(left(0, 5, "peer", accuses=2), left(1, 5))

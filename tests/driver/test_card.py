@@ -103,6 +103,12 @@ def test_both_forms_say_the_same_and_the_html_is_one_file(tmp_path: Path) -> Non
     assert "resume=" not in shown, "it has finished"
 
 
+def test_nobody_is_told_to_go_on_where_it_would_end_the_same_way() -> None:
+    failed = dataclasses.replace(FACTS, status="failed")
+    assert "resume=0123abcd" in card(failed)
+    assert "resume=" not in card(dataclasses.replace(failed, recurs=True))
+
+
 def test_nothing_of_a_run_can_write_into_the_page() -> None:
     evil = "<script>alert(1)</script>"
     whole = page(dataclasses.replace(FACTS, name=evil, settings={evil: evil}, said=[evil], obstacles=[evil]))

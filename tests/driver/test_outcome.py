@@ -8,7 +8,8 @@ import math
 import pytest
 
 from orchestrator.driver.report.outcome import Outcome
-from orchestrator.errors import Interrupted, NonFinite, OrchestratorError
+from orchestrator.errors import Interrupted, NonFinite, OrchestratorError, PipelineRaised, WorkerLost
+from orchestrator.verbs import ended
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,25 @@ def test_status_and_error(error: OrchestratorError | None, status: str) -> None:
     assert ("error" in report) == (error is not None)
     if error is not None:
         assert report["error"] == {"kind": error.kind, "message": error.message, "remedy": error.remedy}
+
+
+def test_who_would_meet_it_again_is_not_told_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    raised, again = PipelineRaised("loss() raised"), PipelineRaised("loss() raised")
+    again.recurs = True
+    nan = NonFinite("nan")
+    for error, staleness, recurs in (
+        (raised, None, False),
+        (again, None, True),
+        (nan, None, True),
+        (nan, 3, False),  # of an asynchronous run
+        (Interrupted("by SIGINT"), None, False),
+        (WorkerLost("killed"), None, False),
+    ):
+        outcome = Outcome(error=error, checkpoint=7, staleness=staleness)
+        assert outcome.recurs == recurs
+        ended.report("0123", outcome, as_json=False, started=0.0)
+        assert ("go on from step 7: python -m orchestrator resume=0123" in capsys.readouterr().err) == (not recurs)
+    assert not Outcome(checkpoint=7).recurs
 
 
 def test_times_and_rates() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import ConfigurationError, NotRerunnable
+from orchestrator.privacy import secret
 from orchestrator.settings import load, to_yaml
 from orchestrator.tracking import Past
 
@@ -53,6 +55,52 @@ def test_another_topology_leaves_the_options_of_the_recorded_one_behind(recorded
 def test_what_determines_the_result_may_not_and_all_of_it_is_named(recorded: Recorded) -> None:
     with pytest.raises(ConfigurationError, match=r"optimizer\.lr: it determines.*\n.*run\.threads: it determines"):
         recorded.settings(["run.threads=2", "optimizer.lr=1", "cluster.workers=2"])
+
+
+PRIVATE: dict[str, Any] = {
+    **RUN,
+    "topology": "tree",
+    "data": {"partition": "iid"},
+    "privacy": {"clipping_norm": 1.0, "noise_multiplier": 1.0, "delta": 0.1},
+}
+
+
+def test_a_record_without_the_path_of_its_secret_asks_for_it_and_takes_it(recorded: Recorded, tmp_path: Path) -> None:
+    """Earlier versions wrote '***' in its place, at which everything that read the record ended."""
+    path = tmp_path / "keys" / "secret"
+    secret.read_or_create(path)
+    first = secret.read(path)
+    given = {**PRIVATE, "privacy": {**PRIVATE["privacy"], "secret": str(path)}}
+    recorded.files.settings.write_text(to_yaml(load([given], []), public=True))
+    recorded.files.privacy.write_text(json.dumps({"commitment": first.commitment}))
+    assert recorded.secret() == first
+    recorded.files.settings.write_text(recorded.files.settings.read_text().replace(str(path), "'***'"))
+    with pytest.raises(ConfigurationError) as caught:
+        recorded.settings(["cluster.workers=2"])
+    assert caught.value.problems == ("privacy.secret: this record lacks the path",)
+    assert "privacy.secret=PATH" in caught.value.remedy
+    assert recorded.is_private
+    assert recorded.held.run.steps == 3
+    assert recorded.as_run()["determining"]
+    assert recorded.secret([f"privacy.secret={path}", "cluster.workers=2"]) == first
+    with pytest.raises(NotRerunnable, match="~nobody-of-this-name/s has no place"):
+        recorded.secret(["privacy.secret=~nobody-of-this-name/s"])
+
+
+def test_who_gives_a_credential_again_cannot_change_anything_beside_it(recorded: Recorded) -> None:
+    args = {"password": "swordfish", "hidden": 3, "url": "https://me:sword@host"}
+    recorded.files.settings.write_text(
+        to_yaml(load([{**RUN, "pipeline": {"target": "a:B", "args": args}}], []), public=True)
+    )
+    for again in (
+        ["pipeline.args.password=swordfish", "pipeline.args.url=https://me:sword@host"],
+        ["pipeline.args={password: swordfish, url: 'https://me:sword@host'}"],
+    ):
+        assert recorded.settings(again).pipeline.args == args
+    with pytest.raises(ConfigurationError, match=r"wrong: pipeline\.args\.hidden: it determines the result"):
+        recorded.settings(["pipeline.args={password: swordfish, hidden: 4}"])
+    with pytest.raises(ConfigurationError, match=r"pipeline\.args\.url: it determines the result"):
+        recorded.settings(["pipeline.args.password=x", "pipeline.args.url=https://me:sword@elsewhere"])
 
 
 def test_everything_that_is_missing_for_a_rerun_is_named(recorded: Recorded) -> None:

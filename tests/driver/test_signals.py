@@ -56,3 +56,17 @@ def test_a_second_interrupt_of_what_is_prepared_ends_the_process() -> None:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def test_an_interrupt_of_another_kind_after_the_first_is_the_same_one() -> None:
+    """A job of Slurm gets SIGTERM with all its processes, and SIGINT from its script."""
+    before = {number: signal.getsignal(number) for number in signals.WATCHED}
+    try:
+        signals.interrupt()
+        with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_DFL
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

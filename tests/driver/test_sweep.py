@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,14 @@ from hypothesis import strategies as st
 from orchestrator.commands.sweep_rerun import parting
 from orchestrator.driver.report import pictures
 from orchestrator.driver.sweep.board import Board, Row, Seen, TrialDisplay, ranked, show_point, summary, table
-from orchestrator.driver.sweep.record import Known
+from orchestrator.driver.sweep.record import Known, of_runs, parameters
 from orchestrator.driver.sweep.report import SweepReport, summary_of_whole
-from orchestrator.errors import UsageError
+from orchestrator.errors import ConfigurationError, UsageError
 from orchestrator.search.asking import Trial
 from orchestrator.search.outlook import Cut, Ended
 from orchestrator.search.space import Choice, Range, Space
 from orchestrator.search.sweeps import load_sweep
+from orchestrator.settings import kept
 
 EVENTS = [
     {
@@ -51,6 +53,34 @@ WHOLE = {
     "agreed": {"validation/loss": 0.1, "validation/accuracy": 1.0},
     "disagreed": {},
 }
+
+
+def test_the_record_of_a_sweep_holds_no_credentials_and_asks_for_them(tmp_path: Path) -> None:
+    file, record = tmp_path / "search.yaml", tmp_path / "sweep.yaml"
+    file.write_text(
+        "run: {steps: 3}\npipeline: {target: 'a:B', args: {password: swordfish, url: 'https://me:sword@host'}}\n"
+        "space: {run.seed: {choices: [1, 2]}}\nsearch: {name: grid}\n"
+    )
+    described = load_sweep(str(file), [])
+    record.write_text(described.as_yaml(public=True))
+    (tmp_path / "sweep.jsonl").touch()
+    assert not re.search("swordfish|sword@", record.read_text() + json.dumps(parameters(described)))
+    with pytest.raises(ConfigurationError) as caught:
+        kept.given_again(record, ["cluster.workers=2", "parallel=2"])
+    assert caught.value.remedy == "give it again: pipeline.args.password=VALUE"
+    again = ["pipeline.args.password=swordfish", "pipeline.args.url=https://me:sword@host"]
+    assert load_sweep(str(record), again).determining() == described.determining()
+    assert of_runs([*again, "parallel=2", "search.token=x"]) == again
+
+
+def test_a_credential_is_not_searched(tmp_path: Path) -> None:
+    file = tmp_path / "search.yaml"
+    file.write_text(
+        "run: {steps: 3}\npipeline: {target: 'a:B'}\nspace: {pipeline.args.password: {choices: [a, b]}}\n"
+        "search: {name: grid}\n"
+    )
+    with pytest.raises(ConfigurationError, match=r"pipeline\.args\.password: credentials cannot be searched"):
+        load_sweep(str(file), [])
 
 
 def test_the_journal_is_a_fold(tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ or as those that are drawn; and the round is what its parts are by hand."""
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
 
 import pytest
 import torch
 
+from orchestrator.data.clients import ClientSampler
 from orchestrator.engine.step.local_steps import LocalSteps
 from orchestrator.engine.worker import Worker
 from orchestrator.errors import ConfigurationError, NonFinite, PipelineRaised
@@ -324,3 +326,75 @@ def test_a_stopped_run_goes_on_with_other_workers() -> None:
     after = Elastic(elastic_settings(LabelledBatchnorm, other, **RICH), other, saved=saved).run()
     assert first.trace + after.trace == whole.trace
     assert after.digest == whole.digest
+
+
+class Narrow(Labelled):
+    """Batch normalisation of single values: a batch of one row has no deviation."""
+
+    def model(self) -> torch.nn.Module:
+        return torch.nn.Sequential(
+            torch.nn.Linear(p.FEATURES, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, p.CLASSES)
+        )
+
+
+class Lonely(Narrow):
+    """Client 0 owns one sample."""
+
+    def labels(self, train: Any, by: str) -> Any:
+        return [min(number, 1) + (number > 12) for number in range(len(train))] if by == "client" else []
+
+
+def _told(kind: type[Labelled] = Narrow, **settings: Any) -> PipelineRaised:
+    with pytest.raises(PipelineRaised, match="more than 1 value per channel") as caught:
+        train(kind, steps=60, **{"shards": 4, "batch_size": 16, "optimizer": MEAN, **settings})
+    assert caught.value.recurs
+    return caught.value
+
+
+def test_who_owns_one_sample_is_named_by_round_client_and_local_step() -> None:
+    clients = {"name": "dirichlet", "alpha": 0.3, "clients": 12, "least": 1}
+    error = _told(partition=clients, local={"epochs": 2, "optimizer": INNER})
+    found = re.match(
+        r"loss\(\) \(round (\d+), local step 0, client (\d+), shard (\d)\) raised ValueError", error.message
+    )
+    assert found is not None
+    worker = Worker(
+        resolve(
+            settings_for(
+                Narrow,
+                shards=4,
+                batch_size=16,
+                optimizer=MEAN,
+                partition=clients,
+                local={"epochs": 2, "optimizer": INNER},
+            )
+        ),
+        LocalRegions(),
+    )
+    worker.prepare()
+    sampler = worker._workload._sampler
+    assert isinstance(sampler, ClientSampler)
+    round_, client, shard = map(int, found.groups())
+    assert (sampler.client(round_, shard), sampler.samples(round_, shard)) == (client, 1)
+    assert "this client owns one sample: set data.partition.least=2, or put GroupNorm" in error.remedy
+    assert "data.batch_size" not in error.remedy
+
+
+def test_the_remedy_is_one_that_helps() -> None:
+    natural = _told(Lonely, partition={"name": "natural"}, local={"epochs": 1, "optimizer": INNER}, shards=3)
+    assert natural.message.startswith("loss() (round 0, local step 0, client 0, shard 0)")
+    assert "give each client two samples or more" in natural.remedy
+    iid = {"name": "iid", "clients": 8}
+    odd: dict[str, Any] = {"partition": iid, "local": {"epochs": 1, "optimizer": INNER}, "batch_size": 8}
+    assert re.search(
+        r"of this client's \d+ samples a batch was left one: set data\.batch_size=12,", _told(**odd).remedy
+    )
+    train(Narrow, steps=6, shards=4, optimizer=MEAN, **{**odd, "batch_size": 12})
+    least = {"name": "dirichlet", "alpha": 2.0, "clients": 5, "least": 2}
+    train(Narrow, steps=12, shards=4, batch_size=16, optimizer=MEAN, partition=least, local=odd["local"])
+
+
+def test_drawn_clients_without_local_steps_are_named_too() -> None:
+    error = _told(partition={"name": "iid", "clients": 8}, batch_size=4)
+    assert re.match(r"loss\(\) \(step 0, client \d, shard 0\) raised", error.message)
+    assert "set data.batch_size=12" in error.remedy

@@ -128,6 +128,27 @@ def test_descriptors_that_are_received_are_not_inherited(ends: tuple[socket.sock
     regions.close()
 
 
+@pytest.mark.parametrize("unreachable_s", [2, 5])
+def test_between_hosts_silence_ends_a_link_as_soon_as_was_asked_for(
+    unreachable_s: int, poller: Poller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the kernel's probes while nothing is under way; by what it tells of what was sent again in vain otherwise."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as connection:
+        connection.setblocking(False)
+        link = Link(4, connection, [], poller, unreachable_s)
+        idle, between, count = (
+            connection.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        )
+        assert idle + between * count == unreachable_s
+        for silent_ms, ended in ((1000 * unreachable_s - 1, False), (1000 * unreachable_s, True)):
+            told = bytes([0, 0, 2, *bytes(53)]) + silent_ms.to_bytes(4, "little")
+            monkeypatch.setattr(links, "tcp_info", lambda _, told=told: told)
+            link.check_reachable()
+            assert (link.ended == f"its host has not answered for {unreachable_s} s") == ended
+        link.close()
+
+
 def test_between_hosts_close_waits_until_the_peers_kernel_has_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     unacknowledged = [70, 70, 0]
     world = SocketWorld("tcp", shares=False)

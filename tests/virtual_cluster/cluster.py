@@ -299,7 +299,14 @@ class Cluster:
         return LocalRegions()
 
     def connect(
-        self, listener: Listener, rank: int, number: int, peers: dict[int, Any], regions: LocalRegions, timeout_s: float
+        self,
+        listener: Listener,
+        rank: int,
+        number: int,
+        peers: dict[int, Any],
+        regions: LocalRegions,
+        timeout_s: float,
+        _: int,
     ) -> Wire:
         member = self.here()
         self.meet(member)

@@ -235,10 +235,12 @@ class MemberActor:
 
         if generation.storage is not None:
             self._checkpoint_client.open(generation.storage)
-        timeout_s = self._plan.cluster.timeouts.step_s
+        timeouts = self._plan.cluster.timeouts
 
         def join() -> Transport:
-            return connect(self._listener, rank, generation.number, peers, self._regions, timeout_s)
+            return connect(
+                self._listener, rank, generation.number, peers, self._regions, timeouts.step_s, timeouts.unreachable_s
+            )
 
         try:
             ended = self._member.run(generation, rank, join, run_manifest)

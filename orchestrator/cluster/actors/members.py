@@ -23,6 +23,7 @@ from orchestrator.plan import Plan
 
 _POLL_S = 2.0  # how long an idle actor holds a poll, at most
 _HEARTBEAT_SHARE = 0.25  # of the time after which a member counts as stuck
+_POLL_SHARE = 0.4  # of the time after which an accused member that is not heard of is taken for dead
 _DRAIN_S = 5.0  # how long a member may take for its last words; one that is stopped never answers
 _PROFILE_S = 30.0
 _SILENT_S = 30.0  # who has not answered for so long is stopped, or its host is gone
@@ -79,7 +80,8 @@ class Members:
         self._plan = plan
         self._secret = secret
         # How long an actor that has nothing to say may hold a poll, and so how old its heartbeat may be.
-        self._poll_s = min(_POLL_S, plan.cluster.timeouts.step_s * _HEARTBEAT_SHARE)
+        timeouts = plan.cluster.timeouts
+        self._poll_s = min(_POLL_S, timeouts.step_s * _HEARTBEAT_SHARE, timeouts.unreachable_s * _POLL_SHARE)
         self._members: dict[int, _Member] = {}
         self._waiting: dict[Any, tuple[int, Kind]] = {}
         self._eager: int | None = None

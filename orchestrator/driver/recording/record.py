@@ -296,6 +296,7 @@ class Record:
             run_id=self.tracker.run_id,
             name=self.tracker.name,
             status=outcome.status,
+            recurs=outcome.recurs,
             started=datetime.fromtimestamp(self.tracker.started_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
             command=shlex.join(["python", "-m", "orchestrator", *masking.arguments(sys.argv[1:])]),
             outcome=rows,

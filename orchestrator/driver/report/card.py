@@ -74,7 +74,8 @@ class CardContents:
     code, data, nodes, identity: the contents of the run's files, empty where there is none; settings: flat, those that
     determine the result; execution: the others. outcome: the rows of the table of results; said: what the comparison
     with other runs found; obstacles: to an exact rerun; events: of the journal; pictures: files; before: the run before, with
-    how the data differ from its own; uri: of the MLflow store, where it is not the project's.
+    how the data differ from its own; uri: of the MLflow store, where it is not the project's; recurs: whether it would end
+    like this again if somebody went on with it.
     """
 
     run_id: str
@@ -96,6 +97,7 @@ class CardContents:
     pictures: Sequence[Path] = ()
     before: tuple[str, Drift] | None = None
     uri: str | None = None
+    recurs: bool = False
 
 
 def card(contents: CardContents) -> str:
@@ -303,7 +305,7 @@ def _checklist(contents: CardContents) -> Grid:
 def _again(contents: CardContents) -> list[Block]:
     run_id = contents.run_id
     found: list[Block] = []
-    if contents.status != "finished":
+    if contents.status != "finished" and not contents.recurs:
         found += [Text("This goes on with it from its last checkpoint:"), _command(contents, f"resume={run_id}")]
     if contents.obstacles:
         found += [Text("It may be that it cannot be repeated exactly:"), Listing(contents.obstacles), Text("To try:")]

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from orchestrator.errors import Interrupted, OrchestratorError
+from orchestrator.errors import Interrupted, NonFinite, OrchestratorError
 
 Status = Literal["finished", "failed", "killed"]
 
@@ -45,6 +45,13 @@ class Outcome:
         if self.error is None:
             return "finished"
         return "killed" if isinstance(self.error, Interrupted) else "failed"
+
+    @property
+    def recurs(self) -> bool:
+        """Whether it would end like this again if somebody went on with it. In lockstep a number that is not finite comes
+        again, as all others do; elsewhere the order of updates may differ."""
+        lockstep = self.staleness is None
+        return self.error is not None and (self.error.recurs or (isinstance(self.error, NonFinite) and lockstep))
 
     def as_dict(self, run_id: str | None, started: float) -> dict[str, Any]:
         """The JSON object. run_id: None when no run was created; started: time of the command."""

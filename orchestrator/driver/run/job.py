@@ -281,6 +281,7 @@ def requirements(plan: Plan, *, checkpoint: int | None = None, generation: int =
         stages=members.stages,
         start_timeout_s=timeouts.start_s,
         step_timeout_s=timeouts.step_s,
+        unreachable_s=timeouts.unreachable_s,
         whole=not plan.exchange.exact,
         inherits=not plan.lockstep and not plan.replay,
         checkpoint=checkpoint,

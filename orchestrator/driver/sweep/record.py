@@ -129,7 +129,7 @@ class SweepRecord:
             store.mark_orphans(experiment_id)
             tracker = Tracker.create(store, experiment_id, run.name or sweep.kind, every_s=tracking.every_s)
             tracker.describe(
-                _parameters(sweep), {KIND: sweep.kind, "mlflow.source.name": given, "mlflow.source.type": "LOCAL"}
+                parameters(sweep), {KIND: sweep.kind, "mlflow.source.name": given, "mlflow.source.type": "LOCAL"}
             )
         files = SweepFolder(folder, tracker.run_id)
         files.lease()
@@ -253,7 +253,8 @@ def folder_of(store: Store, folder: Path, past: Past) -> SweepFolder:
     return files
 
 
-def _parameters(sweep: Sweep) -> dict[str, Any]:
+def parameters(sweep: Sweep) -> dict[str, Any]:
+    """What MLflow is told of a sweep."""
     found: dict[str, Any] = {}
     for section, content in sweep.as_dict().items():
         if isinstance(content, dict):

@@ -29,11 +29,13 @@ from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.pipeline import Pipeline, has_rate, naming, takes_step
 from orchestrator.plan import Data, Run, Variant
 from orchestrator.privacy.keys import Keys
+from orchestrator.sampling.partitions import PARTITIONS
 from orchestrator.sampling.subsets import chosen
 from orchestrator.updates import optimizers
 from orchestrator.updates.optimizers import kept_aside
 from orchestrator.values import Span
 
+_ROWS_TO_SHARE = 3  # from so many rows a batch on, batches of equal lengths leave none a single row
 _HEAD = 2**14  # elements of the gradient that are compared, for changes that raise no version
 _SMALLEST_WEIGHT, _LARGEST_WEIGHT = 1e-100, 1e100  # so that no product with a float32 leaves the range of float64
 
@@ -84,6 +86,8 @@ class Workload:
         self.order, self._sampler = _order(seed, samples, data, self.division)
         self._stretch = _stretch(data, self._sampler)
         self._weighs = data.privacy is None
+        self._in_rounds = data.local is not None
+        self._has_least = data.partition is not None and "least" in PARTITIONS.options(data.partition.name)
         self.held_out = 0 if self._validation is None else _length(self._validation, "validation")
         self.evaluation_batches = evaluation_batches(self.held_out, max(1, data.batch_size.at(0) // data.shards))
 
@@ -172,7 +176,7 @@ class Workload:
         if not rows:
             return None
         batch = self._fetch(micro_batch)
-        with naming(f"loss() ({where})"), streams.seeded_with(micro_batch.seed):
+        with naming(f"loss() ({where})", lambda: self._of_one_row(step, shard)), streams.seeded_with(micro_batch.seed):
             batch = self._staging.batch(batch)
             with self._autocast():
                 returned = self._loss(batch, step)
@@ -240,13 +244,13 @@ class Workload:
 
     def local_optimizer(self, variant: Variant, step: int, shard: int) -> torch.optim.Optimizer:
         """A new one over the model's parameters."""
-        what = f"building the local optimizer (step {step}, shard {shard})"
+        what = f"building the local optimizer (round {step}{self._whose(step, shard)})"
         with naming(what), streams.seeded(self._seed, "local optimizer", step, shard):
             return optimizers.build(variant.name, variant.options, self.model)
 
     def optimize_locally(self, step: int, shard: int, optimizer: torch.optim.Optimizer) -> None:
         """One step of a shard's own optimizer, which finds its gradients at the parameters."""
-        where = f"the local optimizer (step {step}, shard {shard})"
+        where = f"the local optimizer ({self._where(step, shard)})"
         with naming(where), streams.seeded(self._seed, "local optimizer step", step, shard):
             optimizer.step()
 
@@ -318,9 +322,38 @@ class Workload:
     def _micro_batch(self, step: int, shard: int) -> _MicroBatch:
         return _MicroBatch(
             Key(step, shard, tuple(self._indices(step, shard))),
-            f"step {step}, shard {shard}",
+            self._where(step, shard),
             streams.seed_of(self._seed, "samples", step, shard),
             streams.seed_of(self._seed, "compute", step, shard),
+        )
+
+    def _where(self, step: int, shard: int) -> str:
+        """A micro-batch for messages. step: of the run, or where a step of the run is a round the local one, as `local_steps`
+        numbers them."""
+        round_, nth = divmod(step, self._stretch)
+        return (
+            f"{f'round {round_}, local step {nth}' if self._in_rounds else f'step {step}'}{self._whose(round_, shard)}"
+        )
+
+    def _whose(self, round_: int, shard: int) -> str:
+        """Under noise it is told to nobody who plays."""
+        if isinstance(self._sampler, PoissonSampler):
+            return ""
+        client = f", client {self._sampler.client(round_, shard)}" if isinstance(self._sampler, ClientSampler) else ""
+        return f"{client}, shard {shard}"
+
+    def _of_one_row(self, step: int, shard: int) -> str | None:
+        """What to do where batch normalisation found a single row in a client's micro-batch; None of others."""
+        if not isinstance(self._sampler, ClientSampler) or isinstance(self._sampler, PoissonSampler):
+            return None
+        samples = self._sampler.samples(step // self._stretch, shard)
+        instead = "or put GroupNorm or LayerNorm in its place"
+        if samples == 1:
+            given = "set data.partition.least=2" if self._has_least else "give each client two samples or more"
+            return f"batch normalisation needs two rows, and this client owns one sample: {given}, {instead}"
+        return (
+            f"batch normalisation needs two rows, and of this client's {samples} samples a batch was left one: set "
+            f"data.batch_size={_ROWS_TO_SHARE * self.order.shards}, so that a shard takes {_ROWS_TO_SHARE} at a time, {instead}"
         )
 
     def _indices(self, step: int, shard: int) -> list[int]:

@@ -171,6 +171,6 @@ class ClippedTrainer(LocalTrainer):
                     "with privacy.clipping_norm only gradients are added up: keep counters out of the model",
                 )
         if computed is not None:
-            self._clipped.add(each, computed.tensors, computed.weight, grid)
+            self._clipped.add(self._workload.shard_of(step, each), computed.tensors, computed.weight, grid)
             self._clipped.add_loss(computed.loss)
             self._replica.forget()
