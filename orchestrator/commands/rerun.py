@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.commands import rebuild, trust
-from orchestrator.commands.compare import between
+from orchestrator.commands.compare import changed_files
 from orchestrator.commands.repeater import Repeater, failure
 from orchestrator.driver.before_start import initial, private
 from orchestrator.driver.folders import RunFolder, project_folder
@@ -33,6 +33,7 @@ from orchestrator.provenance.code import checkout
 from orchestrator.provenance.crates import crate, statement
 from orchestrator.provenance.environment import container
 from orchestrator.records import lines
+from orchestrator.records.comparison import compare
 from orchestrator.records.explanation import Explanation, explain
 from orchestrator.records.verdict import Divergence, Verdict, judge
 from orchestrator.tracking import Past, Store
@@ -47,7 +48,6 @@ _OWN = (
     "wheels",
 )  # settings of this command, not of the repeated run
 _ELSEWHERE = ("checkpoint.uri=null", "cluster.address=null")  # places of others, which are theirs
-_SURROUNDINGS = ("environment", "package", "hardware")
 EXIT = {"exact": 0, "diverged": 3, "inputs-differ": 4}
 
 
@@ -226,19 +226,9 @@ def why_not(original: Recorded, report: dict[str, Any]) -> OrchestratorError:
 
 def judged(original: Recorded, repeated: Recorded, *, check_environment: bool) -> Rerun:
     """The verdict of two recorded runs."""
-    found, _ = between(original, repeated)
-    # The order of updates was given to the repetition, so where it differs the repetition has diverged.
-    ignored = {"order", *(() if check_environment else _SURROUNDINGS)}
-    counted = [each for each in found.determining if each.kind not in ignored]
-    rests = original.rests()
-    verdict = judge(
-        original.trace() if rests is None else original.trace()[: rests[-1]["steps"]],
-        repeated.trace(),
-        original.past.digest,
-        repeated.past.digest,
-        [f"{each.kind} {each.name}: {each.text}" for each in counted],
-        (rests or [], repeated.rests() or []),
-    )
+    then, now = original.as_run(), repeated.as_run()
+    found = compare(then, now, {each.path: each.kind for each in changed_files(original, repeated)})
+    verdict = judge(then, now, found.inputs(check_environment=check_environment))
     bearing = [each.as_dict() for each in found.differences if each.share != "execution"]
     return Rerun(repeated.past.run_id, original.past.run_id, verdict, bearing)
 
