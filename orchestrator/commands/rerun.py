@@ -28,7 +28,7 @@ from orchestrator.driver.before_start import initial, private
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
-from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, UsageError
+from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, UsageError, bulleted
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.crates import crate, statement
 from orchestrator.provenance.environment import container
@@ -218,10 +218,8 @@ def why_not(original: Recorded, report: dict[str, Any]) -> OrchestratorError:
     error, known = failure(report), original.code.get("obstacles", [])
     if report["run_id"] is not None or isinstance(error, Interrupted) or not known:
         return error
-    said = "".join(f"\n  - {obstacle}" for obstacle in known)
-    return NotRerunnable(
-        f"{error.message}\n  the launch said what would keep it from being repeated:{said}", error.remedy
-    )
+    said = f"the launch said what would keep it from being repeated:{bulleted(known)}"
+    return NotRerunnable(f"{error.message}\n  {said}", error.remedy)
 
 
 def judged(original: Recorded, repeated: Recorded, *, check_environment: bool) -> Rerun:

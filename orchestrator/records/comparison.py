@@ -217,11 +217,10 @@ def _together(nodes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for node in nodes:
         for name, value in node.items():
             values.setdefault(name, {})[canonical(value)] = value
-    return {name: next(iter(found.values())) if len(found) == 1 else _sorted(found) for name, found in values.items()}
-
-
-def _sorted(found: Mapping[str, Any]) -> list[Any]:
-    return [found[key] for key in sorted(found)]
+    return {
+        name: next(iter(found.values())) if len(found) == 1 else [found[key] for key in sorted(found)]
+        for name, found in values.items()
+    }
 
 
 def _order(a: Run, b: Run) -> Iterator[Difference]:

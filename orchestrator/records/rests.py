@@ -78,15 +78,10 @@ def staleness(rests: Sequence[Rest]) -> list[Staleness]:
     """Raises ValueError for a damaged record."""
     found = []
     for rest, sprint in zip([rest for rest in rests if rest["updates"]], sprints(rests), strict=True):
-        wants = sprint.wants()
-        ahead = tuple((shard, clock - min(wants[shard, clock])) for shard, clock in sprint.order())
+        ahead = tuple(sprint.staleness())
         largest = max((each for _, each in ahead), default=0)
         found.append(Staleness(rest["rest"], rest["steps"], tuple(rest["clocks"]), largest, ahead))
     return found
-
-
-def largest_staleness(rests: Iterable[Rest]) -> int:
-    return max((sprint.staleness() for sprint in sprints(rests)), default=0)
 
 
 def _malformed(rest: Any, number: int) -> str | None:

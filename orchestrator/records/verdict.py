@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Literal, NamedTuple, TypedDict
 
+from orchestrator.errors import few
 from orchestrator.records.identity import canonical
 from orchestrator.records.rests import ORDER, OUTCOME, Rest
 from orchestrator.records.trace import Line, is_hidden
 
 Word = Literal["exact", "diverged", "inputs-differ"]
 TENSOR = "tensor:"
-_NAMED = 5  # tensors in a sentence
+NAMED = 5  # tensors in a sentence
 
 
 class Outcome(TypedDict, total=False):
@@ -90,7 +91,7 @@ class Verdict:
             before = f"; the {self.steps} steps before agree" if self.steps else ""
             same = divergence_text(found) + before
         if self.tensors is not None:
-            same += f"; tensors that differ after step {self.tensors[0]}: {listed(self.tensors[1])}"
+            same += f"; tensors that differ after step {self.tensors[0]}: {few(self.tensors[1], NAMED)}"
         if self.word != "inputs-differ":
             return f"{self.word}: {same}"
         inputs = "; ".join(self.differences)
@@ -197,11 +198,6 @@ def _aligned(expected: Iterable[Line], got: Iterable[Line]) -> Iterator[tuple[Li
 def tensors_of(found: Iterable[str]) -> tuple[str, ...]:
     """The names of the tensors among what differs."""
     return tuple(what.removeprefix(TENSOR) for what in found if what.startswith(TENSOR))
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first few."""
-    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 
 def differing(left: Line | None, right: Line | None) -> list[str]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from orchestrator.records import comparison, identity, rests
 from orchestrator.records.clocks import Sprint, Update
 from orchestrator.records.trace import line
-from orchestrator.records.verdict import judge, parting
+from orchestrator.records.verdict import Outcome, judge, parting
 
 HOSTED = ((0,), (1,))
 
@@ -106,7 +106,7 @@ def test_a_comparison_says_where_the_order_of_updates_differs() -> None:
 
 
 def _verdict(got: list[dict[str, Any]], digest: str | None = "d", trace: list[Any] = TRACE) -> Any:
-    original = {"trace": TRACE, "rests": RESTS, "digest": digest}
+    original: Outcome = {"trace": TRACE, "rests": RESTS, "digest": digest}
     return judge(original, {"trace": trace, "rests": got, "digest": "d"})
 
 
@@ -134,7 +134,7 @@ def test_an_original_that_did_not_finish_is_repeated_as_far_as_it_rested() -> No
 
 def test_steps_of_the_original_behind_its_last_rest_do_not_count() -> None:
     """No record says in which order they were computed."""
-    beyond = {"trace": [*TRACE, line(5, 1.0, 5)], "rests": RESTS, "digest": "d"}
+    beyond: Outcome = {"trace": [*TRACE, line(5, 1.0, 5)], "rests": RESTS, "digest": "d"}
     found = judge(beyond, {"trace": TRACE, "rests": RESTS, "digest": "d"})
     assert (found.word, found.steps) == ("exact", len(TRACE))
     with pytest.raises(ValueError, match="nothing to compare"):
@@ -144,7 +144,7 @@ def test_steps_of_the_original_behind_its_last_rest_do_not_count() -> None:
 @pytest.mark.parametrize(("order", "largest"), [("0101", 0), ("0011", 1), ("000011", 3)])
 def test_staleness_is_how_far_a_shard_was_ahead(order: str, largest: int) -> None:
     (found,) = rests.staleness(made(order))
-    assert found.largest == largest == rests.largest_staleness(made(order))
+    assert found.largest == largest
     assert len(found.updates) == len(order)
 
 

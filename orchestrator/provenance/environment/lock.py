@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from orchestrator.errors import NotRerunnable
+from orchestrator.errors import NotRerunnable, bulleted
 from orchestrator.provenance.environment import packages
 from orchestrator.records import masking
 
@@ -111,7 +111,7 @@ def of(environments: Sequence[Mapping[str, Any]], pylock: str | None = None) -> 
             pinned.append(_pinned(name, version, build.get("sha256"), origin, hashes.get((name, version), ())))
     if problems:
         raise NotRerunnable(
-            f"the environment cannot be rebuilt:{_listed(problems)}",
+            f"the environment cannot be rebuilt:{bulleted(problems, _SHOWN)}",
             "keep such packages in the repository of the run, or install them from a wheel or a commit; "
             "environment=check compares with the environment here",
         )
@@ -222,8 +222,3 @@ def _entry(item: Mapping[str, Any]) -> tuple[str, str, str]:
 def _toml(text: str) -> str:
     """A basic string; JSON's escapes are TOML's, which wants one more."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _listed(problems: Sequence[str]) -> str:
-    more = f"\n  and {len(problems) - _SHOWN} more" if problems[_SHOWN:] else ""
-    return "".join(f"\n  - {problem}" for problem in problems[:_SHOWN]) + more
