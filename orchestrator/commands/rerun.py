@@ -53,7 +53,7 @@ EXIT = {"exact": 0, "diverged": 3, "inputs-differ": 4}
 
 @dataclass(frozen=True)
 class Rerun:
-    """run_id: of the repetition, None where it came to none; rerun_of: the original, or what was given as its name where that
+    """run_id: of the repetition, None where none was started; rerun_of: the original, or what was given as its name where that
     names none; verdict: None without one; explained: by which second run, and what it showed."""
 
     run_id: str | None

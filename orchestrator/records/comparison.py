@@ -243,7 +243,7 @@ def _outcome(a: Run, b: Run, parted: Divergence | None) -> Iterator[Difference]:
 
 
 def _values(kind: Kind, a: Mapping[str, Any], b: Mapping[str, Any], share: Share = "result") -> Iterator[Difference]:
-    """One difference for each name whose values differ; no value is as good as None."""
+    """One difference for each name whose values differ; a missing value counts as None."""
     for name in {**a, **b}:
         left, right = a.get(name), b.get(name)
         if canonical(left) != canonical(right):

@@ -39,7 +39,7 @@ def note(left_out: Iterable[str]) -> str | None:
         return None
     return (
         f"{few(found, _SHOWN)}: left out of the record, since by their names they hold secrets; list them in .gitignore, or "
-        "git add what is none and the run needs"
+        "git add those that hold none and that the run needs"
     )
 
 

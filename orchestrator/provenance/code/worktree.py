@@ -63,8 +63,8 @@ class WorkTree:
     snapshot is that of the original repository, else head. tree: the id of all entries. algorithm: of ids.
     present: ids that the repository holds; shown: entries as the patch shows them, without what only filters, sparse
     checkouts and nested repositories change. changed: paths that differ from head; untracked: those of them that git does not
-    know; left_out: untracked files that are not recorded, for their names are those of secrets; notes: what a reader should
-    know; obstacles: what keeps this tree from being restored exactly, with remedies."""
+    know; left_out: untracked files that are not recorded, because their names are typical of secrets; notes: what a reader
+    should know; obstacles: what keeps this tree from being restored exactly, with remedies."""
 
     root: Path
     project: str
