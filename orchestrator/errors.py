@@ -60,7 +60,7 @@ class ConfigurationError(UsageError):
     def __init__(self, problems: Sequence[str], remedy: str = "") -> None:
         self.problems = tuple(problems)
         heading = "the configuration is wrong:" if len(self.problems) > 1 else "the configuration is wrong: "
-        body = "".join(f"\n  - {problem}" for problem in self.problems) if len(self.problems) > 1 else self.problems[0]
+        body = bulleted(self.problems) if len(self.problems) > 1 else self.problems[0]
         super().__init__(heading + body, remedy)
 
 
@@ -102,6 +102,17 @@ class NotRerunnable(OrchestratorError):
 
 class Interrupted(OrchestratorError):
     exit_code = 130
+
+
+def few(names: Sequence[str], most: int) -> str:
+    """For a message: the first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if names[most:] else "")
+
+
+def bulleted(problems: Sequence[str], most: int | None = None) -> str:
+    """For the end of a message: a line for each problem, of at most so many, and how many more there are."""
+    more = f"\n  and {len(problems) - most} more" if most is not None and problems[most:] else ""
+    return "".join(f"\n  - {problem}" for problem in problems[:most]) + more
 
 
 def from_dict(error: dict[str, str]) -> OrchestratorError:

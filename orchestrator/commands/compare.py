@@ -65,7 +65,8 @@ def compare(names: str, uri: str | None) -> Compared:
     folder = project_folder(Path.cwd())
     store = Store(uri, folder)
     a, b = (Recorded.find(store, folder, name) for name in both)
-    found, changed = between(a, b)
+    changed = changed_files(a, b)
+    found = comparison.compare(a.as_run(), b.as_run(), {each.path: each.kind for each in changed})
     moved, picture = _drift(folder, a, b)
     origin = _ancestry(Path.cwd(), a, b) if changed else None
     return Compared(a.past.run_id, b.past.run_id, found, changed, origin, moved, picture)
@@ -87,17 +88,8 @@ def _ancestry(project: Path, a: Recorded, b: Recorded) -> Ancestry | str:
     return ancestry(project, origins, (a.files.bundle, b.files.bundle))
 
 
-def between(a: Recorded, b: Recorded) -> tuple[Comparison, list[Change]]:
-    """What differs between two recorded runs, and the files that do."""
+def changed_files(a: Recorded, b: Recorded) -> list[Change]:
+    """The files of the code that differ between two recorded runs, as far as their bundles are here."""
     bundles = a.files.bundle, b.files.bundle
     same = a.code.get("tree") == b.code.get("tree")
-    changed = [] if same or not all(bundle.exists() for bundle in bundles) else changes(*bundles)
-    told: list[comparison.Change] = [
-        {
-            "path": each.path,
-            "a": None if each.kind == "added" else each.kind,
-            "b": None if each.kind == "removed" else each.kind,
-        }
-        for each in changed
-    ]
-    return comparison.compare(a.as_run(), b.as_run(), told), changed
+    return [] if same or not all(bundle.exists() for bundle in bundles) else changes(*bundles)

@@ -22,17 +22,18 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.commands import rebuild, trust
-from orchestrator.commands.compare import between
+from orchestrator.commands.compare import changed_files
 from orchestrator.commands.repeater import Repeater, failure
 from orchestrator.driver.before_start import initial, private
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
-from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, UsageError
+from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, UsageError, bulleted
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.crates import crate, statement
 from orchestrator.provenance.environment import container
 from orchestrator.records import lines
+from orchestrator.records.comparison import compare
 from orchestrator.records.explanation import Explanation, explain
 from orchestrator.records.verdict import Divergence, Verdict, judge
 from orchestrator.tracking import Past, Store
@@ -47,13 +48,12 @@ _OWN = (
     "wheels",
 )  # settings of this command, not of the repeated run
 _ELSEWHERE = ("checkpoint.uri=null", "cluster.address=null")  # places of others, which are theirs
-_SURROUNDINGS = ("environment", "package", "hardware")
 EXIT = {"exact": 0, "diverged": 3, "inputs-differ": 4}
 
 
 @dataclass(frozen=True)
 class Rerun:
-    """run_id: of the repetition, None where it came to none; rerun_of: the original, or what was given as its name where that
+    """run_id: of the repetition, None where none was started; rerun_of: the original, or what was given as its name where that
     names none; verdict: None without one; explained: by which second run, and what it showed."""
 
     run_id: str | None
@@ -218,27 +218,15 @@ def why_not(original: Recorded, report: dict[str, Any]) -> OrchestratorError:
     error, known = failure(report), original.code.get("obstacles", [])
     if report["run_id"] is not None or isinstance(error, Interrupted) or not known:
         return error
-    said = "".join(f"\n  - {obstacle}" for obstacle in known)
-    return NotRerunnable(
-        f"{error.message}\n  the launch said what would keep it from being repeated:{said}", error.remedy
-    )
+    said = f"the launch said what would keep it from being repeated:{bulleted(known)}"
+    return NotRerunnable(f"{error.message}\n  {said}", error.remedy)
 
 
 def judged(original: Recorded, repeated: Recorded, *, check_environment: bool) -> Rerun:
     """The verdict of two recorded runs."""
-    found, _ = between(original, repeated)
-    # The order of updates was given to the repetition, so where it differs the repetition has diverged.
-    ignored = {"order", *(() if check_environment else _SURROUNDINGS)}
-    counted = [each for each in found.determining if each.kind not in ignored]
-    rests = original.rests()
-    verdict = judge(
-        original.trace() if rests is None else original.trace()[: rests[-1]["steps"]],
-        repeated.trace(),
-        original.past.digest,
-        repeated.past.digest,
-        [f"{each.kind} {each.name}: {each.text}" for each in counted],
-        (rests or [], repeated.rests() or []),
-    )
+    then, now = original.as_run(), repeated.as_run()
+    found = compare(then, now, {each.path: each.kind for each in changed_files(original, repeated)})
+    verdict = judge(then, now, found.inputs(check_environment=check_environment))
     bearing = [each.as_dict() for each in found.differences if each.share != "execution"]
     return Rerun(repeated.past.run_id, original.past.run_id, verdict, bearing)
 

@@ -102,8 +102,7 @@ def compare(a: Profile, b: Profile) -> Drift | None:
 def share_up_to(sketch: Mapping[str, Any], points: Floats) -> Floats:
     """Of the values of a sketch, those up to each point."""
     counts = np.concatenate([[0.0], np.cumsum(np.asarray(sketch["counts"], dtype=np.float64))])
-    values = np.asarray(sketch["values"], dtype=np.float64)
-    found: Floats = counts[np.searchsorted(values, points, side="right")] / counts[-1]
+    found: Floats = counts[np.searchsorted(_values(sketch), points, side="right")] / counts[-1]
     return found
 
 
@@ -116,17 +115,16 @@ def _column(name: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> Shift:
         return Shift(name, 0.0, 0.0, 1.0, drifted=False, text=f"{name}: the same")
     from scipy.stats import kstwo
 
-    points = np.union1d(np.asarray(a["values"], dtype=np.float64), np.asarray(b["values"], dtype=np.float64))
+    points = np.union1d(_values(a), _values(b))
     ks = float(np.abs(share_up_to(a, points) - share_up_to(b, points)).max())
     both = a["items"] * b["items"] / (a["items"] + b["items"])
     chance = float(kstwo.sf(ks, max(1, round(both))))
-    values, counts = np.asarray(a["values"], dtype=np.float64), np.asarray(a["counts"], dtype=np.float64)
+    counts = np.asarray(a["counts"], dtype=np.float64)
     reached = np.cumsum(counts) / counts.sum()
-    edges = np.unique(values[np.searchsorted(reached, _TENTHS - 1e-9)])
+    edges = np.unique(_values(a)[np.searchsorted(reached, _TENTHS - 1e-9)])
     psi = _psi(_shares(a, edges), _shares(b, edges))
     drifted = psi >= PSI_FROM or (ks >= KS_FROM and chance <= CHANCE_TO)
-    middles = (float(np.interp(0.5, share_up_to(each, each_values := _values(each)), each_values)) for each in (a, b))
-    before, after = middles
+    before, after = (np.interp(0.5, share_up_to(each, _values(each)), _values(each)) for each in (a, b))
     text = f"{name}: median {before:.4g} -> {after:.4g}, PSI {psi:.2g}, KS {ks:.2g} (by chance: {_chance(chance)})"
     return Shift(name, psi, ks, chance, drifted, text)
 

@@ -96,13 +96,11 @@ class Sprint:
         wants = self.wants()
         return sorted(wants, key=lambda update: (sum(wants[update]), update[0]))
 
-    def staleness(self) -> int:
-        """By how many updates the shard of an update was ahead of the slowest one as its worker knew it, at most."""
-        return max((clock - min(read) for (_, clock), read in self.wants().items()), default=0)
-
-
-def largest_staleness(sprints: Iterable[Sprint]) -> int:
-    return max((sprint.staleness() for sprint in sprints), default=0)
+    def staleness(self) -> list[tuple[int, int]]:
+        """Of each update, in this order: its shard, and by how many updates that was ahead of the slowest one as its worker
+        knew it."""
+        wants = self.wants()
+        return [(shard, clock - min(wants[shard, clock])) for shard, clock in self.order()]
 
 
 def _misplaced(sprint: Sprint) -> str | None:

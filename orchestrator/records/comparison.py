@@ -13,34 +13,33 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from orchestrator.records.identity import canonical
-from orchestrator.records.rests import Rest, parting
-from orchestrator.records.trace import Line
-from orchestrator.records.verdict import Divergence, divergence_text, first_divergence
+from orchestrator.records.verdict import Divergence, Outcome, divergence_text, first_divergence, parting
 
 Kind = Literal["setting", "data", "package", "environment", "hardware", "code", "metric", "trace", "order"]
+FileChange = Literal["added", "removed", "changed"]
 Share = Literal["result", "outcome", "execution"]
 
 _HARDWARE = frozenset(
     {"cpu", "instruction_sets", "capability", "machine", "gpu", "cores", "memory_bytes", "gpus", "gpu_driver"}
 )
 _KINDS: tuple[Kind, ...] = ("code", "data", "setting", "package", "environment", "hardware", "order", "trace", "metric")
+_SURROUNDINGS: tuple[Kind, ...] = ("environment", "package", "hardware")
 _SHARES: tuple[Share, ...] = ("result", "outcome", "execution")
 _HEADINGS = {"result": "determines the result", "outcome": "the outcome", "execution": "only the execution"}
 _WIDTH = 60
 _OWN = "orchestrator"
 
 
-class Run(TypedDict, total=False):
-    """settings: flat; determining: the names of those that determine the result, all of them if not given;
+class Run(Outcome, total=False):
+    """A recorded run. settings: flat; determining: the names of those that determine the result, all of them if not given;
     inputs: records of `provenance.data.versions.Input`; profiles: data set -> `data.profile`; environments: one
     `provenance.environment.node` per node; code_tree: the snapshot's tree; modules: what was imported by its own name, with
-    `kind` of `provenance.code.imported` and `sha256`; initial_parameters, digest: SHA-256; metrics: the last
-    of each; trace: its lines; rests: the records of its rests, where it is asynchronous."""
+    `kind` of `provenance.code.imported` and `sha256`; initial_parameters: SHA-256; metrics: the last of each."""
 
     settings: Mapping[str, Any]
     determining: Collection[str]
@@ -50,18 +49,7 @@ class Run(TypedDict, total=False):
     code_tree: str | None
     modules: Mapping[str, Mapping[str, str]]
     initial_parameters: str | None
-    digest: str | None
     metrics: Mapping[str, float]
-    trace: Iterable[Line]
-    rests: Sequence[Rest]
-
-
-class Change(TypedDict):
-    """A file of the code that differs. a, b: what identifies its content, None on the side that does not have it."""
-
-    path: str
-    a: str | None
-    b: str | None
 
 
 @dataclass(frozen=True)
@@ -84,10 +72,12 @@ class Comparison:
     differences: tuple[Difference, ...]
     first_divergence: Divergence | None
 
-    @property
-    def determining(self) -> tuple[Difference, ...]:
-        """The differences of the inputs: with any of these, a rerun is not called exact."""
-        return tuple(difference for difference in self.differences if difference.share == "result")
+    def inputs(self, *, check_environment: bool) -> list[str]:
+        """The differences with any of which a rerun is not called exact, as phrases. The order of updates is none of them: a
+        rerun was given it, so where it has another one, it has diverged."""
+        ignored = {"order", *(() if check_environment else _SURROUNDINGS)}
+        found = [each for each in self.differences if each.share == "result" and each.kind not in ignored]
+        return [f"{each.kind} {each.name}: {each.text}" for each in found]
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -109,11 +99,12 @@ class Comparison:
         return "\n".join(lines)
 
 
-def compare(a: Run, b: Run, code_changes: Iterable[Change] = ()) -> Comparison:
-    """What differs between run a and run b. code_changes: the files that differ, where that is known."""
+def compare(a: Run, b: Run, changed: Mapping[str, FileChange] | None = None) -> Comparison:
+    """What differs between run a and run b. changed: the files of the code that differ, where that is known: path -> what b did
+    to it."""
     parted = first_divergence(a.get("trace", ()), b.get("trace", ())) if "trace" in a and "trace" in b else None
     found = [
-        *_code(a, b, list(code_changes)),
+        *_code(a, b, changed or {}),
         *_data(a, b),
         *_settings(a, b),
         *_environments(a, b),
@@ -124,12 +115,12 @@ def compare(a: Run, b: Run, code_changes: Iterable[Change] = ()) -> Comparison:
     return Comparison(tuple(found), parted)
 
 
-def _code(a: Run, b: Run, changes: list[Change]) -> Iterator[Difference]:
-    words = {(True, False): "is new", (False, True): "is gone", (False, False): "differs"}
-    for change in changes:
-        text = words[change["a"] is None, change["b"] is None]
-        yield Difference("code", change["path"], change["a"], change["b"], text)
-    if not changes:
+def _code(a: Run, b: Run, changed: Mapping[str, FileChange]) -> Iterator[Difference]:
+    words = {"added": "is new", "removed": "is gone", "changed": "differs"}
+    for path, how in changed.items():
+        before, now = None if how == "added" else how, None if how == "removed" else how
+        yield Difference("code", path, before, now, words[how])
+    if not changed:
         yield from _values("code", {"tree": a.get("code_tree")}, {"tree": b.get("code_tree")})
     mine, theirs = a.get("modules", {}), b.get("modules", {})
     for name in sorted(mine.keys() & theirs.keys()):  # one that a run imported on its way may be missing in another
@@ -226,11 +217,10 @@ def _together(nodes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for node in nodes:
         for name, value in node.items():
             values.setdefault(name, {})[canonical(value)] = value
-    return {name: next(iter(found.values())) if len(found) == 1 else _sorted(found) for name, found in values.items()}
-
-
-def _sorted(found: Mapping[str, Any]) -> list[Any]:
-    return [found[key] for key in sorted(found)]
+    return {
+        name: next(iter(found.values())) if len(found) == 1 else [found[key] for key in sorted(found)]
+        for name, found in values.items()
+    }
 
 
 def _order(a: Run, b: Run) -> Iterator[Difference]:
@@ -253,7 +243,7 @@ def _outcome(a: Run, b: Run, parted: Divergence | None) -> Iterator[Difference]:
 
 
 def _values(kind: Kind, a: Mapping[str, Any], b: Mapping[str, Any], share: Share = "result") -> Iterator[Difference]:
-    """One difference for each name whose values differ; no value is as good as None."""
+    """One difference for each name whose values differ; a missing value counts as None."""
     for name in {**a, **b}:
         left, right = a.get(name), b.get(name)
         if canonical(left) != canonical(right):

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.errors import few
 from orchestrator.records.trace import Line
-from orchestrator.records.verdict import Divergence, differing, first_divergence, listed, tensors_of, value_of
+from orchestrator.records.verdict import NAMED, Divergence, differing, first_divergence, tensors_of, value_of
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Explanation:
             )
         tensors = tensors_of(self.differs)
         parts = [what for what in self.differs if what in ("loss", "gradient")]
-        parts += [f"the tensors {listed(tensors)}"] if tensors else []
+        parts += [f"the tensors {few(tensors, NAMED)}"] if tensors else []
         how = "as in the original" if self.as_original else "in yet another way"
         return (
             f"run once more, step {self.step} came out {how}: chance within the step (a clock, os.urandom, an operation that "

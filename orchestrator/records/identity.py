@@ -2,8 +2,8 @@
 
 Two runs of one identity must have one digest (law 2). What may differ between them is not in it: workers and topology (but
 under `reduction: fast` they are among the settings that determine, rule F2), losses and joins, folder, names, host, user, time
-zone. Environments are a set: how many nodes there were, and which did what, is no part of it. What an asynchronous run
-comes to, its settings do not determine, so the record of its rests (`rests.py`) is a part, too.
+zone. Environments are a set: how many nodes there were, and which did what, is no part of it. The
+settings of an asynchronous run do not determine its result, so the record of its rests (`rests.py`) is a part, too.
 Hashed is JSON with sorted keys and no spaces; a float is written as Python writes it, so as to be read as the same bits.
 """
 

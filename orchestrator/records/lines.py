@@ -72,11 +72,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 def cut(path: Path, lines: int) -> list[dict[str, Any]]:
     """Leave only the first `lines` lines in the file; returns the whole ones that were behind them."""
     found = list(read(path))
-    end = 0
-    with path.open("r+b") as file:
-        for _ in range(min(lines, len(found))):
-            end += len(file.readline())
-        file.truncate(end)
+    os.truncate(path, _end_of(path.read_bytes(), min(lines, len(found))))
     return found[lines:]
 
 

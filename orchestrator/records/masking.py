@@ -24,7 +24,7 @@ _SHAPES = re.compile(
     r")"
 )
 _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
-_USER_INFO = re.compile(r"(?<=://)[^/@\s\"'<>]*@")
+_USER_INFO = re.compile(r"(?<=://)[^/\s\"'<>]*@")
 _PARAMETER = re.compile(
     r"([?&;](?:[\w.-]*(?:token|secret|password|passwd|signature|credential)|sig|api_?key|access_?key|account_?key|pwd)=)"
     r"[^&;\s\"'<>]+",

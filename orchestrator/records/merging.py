@@ -1,8 +1,8 @@
 """What all workers report of one run, merged into the lines of its files, in whatever order the copies come.
 
-Every worker reports every line of the trace and every rest. Where a step that is done again comes out as before, all copies of
-a line have to be equal (rule D2). Where replicas run free, what is done again after a loss comes out otherwise. There each copy
-has the number of its generation, and
+Every worker reports every line of the trace and every rest. Where a step that is done again gives the same result, all
+copies of a line have to be equal (rule D2). Where replicas run free, steps that are done again after a loss give other results.
+There each copy has the number of its generation, and
 
     a copy of the same generation     has to be equal
     one of a later generation         replaces what was written, and all behind it, which is being done again
@@ -148,7 +148,7 @@ class History:
     """Trace and rests of one run, from the entries of members: `{"trace": line}` and `{"rest": record}`, with the
     `generation` where replicas run free.
 
-    lines, rests: how many are written; supersedes: what is done again after a loss comes out otherwise.
+    lines, rests: how many are written; supersedes: steps that are done again after a loss give other results.
     """
 
     def __init__(self, lines: int = 0, rests: int = 0, *, supersedes: bool = False) -> None:

@@ -17,8 +17,7 @@ import base64
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any
 
 from orchestrator.records.clocks import Clocks, Sprint
 from orchestrator.records.identity import canonical
@@ -27,24 +26,8 @@ Rest = Mapping[str, Any]
 
 _KEYS = frozenset({"rest", "steps", "clocks", "heirs", "updates", "evaluate", "parameters"})
 _GOSSIP = frozenset({"consensus_distance", "spectral_gap"})
-_OUTCOME = ("parameters", *sorted(_GOSSIP))
-_ORDER = ("updates", "clocks", "heirs", "steps", "evaluate")
-
-
-class Parting(NamedTuple):
-    """The first rest in which two runs differ. step: the last one before it; what: the first key that differs, None where only
-    one of them has this rest; a, b: what they say there."""
-
-    rest: int
-    step: int
-    what: str | None
-    a: Any
-    b: Any
-
-    @property
-    def is_order(self) -> bool:
-        """Whether the order of updates differs, and not only what came of it."""
-        return self.what not in _OUTCOME
+OUTCOME = ("parameters", *sorted(_GOSSIP))
+ORDER = ("updates", "clocks", "heirs", "steps", "evaluate")
 
 
 @dataclass(frozen=True)
@@ -95,32 +78,10 @@ def staleness(rests: Sequence[Rest]) -> list[Staleness]:
     """Raises ValueError for a damaged record."""
     found = []
     for rest, sprint in zip([rest for rest in rests if rest["updates"]], sprints(rests), strict=True):
-        wants = sprint.wants()
-        ahead = tuple((shard, clock - min(wants[shard, clock])) for shard, clock in sprint.order())
+        ahead = tuple(sprint.staleness())
         largest = max((each for _, each in ahead), default=0)
         found.append(Staleness(rest["rest"], rest["steps"], tuple(rest["clocks"]), largest, ahead))
     return found
-
-
-def largest_staleness(rests: Iterable[Rest]) -> int:
-    return max((sprint.staleness() for sprint in sprints(rests)), default=0)
-
-
-def parting(a: Iterable[Rest], b: Iterable[Rest], *, prefix: bool = False) -> Parting | None:
-    """Where two runs part. prefix: what b has beyond the end of a does not count."""
-    steps = 0
-    for number, (left, right) in enumerate(zip_longest(a, b)):
-        if left is None and prefix:
-            return None
-        if left is None or right is None:
-            return Parting(
-                number, max(0, steps - 1), None, *(None if each is None else "a rest" for each in (left, right))
-            )
-        steps = max(left["steps"], right["steps"])
-        for key in (*_ORDER, *_OUTCOME):
-            if left.get(key) != right.get(key):
-                return Parting(number, max(0, steps - 1), key, left.get(key), right.get(key))
-    return None
 
 
 def _malformed(rest: Any, number: int) -> str | None:

@@ -5,25 +5,36 @@
     inputs-differ   code, data, settings or environment differ, so no exactness is claimed, whether the traces agree or not (F7)
 
 A line is compared in the order in which a step makes its parts: loss, gradient, parameters. Parameters, and digests of single
-tensors, are compared where both lines have them. An original that did not finish (it has no final digest) is repeated as far
-as it went: what the rerun computed beyond is no divergence. Of asynchronous runs the rests are compared, too. Pure; nothing is
-read here.
+tensors, are compared where both lines have them. Of asynchronous runs the rests are compared, too, and of the original's trace
+the lines up to its last rest: no record says in which order what came later was computed. An original that did not finish (it
+has no final digest) is repeated as far as it went: what the rerun computed beyond is no divergence. Which inputs count is
+decided in `comparison.py`. Pure; nothing is read here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypedDict
+from itertools import zip_longest
+from typing import Any, Literal, NamedTuple, TypedDict
 
-from orchestrator.records import rests as records_of_rests
+from orchestrator.errors import few
 from orchestrator.records.identity import canonical
-from orchestrator.records.rests import Parting, Rest
+from orchestrator.records.rests import ORDER, OUTCOME, Rest
 from orchestrator.records.trace import Line, is_hidden
 
 Word = Literal["exact", "diverged", "inputs-differ"]
 TENSOR = "tensor:"
-_NAMED = 5  # tensors in a sentence
+NAMED = 5  # tensors in a sentence
+
+
+class Outcome(TypedDict, total=False):
+    """What a run computed. trace: its lines, in order of the steps; rests: the records of its rests, where it is asynchronous;
+    digest: SHA-256 of the final parameters, None of a run that did not finish."""
+
+    trace: Sequence[Line]
+    rests: Sequence[Rest]
+    digest: str | None
 
 
 class Divergence(TypedDict):
@@ -34,6 +45,22 @@ class Divergence(TypedDict):
     what: str
     expected: str | None
     got: str | None
+
+
+class Parting(NamedTuple):
+    """The first rest in which two runs differ. step: the last one before it; what: the first key that differs, None where only
+    one of them has this rest; a, b: what they say there."""
+
+    rest: int
+    step: int
+    what: str | None
+    a: Any
+    b: Any
+
+    @property
+    def is_order(self) -> bool:
+        """Whether the order of updates differs, and not only what came of it."""
+        return self.what not in OUTCOME
 
 
 @dataclass(frozen=True)
@@ -64,50 +91,55 @@ class Verdict:
             before = f"; the {self.steps} steps before agree" if self.steps else ""
             same = divergence_text(found) + before
         if self.tensors is not None:
-            same += f"; tensors that differ after step {self.tensors[0]}: {listed(self.tensors[1])}"
+            same += f"; tensors that differ after step {self.tensors[0]}: {few(self.tensors[1], NAMED)}"
         if self.word != "inputs-differ":
             return f"{self.word}: {same}"
         inputs = "; ".join(self.differences)
         return f"inputs-differ: {inputs}. {'Even so, ' if found is None else ''}{same}"
 
 
-def judge(
-    expected: Iterable[Line],
-    got: Iterable[Line],
-    expected_digest: str | None,
-    got_digest: str | None,
-    differences: Sequence[str] = (),
-    rests: tuple[Sequence[Rest], Sequence[Rest]] = ((), ()),
-) -> Verdict:
-    """The verdict over a rerun. expected, got: the traces of the original and of the rerun, each in order of its steps;
-    digests: of the final parameters, None of a run that did not finish; differences: of the inputs; rests: of both, if they are
-    asynchronous runs.
+def judge(original: Outcome, repeated: Outcome, differences: Sequence[str] = ()) -> Verdict:
+    """The verdict over a rerun. differences: of the inputs (`Comparison.inputs`).
 
     Raises ValueError when there is nothing to compare and no input differs, because then nothing may be called exact.
     """
-    walk = _Walk(prefix=expected_digest is None)
-    found = walk.through(expected, got)
-    parted = records_of_rests.parting(*rests, prefix=expected_digest is None)
+    digest, rests = original.get("digest"), original.get("rests", ())
+    expected = original.get("trace", ())
+    if "rests" in original:
+        expected = expected[: rests[-1]["steps"] if rests else 0]
+    walk = _Walk(prefix=digest is None)
+    found = walk.through(expected, repeated.get("trace", ()))
+    parted = parting(rests, repeated.get("rests", ()), prefix=digest is None)
     if parted is not None and (found is None or parted.step < found["step"]):
-        found = of_rest(parted)
-    if not differences and found is None and not walk.steps and expected_digest is None:
+        found = _of_rest(parted)
+    if not differences and found is None and not walk.steps and digest is None:
         raise ValueError("nothing to compare: the original has no step and no final digest")
-    if found is None and expected_digest is not None and expected_digest != got_digest:
-        found = _divergence(max(0, walk.steps - 1), "parameters", expected_digest, got_digest)
+    if found is None and digest is not None and digest != repeated.get("digest"):
+        found = _divergence(max(0, walk.steps - 1), "parameters", digest, repeated.get("digest"))
     word: Word = "inputs-differ" if differences else "exact" if found is None else "diverged"
-    return Verdict(word, found, walk.steps, tuple(differences), walk.tensors, finished=expected_digest is not None)
-
-
-def of_rest(parted: Parting) -> Divergence:
-    """Of the parts of a step the rest after it comes last."""
-    what = f"rest {parted.rest}" if parted.what is None else f"{parted.what} of rest {parted.rest}"
-    expected, got = (None if value is None else canonical(value) for value in (parted.a, parted.b))
-    return _divergence(parted.step, what, expected, got)
+    return Verdict(word, found, walk.steps, tuple(differences), walk.tensors, finished=digest is not None)
 
 
 def first_divergence(expected: Iterable[Line], got: Iterable[Line]) -> Divergence | None:
     """Where two traces part; a step that only one of them has counts."""
     return _Walk(prefix=False).through(expected, got)
+
+
+def parting(a: Iterable[Rest], b: Iterable[Rest], *, prefix: bool = False) -> Parting | None:
+    """Where two runs part. prefix: what b has beyond the end of a does not count."""
+    steps = 0
+    for number, (left, right) in enumerate(zip_longest(a, b)):
+        if left is None and prefix:
+            return None
+        if left is None or right is None:
+            return Parting(
+                number, max(0, steps - 1), None, *(None if each is None else "a rest" for each in (left, right))
+            )
+        steps = max(left["steps"], right["steps"])
+        for key in (*ORDER, *OUTCOME):
+            if left.get(key) != right.get(key):
+                return Parting(number, max(0, steps - 1), key, left.get(key), right.get(key))
+    return None
 
 
 def divergence_text(found: Divergence) -> str:
@@ -118,6 +150,13 @@ def divergence_text(found: Divergence) -> str:
         return f"step {found['step']}: {found['what']}: {missing}"
     before, now = (_shown(found["what"], str(value)) for value in values)
     return f"step {found['step']}: {found['what']} was {before}, is {now}"
+
+
+def _of_rest(parted: Parting) -> Divergence:
+    """Of the parts of a step the rest after it comes last."""
+    what = f"rest {parted.rest}" if parted.what is None else f"{parted.what} of rest {parted.rest}"
+    expected, got = (None if value is None else canonical(value) for value in (parted.a, parted.b))
+    return _divergence(parted.step, what, expected, got)
 
 
 class _Walk:
@@ -159,11 +198,6 @@ def _aligned(expected: Iterable[Line], got: Iterable[Line]) -> Iterator[tuple[Li
 def tensors_of(found: Iterable[str]) -> tuple[str, ...]:
     """The names of the tensors among what differs."""
     return tuple(what.removeprefix(TENSOR) for what in found if what.startswith(TENSOR))
-
-
-def listed(names: Sequence[str]) -> str:
-    """The first few."""
-    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 
 def differing(left: Line | None, right: Line | None) -> list[str]:

@@ -20,7 +20,8 @@ from orchestrator.engine.member.generation import Ended
 from orchestrator.errors import Inconsistent
 from orchestrator.pipeline import Pipeline
 from orchestrator.plan import Timeouts
-from orchestrator.records.clocks import Sprint, largest_staleness
+from orchestrator.records import rests
+from orchestrator.records.clocks import Sprint
 from orchestrator.settings import Every
 from tests.engine import pipelines as p
 from tests.engine.runs import LAYOUTS, LONELY, Layout, Run, members_end, train
@@ -84,7 +85,7 @@ def test_a_run_is_repeated_on_another_layout(number: int, mode: dict[str, Any]) 
     assert [line["step"] for line in run.trace] == list(range(7))
     assert run.rests[-1]["steps"] == 7
     bound = mode.get("staleness")
-    assert bound is None or largest_staleness(sprints_of(run)) <= bound
+    assert bound is None or max(each.largest for each in rests.staleness(run.rests)) <= bound
 
 
 @pytest.mark.parametrize("graph", thinned(["exponential", "ring", "complete"], 3))

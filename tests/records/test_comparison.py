@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.records.comparison import Comparison, Run, compare
+from orchestrator.records.comparison import Comparison, FileChange, Run, compare
 from orchestrator.records.trace import line
 
 NODE: dict[str, Any] = {
@@ -116,7 +116,9 @@ def test_one_change_is_one_difference(change: Callable[[Any], None], row: tuple[
     found = compare(RUN, changed(change))
     assert rows(found) == [row]
     assert (found.first_divergence is not None) == (row[2] == "step 2")
-    assert bool(found.determining) == (row[0] == "result")
+    assert found.inputs(check_environment=True) == ([f"{row[1]} {row[2]}: {row[3]}"] if row[0] == "result" else [])
+    surroundings = row[1] in ("environment", "package", "hardware")
+    assert bool(found.inputs(check_environment=False)) == (row[0] == "result" and not surroundings)
     back = compare(changed(change), RUN)
     assert [(one.kind, one.name, one.a, one.b) for one in back.differences] == [
         (one.kind, one.name, one.b, one.a) for one in found.differences
@@ -171,16 +173,12 @@ def test_nodes_are_taken_together() -> None:
 
 
 def test_files_of_the_code() -> None:
-    changes = [
-        {"path": "b.py", "a": "1", "b": None},
-        {"path": "a.py", "a": None, "b": "1"},
-        {"path": "c", "a": "1", "b": "2"},
-    ]
-    found = compare(RUN, changed(put("code_tree", "e" * 40)), changes)  # type: ignore[arg-type]
-    assert [(one.name, one.text) for one in found.differences] == [
-        ("a.py", "is new"),
-        ("b.py", "is gone"),
-        ("c", "differs"),
+    files: dict[str, FileChange] = {"b.py": "removed", "a.py": "added", "c": "changed"}
+    found = compare(RUN, changed(put("code_tree", "e" * 40)), files)
+    assert [(one.name, one.a, one.b, one.text) for one in found.differences] == [
+        ("a.py", None, "added", "is new"),
+        ("b.py", "removed", None, "is gone"),
+        ("c", "changed", "changed", "differs"),
     ]
 
 

@@ -76,7 +76,7 @@ def test_one_tensor() -> None:
 def test_a_final_digest_is_all_that_differed() -> None:
     """The original has no digests to tell whether the second repetition came out as it did."""
     original, first, second = trace(STEPS + 1), trace(), trace()
-    parted = judge(original, first, "d", "e").first_divergence
+    parted = judge({"trace": original, "digest": "d"}, {"trace": first, "digest": "e"}).first_divergence
     assert parted is not None
     assert explain(parted, original, first, second) == Explanation(STEPS - 1, ())
     second[-1]["tensors"]["a"] = "z"

@@ -51,6 +51,7 @@ ADDRESSES = {
     "https://me:swordfish@host/path?x=1": "https://host/path?x=1",
     "postgresql://me:sword@host:5432/db": "postgresql://host:5432/db",
     "https://swordfish@host": "https://host",
+    "https://me:sword@fish@host/path@2": "https://host/path@2",
     "https://host/a?sig=swordfish&x=1": f"https://host/a?sig={masking.MASK}&x=1",
     "https://host/a?X-Amz-Signature=swordfish": f"https://host/a?X-Amz-Signature={masking.MASK}",
     "https://host/a?x=1&access_token=swordfish": f"https://host/a?x=1&access_token={masking.MASK}",

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from orchestrator.records import comparison, identity, rests
 from orchestrator.records.clocks import Sprint, Update
 from orchestrator.records.trace import line
-from orchestrator.records.verdict import judge
+from orchestrator.records.verdict import Outcome, judge, parting
 
 HOSTED = ((0,), (1,))
 
@@ -78,7 +78,7 @@ def test_records_of_a_run_with_other_shards_are_refused() -> None:
 def test_every_part_of_a_rest_is_a_part_of_the_identity(number: int, key: str) -> None:
     other = changed(number, **{key: "other" if key == "updates" else 99})
     assert rests.digest(other) != rests.digest(RESTS) == rests.digest([dict(reversed(rest.items())) for rest in RESTS])
-    found = rests.parting(RESTS, other)
+    found = parting(RESTS, other)
     assert found is not None
     assert (found.rest, found.what, found.is_order) == (number, key, key != "parameters")
 
@@ -93,14 +93,21 @@ def test_only_asynchronous_runs_have_rests_in_their_identity() -> None:
 def test_a_comparison_says_where_the_order_of_updates_differs() -> None:
     other = made("0011", "0110", "10")
     found = comparison.compare({"rests": RESTS, "trace": TRACE}, {"rests": other, "trace": TRACE})
-    (difference,) = found.determining
-    assert (difference.kind, difference.text) == ("order", "the order of updates differs: first at rest 1")
+    (difference,) = found.differences
+    assert (difference.share, difference.kind, difference.text) == (
+        "result",
+        "order",
+        "the order of updates differs: first at rest 1",
+    )
     assert comparison.compare({"rests": RESTS}, {"rests": list(RESTS)}).differences == ()
-    assert comparison.compare({"rests": RESTS}, {"rests": changed(1, parameters="0")}).determining == ()
+    assert (
+        comparison.compare({"rests": RESTS}, {"rests": changed(1, parameters="0")}).inputs(check_environment=True) == []
+    )
 
 
 def _verdict(got: list[dict[str, Any]], digest: str | None = "d", trace: list[Any] = TRACE) -> Any:
-    return judge(TRACE, trace, digest, "d", rests=(RESTS, got))
+    original: Outcome = {"trace": TRACE, "rests": RESTS, "digest": digest}
+    return judge(original, {"trace": trace, "rests": got, "digest": "d"})
 
 
 def test_a_rerun_has_the_rests_of_its_original() -> None:
@@ -125,10 +132,19 @@ def test_an_original_that_did_not_finish_is_repeated_as_far_as_it_rested() -> No
     assert _verdict([*RESTS, {**RESTS[2], "rest": 3}]).word == "diverged"
 
 
+def test_steps_of_the_original_behind_its_last_rest_do_not_count() -> None:
+    """No record says in which order they were computed."""
+    beyond: Outcome = {"trace": [*TRACE, line(5, 1.0, 5)], "rests": RESTS, "digest": "d"}
+    found = judge(beyond, {"trace": TRACE, "rests": RESTS, "digest": "d"})
+    assert (found.word, found.steps) == ("exact", len(TRACE))
+    with pytest.raises(ValueError, match="nothing to compare"):
+        judge({"trace": TRACE, "rests": [], "digest": None}, {"trace": TRACE, "rests": [], "digest": None})
+
+
 @pytest.mark.parametrize(("order", "largest"), [("0101", 0), ("0011", 1), ("000011", 3)])
 def test_staleness_is_how_far_a_shard_was_ahead(order: str, largest: int) -> None:
     (found,) = rests.staleness(made(order))
-    assert found.largest == largest == rests.largest_staleness(made(order))
+    assert found.largest == largest
     assert len(found.updates) == len(order)
 
 

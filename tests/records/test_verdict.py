@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from orchestrator.records.trace import Line, line
-from orchestrator.records.verdict import divergence_text, first_divergence, judge
+from orchestrator.records.verdict import Verdict, divergence_text, first_divergence, judge
 
 
 def trace(steps: int = 12, digest_every: int = 3, tensors_every: int = 4) -> list[Line]:
@@ -22,6 +22,12 @@ def trace(steps: int = 12, digest_every: int = 3, tensors_every: int = 4) -> lis
     for entry in lines[tensors_every - 1 :: tensors_every]:
         entry["tensors"] = {name: f"{name} {entry['step']}" for name in ("b", "a.weight", "c")}
     return lines
+
+
+def judged(
+    expected: list[Line], got: list[Line], digest: str | None, got_digest: str | None, differences: Sequence[str] = ()
+) -> Verdict:
+    return judge({"trace": expected, "digest": digest}, {"trace": got, "digest": got_digest}, differences)
 
 
 def spoil(lines: list[Line], step: int, what: str) -> list[Line]:
@@ -41,7 +47,7 @@ def spoil(lines: list[Line], step: int, what: str) -> list[Line]:
 def test_the_first_difference_is_found(step: int, what: str) -> None:
     lines = trace()
     assume(what in lines[step])
-    found = judge(lines, spoil(lines, step, what), "d", "e")
+    found = judged(lines, spoil(lines, step, what), "d", "e")
     assert found.word == "diverged"
     assert found.first_divergence is not None
     assert found.steps == found.first_divergence["step"] == step
@@ -56,7 +62,7 @@ def test_the_first_difference_is_found(step: int, what: str) -> None:
 
 @given(st.integers(0, 12), st.integers(1, 5), st.integers(1, 5))
 def test_equal_traces_are_exact_also_with_other_intervals(steps: int, digests: int, tensors: int) -> None:
-    found = judge(trace(steps), trace(steps, digests + 2, tensors), "d", "d")
+    found = judged(trace(steps), trace(steps, digests + 2, tensors), "d", "d")
     assert (found.word, found.first_divergence, found.steps, found.tensors) == ("exact", None, steps, None)
     assert found.text == f"exact: all {steps} steps and the final parameters agree to the last bit"
 
@@ -64,9 +70,9 @@ def test_equal_traces_are_exact_also_with_other_intervals(steps: int, digests: i
 @given(st.integers(0, 11))
 def test_a_missing_end_is_a_divergence(steps: int) -> None:
     lines = trace()
-    short = judge(iter(lines), iter(lines[:steps]), "d", None)
+    short = judged(lines, lines[:steps], "d", None)
     assert short.first_divergence == {"step": steps, "what": "loss", "expected": lines[steps]["loss"], "got": None}
-    long = judge(lines[:steps], lines, "d", "d")
+    long = judged(lines[:steps], lines, "d", "d")
     assert long.first_divergence == {"step": steps, "what": "loss", "expected": None, "got": lines[steps]["loss"]}
     assert (short.word, long.word) == ("diverged", "diverged")
     assert short.text.startswith(f"diverged: step {steps}: loss: the rerun has none")
@@ -75,11 +81,11 @@ def test_a_missing_end_is_a_divergence(steps: int) -> None:
 @given(st.integers(1, 11))
 def test_an_original_that_did_not_finish_is_repeated_as_far_as_it_went(steps: int) -> None:
     lines = trace()
-    found = judge(lines[:steps], lines, None, "d")
+    found = judged(lines[:steps], lines, None, "d")
     assert (found.word, found.steps) == ("exact", steps)
     assert found.text == f"exact: the {steps} steps made then agree to the last bit"
     spoilt = spoil(lines, steps - 1, "loss")
-    assert judge(lines[:steps], spoilt, None, "d").word == "diverged"
+    assert judged(lines[:steps], spoilt, None, "d").word == "diverged"
 
 
 def test_a_hole_is_found() -> None:
@@ -91,29 +97,29 @@ def test_a_hole_is_found() -> None:
 
 def test_the_final_digest_alone() -> None:
     lines = trace(5)
-    found = judge(lines, lines, "d", "e")
+    found = judged(lines, lines, "d", "e")
     assert found.first_divergence == {"step": 4, "what": "parameters", "expected": "d", "got": "e"}
     assert found.word == "diverged"
-    assert judge(lines, lines, "d", None).word == "diverged"
+    assert judged(lines, lines, "d", None).word == "diverged"
 
 
 def test_inputs_that_differ_are_never_exact() -> None:
     lines = trace()
-    same = judge(lines, lines, "d", "d", ["numpy is 2.1 instead of 2.0"])
+    same = judged(lines, lines, "d", "d", ["numpy is 2.1 instead of 2.0"])
     assert (same.word, same.first_divergence) == ("inputs-differ", None)
     assert same.text.startswith("inputs-differ: numpy is 2.1 instead of 2.0. Even so, all 12 steps")
-    other = judge(lines, spoil(lines, 3, "gradient"), "d", "e", ["numpy"])
+    other = judged(lines, spoil(lines, 3, "gradient"), "d", "e", ["numpy"])
     assert (other.word, other.steps) == ("inputs-differ", 3)
     assert "step 3: gradient was" in other.text
-    assert judge([], [], None, None, ["numpy"]).word == "inputs-differ"
+    assert judged([], [], None, None, ["numpy"]).word == "inputs-differ"
 
 
 def test_nothing_is_not_exact() -> None:
     for digests in ((None, None), (None, "d")):
         with pytest.raises(ValueError, match="nothing to compare"):
-            judge([], [], *digests)
-    assert judge([], [], "d", "d").word == "exact"
-    assert judge([], [], "d", None).word == "diverged"
+            judged([], [], *digests)
+    assert judged([], [], "d", "d").word == "exact"
+    assert judged([], [], "d", None).word == "diverged"
 
 
 def test_a_tensor_that_one_side_lacks() -> None:

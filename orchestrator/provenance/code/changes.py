@@ -10,22 +10,25 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from orchestrator.errors import NotRerunnable
 from orchestrator.provenance.code import checkout, git, objects, snapshot
 from orchestrator.provenance.code.worktree import WorkTree, entries_of
 
+Kind = Literal["added", "removed", "changed"]
+
 FILES_SHOWN = 100
 LINES_SHOWN = 400
-_KINDS = {"A": "added", "D": "removed", "M": "changed", "T": "changed"}
+_KINDS: dict[str, Kind] = {"A": "added", "D": "removed", "M": "changed", "T": "changed"}
 
 
 @dataclass(frozen=True)
 class Change:
-    """kind: added, removed or changed; added, removed: lines, None for a binary file; diff: "" where none is shown."""
+    """added, removed: lines, None for a binary file; diff: "" where none is shown."""
 
     path: str
-    kind: str
+    kind: Kind
     added: int | None
     removed: int | None
     diff: str

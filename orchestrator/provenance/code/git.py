@@ -80,6 +80,11 @@ def line(folder: Path, *arguments: str) -> str | None:
         return None
 
 
+def is_on_a_remote(folder: Path, commit: str) -> bool:
+    """Whether a branch of a remote has the commit, as far as the last fetch or push knew."""
+    return bool(line(folder, "for-each-ref", "--count=1", f"--contains={commit}", "refs/remotes"))
+
+
 def records(answer: bytes) -> list[bytes]:
     """The entries of an answer that ends each with NUL (`-z`)."""
     return answer.split(b"\0")[:-1]

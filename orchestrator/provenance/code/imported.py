@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any, Literal
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
+from orchestrator.errors import few
 from orchestrator.provenance.code import git, objects
 from orchestrator.provenance.code.worktree import WorkTree
+from orchestrator.records import masking
 
 Kind = Literal["snapshot", "changed", "left out", "repository", "shadowing", "elsewhere"]
 _SITES = frozenset({"site-packages", "dist-packages"})
@@ -175,7 +177,9 @@ def _obstacles(findings: Iterable[Finding]) -> list[str]:
         remedy = _cause(finding)
         if remedy is not None:
             by_cause.setdefault(remedy, []).append(finding.path or finding.module.file)
-    return [f"{_listed(paths)} {cause}" for cause, paths in by_cause.items()]
+    return [
+        f"{few(paths, _NAMES_SHOWN)}{':' if paths[_NAMES_SHOWN:] else ''} {cause}" for cause, paths in by_cause.items()
+    ]
 
 
 def _cause(finding: Finding) -> str | None:
@@ -205,11 +209,6 @@ def _cause_in(repository: Repository, module: Loaded) -> str | None:
     if not repository.pushed:
         return f"{where}, whose commit {repository.commit[:12]} no remote has; push it"
     return None
-
-
-def _listed(paths: list[str]) -> str:
-    shown = ", ".join(paths[:_NAMES_SHOWN])
-    return shown + (f" and {len(paths) - _NAMES_SHOWN} more:" if len(paths) > _NAMES_SHOWN else "")
 
 
 def _standard_library() -> tuple[str, ...]:
@@ -257,11 +256,11 @@ class _Repositories:
         packages = [name for place, name in self._packages.items() if Path(place).is_relative_to(root)]
         commit = git.line(root, "rev-parse", "--verify", "-q", "HEAD")
         status = git.records(git.run(root, "status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames"))
-        pushed = git.line(root, "for-each-ref", "--count=1", f"--contains={commit}", "refs/remotes") if commit else None
+        pushed = commit is not None and git.is_on_a_remote(root, commit)
         url = git.line(root, "config", "--get", "remote.origin.url")
         same = self._origin is not None and git.line(root, "cat-file", "-t", self._origin) == "commit"
         package = ", ".join(sorted(packages)) or None
-        return Repository(str(root), commit, len(status), bool(pushed), _public(url), same, package)
+        return Repository(str(root), commit, len(status), pushed, url and masking.text(url), same, package)
 
 
 def _tracked(root: Path) -> frozenset[str]:
@@ -278,11 +277,3 @@ def _editable_packages() -> dict[str, str]:
             if described.get("dir_info", {}).get("editable"):
                 found[os.path.realpath(unquote(urlsplit(described["url"]).path))] = str(distribution.metadata["Name"])
     return found
-
-
-def _public(url: str | None) -> str | None:
-    """A remote's address without name and password."""
-    if url is None or "://" not in url:
-        return url
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

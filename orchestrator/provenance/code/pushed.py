@@ -13,7 +13,5 @@ def unpushed(work: WorkTree) -> str | None:
         return None
     if not git.line(work.root, "remote"):
         return "the repository has no remote, so nobody else has its commits; git remote add origin URL, and git push"
-    known = git.line(
-        work.root, "for-each-ref", "--count=1", f"--contains={work.head}", "--format=%(refname)", "refs/remotes"
-    )
+    known = git.is_on_a_remote(work.root, work.head)
     return None if known else f"commit {work.head[:12]} is on no branch of a remote; git push"

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
+from orchestrator.errors import few
 from orchestrator.records import masking
 
 _NAMES = re.compile(
@@ -31,19 +32,14 @@ def is_suspicious(path: str) -> bool:
     return _NAMES.fullmatch(name) is not None and _EXAMPLES.fullmatch(name) is None
 
 
-def suspicious(paths: Iterable[str]) -> list[str]:
-    """Those of the paths that are. Pure."""
-    return [path for path in paths if is_suspicious(path)]
-
-
 def note(left_out: Iterable[str]) -> str | None:
     """What to tell a person about files that were left out by their names; None when there are none."""
     found = list(left_out)
     if not found:
         return None
     return (
-        f"{_listed(found)}: left out of the record, since by their names they hold secrets; list them in .gitignore, or "
-        "git add what is none and the run needs"
+        f"{few(found, _SHOWN)}: left out of the record, since by their names they hold secrets; list them in .gitignore, or "
+        "git add those that hold none and that the run needs"
     )
 
 
@@ -53,8 +49,8 @@ def note_of_contents(root: Path, paths: Iterable[str]) -> str | None:
     if not places:
         return None
     return (
-        f"{_listed(places)}: a credential stands there, and is recorded with the code in this run's artifacts; take it out, "
-        "and read it from the environment"
+        f"{few(places, _SHOWN)}: a credential stands there, and is recorded with the code in this run's artifacts; take it "
+        "out, and read it from the environment"
     )
 
 
@@ -72,7 +68,3 @@ def _place(root: Path, path: str) -> str | None:
     lines = enumerate(text.splitlines(), 1)
     number = next((number for number, line in lines if masking.text(line) != line), 1)
     return f"{path}:{number}"
-
-
-def _listed(found: list[str]) -> str:
-    return ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN} more" if found[_SHOWN:] else "")

@@ -112,7 +112,7 @@ def patch(snapshot: Snapshot, target: Path) -> None:
     repositories, and no longer than PATCH_BYTES. Raises git.GitError."""
     work = snapshot.work
     before = f"{work.head}^{{tree}}" if work.head else objects.tree({}, work.algorithm)
-    after = work.tree if work.shown is work.entries else _tree_of(work, work.shown)
+    after = work.tree if work.shown == work.entries else _tree_of(work, work.shown)
     heading = [f"against {work.head or 'nothing: there is no commit'}", f"the whole tree is {work.tree}", *work.notes]
     with target.open("wb+") as file:
         file.write("".join(f"# {line}\n" for line in heading).encode(errors="backslashreplace"))

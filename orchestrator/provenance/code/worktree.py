@@ -63,8 +63,8 @@ class WorkTree:
     snapshot is that of the original repository, else head. tree: the id of all entries. algorithm: of ids.
     present: ids that the repository holds; shown: entries as the patch shows them, without what only filters, sparse
     checkouts and nested repositories change. changed: paths that differ from head; untracked: those of them that git does not
-    know; left_out: untracked files that are not recorded, for their names are those of secrets; notes: what a reader should
-    know; obstacles: what keeps this tree from being restored exactly, with remedies."""
+    know; left_out: untracked files that are not recorded, because their names are typical of secrets; notes: what a reader
+    should know; obstacles: what keeps this tree from being restored exactly, with remedies."""
 
     root: Path
     project: str
@@ -193,7 +193,7 @@ class _Repository:
         never = [f"--exclude={pattern}" for pattern in _NEVER]
         listed = git.records(self.run("ls-files", "-z", "--others", "--exclude-standard", *never))
         environments = tuple(path.removesuffix(b"pyvenv.cfg") for path in listed if path.endswith(b"/pyvenv.cfg"))
-        return [path for path in listed if not (environments and path.startswith(environments))]
+        return [path for path in listed if not path.startswith(environments)]
 
     def committed(self, head: str | None) -> dict[bytes, Entry]:
         return {} if head is None else entries_of(self.run("ls-tree", "-r", "-z", head))
@@ -388,11 +388,7 @@ def _check_whole(reading: _Reading, project: str) -> None:
 def _shown(reading: _Reading) -> Entries:
     """The entries as the patch shows them."""
     hidden = tuple(reading.hidden)
-    if not hidden and not reading.instead:
-        return reading.entries
-    kept = {path: item for path, item in reading.entries.items() if not (hidden and path.startswith(hidden))}
-    outer = {path: item for path, item in reading.instead.items() if not (hidden and path.startswith(hidden))}
-    return {**kept, **outer}
+    return {path: item for path, item in {**reading.entries, **reading.instead}.items() if not path.startswith(hidden)}
 
 
 def _origin(root: Path, head: str | None) -> str | None:

@@ -89,7 +89,7 @@ def problem_of(names: list[str]) -> str | None:
     found: set[str] = set()
     for name in names:
         if not name or name != str(PurePosixPath(name)) or name == "." or "\\" in name or not name.isprintable():
-            return f"the name {name!r} is none of a crate's"
+            return f"the name {name!r} is no name of a file in a crate"
         if name.startswith("/") or ".." in name.split("/") or ":" in name.split("/")[0]:
             return f"the name {name!r} leads out of the crate"
         if name in found:
@@ -127,7 +127,7 @@ def _of_zip(archive: zipfile.ZipFile, path: Path) -> list[Member]:
         if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
             raise _hostile(path, f"{entry.filename!r} is a link, or no plain file")
         if entry.orig_filename != entry.filename:  # zipfile cuts a name at a NUL byte
-            raise _hostile(path, f"the name {entry.orig_filename!r} is none of a crate's")
+            raise _hostile(path, f"the name {entry.orig_filename!r} is no name of a file in a crate")
         if not entry.is_dir():
             found.append(Member(entry.filename, entry.file_size, _zip_opener(archive, entry)))
         elif (problem := problem_of([entry.filename.removesuffix("/")])) is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import NotRerunnable
+from orchestrator.errors import NotRerunnable, bulleted
 from orchestrator.provenance.crates import archive, metadata, statement
 from orchestrator.provenance.crates.archive import Content
 from orchestrator.provenance.crates.statement import Signer
@@ -108,9 +108,7 @@ def read(path: Path, place: Path, trusted: Ed25519PublicKey | None = None) -> Cr
     generated = {statement.FILE, *([statement.PUBLIC_KEY] if said.signed_by else [])}
     problems = _problems({name: each for name, each in found.items() if name not in generated}, said.hashes, place)
     if problems:
-        listed = "".join(f"\n  - {problem}" for problem in problems[:_SHOWN])
-        more = f"\n  and {len(problems) - _SHOWN} more" if problems[_SHOWN:] else ""
-        raise NotRerunnable(f"{path} is not what was exported:{listed}{more}", archive.REMEDY)
+        raise NotRerunnable(f"{path} is not what was exported:{bulleted(problems, _SHOWN)}", archive.REMEDY)
     try:
         run = _json(place / RUN)
         code, data = (_json(place / RECORD / f"{name}.json") for name in ("code", "data"))

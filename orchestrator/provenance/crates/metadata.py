@@ -85,8 +85,9 @@ def document(crate: Described, unhashed: Sequence[str]) -> bytes:
     """The file. unhashed: names of files that are made from this one."""
     files = [*(_file(crate, name) for name in sorted(crate.sizes)), *(_unhashed(name) for name in unhashed)]
     data = [_data(crate, item) for item in crate.inputs]
-    graph = [_descriptor(), _root(crate, files, data), *_profiles(), *files, *_folders(data)]
-    graph += [each for each in data if _is_reference(each)]
+    folders = [each for each in data if each["@type"] == "Dataset"]
+    graph = [_descriptor(), _root(crate, [*files, *folders]), *_profiles(), *files, *folders]
+    graph += [each for each in data if each["@type"] == "PropertyValue"]
     graph += [_action(crate, data), *_results(crate), *_context(crate)]
     document_ = {"@context": [f"{_SPECIFICATION}/context", _TERMS], "@graph": graph}
     return (json.dumps(document_, indent=1, ensure_ascii=False) + "\n").encode()
@@ -122,9 +123,8 @@ def _descriptor() -> Entity:
     return {"@id": FILE, "@type": "CreativeWork", "about": _to("./"), "conformsTo": conforms}
 
 
-def _root(crate: Described, files: Sequence[Entity], data: Sequence[Entity]) -> Entity:
+def _root(crate: Described, parts: Sequence[Entity]) -> Entity:
     run = crate.run
-    inside = [each["@id"] for each in data if not _is_reference(each) and each["@type"] == "Dataset"]
     steps = f"{run['steps'] or 0} steps, {str(run['status']).lower()}"
     return {
         "@id": "./",
@@ -136,7 +136,7 @@ def _root(crate: Described, files: Sequence[Entity], data: Sequence[Entity]) -> 
         "license": _to(crate.license or _LICENSE),
         "conformsTo": [_to(profile) for profile in _PROFILES],
         "mainEntity": _to(WORKFLOW),
-        "hasPart": [_to(each["@id"]) for each in files] + [_to(name) for name in inside],
+        "hasPart": [_to(each["@id"]) for each in parts],
         "author": _to(_AGENT),
         "mentions": _to(_ACTION),
     }
@@ -209,14 +209,6 @@ def _data(crate: Described, item: Mapping[str, Any]) -> Entity:
 
 def _below(crate: Described, folder: str) -> list[Entity]:
     return [_to(_id(name)) for name in sorted(crate.sizes) if name.startswith(f"{folder}/")]
-
-
-def _folders(data: Sequence[Entity]) -> list[Entity]:
-    return [each for each in data if each["@type"] == "Dataset"]
-
-
-def _is_reference(entity: Entity) -> bool:
-    return str(entity["@id"]).startswith("#")
 
 
 def _action(crate: Described, data: Sequence[Entity]) -> Entity:

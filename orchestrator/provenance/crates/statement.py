@@ -1,4 +1,4 @@
-"""What a crate claims, in one statement that can be signed: the hash of each of its files, and what the run came to.
+"""What a crate claims, in one statement that can be signed: the hash of each of its files, and the result of the run.
 
 An in-toto statement (v1) in a DSSE envelope (v1.0.2), signed with ed25519 where a key is given. Every byte of it follows from
 the crate's files and the signature, so a change anywhere is found: in a file by its hash, in the statement because it is

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from orchestrator.errors import NotRerunnable
+from orchestrator.errors import NotRerunnable, bulleted
 from orchestrator.provenance.data import dvc_files, hashing
 from orchestrator.provenance.data.dvc_files import MD5, Out, Storage
 from orchestrator.provenance.data.versions import Input
@@ -51,20 +51,12 @@ def restore(
     with tempfile.TemporaryDirectory(prefix="orchestrator-dvc-") as scratch:
         store = _Objects(source, kept, Path(scratch))
         jobs = [_Job(item, target, source, top or target) for item in inputs]
-        waiting = [job for job in jobs if not job.is_done()]
-        for job in waiting:
-            job.from_crate((carried or {}).get(job.item.path))
-        for job in waiting:
-            if job.source is None:
-                job.from_dvc(store)
-        for job in waiting:
-            if job.source is None:
-                job.from_folder()
+        for job in [job for job in jobs if not job.is_done()]:
+            job.bring((carried or {}).get(job.item.path), store)
     problems = [problem for job in jobs if (problem := job.problem) is not None]
     if problems:
-        listed = "".join(f"\n  - {problem}" for problem in problems)
         raise NotRerunnable(
-            f"the data of this run cannot be restored:{listed}",
+            f"the data of this run cannot be restored:{bulleted(problems)}",
             "type the command where DVC's cache or a remote has them, or bring those bytes back to their place",
         )
     return [Restored(job.item.path, str(job.source), tuple(job.notes)) for job in jobs]
@@ -124,6 +116,14 @@ class _Job:
         if self.item.in_code and not self.item.outs:
             self.reasons.append("the code's snapshot brings other bytes (git may convert line ends)")
         return False
+
+    def bring(self, carried: Path | None, store: _Objects) -> None:
+        """From the first of its sources that has the recorded bytes."""
+        self.from_crate(carried)
+        if self.source is None:
+            self.from_dvc(store)
+        if self.source is None:
+            self.from_folder()
 
     def from_dvc(self, store: _Objects) -> None:
         """Outs that DVC keeps, from the cache, or from a remote what the cache lacks."""

@@ -1,8 +1,8 @@
 """Virtual environments on disk: one that holds the packages of a lock and is kept, and a thin one above it for one repetition.
 
 The kept one is complete if and only if its mark exists, which is written last and tells what is in it. The thin one holds what
-comes from the restored code and from this package, and finds all else in the kept one, which so is never changed. This is the
-one place that knows how pip is called; who calls it is `commands/rebuild.py`, and only when `environment=rebuild` was said.
+comes from the restored code and from this package, and finds all else in the kept one, which is therefore never changed. Only
+this module knows how pip is called, and only `commands/rebuild.py` calls it, under `environment=rebuild`.
 """
 
 from __future__ import annotations

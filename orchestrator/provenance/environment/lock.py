@@ -1,8 +1,8 @@
 """What an environment is rebuilt from, read from a record: exact versions, where each comes from, what it has to be. Pure.
 
-A record knows name, version and a hash over the installed files of each package (packages.py), and of what was not taken from
-an index the place (PEP 610). Which file of an index has that version is known once pip has asked it: then it is written
-down with its hash, as `pylock.toml` (PEP 751), and a record that has one is rebuilt from exactly these files.
+A record knows name, version and a hash over the installed files of each package (packages.py), and the source of each that did
+not come from an index (PEP 610). Which file of an index has that version is known once pip has asked it: then the file is
+written down with its hash, as `pylock.toml` (PEP 751), and a record that has one is rebuilt from exactly these files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from orchestrator.errors import NotRerunnable
+from orchestrator.errors import NotRerunnable, bulleted
 from orchestrator.provenance.environment import packages
 from orchestrator.records import masking
 
@@ -111,7 +111,7 @@ def of(environments: Sequence[Mapping[str, Any]], pylock: str | None = None) -> 
             pinned.append(_pinned(name, version, build.get("sha256"), origin, hashes.get((name, version), ())))
     if problems:
         raise NotRerunnable(
-            f"the environment cannot be rebuilt:{_listed(problems)}",
+            f"the environment cannot be rebuilt:{bulleted(problems, _SHOWN)}",
             "keep such packages in the repository of the run, or install them from a wheel or a commit; "
             "environment=check compares with the environment here",
         )
@@ -146,7 +146,7 @@ def hashes_in(text: str) -> dict[tuple[str, str], tuple[str, ...]]:
             files = [*package.get("wheels", []), *(package[key] for key in ("sdist", "archive") if key in package)]
             hashes = [str(file["hashes"]["sha256"]) for file in files]
             if not all(re.fullmatch("[0-9a-f]{64}", each) for each in hashes):
-                raise ValueError(f"a hash of {package['name']} is none")
+                raise ValueError(f"a hash of {package['name']} is no SHA-256")
             found[str(package["name"]), str(package.get("version"))] = tuple(hashes)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise NotRerunnable(
@@ -222,8 +222,3 @@ def _entry(item: Mapping[str, Any]) -> tuple[str, str, str]:
 def _toml(text: str) -> str:
     """A basic string; JSON's escapes are TOML's, which wants one more."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _listed(problems: Sequence[str]) -> str:
-    more = f"\n  and {len(problems) - _SHOWN} more" if problems[_SHOWN:] else ""
-    return "".join(f"\n  - {problem}" for problem in problems[:_SHOWN]) + more

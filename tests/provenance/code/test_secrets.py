@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.provenance.code.secrets import note, note_of_contents, suspicious
+from orchestrator.provenance.code.secrets import is_suspicious, note, note_of_contents
 from orchestrator.provenance.code.worktree import examine
 from tests.provenance.code.repositories import commit, create, write
 
@@ -19,7 +19,7 @@ PLAIN = [
 
 
 def test_what_looks_like_a_secret_is_named() -> None:
-    assert suspicious([*SECRET, *PLAIN]) == SECRET
+    assert [path for path in [*SECRET, *PLAIN] if is_suspicious(path)] == SECRET
 
 
 def test_nothing_is_said_of_nothing(tmp_path: Path) -> None:

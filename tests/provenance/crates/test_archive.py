@@ -19,11 +19,11 @@ NAMES = {
     "../outside": "leads out of the crate",
     "a/../../outside": "leads out of the crate",
     "C:/windows": "leads out of the crate",
-    "a\\..\\b": "is none of a crate's",
-    "a//b": "is none of a crate's",
-    "./a": "is none of a crate's",
-    "": "is none of a crate's",
-    "a\nb": "is none of a crate's",
+    "a\\..\\b": "is no name of a file in a crate",
+    "a//b": "is no name of a file in a crate",
+    "./a": "is no name of a file in a crate",
+    "": "is no name of a file in a crate",
+    "a\nb": "is no name of a file in a crate",
 }
 
 
