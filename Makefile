@@ -73,7 +73,7 @@ $(DOCS)/.installed: pyproject.toml constraints.txt | setup
 	touch $@
 
 docs: $(DOCS)/.installed
-	PYTHONPATH=$(DOCS) python -m mkdocs --quiet build --strict
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=$(DOCS) python -m mkdocs build --strict
 
 test-long: test dashboard
 	python -m pytest -n 2 $(MANY) -m "$(PURE)"

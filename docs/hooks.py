@@ -1,8 +1,8 @@
 """What the site needs beside the pages of this folder; MkDocs calls these functions (mkdocs.yml names this file).
 
-The first page is README.md, and CONTRIBUTING.md and CHANGELOG.md are pages, too, so nothing is said twice. Links that lead out of
-docs/, to source files, become the names of these files. Diagrams are drawn in the browser by a Mermaid that lies in the site; its
-file is the one of the npm package, which the Python package mermaidx carries.
+README.md is the first page, and CONTRIBUTING.md and CHANGELOG.md are pages, too, so that nothing is said twice. Links that lead
+out of docs/, to source files, become the names of these files. Diagrams are drawn in the browser by a Mermaid that lies in the
+site: the file of the npm package mermaid 11.16.0, which the Python package mermaidx carries.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[1]
 FROM_ROOT = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 MERMAID = "assets/mermaid.js"
-MERMAID_SHA256 = "74d7c46dabca328c2294733910a8aa1ed0c37451776e8d5295da38a2b758fb9b"  # npm's mermaid 11.16.0, dist/mermaid.min.js
+MERMAID_SHA256 = "74d7c46dabca328c2294733910a8aa1ed0c37451776e8d5295da38a2b758fb9b"
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([\w./-]+)(#[\w-]+)?\)")
+FILE = re.compile(r"^```(\w+) ([\w./-]+)$", re.MULTILINE)  # of a block of code that is a file: its name
 
 log = get_plugin_logger("docs/hooks.py")
 
@@ -40,23 +41,20 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, files: Files, **_: Any) -> str:
-    """Lead every link to a page of the site, or name the file that it leads to."""
+    """Lead every link to a page of the site, or name the file that it leads to; give named files of code their titles."""
     source = page.file.src_uri
-    folder = posixpath.dirname(posixpath.join("docs", source))
-    if source in FROM_ROOT:
-        folder = ""
+    here = posixpath.dirname(_place(source))
+    pages = {_place(each.src_uri): each.src_uri for each in files}
 
     def led(link: re.Match[str]) -> str:
-        text, path, anchor = link.group(1), posixpath.normpath(posixpath.join(folder, link.group(2))), link.group(3) or ""
-        pages = {f"docs/{each.src_uri}" for each in files} | set(FROM_ROOT.values())
+        text, path, anchor = link.group(1), posixpath.normpath(posixpath.join(here, link.group(2))), link.group(3) or ""
         if path in pages:
-            inside = {file: name for name, file in FROM_ROOT.items()}.get(path) or path.removeprefix("docs/")
-            return f"[{text}]({posixpath.relpath(inside, posixpath.dirname(source) or '.')}{anchor})"
+            return f"[{text}]({posixpath.relpath(pages[path], posixpath.dirname(source) or '.')}{anchor})"
         if not (ROOT / path).exists():
             log.warning(f"{source} links to {path}, which does not exist")
         return f"`{path}`"
 
-    return LINK.sub(led, markdown)
+    return FILE.sub(r'```\1 title="\2"', LINK.sub(led, markdown))
 
 
 def on_post_page(output: str, page: Page, **_: Any) -> str:
@@ -65,3 +63,8 @@ def on_post_page(output: str, page: Page, **_: Any) -> str:
         return output
     script = posixpath.relpath(MERMAID, posixpath.dirname(page.file.dest_uri) or ".")
     return output.replace("</head>", f'<script src="{script}"></script></head>', 1)
+
+
+def _place(page: str) -> str:
+    """Where a page of the site lies in the repository."""
+    return FROM_ROOT.get(page, f"docs/{page}")
