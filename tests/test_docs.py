@@ -24,7 +24,7 @@ LINK = re.compile(r"\]\(([\w/.-]+)(?:#[\w-]+)?\)")
 NEEDED = {"run": {"steps": 500}, "pipeline": {"target": "a:B"}, "evaluation": {"every": 100}}
 EXAMPLES = [
     (page.name, block)
-    for page in PAGES
+    for page in [*PAGES, *sorted((REPOSITORY / "docs" / "benchmarks").glob("*.md"))]
     for block in re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
 ]
 
