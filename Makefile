@@ -2,6 +2,7 @@
 # make demo-kill  kill a worker in the middle of a run, and compare the result with that of an undisturbed one
 # make test       each claim once (docs/testing.md)
 # make test-long  that, and products: more layouts, rarer misfortunes, more reruns, many more examples of every law
+# make docs       the site, in build/site; fails on a link that leads nowhere
 # make check      lint and types (make lint), and beside them the tests that take milliseconds (make pure)
 # Each makes .venv when it is missing. PYTHON is the interpreter it is made from.
 
@@ -9,6 +10,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS := $(VENV)/docs
 # In the order of the files: the short ones come last and fill both processes to the end.
 BY_FILE := python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 PURE := not ray and not slow and not long
@@ -26,7 +28,7 @@ DASHBOARD := aiohttp-cors colorful distlib google-api-core googleapis-common-pro
 # each index that lacks a package, hundreds of times where one of several is a folder.
 SHOWN_IF_IT_FAILS = { $(2) >$(1) 2>&1 || { status=$$?; cat $(1) >&2; echo "it failed: $(2)" >&2; exit $$status; } ; }
 
-.PHONY: dashboard setup demo demo-kill data test test-long check lint pure claims clean
+.PHONY: dashboard docs setup demo demo-kill data test test-long check lint pure claims clean
 
 setup: $(STAMP)
 
@@ -60,7 +62,7 @@ pure: setup
 
 # One pytest for the pure tests and the others: each of its processes reads all tests first, which takes ten seconds.
 test: setup
-	$(MAKE) --no-print-directory --jobs 2 lint claims
+	$(MAKE) --no-print-directory --jobs 2 lint claims docs
 
 claims: data
 	$(BY_FILE) -m "not long"
@@ -69,6 +71,16 @@ claims: data
 dashboard: setup
 	@test -d $(VENV)/dashboard || $(call SHOWN_IF_IT_FAILS,$(VENV)/dashboard.log,\
 		python -m pip install --constraint constraints.txt --no-deps --target $(VENV)/dashboard $(DASHBOARD))
+
+# In a folder of its own: what is installed in the environment is part of the identity of a run.
+$(DOCS)/.installed: pyproject.toml constraints.txt | setup
+	rm -rf $(DOCS)
+	python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])' \
+		| xargs python -m pip install --quiet --constraint constraints.txt --target $(DOCS)
+	touch $@
+
+docs: $(DOCS)/.installed
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=$(DOCS) python -m mkdocs build --strict
 
 test-long: test dashboard
 	python -m pytest -n 2 $(MANY) -m "$(PURE)"

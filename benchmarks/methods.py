@@ -1,6 +1,7 @@
 """What each method of learning with fewer bytes sends per step, and what it learns, beside dense: one table, from real runs.
 
-    python -m benchmarks.methods [--seeds 1] [--only characters] [--method int8] [--results FILE] [--page docs/learning.md]
+    python -m benchmarks.methods [--seeds 1] [--only characters] [--method int8] [--results FILE]
+        [--page docs/benchmarks/communication.md]
 
 Three kinds of runs: the demo on digits and the one on characters, 400 steps each (a local step counts as one), and three steps
 of a matrix of 25 million parameters, for the bytes. The bytes are those that the run itself measures: what a worker of a ring

@@ -1,6 +1,6 @@
 """What asynchronous modes buy: updates per second and validation loss against time, with a straggler and with stalls.
 
-    python -m benchmarks.synchrony [--steps 200] [--rounds 1] [--picture docs/synchronisation.svg]
+    python -m benchmarks.synchrony [--steps 200] [--rounds 1] [--picture docs/benchmarks/synchronisation.svg]
     python -m benchmarks.synchrony --digits        without stragglers, on pipelines/digits.py: what the modes cost
 
 Four workers with two shards each; a micro-batch sleeps 20 ms and computes for less than 2. `straggler`: one worker takes three

@@ -1,7 +1,11 @@
-"""Train PyTorch models on Ray actors; survive losses; rerun any run to the last bit. See README.md."""
+"""Train PyTorch models on Ray actors; survive losses; rerun any run to the last bit. See README.md.
+
+The names of `__all__` are public: CHANGELOG.md says what may change of them between versions.
+"""
 
 from orchestrator.api import Run, Staleness, launch, load_ensemble, look, staleness
+from orchestrator.errors import OrchestratorError
 from orchestrator.pipeline import Pipeline
 
-__all__ = ["Pipeline", "Run", "Staleness", "launch", "load_ensemble", "look", "staleness"]
+__all__ = ["OrchestratorError", "Pipeline", "Run", "Staleness", "launch", "load_ensemble", "look", "staleness"]
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""docs/testing.md names tests that exist, each under the command that runs it."""
+"""Each claim of docs/testing.md is one line and one test, which exists and is run by the command that stands there."""
 
 from __future__ import annotations
 
@@ -9,29 +9,24 @@ from collections.abc import Iterator
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
-COMMANDS = ("make check", "make test", "make test-long")
+PAGE = (TESTS.parent / "docs" / "testing.md").read_text()
 
 
-def named() -> Iterator[tuple[str, str]]:
-    """(test, command) of every cell of the table of claims."""
-    page = (TESTS.parent / "docs" / "testing.md").read_text()
-    header, _, *rows = page[page.index("| claim |") :].strip().splitlines()
-    assert tuple(re.findall(r"`(.*?)`", header)) == COMMANDS
-    for row in rows:
-        cells = row.split("|")[2:-1]
-        assert len(cells) == len(COMMANDS), row
-        assert any(cell.strip() for cell in cells), row
-        for command, cell in zip(COMMANDS, cells, strict=True):
-            yield from ((test, command) for test in re.findall(r"`(.*?)`", cell))
+def claims() -> list[tuple[str, str, str]]:
+    """(claim, test, command) of every row of the tables of claims."""
+    rows = re.findall(r"^\| (.+?) \| `(\S+\.py::test_\w+)` \| `(make [\w-]+)` \|$", PAGE, re.MULTILINE)
+    tables = re.findall(r"^\| claim \|.*\n\|---.*\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
+    assert len(rows) == sum(table.count("\n") for table in tables), "a row is not: claim, one test, one command"
+    return rows
 
 
 def run_by(test: str) -> set[str]:
-    """The commands that run a test, or some of a file: by the marks that pyproject.toml describes."""
+    """The commands that run a test: by the marks that pyproject.toml describes."""
     file, _, name = test.partition("::")
     tree = _parsed(file)
     module = _marks(node for node in tree.body if isinstance(node, ast.Assign) and _is_marks(node))
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
-    found = [function for function in functions if name in ("", function.name)]
+    found = [function for function in functions if function.name == name]
     assert found, f"there is no {test}"
     return {command for function in found for command in _commands(function, module)}
 
@@ -73,4 +68,14 @@ def _is_thinned(function: ast.FunctionDef) -> bool:
 
 
 def test_a_named_test_exists_and_is_run_by_its_command() -> None:
-    assert [(test, command) for test, command in sorted(set(named())) if command not in run_by(test)] == []
+    assert [(test, command) for _, test, command in claims() if command not in run_by(test)] == []
+
+
+def test_a_claim_is_one_line_of_at_most_120_characters() -> None:
+    assert claims()
+    assert [claim for claim, _, _ in claims() if len(claim) > 120] == []
+
+
+def test_no_claim_stands_twice() -> None:
+    told = [claim for claim, _, _ in claims()]
+    assert len(told) == len(set(told))

@@ -1,5 +1,5 @@
 """The table of subsets: which of the training samples a run has at all. Members of an ensemble are trained on subsets of their
-own (`docs/ensembles.md`); everything else of a run (shards, partitions, epochs, labels) sees the subset as its training set.
+own (`docs/sweeps.md`); everything else of a run (shards, partitions, epochs, labels) sees the subset as its training set.
 
 A subset is a function `name(samples: int, *, option, ...)` of the number of training samples that returns the numbers of those
 that are used, int64, in any order, with repetitions where a sample counts more than once. It depends on its arguments alone;

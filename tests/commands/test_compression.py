@@ -14,7 +14,7 @@ from tests.commands.test_signals import wait_for_end
 from tests.commands.watching import WatchedRun
 from tests.projects import PATIENCE_S, REPOSITORY, Project
 
-PAGE = (REPOSITORY / "docs" / "compression.md").read_text()
+PAGE = (REPOSITORY / "docs" / "communication.md").read_text()
 KEEPING = ("conf=digits", "compression={name: powersgd, rank: 2}", "run.steps=200", "output=json")
 KILLS = range(4)  # seeds of `chaos.py`
 

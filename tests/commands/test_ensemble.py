@@ -17,7 +17,7 @@ from tests.commands.test_sweep import kill_at
 from tests.projects import REPOSITORY, Project
 
 pytestmark = pytest.mark.ray
-PAGE = (REPOSITORY / "docs" / "ensembles.md").read_text()
+PAGE = (REPOSITORY / "docs" / "sweeps.md").read_text()
 SMALL = ("ensemble=ensemble", "run.steps=6", "ensemble.members=3")
 
 
@@ -87,8 +87,8 @@ def test_an_ensemble_is_one_model_that_loads_as_one(digits: Project, monkeypatch
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
 def test_the_commands_of_the_page(digits: Project) -> None:
-    """With the figures of its table: on disjoint data the whole is better than its members are on average."""
-    (block,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    """As its figures say: on disjoint data the whole is better than its members are on average."""
+    _, block = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
     launch, rerun = block.splitlines()
     done = digits.shell(f"{launch} output=json")
     assert done.code == 0, done.err

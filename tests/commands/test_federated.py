@@ -1,23 +1,18 @@
-"""The page about federated rounds: its commands run in the order in which a reader types them, and its settings load."""
+"""What docs/samples.md says of federated rounds: its commands run in the order in which a reader types them."""
 
 from __future__ import annotations
 
 import re
-import textwrap
 
 import pytest
 import yaml
 
-from orchestrator.settings import Settings, load
 from tests.commands.alone import alone, trace_of
 from tests.projects import REPOSITORY, Project
 
-PAGE = (REPOSITORY / "docs" / "federated.md").read_text()
-COMMANDS = [
-    line for block in re.findall(r"^```bash\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE) for line in block.splitlines()
-]
-EXAMPLES = [textwrap.dedent(block) for block in re.findall(r"(?:^    .*\n)+", PAGE, re.MULTILINE)]
-NEEDED = {"run": {"steps": 1}, "pipeline": {"target": "a:B"}}
+PAGE = (REPOSITORY / "docs" / "samples.md").read_text()
+_, ROUNDS = re.findall(r"^```bash\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+COMMANDS = ROUNDS.splitlines()
 
 
 @pytest.mark.long
@@ -30,11 +25,6 @@ def test_the_commands_of_the_page(digits: Project) -> None:
     assert trace_of(digits, first) == expected.trace
     assert again.report["verdict"] == "exact"
     assert (digits.folder(first.report["run_id"]) / "pictures" / "partition.png").exists()
-
-
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_the_settings_of_the_page_load(example: str) -> None:
-    assert isinstance(load([NEEDED, yaml.safe_load(example)], []), Settings)
 
 
 @pytest.mark.parametrize("optimizer", re.findall(r"^\| `(\{.*?\})` \|", PAGE, re.MULTILINE))

@@ -1,27 +1,20 @@
-"""The page about what a shard learns from: its commands, in their order, and what it says of them."""
+"""The commands about what a shard learns from, in the order of their pages, and what the pages say of them."""
 
 from __future__ import annotations
 
 import json
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
-import yaml
 
-from orchestrator.settings import Settings, load
 from tests.projects import REPOSITORY, Done, make_digits
 
-PAGE = (REPOSITORY / "docs" / "learning.md").read_text()
-COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines()]
-EXAMPLES = [textwrap.dedent(block) for block in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)]
-NEEDED = {"run": {"steps": 500}, "pipeline": {"target": "a:B"}}
-
-
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_the_settings_of_the_page_load(example: str) -> None:
-    assert isinstance(load([NEEDED, yaml.safe_load(example)], []), Settings)
+SAMPLES, TRAINING = (
+    re.findall(r"^```bash\n(.*?)^```", (REPOSITORY / "docs" / name).read_text(), re.DOTALL | re.MULTILINE)
+    for name in ("samples.md", "training.md")
+)
+COMMANDS = [*SAMPLES[0].splitlines(), TRAINING[-1].strip()]
 
 
 @pytest.mark.long

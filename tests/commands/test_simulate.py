@@ -1,4 +1,4 @@
-"""What docs/simulation.md shows works word for word."""
+"""What docs/simulation.md shows of `simulate` works word for word."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from orchestrator.tracking import PARENT, Store
 from tests.projects import PATIENCE_S, REPOSITORY, Done, Project
 
 pytestmark = pytest.mark.ray
-PAGE = (REPOSITORY / "docs" / "sweeps.md").read_text()
+PAGE, FIGURES = ((REPOSITORY / "docs" / name).read_text() for name in ("sweeps.md", "benchmarks/searches.md"))
 
 # Half of the trials fail; of the two that are left one goes on to the last rung.
 HALVED = """
@@ -79,7 +79,7 @@ def kill_at(project: Project, ended: int, *arguments: str) -> str:
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The ..noload.. loader strategy is deprecated")  # MLflow's own use of SQLAlchemy
 def test_the_commands_of_the_page(digits: Project) -> None:
-    (block,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    block, _ = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
     launch, rerun = block.splitlines()
     done = digits.shell(f"{launch} output=json")
     assert done.code == 0, done.err
@@ -178,10 +178,10 @@ def test_a_sweep_none_of_whose_trials_comes_to_anything_fails(project: Project) 
 
 @pytest.mark.long
 def test_twenty_four_trials_are_the_same_with_one_and_three_slots_and_after_a_sigkill(digits: Project) -> None:
-    """The table of docs/sweeps.md."""
+    """The table of docs/benchmarks/searches.md."""
     reports: list[Done] = [digits.run(*LONG, f"parallel={slots}", "output=json") for slots in (1, 3)]
     sweep_id = kill_at(digits, 11, *LONG, "parallel=3")
     reports.append(digits.run(f"resume={sweep_id}", "parallel=2", "output=json"))
     assert [done.code for done in reports] == [0, 0, 0]
     assert came_to(reports[0].report) == came_to(reports[1].report) == came_to(reports[2].report)
-    assert reports[0].report["best"]["digest"][:12] in PAGE
+    assert reports[0].report["best"]["digest"][:12] in FIGURES

@@ -1,9 +1,10 @@
-"""What docs/tuning.md shows works word for word, and what is chosen changes no bit."""
+"""What docs/simulation.md shows of `tune` and `auto` works word for word, and what is chosen changes no bit."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 
 import pytest
 
@@ -15,8 +16,8 @@ from orchestrator.topologies import TOPOLOGIES
 from tests.commands.alone import alone, assert_as_alone
 from tests.projects import REPOSITORY, Project
 
-PAGE = (REPOSITORY / "docs" / "tuning.md").read_text()
-TUNE, LAUNCH, STAGES = (line for line in PAGE.splitlines() if line.startswith("python -m orchestrator"))
+PAGE = (REPOSITORY / "docs" / "simulation.md").read_text()
+TUNE, LAUNCH, STAGES = re.findall(r"^(?!.* simulate )python -m orchestrator .*$", PAGE, re.MULTILINE)
 SHORTLY = "tuning.seconds=0.3 output=json"
 
 

@@ -133,7 +133,7 @@ def test_everything_wrong_is_told_at_once_and_privacy_is_refused(described: Any)
 
 
 def test_the_page_names_every_key() -> None:
-    page = (REPOSITORY / "docs" / "ensembles.md").read_text()
+    page = (REPOSITORY / "docs" / "sweeps.md").read_text()
     for key, (_, _, sentence, determines) in OWN.items():
         row = [line for line in page.splitlines() if line.startswith(f"| `{key}` |")][-1]
         assert sentence in row

@@ -1,0 +1,43 @@
+"""The picture of the house in docs/architecture.md, made of the imports: `python -m tests.house` puts it there.
+
+A box is a floor, and an arrow leads to a floor that it imports from. Arrows that others imply are left out: where a leads to b
+and b to c, none leads from a to c.
+"""
+
+from __future__ import annotations
+
+from tests.test_architecture import FILES, FLOORS, ROOT, floor_of, floors_used
+
+PAGE = ROOT / "docs" / "architecture.md"
+BEGIN, END = "<!-- made by python -m tests.house -->\n", "<!-- end of the picture -->\n"
+
+
+def picture() -> str:
+    """A flowchart of Mermaid."""
+    arrows = (f"    {floor} --> {lower}\n" for floor in FLOORS for lower in sorted(unimplied(floor), key=FLOORS.index))
+    return f"```mermaid\nflowchart TB\n{''.join(arrows)}```\n"
+
+
+def with_picture(page: str) -> str:
+    """The text of the page with the picture of today's imports."""
+    before, rest = page.split(BEGIN)
+    return before + BEGIN + picture() + END + rest.split(END)[1]
+
+
+def _uses(floor: str) -> set[str]:
+    return {lower for file in FILES if floor_of(file) == floor for lower in floors_used(file)} - {floor}
+
+
+USES = {floor: _uses(floor) for floor in FLOORS}
+BELOW: dict[str, set[str]] = {}
+for each in reversed(FLOORS):
+    BELOW[each] = USES[each].union(*(BELOW[lower] for lower in USES[each]))
+
+
+def unimplied(floor: str) -> set[str]:
+    """The floors that it uses and reaches in no other way."""
+    return {lower for lower in USES[floor] if not any(lower in BELOW[other] for other in USES[floor])}
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_picture(PAGE.read_text()))
