@@ -93,7 +93,7 @@ def _of_stages(key: str, used: Any, sentence: str) -> Idle:
         (key, "tuning.auto", "cluster.stages"),
         lambda value, auto, stages: stages == 1 and BY_MEMORY not in auto and used(value),
         sentence,
-        ("cluster.stages",),
+        ("cluster.stages", "tuning.auto"),
     )
 
 
