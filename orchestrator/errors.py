@@ -21,7 +21,9 @@ it to the driver as the dictionary `as_dict` gives, because an exception that cr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
+
+Status = Literal["finished", "failed", "killed"]
 
 
 class OrchestratorError(Exception):
@@ -99,6 +101,20 @@ class NotRerunnable(OrchestratorError):
 
 class Interrupted(OrchestratorError):
     exit_code = 130
+
+
+def ending(error: OrchestratorError | None) -> dict[str, Any]:
+    """How a command ended, as every JSON object says it."""
+    if error is None:
+        return {"status": "finished"}
+    told = {"kind": error.kind, "message": error.message, "remedy": error.remedy}
+    return {"status": status_of(error), "error": told}
+
+
+def status_of(error: OrchestratorError | None) -> Status:
+    if error is None:
+        return "finished"
+    return "killed" if isinstance(error, Interrupted) else "failed"
 
 
 def from_dict(error: dict[str, str]) -> OrchestratorError:

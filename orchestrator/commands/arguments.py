@@ -1,104 +1,95 @@
-"""What a verb of the command line is, what was typed beside it, and what comes of it."""
+"""What was typed beside a verb."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from orchestrator.errors import Interrupted, OrchestratorError, UsageError
-
-_OUTPUT = ("output=json", "output=text")
+from orchestrator.errors import UsageError
+from orchestrator.settings import Settings, load, origins
 
 
-@dataclass(frozen=True)
+@dataclass
 class Arguments:
-    """value: of the verb, "digits" of conf=digits; rest: the other arguments, as given; started: the time of the command."""
+    """value: of the verb, "digits" of conf=digits; rest: the other arguments, as given; started: the time of the command;
+    files, overrides, loaded: of `load`."""
 
     value: str
     rest: tuple[str, ...]
     started: float
+    files: list[str] = field(default_factory=list)
+    overrides: list[str] = field(default_factory=list)
+    loaded: Settings | None = None
+
+    def load(self, conf: str, overrides: list[str]) -> None:
+        """Read the settings of a verb that has some. Raises OrchestratorError."""
+        self.files, self.overrides = conf.split(","), overrides
+        self.loaded = load(self.files, overrides)
+
+    @property
+    def settings(self) -> Settings:
+        assert self.loaded is not None
+        return self.loaded
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """Where the settings were given, by key."""
+        return origins(self.files, self.overrides)
 
     @property
     def as_json(self) -> bool:
-        return "output=json" in self.rest
+        return "output=json" in self.rest if self.loaded is None else self.loaded.output == "json"
+
+    @property
+    def uri(self) -> str | None:
+        """Of the MLflow store, None for the project's own."""
+        return self.get("tracking.uri")
 
     def get(self, key: str) -> str | None:
         """The last value given to a key; None where there is none, or it is empty."""
         given = [each.partition("=")[2] for each in self.rest if each.partition("=")[0] == key]
         return (given[-1] if given else None) or None
 
-    def choice(self, key: str, first: str, other: str) -> str:
-        """The value of a key, `first` where it is not given. Raises UsageError."""
-        found = self.get(key) or first
-        if found not in (first, other):
-            raise UsageError(f"{key}={found}: it is {first} or {other}")
+    def path(self, key: str) -> Path | None:
+        found = self.get(key)
+        return None if found is None else Path(found)
+
+    def number(self, key: str, least: int) -> int | None:
+        """Raises UsageError."""
+        found = self.get(key)
+        if found is not None and not (found.isascii() and found.isdigit() and int(found) >= least):
+            raise UsageError(f"{key}={found}: expected a whole number, at least {least}")
+        return None if found is None else int(found)
+
+    def choice(self, key: str, *words: str) -> str:
+        """The value of a key, the first word where it is not given. Raises UsageError."""
+        found = self.get(key) or words[0]
+        if found not in words:
+            raise UsageError(f"{key}={found}: it is {listed(words, 'or')}")
         return found
+
+    def flag(self, key: str) -> bool:
+        """Whether a key is true. Raises UsageError."""
+        return self.choice(key, "false", "true") == "true"
 
     def without(self, *keys: str) -> list[str]:
         """What is left for the settings."""
         return [each for each in self.rest if each.partition("=")[0] not in keys]
 
-    def only(self, verb: str, *keys: str, output: bool = True) -> None:
-        """Raises UsageError for what a verb that changes no settings does not take."""
-        unknown = [each for each in self.without(*keys) if not (output and each in _OUTPUT)]
+    def only(self, verb: str, takes: Sequence[str]) -> None:
+        """Raises UsageError for what a verb that changes no settings does not take; takes: such as "port=N"."""
+        keys = {each.partition("=")[0] for each in takes}
+        unknown = self.without(*keys)
+        if "output" in keys:
+            unknown += [each for each in self.rest if each.startswith("output=") and each not in _OUTPUT]
         if unknown:
-            takes = [*(["output=json"] if output else []), *(f"{key}={_FORMS.get(key, key.upper())}" for key in keys)]
-            raise UsageError(f"{verb} takes only {_listed(takes)}, not {' '.join(unknown)}")
+            raise UsageError(f"{verb} takes only {listed(takes, 'and') or 'nothing else'}, not {' '.join(unknown)}")
 
 
-_FORMS = {
-    "tracking.uri": "URI",
-    "port": "N",
-    "parameter": "NAME",
-    "first": "N",
-    "count": "N",
-    "to": "PATH",
-    "key": "PATH",
-    "data": "true",
-    "wheels": "FOLDER",
-    "license": "URL",
-}
+_OUTPUT = ("output=json", "output=text")
 
 
-def _listed(words: list[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]])) if words else "nothing else"
-
-
-@dataclass(frozen=True)
-class Answer:
-    """code: of the exit; stdout: what is written there, None for nothing."""
-
-    code: int = 0
-    stdout: str | None = None
-
-
-def nothing(given: Arguments) -> dict[str, Any]:  # noqa: ARG001
-    """The JSON object of a verb that has none of its own."""
-    return {}
-
-
-@dataclass(frozen=True)
-class Verb:
-    """One thing that the command line does.
-
-    forms: the lines of the usage; about: (what is typed, what it means); run: does it, and raises OrchestratorError for what
-    it refuses; refused: the JSON object then, to which the error is added; with_conf: whether it stands beside conf=; speaks:
-    whether it writes to stdout while it runs, where others keep it for their answer.
-    """
-
-    forms: tuple[str, ...]
-    about: tuple[tuple[str, str], ...]
-    run: Callable[[Arguments], Answer]
-    refused: Callable[[Arguments], Mapping[str, Any]] = nothing
-    with_conf: bool = False
-    speaks: bool = False
-
-
-def refusal(error: OrchestratorError, report: Mapping[str, Any]) -> str:
-    """The JSON object of a verb that came to nothing."""
-    told = error.as_dict()
-    kept = {key: told[key] for key in ("kind", "message", "remedy")}
-    status = "killed" if isinstance(error, Interrupted) else "failed"
-    return json.dumps({**report, **error.more, "status": status, "error": kept})
+def listed(words: Sequence[str], last: str) -> str:
+    """ "a, b and c", with `last` for "and"."""
+    return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
+from orchestrator.commands.answer import Answer
+from orchestrator.commands.arguments import Arguments
 from orchestrator.settings import described
-from orchestrator.verbs.verb import Answer, Arguments, Verb
 
 
-def _run(given: Arguments) -> Answer:
-    given.only("help", output=False)
+def run(given: Arguments) -> Answer:
     return Answer(stdout=described(given.value))
-
-
-VERB = Verb(
-    forms=("help=KEY",),
-    about=(
-        ("help=KEY", "what a setting is, what it may be and its default; of a section, such as optimizer: all in it"),
-    ),
-    run=_run,
-)

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from orchestrator.commands.answer import Answer, reported
+from orchestrator.commands.arguments import Arguments
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.run import mailbox
 from orchestrator.errors import RunFailed, UsageError, from_dict
@@ -78,6 +80,11 @@ class Look:
         shown = ", ".join(f"{value:.6g}" for value in flat[:_SHOWN].tolist())
         more = f", ... ({flat.numel()} values; all of them: output=json)" if flat.numel() > _SHOWN else ""
         return "\n".join([*lines, f"  {self.parameter}: {shown}{more}"])
+
+
+def run(given: Arguments) -> Answer:
+    first, count = given.number("first", 0), given.number("count", 1)
+    return reported(look(given.value, given.get("parameter"), first=first or 0, count=count, uri=given.uri), given)
 
 
 def look(

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator.commands.answer import Answer, ended
+from orchestrator.commands.arguments import Arguments
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
 from orchestrator.errors import UsageError
@@ -59,6 +61,11 @@ class Tail:
         self._read += len(whole)
         for line in whole.splitlines():
             yield json.loads(line)
+
+
+def run(given: Arguments) -> Answer:
+    found = watch(Path.cwd(), given.value, given.uri)
+    return ended(found.exit_code, found.as_dict(), given)
 
 
 def watch(project: Path, name: str, uri: str | None) -> Watched:

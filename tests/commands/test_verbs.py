@@ -8,19 +8,18 @@ from pathlib import Path
 import pytest
 
 from orchestrator.commands import completion
+from orchestrator.commands.arguments import Arguments
+from orchestrator.commands.table import VERBS, Verb, the_verb, usage
 from orchestrator.errors import UsageError
 from orchestrator.settings import choices, described, names
-from orchestrator.verbs import table
-from orchestrator.verbs.table import VERBS, the_verb, usage
-from orchestrator.verbs.verb import Answer, Arguments, Verb
 
 
 def test_every_verb_is_on_the_page() -> None:
     page = usage()
     for name, verb in VERBS.items():
-        assert verb.forms[0].startswith(name), name
-        assert all(f"python -m orchestrator {form}" in page for form in verb.forms)
-        assert verb.about[0][0].partition("=")[0] == name
+        assert verb.form.startswith(name), name
+        assert f"python -m orchestrator {verb.form}" in page
+        assert next(iter(verb.about)).partition("=")[0] == name
     assert max(map(len, page.splitlines())) <= 130
 
 
@@ -31,10 +30,12 @@ def test_there_is_exactly_one(typed: list[str]) -> None:
 
 
 def test_a_verb_may_take_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    verb = Verb(("guess conf=NAME",), (("guess", "at it"),), lambda _given: Answer(), with_conf=True)
-    monkeypatch.setitem(table.VERBS, "guess", verb)
-    assert the_verb(["conf=digits", "guess"]) == ("guess", "guess")
-    assert the_verb(["run.seed=1", "conf=digits"]) == ("conf", "conf=digits")
+    verb = Verb("guess", "guess conf=NAME", {"guess": "at it"}, with_conf=True)
+    monkeypatch.setitem(VERBS, "guess", verb)
+    assert the_verb(["conf=digits", "guess"]) == (verb, "guess")
+    assert the_verb(["run.seed=1", "conf=digits"]) == (VERBS["conf"], "conf=digits")
+    with pytest.raises(UsageError, match="guess: it needs a configuration\n  such as: guess conf=NAME"):
+        verb.run(Arguments("", (), 0.0))
 
 
 def test_what_stands_beside_a_verb() -> None:
@@ -45,7 +46,7 @@ def test_what_stands_beside_a_verb() -> None:
     with pytest.raises(UsageError, match="a=3: it is no or yes"):
         given.choice("a", "no", "yes")
     with pytest.raises(UsageError, match="v takes only output=json, a=A and b=B, not c="):
-        given.only("v", "a", "b")
+        given.only("v", ("output=json", "a=A", "b=B"))
 
 
 def test_help_tells_of_keys_sections_and_what_was_meant() -> None:
@@ -60,19 +61,18 @@ def test_help_tells_of_keys_sections_and_what_was_meant() -> None:
 
 
 def test_every_key_completes_to_itself_and_choices_are_the_tables(tmp_path: Path) -> None:
-    verbs = tuple(VERBS)
     for name in names():
-        assert f"{name}=" in completion.words(f"{name}", verbs, tmp_path), name
-    assert completion.words("topol", verbs, tmp_path) == ["topology.", "topology="]
-    assert completion.words("topology=r", verbs, tmp_path) == ["topology=ring"]
+        assert f"{name}=" in completion.words(f"{name}", tmp_path), name
+    assert completion.words("topol", tmp_path) == ["topology.", "topology="]
+    assert completion.words("topology=r", tmp_path) == ["topology=ring"]
     assert choices("reduction") == ["exact", "fast"]
     assert choices("strict") == ["true", "false"]
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "mine.yaml").touch()
-    assert completion.words("conf=", verbs, tmp_path) == ["conf=mine"]
+    assert completion.words("conf=", tmp_path) == ["conf=mine"]
     (tmp_path / ".orchestrator" / "abc").mkdir(parents=True)
     (tmp_path / ".orchestrator" / "abc" / "settings.yaml").touch()
-    assert completion.words("resume=", verbs, tmp_path) == ["resume=last", "resume=abc"]
+    assert completion.words("resume=", tmp_path) == ["resume=last", "resume=abc"]
     with pytest.raises(UsageError, match="completion=tcsh: there is none for it"):
         completion.script("tcsh")
 
@@ -92,6 +92,6 @@ def test_bash_completes_what_stands_behind_the_last_sign() -> None:
 
 @pytest.mark.parametrize("given", ["environment=rebuild", "explain=true"])
 def test_what_is_of_one_run_is_refused_of_a_sweep(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.driver.sweep.record.find_sweep", lambda _name, _uri: object())
+    monkeypatch.setattr("orchestrator.commands.rerun.rerun.find_sweep", lambda _name, _uri: object())
     with pytest.raises(UsageError, match=f"{given}: a sweep has many runs"):
         VERBS["rerun"].run(Arguments("last", (given,), 0.0))

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.commands.launch import launch
-from orchestrator.commands.resume import resume
+from orchestrator.commands.answer import Answer, ended, ended_run
+from orchestrator.commands.arguments import Arguments
+from orchestrator.commands.launch.launch import launch
+from orchestrator.commands.launch.resume import resume
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report.outcome import Outcome
@@ -16,6 +18,14 @@ from orchestrator.settings import Settings, kept
 from orchestrator.tracking import Past, Store
 
 KEY = "run.submission"
+# Over from a job to a run that it goes on with.
+_PLACES_TAKEN = ("cluster.", "output=", "tracking.uri=", "privacy.secret=")
+
+
+def run(given: Arguments) -> Answer:
+    kept = [each for each in given.overrides if each.startswith(_PLACES_TAKEN)]
+    run_id, came = once(given.value, given.settings, given.origins, kept)
+    return ended(0, as_dict(came), given) if isinstance(came, Past) else ended_run(run_id, came, given)
 
 
 def find(store: Store, name: str) -> Past | None:

@@ -1,4 +1,4 @@
-"""`submit conf=NAME to=URL|kubernetes|slurm`, `status=ID`, `logs=ID`, `stop=ID`: runs that another machine starts.
+"""`submit conf=NAME to=URL|kubernetes|slurm`: a run that another machine starts.
 
 What was submitted where is kept in `.orchestrator/submissions/`, so that the id is enough from then on.
 """
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cluster.ray_jobs import Jobs
+from orchestrator.commands.answer import Answer
+from orchestrator.commands.arguments import Arguments
 from orchestrator.driver.folders import project_folder
 from orchestrator.errors import UsageError
 from orchestrator.job_files import entry, kubernetes, slurm
@@ -35,6 +37,22 @@ class Submitted:
     to: str
     manifest: str | None = None
     new: bool = True
+
+
+def run(given: Arguments) -> Answer:
+    conf, to = given.get("conf"), given.get("to")
+    if conf is None or to is None:
+        raise UsageError("submit: it needs conf=NAME and to=http://HOST:8265, to=kubernetes or to=slurm")
+    settings = given.without("conf", "to", "id", "project", "output", *_ONLY_FOR)
+    wanted = submission(conf, settings, given.get("id"), given.get("project") or str(Path.cwd()))
+    done = submit(wanted, to, {key: given.get(key) for key in _ONLY_FOR})
+    if given.as_json:
+        return Answer(stdout=json.dumps(asdict(done)))
+    if done.manifest is not None:
+        return Answer(stdout=done.manifest.rstrip())
+    already = "" if done.new else " is there already and"
+    print(f"job {done.id}{already} runs on {done.to}; ask with status={done.id}, logs={done.id}", file=sys.stderr)
+    return Answer(stdout=done.id)
 
 
 def submission(conf: str, overrides: Sequence[str], name: str | None, project: str) -> Submission:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from dataclasses import dataclass
@@ -133,7 +132,3 @@ def dry_run(settings: Settings) -> DryRun:
     inputs = [{"path": each.path, "md5": each.md5, "keeper": each.keeper} for each in provenance.inputs]
     notes = [*provenance.notes, *rehearsed.notes]
     return DryRun(plan, rehearsed.parameters, cut, notes, inputs, provenance.obstacles)
-
-
-def answer(found: DryRun, as_json: bool) -> str:
-    return json.dumps(found.as_dict()) if as_json else found.as_text()

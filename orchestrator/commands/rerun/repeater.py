@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.commands import serving
-from orchestrator.commands.rebuild import Rebuilt
+from orchestrator.commands.rerun.rebuild import Rebuilt
+from orchestrator.commands.ui import serving
 from orchestrator.driver.before_start import initial
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report import description

@@ -1,86 +1,51 @@
-"""`rerun=RUN_ID|CRATE [key=value ...]`: repeat a run exactly, and compare."""
+"""`rerun=RUN_ID|CRATE [key=value ...]`: repeat a run or a sweep exactly, and compare."""
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
-from typing import Any
 
+from orchestrator.commands.answer import Answer, ended
+from orchestrator.commands.arguments import Arguments
+from orchestrator.commands.rerun.run import Rerun, Wanted, rerun
+from orchestrator.commands.rerun.sweep import SweepRerun, rerun_sweep
+from orchestrator.driver.sweep.record import find_sweep
 from orchestrator.errors import UsageError
-from orchestrator.verbs import sweep
-from orchestrator.verbs.verb import Answer, Arguments, Verb
+from orchestrator.provenance.crates import crate
 
-_ENVIRONMENTS = ("check", "ignore", "rebuild")
+# Settings of this command, not of the repeated run.
+_OWN = ("environment", "explain", "key", "output", "tracking.uri", "trust", "wheels")
 
 
-def _run(given: Arguments) -> Answer:
-    environment = _environment(given)
-    check, rebuilding = environment != "ignore", environment == "rebuild"
-    explaining, trusted = (given.choice(key, "false", "true") == "true" for key in ("explain", "trust"))
-    key, wheels = given.get("key"), given.get("wheels")
-    if wheels is not None and not rebuilding:
+def run(given: Arguments) -> Answer:
+    environment = given.choice("environment", "check", "ignore", "rebuild")
+    wanted = Wanted(
+        check_environment=environment != "ignore",
+        explaining=given.flag("explain"),
+        trusted=given.flag("trust"),
+        key=given.path("key"),
+        rebuilding=environment == "rebuild",
+        wheels=given.path("wheels"),
+    )
+    if wanted.wheels is not None and not wanted.rebuilding:
         raise UsageError("wheels= names a folder of wheels for environment=rebuild, which is not asked for", "add it")
-    from orchestrator.commands.rerun import Wanted, rerun
-    from orchestrator.commands.sweep_rerun import rerun_sweep
-    from orchestrator.driver.sweep.record import find_sweep
-    from orchestrator.provenance.crates import crate
+    passed = given.without(*_OWN)
+    past = None if crate.is_crate(given.value) or wanted.key is not None else find_sweep(given.value, given.uri)
+    if past is None:
+        done = rerun(given.value, passed, given.uri, wanted)
+        return _said(done, f"run {done.run_id} repeats run", given)
+    if wanted.explaining:
+        raise UsageError("explain=true: a sweep has many runs", "name the one of its trials that has diverged")
+    if wanted.rebuilding:
+        raise UsageError("environment=rebuild: a sweep has many runs", "name one of its trials")
+    all_done = rerun_sweep(past, passed, given.uri, check_environment=wanted.check_environment)
+    return _said(all_done, f"{past.kind} {all_done.sweep_id} repeats {past.kind}", given)
 
-    uri = given.get("tracking.uri")
-    past = None if crate.is_crate(given.value) or key is not None else find_sweep(given.value, uri)
-    if past is not None:
-        if explaining:
-            raise UsageError("explain=true: a sweep has many runs", "name the one of its trials that has diverged")
-        if rebuilding:
-            raise UsageError("environment=rebuild: a sweep has many runs", "name one of its trials")
-        return sweep.report_rerun(rerun_sweep(past, list(given.rest), uri, check_environment=check), given.as_json)
-    places = [None if place is None else Path(place) for place in (key, wheels)]
-    wanted = Wanted(check, explaining, trusted, places[0], rebuilding, places[1])
-    done = rerun(given.value, list(given.rest), uri, wanted)
-    if done.verdict is not None:
-        print(f"run {done.run_id} repeats run {done.rerun_of}\n{done.text}", file=sys.stderr)
+
+def _said(done: Rerun | SweepRerun, who: str, given: Arguments) -> Answer:
+    """What the repetition has shown, or why it came to nothing. who: repeats what, "run a repeats run"."""
+    if done.text:
+        print(f"{who} {done.rerun_of}\n{done.text}", file=sys.stderr)
     if done.error is not None:
-        whose = "" if done.verdict is not None else f"the repetition of run {done.rerun_of} failed: "
+        whose = "" if done.text else f"the repetition of {who.split()[-1]} {done.rerun_of} failed: "
         print(f"error: {whose}{done.error}", file=sys.stderr)
-    return Answer(done.exit_code, json.dumps(done.as_dict()) if given.as_json else None)
-
-
-def _environment(given: Arguments) -> str:
-    """Raises UsageError."""
-    found = given.get("environment") or _ENVIRONMENTS[0]
-    if found not in _ENVIRONMENTS:
-        raise UsageError(f"environment={found}: it is {', '.join(_ENVIRONMENTS[:-1])} or {_ENVIRONMENTS[-1]}")
-    return found
-
-
-def _refused(given: Arguments) -> dict[str, Any]:
-    from orchestrator.commands.rerun import Rerun
-
-    return Rerun(None, given.value, None).as_dict()
-
-
-VERB = Verb(
-    forms=("rerun=RUN_ID|CRATE [environment=ignore|rebuild] [explain=true] [trust=true] [key=value ...]",),
-    about=(
-        (
-            "rerun=RUN_ID",
-            "repeat that run exactly, in a clean checkout of its code with its data, and compare: exact, diverged\n"
-            "(with the first step that differs), or inputs-differ (with what differs); explain=true: where it has\n"
-            "diverged, run that step once more, to tell chance within it from other causes;\n"
-            "environment=rebuild: in a new virtual environment with the recorded packages and interpreter, which pip\n"
-            "installs; wheels=FOLDER: wheels for it, besides pip's index",
-        ),
-        (
-            "rerun=CRATE",
-            "the same with a record that was sent, a zip or folder of export=; key=PATH: the public key that has to\n"
-            "have signed it; trust=true: execute a record of somebody else, after saying what that would be",
-        ),
-        (
-            "replay=FILE",
-            "with conf=: an asynchronous run takes the order of its updates from there, the rests.jsonl of another\n"
-            "run; rerun= does so by itself",
-        ),
-    ),
-    run=_run,
-    refused=_refused,
-)
+    return ended(done.exit_code, done.as_dict(), given)

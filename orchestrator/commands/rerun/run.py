@@ -21,14 +21,14 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.commands import rebuild, trust
 from orchestrator.commands.compare import between
-from orchestrator.commands.repeater import Repeater, failure
+from orchestrator.commands.rerun import rebuild, trust
+from orchestrator.commands.rerun.repeater import Repeater, failure
 from orchestrator.driver.before_start import initial, private
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
-from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, UsageError
+from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, UsageError, ending
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.crates import crate, statement
 from orchestrator.provenance.environment import container
@@ -37,18 +37,13 @@ from orchestrator.records.explanation import Explanation, explain
 from orchestrator.records.verdict import Divergence, Verdict, judge
 from orchestrator.tracking import Past, Store
 
-_OWN = (
-    "environment",
-    "explain",
-    "key",
-    "output",
-    "tracking.uri",
-    "trust",
-    "wheels",
-)  # settings of this command, not of the repeated run
 _ELSEWHERE = ("checkpoint.uri=null", "cluster.address=null")  # places of others, which are theirs
 _SURROUNDINGS = ("environment", "package", "hardware")
-EXIT = {"exact": 0, "diverged": 3, "inputs-differ": 4}
+_EXIT = {"exact": 0, "diverged": 3, "inputs-differ": 4, None: 1}
+
+
+def exit_code(error: OrchestratorError | None, verdict: str | None) -> int:
+    return _EXIT[verdict] if error is None else error.exit_code
 
 
 @dataclass(frozen=True)
@@ -69,9 +64,7 @@ class Rerun:
 
     @property
     def exit_code(self) -> int:
-        if self.error is not None or self.word is None:
-            return self.error.exit_code if self.error is not None else 1
-        return EXIT[self.word]
+        return exit_code(self.error, self.word)
 
     @property
     def text(self) -> str:
@@ -86,11 +79,10 @@ class Rerun:
         return f"{self.verdict.text}\n{ask}"
 
     def as_dict(self) -> dict[str, Any]:
-        status = "finished" if self.error is None else "killed" if isinstance(self.error, Interrupted) else "failed"
         report: dict[str, Any] = {
             "run_id": self.run_id,
             "rerun_of": self.rerun_of,
-            "status": status,
+            **ending(self.error),
             "verdict": self.word,
             "first_divergence": None if self.verdict is None else self.verdict.first_divergence,
             "differences": self.differences,
@@ -99,9 +91,6 @@ class Rerun:
         if self.explained is not None:
             run_id, found = self.explained
             report["explanation"] = {"run_id": run_id, **found.as_dict()}
-        if self.error is not None:
-            error = self.error.as_dict()
-            report["error"] = {key: error[key] for key in ("kind", "message", "remedy")}
         return report
 
 
@@ -120,9 +109,11 @@ class Wanted:
 
 
 def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) -> Rerun:
-    """The whole story. Raises UsageError, ConfigurationError and NotRerunnable before anything is started."""
+    """The whole story. overrides: of the settings.
+
+    Raises UsageError, ConfigurationError and NotRerunnable before anything is started.
+    """
     project = Path.cwd()
-    passed = [override for override in overrides if override.partition("=")[0] not in _OWN]
     if not crate.is_crate(name):
         if wanted.key is not None:
             raise UsageError("key= checks the signature of a crate, and this is a run", "leave it out")
@@ -132,8 +123,8 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) 
         if not (wanted.trusted or trust.is_own(original)):
             original.require()
             whose = f"run {original.past.run_id} was launched by {original.past.user or 'somebody unknown'}"
-            raise trust.Untrusted(whose, trust.examine(original, passed, rebuilding=wanted.rebuilding))
-        return _repeat(Repeater(project, folder, store, original, passed, for_stream()), wanted)
+            raise trust.Untrusted(whose, trust.examine(original, overrides, rebuilding=wanted.rebuilding))
+        return _repeat(Repeater(project, folder, store, original, overrides, for_stream()), wanted)
     path = Path(name)
     if not path.exists():
         raise UsageError(f"rerun={name}: there is no such crate", "export=RUN_ID to=PATH makes one")
@@ -144,7 +135,7 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) 
         original = _of_crate(came)
         display = for_stream()
         display.say(_checked(path, came, wanted.key))
-        passed = [*_ELSEWHERE, *passed]
+        passed = [*_ELSEWHERE, *overrides]
         original.require()
         if not wanted.trusted:
             found = trust.examine(original, passed, rebuilding=wanted.rebuilding)

@@ -13,19 +13,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.commands.repeater import Repeater
-from orchestrator.commands.rerun import EXIT, judged, why_not
+from orchestrator.commands.rerun.repeater import Repeater
+from orchestrator.commands.rerun.run import exit_code, judged, why_not
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.sweep.record import ENSEMBLE, Known, SweepFolder, folder_of, require_secret
 from orchestrator.driver.terminal.progress import for_stream
-from orchestrator.errors import ConfigurationError, Interrupted, NotRerunnable, OrchestratorError
+from orchestrator.errors import ConfigurationError, NotRerunnable, OrchestratorError, ending
 from orchestrator.search.outlook import Place
 from orchestrator.search.sweeps import load_sweep
 from orchestrator.settings import kept
 from orchestrator.tracking import Past, Store
 
-_OWN = ("environment", "explain", "output", "tracking.uri")
 _WORST = ("diverged", "inputs-differ", "exact")
 
 
@@ -44,12 +43,12 @@ class SweepRerun:
 
     @property
     def exit_code(self) -> int:
-        if self.error is not None or self.verdict is None:
-            return self.error.exit_code if self.error is not None else 1
-        return EXIT[self.verdict]
+        return exit_code(self.error, self.verdict)
 
     @property
     def text(self) -> str:
+        if self.verdict is None:
+            return ""
         if self.verdict == "exact":
             runs = len(self.trials)
             more = "what they were made into" if self.kind == "ensemble" else "the trials that were asked for and kept"
@@ -57,18 +56,14 @@ class SweepRerun:
         return f"{self.verdict}: {self.parted}"
 
     def as_dict(self) -> dict[str, Any]:
-        status = "finished" if self.error is None else "killed" if isinstance(self.error, Interrupted) else "failed"
         report: dict[str, Any] = {
             "sweep_id": self.sweep_id,
             "rerun_of": self.rerun_of,
-            "status": status,
+            **ending(self.error),
             "verdict": self.verdict,
             "first_divergence": self.parted,
             "trials": self.trials,
         }
-        if self.error is not None:
-            error = self.error.as_dict()
-            report["error"] = {key: error[key] for key in ("kind", "message", "remedy")}
         return report
 
 
@@ -83,8 +78,7 @@ def rerun_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, check_
         raise NotRerunnable(
             f"{past.kind} {past.run_id} ({past.status}) has not finished", f"go on with it first: resume={past.run_id}"
         )
-    passed = [each for each in overrides if each.partition("=")[0] not in _OWN]
-    _refuse_changes(files, passed)
+    _refuse_changes(files, overrides)
     recorded = {place: _recorded(store, folder, run_id) for place, run_id in sorted(known.begun.items())}
     if not recorded:
         raise NotRerunnable(f"{past.kind} {past.run_id} has no trial that began", "launch it again")
@@ -93,9 +87,9 @@ def rerun_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, check_
         (each for each in recorded.values() if each.past.status == "FINISHED"), next(iter(recorded.values()))
     )
     original.require()
-    require_secret(recorded.values(), passed)
-    passed += ["ensemble.register=null"] if past.kind == ENSEMBLE else []  # a repetition is no new version
-    repeater = Repeater(project, folder, store, original, passed, for_stream())
+    require_secret(recorded.values(), overrides)
+    more = ["ensemble.register=null"] if past.kind == ENSEMBLE else []  # a repetition is no new version
+    repeater = Repeater(project, folder, store, original, [*overrides, *more], for_stream())
     report = repeater.repeat_sweep(past.kind, files.settings, {"rerun_of": past.run_id})
     sweep_id = report["sweep_id"]
     if report["status"] != "finished":

@@ -17,9 +17,11 @@ from orchestrator.cluster.sessions import RaySession
 from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.cluster.sessions.local import LocalRay
 from orchestrator.combinations import laws as combination_laws
-from orchestrator.commands import combining
-from orchestrator.commands.resume import recorded_project
-from orchestrator.commands.trials import Trials, failed_all
+from orchestrator.commands.answer import Answer, code_of, ended
+from orchestrator.commands.arguments import Arguments
+from orchestrator.commands.launch.resume import recorded_project
+from orchestrator.commands.sweep import combining
+from orchestrator.commands.sweep.trials import Trials, failed_all
 from orchestrator.driver.before_start import initial, preflight
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.recording.recorded import Recorded
@@ -49,6 +51,22 @@ from orchestrator.table import is_reference
 from orchestrator.tracking import Past, Store
 
 _LEAST_OVERRIDES = ("tracking.uri", "output")
+
+
+def run(given: Arguments) -> Answer:
+    return ended_sweep(sweep(given.value, given.rest), given, "sweep")
+
+
+def ensemble(given: Arguments) -> Answer:
+    return ended_sweep(sweep(given.value, given.rest, "ensemble"), given, "ensemble")
+
+
+def ended_sweep(found: SweepReport, given: Arguments, kind: str) -> Answer:
+    """Say how a sweep or an ensemble (`kind`) ended that was launched or gone on with."""
+    if found.error is not None:
+        print(f"error: {found.error}\n  {kind} {found.sweep_id}", file=sys.stderr)
+        print(f"  go on: python -m orchestrator resume={found.sweep_id}", file=sys.stderr)
+    return ended(code_of(found.error), found.as_dict(), given)
 
 
 def sweep(entry: str, overrides: Sequence[str], kind: Literal["sweep", "ensemble"] = "sweep") -> SweepReport:

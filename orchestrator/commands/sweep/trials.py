@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cluster.sessions import RaySession
-from orchestrator.commands.launch import launch
-from orchestrator.commands.resume import resume
+from orchestrator.commands.launch.launch import launch
+from orchestrator.commands.launch.resume import resume
 from orchestrator.driver.before_start.preflight import Provenance
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.report.outcome import Outcome

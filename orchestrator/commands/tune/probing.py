@@ -22,7 +22,7 @@ from orchestrator.cluster.placement.reservation import living_nodes
 from orchestrator.cluster.sessions import RaySession
 from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.cluster.sessions.local import LocalRay
-from orchestrator.commands.launch import launch
+from orchestrator.commands.launch.launch import launch
 from orchestrator.driver.run.job import Beside
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import ProgressDisplay

@@ -18,8 +18,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from orchestrator.commands.probing import added_s, probing, with_values
-from orchestrator.commands.stage_tuning import as_dict, staged
+from orchestrator.commands.answer import Answer, reported
+from orchestrator.commands.arguments import Arguments
+from orchestrator.commands.tune.probing import added_s, probing, with_values
+from orchestrator.commands.tune.stage_tuning import as_dict, staged
 from orchestrator.driver.before_start import preflight
 from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
 from orchestrator.engine.model import construction
@@ -71,6 +73,10 @@ class Tuned:
     def as_text(self) -> str:
         given = " ".join(f"{key}={value}" for key, value in self.chosen.items())
         return "\n".join([table(self.candidates), "", f"{given}: {self.reason}"])
+
+
+def run(given: Arguments) -> Answer:
+    return reported(tune(given.settings), given)
 
 
 def decided(settings: Settings, origins: Mapping[str, str]) -> tuple[Settings, dict[str, str], dict[str, Any] | None]:

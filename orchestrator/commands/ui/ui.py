@@ -5,10 +5,19 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from orchestrator.commands import serving
+from orchestrator.commands.answer import Answer
+from orchestrator.commands.arguments import Arguments
+from orchestrator.commands.ui import serving
 from orchestrator.driver.folders import NAME, project_folder
 from orchestrator.errors import RunFailed, UsageError
 from orchestrator.tracking import Store, experiment_page, is_server
+
+
+def run(given: Arguments) -> Answer:
+    port = given.get("port")
+    if port is not None and not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+        raise UsageError(f"port={port}: expected a number from 1 to 65535")
+    return Answer(ui(Path.cwd(), None if port is None else int(port), given.uri))
 
 
 def ui(project: Path, port: int | None, uri: str | None = None) -> int:

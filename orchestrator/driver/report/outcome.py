@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from orchestrator.errors import Interrupted, OrchestratorError
-
-Status = Literal["finished", "failed", "killed"]
+from orchestrator.errors import OrchestratorError, Status, ending, status_of
 
 
 @dataclass
@@ -42,15 +40,13 @@ class Outcome:
 
     @property
     def status(self) -> Status:
-        if self.error is None:
-            return "finished"
-        return "killed" if isinstance(self.error, Interrupted) else "failed"
+        return status_of(self.error)
 
     def as_dict(self, run_id: str | None, started: float) -> dict[str, Any]:
         """The JSON object. run_id: None when no run was created; started: time of the command."""
         report: dict[str, Any] = {
             "run_id": run_id,
-            "status": self.status,
+            **ending(self.error),
             "steps": self.steps,
             "digest": self.digest,
             "loss": _number(self.loss),
@@ -69,9 +65,6 @@ class Outcome:
             report["epsilon"] = self.epsilon
         if self.not_recorded is not None:
             report["not_recorded"] = self.not_recorded
-        if self.error is not None:
-            error = self.error.as_dict()
-            report["error"] = {key: error[key] for key in ("kind", "message", "remedy")}
         return report
 
 
