@@ -29,8 +29,9 @@ class Verb:
     form: the line of the usage; about: what is typed -> what it means; at: the module and the function that do it, the module
     of its name and `run` where nothing is said; takes: the arguments beside it, None where they are settings; settings: those
     of conf=, which are then loaded before; with_conf: whether conf= stands beside it; starts_ray: whether it may start or join
-    one before it has loaded settings; arithmetic: for which torch is loaded; refused: the JSON object where it comes to nothing, to which the error is added;
-    speaks: whether it writes to stdout while it runs, where others keep it for their answer.
+    one before it has loaded settings; arithmetic: for which torch is loaded; refused: the JSON object where it comes to
+    nothing, to which the error is added; speaks: whether it writes to stdout while it runs, where others keep it for their
+    answer.
     """
 
     name: str
@@ -41,7 +42,7 @@ class Verb:
     settings: Callable[[Arguments], list[str]] | None = None
     with_conf: bool = False
     starts_ray: bool = False
-    arithmetic: Arithmetic = "exact"
+    arithmetic: Arithmetic = "native"
     refused: Refused = field(default=lambda _: {})
     speaks: bool = False
 
