@@ -13,19 +13,23 @@ from orchestrator.settings import Settings, load, origins
 @dataclass
 class Arguments:
     """value: of the verb, "digits" of conf=digits; rest: the other arguments, as given; started: the time of the command;
-    files, overrides, loaded: of `load`."""
+    conf: the configuration, where the verb takes one; overrides, loaded: of `load`."""
 
     value: str
     rest: tuple[str, ...]
     started: float
-    files: list[str] = field(default_factory=list)
+    conf: str = ""
     overrides: list[str] = field(default_factory=list)
     loaded: Settings | None = None
 
-    def load(self, conf: str, overrides: list[str]) -> None:
+    def load(self, overrides: list[str]) -> None:
         """Read the settings of a verb that has some. Raises OrchestratorError."""
-        self.files, self.overrides = conf.split(","), overrides
+        self.overrides = overrides
         self.loaded = load(self.files, overrides)
+
+    @property
+    def files(self) -> list[str]:
+        return self.conf.split(",")
 
     @property
     def settings(self) -> Settings:

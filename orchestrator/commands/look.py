@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,7 @@ class Slice:
         return sum(self.clocks) // len(self.clocks)
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "server": self.server,
-            "start": self.start,
-            "end": self.end,
-            "clocks": list(self.clocks),
-            "step": self.step,
-        }
+        return {**asdict(self), "step": self.step}
 
 
 @dataclass(frozen=True)

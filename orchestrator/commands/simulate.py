@@ -66,7 +66,7 @@ def run(given: Arguments) -> Answer:
     }
     settings = given.without(*_OWN, *asked)
     workers, parameters = given.get("cluster.workers"), given.get("parameters")
-    found = simulate(str(given.get("conf")).split(","), settings, workers, parameters, conditions(asked))
+    found = simulate(given.files, settings, workers, parameters, conditions(asked))
     for sentence in draw(found, given.get("picture"), given.get("trace")):
         print(sentence, file=sys.stderr)
     return reported(found, given)

@@ -55,9 +55,9 @@ class Verb:
         """Raises OrchestratorError for what it refuses."""
         if self.takes is not None:
             given.only(self.name, self.takes)
-        conf = self._conf(given) if self.with_conf else given.value
+        given.conf = self._conf(given) if self.with_conf else given.value
         if self.settings is not None:
-            given.load(conf, self.settings(given))
+            given.load(self.settings(given))
             prepare_environment(given.settings.cluster.address)
         elif self.starts_ray:
             prepare_environment(given.get("cluster.address"))

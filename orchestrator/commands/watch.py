@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,7 @@ class Watched:
         return 0 if self.status == "finished" else 1
 
     def as_dict(self) -> dict[str, Any]:
-        shown = (self.run_id, self.status, self.steps, self.loss, self.metrics)
-        return dict(zip(("run_id", "status", "steps", "loss", "metrics"), shown, strict=True))
+        return asdict(self)
 
 
 class Tail:

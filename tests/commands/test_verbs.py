@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from orchestrator.commands import completion
+from orchestrator.commands import completion, table
 from orchestrator.commands.arguments import Arguments
 from orchestrator.commands.table import VERBS, Verb, the_verb, usage
 from orchestrator.errors import UsageError
 from orchestrator.settings import choices, described, names
+
+COMMANDS = Path(table.__file__).parent
+LIGHT = """
+import sys
+import orchestrator.__main__
+from orchestrator.commands import completion
+assert not {"torch", "numpy", "ray", "mlflow", "matplotlib", "requests"} & sys.modules.keys()
+"""
 
 
 def test_every_verb_is_on_the_page() -> None:
@@ -21,6 +30,20 @@ def test_every_verb_is_on_the_page() -> None:
         assert f"python -m orchestrator {verb.form}" in page
         assert next(iter(verb.about)).partition("=")[0] == name
     assert max(map(len, page.splitlines())) <= 130
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=list(VERBS))
+def test_the_table_names_a_function_that_there_is(verb: Verb) -> None:
+    """Looked up in the text, since to import them all takes seconds."""
+    module, _, function = (verb.at or verb.name).partition(":")
+    text = (COMMANDS / f"{module.replace('.', '/')}.py").read_text()
+    assert f"def {function or 'run'}(given: Arguments) -> Answer:" in text
+
+
+@pytest.mark.slow
+def test_the_table_is_light() -> None:
+    """Every start reads it, the completion of a word too."""
+    subprocess.run([sys.executable, "-c", LIGHT], check=True)
 
 
 @pytest.mark.parametrize("typed", [[], ["cluster.workers=2"], ["conf=a", "runs"], ["resume=a", "rerun=b"]])
@@ -49,6 +72,15 @@ def test_what_stands_beside_a_verb() -> None:
         given.only("v", ("output=json", "a=A", "b=B"))
 
 
+def test_settings_that_are_loaded_say_how_to_answer(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("pipeline: {target: a:B}\nrun: {steps: 1}\noutput: json\n")
+    given = Arguments("", ("output=text",), 0.0, conf=str(tmp_path / "mine.yaml"))
+    given.load([])
+    assert given.as_json
+    given.load(["output=text"])
+    assert not given.as_json
+
+
 def test_help_tells_of_keys_sections_and_what_was_meant() -> None:
     assert described("run.seed") == (
         "run.seed\n  The seed of all randomness.\n  whole number, at least 0 and below 2**63; default 0\n"
@@ -65,6 +97,7 @@ def test_every_key_completes_to_itself_and_choices_are_the_tables(tmp_path: Path
         assert f"{name}=" in completion.words(f"{name}", tmp_path), name
     assert completion.words("topol", tmp_path) == ["topology.", "topology="]
     assert completion.words("topology=r", tmp_path) == ["topology=ring"]
+    assert completion.words("tun", tmp_path) == ["tune", "tuning."]
     assert choices("reduction") == ["exact", "fast"]
     assert choices("strict") == ["true", "false"]
     (tmp_path / "conf").mkdir()
@@ -73,6 +106,7 @@ def test_every_key_completes_to_itself_and_choices_are_the_tables(tmp_path: Path
     (tmp_path / ".orchestrator" / "abc").mkdir(parents=True)
     (tmp_path / ".orchestrator" / "abc" / "settings.yaml").touch()
     assert completion.words("resume=", tmp_path) == ["resume=last", "resume=abc"]
+    assert completion.words("export=a", tmp_path) == ["export=abc"]
     with pytest.raises(UsageError, match="completion=tcsh: there is none for it"):
         completion.script("tcsh")
 

@@ -40,11 +40,11 @@ class Submitted:
 
 
 def run(given: Arguments) -> Answer:
-    conf, to = given.get("conf"), given.get("to")
-    if conf is None or to is None:
+    to = given.get("to")
+    if to is None:
         raise UsageError("submit: it needs conf=NAME and to=http://HOST:8265, to=kubernetes or to=slurm")
     settings = given.without("conf", "to", "id", "project", "output", *_ONLY_FOR)
-    wanted = submission(conf, settings, given.get("id"), given.get("project") or str(Path.cwd()))
+    wanted = submission(given.conf, settings, given.get("id"), given.get("project") or str(Path.cwd()))
     done = submit(wanted, to, {key: given.get(key) for key in _ONLY_FOR})
     if given.as_json:
         return Answer(stdout=json.dumps(asdict(done)))
@@ -126,7 +126,7 @@ def where(name: str, to: str | None) -> Jobs:
 def _remember(submitted: Submitted) -> None:
     folder = project_folder(Path.cwd()) / _FOLDER
     folder.mkdir(exist_ok=True)
-    kept = {key: value for key, value in asdict(submitted).items() if key in ("id", "to")}
+    kept = {"id": submitted.id, "to": submitted.to}
     (folder / f"{submitted.id}.json").write_text(json.dumps(kept) + "\n", encoding="utf-8")
 
 
