@@ -57,8 +57,8 @@ Pieces = dict[Layout, list[Measured]]
 
 def measure(settings: Settings, rounds: int, others: list[Layout], quiet: float) -> tuple[Pieces, Model, float]:
     """The pieces of every layout, the fitted ones first, with the model and what adding a byte costs."""
-    from orchestrator.commands.probing import added_s, probing
-    from orchestrator.commands.tune import model_of
+    from orchestrator.commands.tune.probing import added_s, probing
+    from orchestrator.commands.tune.tune import model_of
     from orchestrator.driver.terminal.progress import for_stream
 
     display, layouts = for_stream(), [*FITTED, *others]

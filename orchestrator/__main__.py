@@ -1,5 +1,5 @@
-"""The command line: one verb (`orchestrator.verbs`), then settings as key=value. Progress goes to stderr; stdout is for
-programs."""
+"""The command line: one verb (`orchestrator.commands.table`), then settings as key=value. Progress goes to stderr; stdout is
+for programs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 
+from orchestrator.commands.answer import Answer, refused
+from orchestrator.commands.arguments import Arguments
+from orchestrator.commands.table import VERBS, Verb, the_verb, usage
 from orchestrator.driver.terminal import console, signals
 from orchestrator.errors import Interrupted, OrchestratorError
 from orchestrator.numerics import determinism
 from orchestrator.tracking import lean
-from orchestrator.verbs.table import VERBS, the_verb, usage
-from orchestrator.verbs.verb import Answer, Arguments, Verb, refusal
 
 # New objects until the next search for garbage: among the million of them that imports make, there is none to be found.
 _COLLECTED_AFTER = 100_000
@@ -35,15 +36,14 @@ def main() -> int:
         sys.path.insert(0, "")  # the console script starts without the working directory, `python -m` with it
     verb, given = VERBS["conf"], Arguments("", tuple(arguments), started)
     try:
-        name, typed = the_verb(arguments)
-        verb = VERBS[name]
+        verb, typed = the_verb(arguments)
         rest = list(arguments)
         rest.remove(typed)
         given = Arguments(typed.partition("=")[2], tuple(rest), started)
         answer = _run(verb, given)
     except OrchestratorError as error:
         print(f"error: {error}", file=sys.stderr)
-        answer = Answer(error.exit_code, refusal(error, verb.refused(given)) if given.as_json else None)
+        answer = Answer(error.exit_code, refused(error, verb.refused(given)) if given.as_json else None)
     return answer.code if answer.stdout is None else console.answer(answer.stdout, answer.code)
 
 

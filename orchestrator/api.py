@@ -47,8 +47,8 @@ def launch(
     given = [_named(conf) if isinstance(conf, Mapping) else str(conf)]
     settings = load(given, overrides)
     prepare_environment(settings.cluster.address)
-    from orchestrator.commands import launch as story  # imports ray, which reads the environment
-    from orchestrator.commands import tune
+    from orchestrator.commands.launch import launch as story  # imports ray, which reads the environment
+    from orchestrator.commands.tune import tune
 
     settings, where, tuning = tune.decided(settings, origins(given, overrides))
     run_id, outcome = story.launch(settings, where, on_event=on_event, tuning=tuning)

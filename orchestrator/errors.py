@@ -21,7 +21,9 @@ it to the driver as the dictionary `as_dict` gives, because an exception that cr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
+
+Status = Literal["finished", "failed", "killed"]
 
 
 class OrchestratorError(Exception):
@@ -113,6 +115,20 @@ def bulleted(problems: Sequence[str], most: int | None = None) -> str:
     """For the end of a message: a line for each problem, of at most so many, and how many more there are."""
     more = f"\n  and {len(problems) - most} more" if most is not None and problems[most:] else ""
     return "".join(f"\n  - {problem}" for problem in problems[:most]) + more
+
+
+def ending(error: OrchestratorError | None) -> dict[str, Any]:
+    """How a command ended, as every JSON object says it."""
+    if error is None:
+        return {"status": "finished"}
+    told = {"kind": error.kind, "message": error.message, "remedy": error.remedy}
+    return {"status": status_of(error), "error": told}
+
+
+def status_of(error: OrchestratorError | None) -> Status:
+    if error is None:
+        return "finished"
+    return "killed" if isinstance(error, Interrupted) else "failed"
 
 
 def from_dict(error: dict[str, str]) -> OrchestratorError:

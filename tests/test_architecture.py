@@ -16,7 +16,6 @@ import pytest
 
 FLOORS = [
     "__main__",
-    "verbs",
     "api",
     "commands",
     "driver",
@@ -52,6 +51,10 @@ FLOORS = [
 ]
 # Rooms of a floor, in the same order: packages, and modules that stand beside them.
 ROOMS = {
+    "commands": [
+        *("completion", "table", "conf", "resume", "jobs", "export", "rerun", "tune", "sweep", "launch", "ui"),
+        *("compare", "doctor", "help", "look", "runs", "simulate", "watch", "answer", "arguments"),
+    ],
     "driver": ["sweep", "run", "recording", "before_start", "report", "folders", "terminal"],
     "cluster": ["placement", "slurm", "sessions", "actors", "ray_jobs"],
     "engine": [

@@ -1,1 +1,4 @@
-"""The stories, one per verb of the command line. Each is thin: it says in which order the floors below are used."""
+"""The verbs of the command line: each is a line of `table.py`, and the file or the folder of its name.
+
+A start of the program reads the table alone; the verb that was typed is imported then.
+"""

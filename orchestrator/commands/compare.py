@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.commands.answer import Answer, reported
+from orchestrator.commands.arguments import Arguments
 from orchestrator.data import drift
 from orchestrator.data.drift import Drift
 from orchestrator.driver.folders import project_folder
@@ -55,6 +57,10 @@ class Compared:
             parts.append(f"a common ancestor of their code is not known: {self.ancestry}")
         parts += [each.diff.rstrip("\n") for each in self.changed if each.diff]
         return "\n".join(parts)
+
+
+def run(given: Arguments) -> Answer:
+    return reported(compare(given.value, given.uri), given)
 
 
 def compare(names: str, uri: str | None) -> Compared:

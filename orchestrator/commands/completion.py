@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from orchestrator.commands.answer import Answer
+from orchestrator.commands.arguments import Arguments
+from orchestrator.commands.table import VERBS
 from orchestrator.driver.folders import NAME
 from orchestrator.errors import UsageError
 from orchestrator.settings import choices, names
 
-_BARE = ("runs", "ui")
-_RUN_VERBS = ("resume", "rerun", "watch")
 _BASH = r"""
 _orchestrator() {
     local typed="${COMP_LINE:0:COMP_POINT}"
@@ -37,6 +38,13 @@ complete -c orchestrator -f -a '(orchestrator completion=words (commandline -ct)
 SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
+def run(given: Arguments) -> Answer:
+    if given.value == "words":  # what the shell calls, with the word that is being typed behind it
+        return Answer(stdout="\n".join(words(given.rest[0] if given.rest else "", Path.cwd())))
+    given.only("completion", ())
+    return Answer(stdout=script(given.value))
+
+
 def script(shell: str) -> str:
     """For the shell's own start file, or `eval`. Raises UsageError."""
     if shell not in SCRIPTS:
@@ -44,12 +52,15 @@ def script(shell: str) -> str:
     return SCRIPTS[shell].strip()
 
 
-def words(typed: str, verbs: tuple[str, ...], project: Path) -> list[str]:
+def words(typed: str, project: Path) -> list[str]:
     """What `typed` may become: verbs and keys, section by section, or the values of one that is complete."""
     key, given, value = typed.partition("=")
     if given:
         return [f"{key}={each}" for each in _values(key, project) if each.startswith(value)]
-    every = [*(verb if verb in _BARE else f"{verb}=" for verb in verbs), *(f"{name}=" for name in names())]
+    every = [
+        *(verb.name if verb.is_bare else f"{verb.name}=" for verb in VERBS.values()),
+        *(f"{name}=" for name in names()),
+    ]
     matching = [word for word in every if word.startswith(typed)]
     depth = typed.count(".") + 1
     if len(matching) == 1:
@@ -59,9 +70,10 @@ def words(typed: str, verbs: tuple[str, ...], project: Path) -> list[str]:
 
 
 def _values(key: str, project: Path) -> list[str]:
-    if key in ("conf", "sweep", "ensemble"):
+    wanted = VERBS[key].form.split()[0].partition("=")[2] if key in VERBS else ""
+    if wanted.startswith("NAME"):
         return sorted(file.stem for file in (project / "conf").glob("*.yaml"))
-    if key in _RUN_VERBS:
+    if wanted.startswith("RUN"):
         runs = sorted((project / NAME).glob("*/settings.yaml"), key=lambda file: file.stat().st_mtime, reverse=True)
         return ["last", *(file.parent.name for file in runs)]
     if key == "help":

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from orchestrator.commands.answer import Answer, reported
+from orchestrator.commands.arguments import Arguments
 from orchestrator.numerics import determinism
 from orchestrator.numerics.portable import checking
 from orchestrator.updates import optimizers
@@ -64,6 +66,11 @@ class Findings:
         for name in self.differing:
             lines.append(f"  {name} differs ({', '.join(sorted(checking.known()[name].operators))})")
         return "\n".join(lines)
+
+
+def run(given: Arguments) -> Answer:
+    found = doctor()
+    return reported(found, given, found.exit_code)
 
 
 def doctor() -> Findings:

@@ -14,7 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.commands import rebuild
+from orchestrator.commands.answer import Answer, reported
+from orchestrator.commands.arguments import Arguments
+from orchestrator.commands.rerun import rebuild
 from orchestrator.driver.before_start import initial
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.recording.recorded import Recorded
@@ -49,8 +51,7 @@ class Exported:
         told = {"size_bytes" if key == "size" else key: value for key, value in asdict(self).items()}
         return {**told, "status": "finished"}
 
-    @property
-    def text(self) -> str:
+    def as_text(self) -> str:
         signed = f"signed by {self.signed_by}" if self.signed_by else "not signed"
         return (
             f"run {self.run_id} is exported to {self.to}: {self.files} files, {self.size / 1e6:.1f} MB\n"
@@ -69,6 +70,14 @@ class Wanted:
     key: Path | None
     license: str | None
     wheels: Path | None = None
+
+
+def run(given: Arguments) -> Answer:
+    to, with_data = given.path("to"), given.flag("data")
+    if to is None:
+        raise UsageError("export needs a place: to=FOLDER or to=FILE.zip")
+    wanted = Wanted(to, with_data, given.path("key"), given.get("license"), given.path("wheels"))
+    return reported(export(given.value, wanted, given.uri), given)
 
 
 def export(name: str, wanted: Wanted, uri: str | None) -> Exported:

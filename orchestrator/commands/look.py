@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from orchestrator.commands.answer import Answer, reported
+from orchestrator.commands.arguments import Arguments
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.run import mailbox
 from orchestrator.errors import RunFailed, UsageError, from_dict
@@ -35,13 +37,7 @@ class Slice:
         return sum(self.clocks) // len(self.clocks)
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "server": self.server,
-            "start": self.start,
-            "end": self.end,
-            "clocks": list(self.clocks),
-            "step": self.step,
-        }
+        return {**asdict(self), "step": self.step}
 
 
 @dataclass(frozen=True)
@@ -78,6 +74,11 @@ class Look:
         shown = ", ".join(f"{value:.6g}" for value in flat[:_SHOWN].tolist())
         more = f", ... ({flat.numel()} values; all of them: output=json)" if flat.numel() > _SHOWN else ""
         return "\n".join([*lines, f"  {self.parameter}: {shown}{more}"])
+
+
+def run(given: Arguments) -> Answer:
+    first, count = given.number("first", 0), given.number("count", 1)
+    return reported(look(given.value, given.get("parameter"), first=first or 0, count=count, uri=given.uri), given)
 
 
 def look(

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import json
 import operator
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from orchestrator.commands.answer import Answer
+from orchestrator.commands.arguments import Arguments
 from orchestrator.driver.folders import NAME, project_folder
 from orchestrator.driver.recording import unsent
 from orchestrator.errors import UsageError
@@ -26,6 +31,17 @@ _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+
+
+def run(given: Arguments) -> Answer:
+    found = selected(runs(Path.cwd(), given.uri, _note), given.get("where"))
+    if given.as_json:
+        return Answer(stdout=json.dumps({"runs": [asdict(past) for past in found]}))
+    return Answer(stdout=table(found, columns(given.get("columns"))))
+
+
+def _note(sentence: str) -> None:
+    print(sentence, file=sys.stderr)
 
 
 def runs(project: Path, uri: str | None = None, say: Callable[[str], None] = lambda _: None) -> list[Past]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.commands.answer import Answer, reported
+from orchestrator.commands.arguments import Arguments
 from orchestrator.driver.report.pictures import simulated
 from orchestrator.engine.model import construction
 from orchestrator.errors import UsageError
@@ -16,11 +19,12 @@ from orchestrator.plan.resolve import resolve
 from orchestrator.settings import Settings, load
 from orchestrator.settings.sections import BY_MEMORY
 from orchestrator.simulation import report
-from orchestrator.simulation.conditions import Conditions, size_of
+from orchestrator.simulation.conditions import KEYS, Conditions, conditions, size_of
 from orchestrator.simulation.report import Question, Row
 from orchestrator.topologies import TOPOLOGIES
 
 MODES = ("bsp", "ssp", "bap")
+_OWN = ("conf", "output", "cluster.workers", "parameters", "picture", "trace", "seed")
 _MOST_WORKERS, _STEPS, _MOST_TIMES = 100_000, 100, 20_000_000
 
 
@@ -53,8 +57,23 @@ class Simulated:
         return "\n".join([title, "", report.table(self.rows), "", *(f"note: {note}" for note in self.notes)])
 
 
+def run(given: Arguments) -> Answer:
+    sections = {key.partition(".")[0] for key in KEYS if "." in key}
+    asked = {
+        key: value
+        for key, _, value in (each.partition("=") for each in given.rest)
+        if key in KEYS or key.partition(".")[0] in sections
+    }
+    settings = given.without(*_OWN, *asked)
+    workers, parameters = given.get("cluster.workers"), given.get("parameters")
+    found = simulate(given.files, settings, workers, parameters, conditions(asked))
+    for sentence in draw(found, given.get("picture"), given.get("trace")):
+        print(sentence, file=sys.stderr)
+    return reported(found, given)
+
+
 def simulate(
-    conf: Sequence[str], overrides: Sequence[str], workers: str | None, parameters: str | None, conditions: Conditions
+    conf: Sequence[str], overrides: Sequence[str], workers: str | None, parameters: str | None, by: Conditions
 ) -> Simulated:
     """workers, parameters: as typed; None for those of the configuration. Raises UsageError."""
     started = time.monotonic()
@@ -79,7 +98,7 @@ def simulate(
         steps=steps,
         topologies=topologies,
         modes=modes,
-        conditions=conditions,
+        conditions=by,
         sum_bytes=8 if settings.reduction == "exact" else 4,
         checkpoint=_checkpoint(settings),
     )

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator.commands.answer import Answer, ended
+from orchestrator.commands.arguments import Arguments
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
 from orchestrator.errors import UsageError
@@ -35,8 +37,7 @@ class Watched:
         return 0 if self.status == "finished" else 1
 
     def as_dict(self) -> dict[str, Any]:
-        shown = (self.run_id, self.status, self.steps, self.loss, self.metrics)
-        return dict(zip(("run_id", "status", "steps", "loss", "metrics"), shown, strict=True))
+        return asdict(self)
 
 
 class Tail:
@@ -59,6 +60,11 @@ class Tail:
         self._read += len(whole)
         for line in whole.splitlines():
             yield json.loads(line)
+
+
+def run(given: Arguments) -> Answer:
+    found = watch(Path.cwd(), given.value, given.uri)
+    return ended(found.exit_code, found.as_dict(), given)
 
 
 def watch(project: Path, name: str, uri: str | None) -> Watched:

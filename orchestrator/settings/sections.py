@@ -403,7 +403,7 @@ class TraceSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TuningSettings:
-    """What a launch decides by measuring; see `orchestrator/commands/tune.py`. `topology: auto` is short for naming it here."""
+    """What a launch decides by measuring; see `orchestrator/commands/tune`. `topology: auto` is short for naming it here."""
 
     auto: tuple[str, ...] = field(
         default=(),

@@ -23,7 +23,7 @@ LOADED = (  # what commands import once they need it
     "ray",
     "mlflow.store.tracking.sqlalchemy_store",
     "orchestrator.tracking.store",
-    "orchestrator.commands.launch",
+    "orchestrator.commands.launch.launch",
     "orchestrator.engine.worker",
     "orchestrator.provenance.crates",
     "orchestrator.driver.before_start.preflight",

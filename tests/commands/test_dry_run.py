@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.commands.dry_run import DryRun
+from orchestrator.commands.launch.dry_run import DryRun
 from orchestrator.control.shard_assignment import assign_stages, deal
 from orchestrator.engine.stages.rehearsal import rehearse_cuts
 from orchestrator.errors import ConfigurationError
@@ -78,7 +78,7 @@ def test_what_cannot_be_cut_is_told_before_anything_is_started() -> None:
 
 SCENE = """
 import sys
-import orchestrator.commands.dry_run
+import orchestrator.commands.launch.dry_run
 assert "torch" in sys.modules
 assert not {"ray", "mlflow", "matplotlib", "requests"} & sys.modules.keys()
 """

@@ -29,7 +29,7 @@ prepare_environment(None)
 
 
 from orchestrator.cluster.sessions.local import LocalRay
-from orchestrator.commands.launch import launch
+from orchestrator.commands.launch.launch import launch
 from orchestrator.settings import load
 
 SHORT = ["run.steps=25", "evaluation.every=10", "cluster.workers=2"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.commands.probing import machine_s, processor_s
+from orchestrator.commands.tune.probing import machine_s, processor_s
 
 
 def _process(proc: Path, pid: int, parent: int, seconds: float, name: str = "a process") -> None:

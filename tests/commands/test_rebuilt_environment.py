@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.commands import rebuild
-from orchestrator.commands.rebuild import Rebuilt
+from orchestrator.commands.rerun import rebuild
+from orchestrator.commands.rerun.rebuild import Rebuilt
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import ConfigurationError, Interrupted, NotRerunnable, UsageError

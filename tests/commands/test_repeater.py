@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.commands.repeater import Reached
-from orchestrator.commands.rerun import why_not
+from orchestrator.commands.rerun.repeater import Reached
+from orchestrator.commands.rerun.run import why_not
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import ConfigurationError, NotRerunnable

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.commands.launch import _rests_of
+from orchestrator.commands.launch.launch import _rests_of
 from orchestrator.errors import UsageError
 from orchestrator.plan import Plan
 from orchestrator.plan.resolve import resolve

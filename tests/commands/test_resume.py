@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.checkpoints.catalog import Catalog
 from orchestrator.checkpoints.storage import open_storage
-from orchestrator.commands.resume import beginning_of, recorded_project
+from orchestrator.commands.launch.resume import beginning_of, recorded_project
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.run.job import storage_of

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from orchestrator.commands import stage_tuning
+from orchestrator.commands.tune import stage_tuning
 from orchestrator.errors import ConfigurationError
 from orchestrator.records.lines import read
 from orchestrator.settings import from_yaml, load
@@ -91,7 +91,7 @@ SHORT_OF_MEMORY = """
 from orchestrator.numerics.determinism import prepare_environment
 prepare_environment()
 import orchestrator
-from orchestrator.commands import stage_tuning
+from orchestrator.commands.tune import stage_tuning
 from orchestrator.settings import load
 stage_tuning.available_bytes = lambda: 1 << 40
 _, choice = stage_tuning.staged(load(["digits"], ["cluster.stages=auto"]))

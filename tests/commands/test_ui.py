@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.commands.ui import ui
+from orchestrator.commands.ui.ui import ui
 from orchestrator.errors import UsageError
 from orchestrator.tracking import Store
 from tests.projects import PATIENCE_S, REPOSITORY

@@ -7,9 +7,10 @@ import math
 
 import pytest
 
+from orchestrator.commands.answer import ended_run
+from orchestrator.commands.arguments import Arguments
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.errors import Interrupted, NonFinite, OrchestratorError, PipelineRaised, WorkerLost
-from orchestrator.verbs import ended
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,7 @@ def test_who_would_meet_it_again_is_not_told_to_go_on(capsys: pytest.CaptureFixt
     ):
         outcome = Outcome(error=error, checkpoint=7, staleness=staleness)
         assert outcome.recurs == recurs
-        ended.report("0123", outcome, as_json=False, started=0.0)
+        ended_run("0123", outcome, Arguments("", (), 0.0))
         assert ("go on from step 7: python -m orchestrator resume=0123" in capsys.readouterr().err) == (not recurs)
     assert not Outcome(checkpoint=7).recurs
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.commands.sweep_rerun import parting
+from orchestrator.commands.rerun.sweep import parting
 from orchestrator.driver.report import pictures
 from orchestrator.driver.sweep.board import Board, Row, Seen, TrialDisplay, ranked, show_point, summary, table
 from orchestrator.driver.sweep.record import Known, of_runs, parameters

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from orchestrator.cluster import ray_jobs as jobs
-from orchestrator.commands import submit
+from orchestrator.commands.jobs import submit
 from orchestrator.errors import ClusterUnavailable, UsageError
 from orchestrator.job_files import kubernetes, slurm
 from orchestrator.job_files.entry import Submission, check_id, own_address

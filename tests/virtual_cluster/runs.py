@@ -32,7 +32,7 @@ from safetensors.torch import load_file
 from orchestrator.checkpoints.catalog import Catalog
 from orchestrator.cluster.actors.members import ActorPlacement
 from orchestrator.cluster.placement.actor_slots import ActorSlots
-from orchestrator.commands import resume
+from orchestrator.commands.launch import resume
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import Audience, EventSink

@@ -27,10 +27,10 @@ from orchestrator.driver.recording.trained_model import MadeOf, TrainedModel
 from orchestrator.driver.report import card, description, pictures
 from orchestrator.driver.report.description import Layout
 from orchestrator.driver.report.layout import layout
-from orchestrator.driver.report.outcome import Outcome, Status
+from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.report.page import as_html, cleaned, markdown
 from orchestrator.engine import modes as executions
-from orchestrator.errors import RunFailed
+from orchestrator.errors import RunFailed, Status
 from orchestrator.plan.resolve import resolve
 from orchestrator.provenance.code import imported, worktree
 from orchestrator.provenance.data.versions import Input

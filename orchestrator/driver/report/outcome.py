@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from orchestrator.errors import Interrupted, NonFinite, OrchestratorError
-
-Status = Literal["finished", "failed", "killed"]
+from orchestrator.errors import NonFinite, OrchestratorError, Status, ending, status_of
 
 
 @dataclass
@@ -42,9 +40,7 @@ class Outcome:
 
     @property
     def status(self) -> Status:
-        if self.error is None:
-            return "finished"
-        return "killed" if isinstance(self.error, Interrupted) else "failed"
+        return status_of(self.error)
 
     @property
     def recurs(self) -> bool:
@@ -57,7 +53,7 @@ class Outcome:
         """The JSON object. run_id: None when no run was created; started: time of the command."""
         report: dict[str, Any] = {
             "run_id": run_id,
-            "status": self.status,
+            **ending(self.error),
             "steps": self.steps,
             "digest": self.digest,
             "loss": _number(self.loss),
@@ -76,9 +72,6 @@ class Outcome:
             report["epsilon"] = self.epsilon
         if self.not_recorded is not None:
             report["not_recorded"] = self.not_recorded
-        if self.error is not None:
-            error = self.error.as_dict()
-            report["error"] = {key: error[key] for key in ("kind", "message", "remedy")}
         return report
 
 

@@ -20,8 +20,7 @@ from typing import Any
 
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.recording.recorded import Recorded
-from orchestrator.driver.report.outcome import Status
-from orchestrator.errors import ConfigurationError, NotRerunnable, RunFailed, UsageError
+from orchestrator.errors import ConfigurationError, NotRerunnable, RunFailed, Status, UsageError
 from orchestrator.records import lines, masking
 from orchestrator.records.lines import LineFile
 from orchestrator.records.masking import Masker

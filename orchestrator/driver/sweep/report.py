@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.driver.report.outcome import Status
 from orchestrator.driver.sweep.record import SweepRecord
-from orchestrator.errors import Interrupted, OrchestratorError
+from orchestrator.errors import OrchestratorError, Status, ending, status_of
 from orchestrator.search.asking import best
 from orchestrator.search.described import Sweep
 from orchestrator.search.outlook import Outlook, Place, look
@@ -28,23 +27,18 @@ class SweepReport:
 
     @property
     def status(self) -> Status:
-        if self.error is None:
-            return "finished"
-        return "killed" if isinstance(self.error, Interrupted) else "failed"
+        return status_of(self.error)
 
     def as_dict(self) -> dict[str, Any]:
         report: dict[str, Any] = {
             "sweep_id": self.sweep_id,
-            "status": self.status,
+            **ending(self.error),
             "objective": dict(self.objective),
             "trials": self.trials,
             "best": self.best,
         }
         if self.whole is not None:
             report["whole"] = dict(self.whole)
-        if self.error is not None:
-            error = self.error.as_dict()
-            report["error"] = {key: error[key] for key in ("kind", "message", "remedy")}
         return report
 
 

@@ -1,0 +1,24 @@
+"""`conf=NAME|PATH [key=value ...]`: launch, or only say what would be launched."""
+
+from __future__ import annotations
+
+from orchestrator.commands.answer import Answer, ended_run, reported
+from orchestrator.commands.arguments import Arguments
+from orchestrator.settings import to_yaml
+
+
+def run(given: Arguments) -> Answer:
+    """Imports what it needs once it is known what is asked for: a plan needs no Ray, and the settings not even torch."""
+    showing, planning = given.flag("show"), given.flag("plan")
+    if showing:
+        return Answer(stdout=to_yaml(given.settings).rstrip())
+    if planning:
+        from orchestrator.commands.launch.dry_run import dry_run
+
+        return reported(dry_run(given.settings), given)
+    from orchestrator.commands.launch.launch import launch
+    from orchestrator.commands.tune import tune
+
+    settings, where, tuning = tune.decided(given.settings, given.origins)
+    run_id, outcome = launch(settings, where, replay=given.get("replay"), tuning=tuning)
+    return ended_run(run_id, outcome, given)

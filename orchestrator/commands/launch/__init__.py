@@ -1,0 +1,1 @@
+"""What a launch is: anew, from a checkpoint, or only told."""

@@ -1,0 +1,196 @@
+"""`resume=RUN_ID [key=value ...]`: go on with a run from its last good checkpoint, in the same MLflow run.
+
+What determines the result stays as it was; how the run is executed, such as the number of workers, may change. Steps that
+were done after the checkpoint are computed again and compared with what the trace says of them: a free check.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from orchestrator.checkpoints.catalog import Catalog
+from orchestrator.checkpoints.manifest import Manifest
+from orchestrator.checkpoints.state import TrainingState
+from orchestrator.checkpoints.storage import open_storage
+from orchestrator.driver.before_start import initial, preflight, private
+from orchestrator.driver.folders import RunFolder, project_folder
+from orchestrator.driver.recording import unsent
+from orchestrator.driver.recording.opening import reopen_record
+from orchestrator.driver.recording.recorded import Recorded
+from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.run.event_sink import Audience
+from orchestrator.driver.run.job import Beside, Job, Sharing, requirements, storage_of
+from orchestrator.driver.run.session import RunStart
+from orchestrator.driver.terminal import signals
+from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
+from orchestrator.engine.model import snapshot
+from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable, UsageError
+from orchestrator.plan import Plan
+from orchestrator.plan.resolve import resolve
+from orchestrator.provenance.code import changes, checkout, worktree
+from orchestrator.provenance.data import hashing, restoring
+from orchestrator.records import lines, trace
+from orchestrator.settings import Settings
+from orchestrator.tracking import Past, Store
+
+_NAMED = 5  # changed files in a message
+
+
+def resume(
+    name: str,
+    overrides: Sequence[str],
+    uri: str | None,
+    ray: Sharing | None = None,
+    beside: Beside | None = None,
+) -> tuple[str, Outcome]:
+    """The whole story; returns the run's id and what it came to. name: of the run, see `Store.find`; uri: of the MLflow store;
+    ray, beside: as `launch` takes them.
+
+    Raises UsageError, ConfigurationError and NotRerunnable before anything is started; an error of the run itself is in the
+    outcome.
+    """
+    project = Path.cwd()
+    folder = project_folder(project) if beside is None else beside.folder
+    store = Store(uri, folder)
+    display = for_stream() if beside is None else beside.display
+    sent = unsent.send(store)
+    for each in sent:
+        display.say(f"note: {each.sentence}")
+    past = store.find(name)
+    if past.status == "FINISHED" and any(each.run_id == past.run_id and each.trouble is None for each in sent):
+        return past.run_id, _finished(past)
+    if past.status == "FINISHED":
+        raise UsageError(
+            f"run {past.run_id} has finished", "there is nothing to go on with; launch another one with conf="
+        )
+    recorded = Recorded.of(store, folder, past)
+    recorded.files.lease()
+    settings = recorded.settings(overrides)
+    _check_filed(recorded.held, settings)
+    secret = private.of_record(settings, recorded.files, past.run_id)
+    with recorded_project(recorded, project, folder, display) as place:
+        settings = initial.pinned(settings, place)
+        provenance = preflight.check(settings, place)  # its notes are on what a launch is about to record
+        plan = resolve(settings)
+        run_start = beginning_of(plan, recorded.files, display.say)
+        posted = signals.posted() if beside is None else contextlib.nullcontext(beside.pending_signal)
+        with posted as pending_signal, ThreadPoolExecutor(1) as pool:
+            opening = pool.submit(reopen_record, settings, store, recorded.files, provenance, run_start.written)
+            job = Job(settings, plan, place, Audience(display), pending_signal, ray, secret)
+            return job.complete(opening, run_start)
+
+
+def _finished(past: Past) -> Outcome:
+    """Of a run that had finished, and MLflow lacked that."""
+    metrics = {key: value for key, value in past.metrics.items() if key.startswith("validation/")}
+    loss = past.metrics.get("train/loss")
+    return Outcome(steps=past.steps or 0, loss=loss, digest=past.digest, metrics=metrics)
+
+
+def _check_filed(before: Settings, after: Settings) -> None:
+    """It is the same run in MLflow. Raises ConfigurationError."""
+    others = [name for name in ("name", "experiment") if getattr(before.run, name) != getattr(after.run, name)]
+    if others:
+        raise ConfigurationError(
+            [f"run.{name}: a run keeps the one that it began with" for name in others],
+            "leave it out; another name can be given in MLflow",
+        )
+
+
+@contextmanager
+def recorded_project(recorded: Recorded, project: Path, folder: Path, display: ProgressDisplay) -> Iterator[Path]:
+    """The project with the code and the data that the run began with (rule D6): the one that is here where it still has them,
+    else a clean checkout, which is gone afterwards. Raises NotRerunnable when they cannot be had."""
+    changed = _changed(recorded, project)
+    if not changed:
+        yield project
+        return
+    display.say(f"note: {', '.join(changed[:_NAMED])} changed since the run began; it goes on with what it began with")
+    if not recorded.files.bundle.exists():
+        raise NotRerunnable(
+            f"the code of run {recorded.past.run_id} was not recorded, and the project has changed since",
+            "undo the changes, or launch a new run with conf=",
+        )
+    with checkout.disposable(recorded.files.bundle, folder / "worktrees") as restored:
+        restoring.restore(restored.project, recorded.inputs, project, top=restored.root)
+        restoring.lend_storage(restored.project, project, restored.root)
+        initial.lend(recorded.initial.digest, folder, restored.project)
+        with contextlib.chdir(restored.project):
+            yield restored.project
+
+
+def _changed(recorded: Recorded, project: Path) -> list[str]:
+    """The files of the code and the inputs that are not what the run began with; a run without a snapshot is trusted."""
+    inputs = {item.path: item.md5 for item in recorded.inputs}
+    now = {path: hashing.scan_input(project, path).md5 if (project / path).exists() else None for path in inputs}
+    found = [path for path in inputs if now[path] != inputs[path]]
+    if recorded.code.get("tree") is None:
+        return found
+    try:
+        work = worktree.examine(project)
+    except worktree.Unrecorded:
+        return [*found, "the repository"]
+    if work.tree == recorded.code["tree"]:
+        return found
+    return [*(changes.since(recorded.files.bundle, work) if recorded.files.bundle.exists() else ["the code"]), *found]
+
+
+def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> RunStart:
+    """Where the run goes on, by what it has left; its trace is cut there. Raises CheckpointDamaged."""
+    found = Catalog(open_storage(storage_of(plan, files)), plan.checkpoints.keep).latest()
+    for reason in found.reasons:
+        say(f"warning: {reason}")
+    step = None if found.manifest is None else found.manifest.step
+    journal = list(lines.read(files.journal)) if files.journal.exists() else []
+    saved = max((event["step"] for event in journal if event["event"] == "checkpoint_saved"), default=0)
+    if saved > (step or 0) and not found.reasons:
+        say(f"warning: the checkpoint of step {saved}, of which the journal tells, is gone from its place")
+    say("no checkpoint: from the beginning" if step is None else f"going on from the checkpoint of step {step}")
+    rested = 0 if plan.lockstep or found.manifest is None else _rests_until(found.manifest, files)
+    if not plan.lockstep and files.rests.exists():
+        lines.cut(files.rests, rested)
+    cut = lines.cut(files.trace, step or 0) if files.trace.exists() else []
+    written = list(lines.read(files.trace)) if files.trace.exists() else []
+    if len(written) < (step or 0):
+        raise CheckpointDamaged(
+            f"the trace ends at step {len(written)}, before the checkpoint of step {step}",
+            f"restore {files.trace} from the artifacts of the run, or launch it again",
+        )
+    evaluated = {event["step"]: event["metrics"] for event in journal if event["event"] == "evaluated"}
+    metrics = evaluated[max(told)] if (told := [step for step in evaluated if step < len(written)]) else {}
+    generations = [event["number"] for event in journal if event["event"] == "generation_started"]
+    # Spares and whoever was lost while it prepared belong to no generation, and an id is never given again (rule F9).
+    members = [event[role] for event in journal for role in ("worker", "server") if role in event]
+    return RunStart(
+        requirements(
+            plan, checkpoint=step, generation=max(generations, default=-1) + 1, member=max(members, default=-1) + 1
+        ),
+        len(written),
+        trace.loss_of(written[-1]) if written else None,
+        {name: float(value) for name, value in metrics.items()},  # one that is no number is a text in the journal
+        cut if plan.lockstep else (),  # otherwise they are done again in another order
+        rested,
+    )
+
+
+def _rests_until(manifest: Manifest, files: RunFolder) -> int:
+    """How many rests of an asynchronous run stand before the checkpoint. Raises CheckpointDamaged where the file of rests does
+    not lead to it."""
+    reached = snapshot.run_state_of(TrainingState(manifest.values, {}))["free"]
+    rests = list(lines.read(files.rests)) if files.rests.exists() else []
+    remedy = f"restore {files.rests} from the artifacts of the run, or launch it again"
+    if len(rests) < reached["rests"]:
+        raise CheckpointDamaged(
+            f"the checkpoint of step {manifest.step} follows {reached['rests']} rests, and {files.rests.name} has {len(rests)}",
+            remedy,
+        )
+    if reached["rests"] and rests[reached["rests"] - 1]["clocks"] != reached["clocks"]:
+        raise CheckpointDamaged(
+            f"{files.rests.name} and the checkpoint of step {manifest.step} are of different runs: their clocks differ",
+            remedy,
+        )
+    return int(reached["rests"])

@@ -1,0 +1,1 @@
+"""`rerun=`: a run, a crate or a sweep repeated exactly, and compared."""

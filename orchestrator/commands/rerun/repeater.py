@@ -1,0 +1,197 @@
+"""One run repeated, as often as it takes, each time in a clean checkout of its code with its data.
+
+A repetition is a run of its own, launched by the public command line in a disposable work tree, since the code may bring an
+older `orchestrator` along. Its store, its files and its DVC cache are those of the folder where the command was typed
+(rule F5); its tree is gone when it has ended, so a second repetition finds nothing that the first one left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.commands.rerun.rebuild import Rebuilt
+from orchestrator.commands.ui import serving
+from orchestrator.driver.before_start import initial
+from orchestrator.driver.recording.recorded import Recorded
+from orchestrator.driver.report import description
+from orchestrator.driver.terminal import child_process, signals
+from orchestrator.driver.terminal.progress import ProgressDisplay
+from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, RunFailed, from_dict
+from orchestrator.provenance.code import checkout
+from orchestrator.provenance.data import restoring
+from orchestrator.provenance.environment import node
+from orchestrator.tracking import Store, is_server
+
+
+@dataclass(frozen=True)
+class Repeater:
+    """project: where the command was typed; folder: its `.orchestrator`; overrides: of the settings, those that leave the
+    result as it is; carried: where the data are that came with the record, by path; None of a record that did not travel;
+    rebuilt: the environment to repeat it in, None for the one that runs here."""
+
+    project: Path
+    folder: Path
+    store: Store
+    original: Recorded
+    overrides: Sequence[str]
+    display: ProgressDisplay
+    carried: Mapping[str, Path] | None = None
+    rebuilt: Rebuilt | None = None
+
+    def repeat(self, tags: Mapping[str, str], last: int | None = None) -> dict[str, Any]:
+        """A run in a clean checkout of its own, ended after step `last`; the object that it reports."""
+        with self._restored() as restored:
+            runs = restored.project / self.folder.name
+            enough = child_process.never if last is None else Reached(runs, last)
+            what = f"conf={self.original.files.settings.resolve()}"
+            report = self._launch(what, restored, enough)
+            run_id = report["run_id"]
+            if run_id is not None:
+                _bring_home(runs / run_id, self.folder)
+                self.tag({run_id: tags})
+        return report
+
+    def repeat_sweep(self, verb: str, settings: Path, tags: Mapping[str, str]) -> dict[str, Any]:
+        """A sweep or an ensemble (`verb`) with all its trials, in a clean checkout of its own; the object that it reports.
+        settings: its file."""
+        with self._restored() as restored:
+            report = self._launch(f"{verb}={settings.resolve()}", restored, child_process.never)
+            for files in (restored.project / self.folder.name).glob("*/"):
+                if (files / "lock").exists():
+                    _bring_home(files, self.folder)
+            if report["sweep_id"] is not None:
+                self.tag({report["sweep_id"]: tags})
+        return report
+
+    @contextmanager
+    def _restored(self) -> Iterator[checkout.Restored]:
+        """The code and the data of the original, as long as the block lasts."""
+        original, display = self.original, self.display
+        with checkout.disposable(original.files.bundle, self.folder / "worktrees") as restored:
+            display.say(f"the code of run {original.past.run_id} is restored: tree {restored.tree[:12]}")
+            if self.rebuilt is not None:
+                self.rebuilt.build_above(restored)
+            for item in self._restore_data(restored):
+                display.say(f"  {item.path}: from the {item.source}")
+                for note in item.notes:
+                    display.say(f"  note: {note}")
+            restoring.lend_storage(restored.project, self.project, restored.root)
+            initial.lend(self.original.initial.digest, self.folder, restored.project)
+            yield restored
+
+    def _launch(self, what: str, restored: checkout.Restored, enough: Callable[[], bool]) -> dict[str, Any]:
+        """Run it again as a command in the restored tree until it ends or there is enough of it; the object that it reports."""
+        python, variables = sys.executable, dict(os.environ)
+        if self.rebuilt is not None:
+            python, variables = self.rebuilt.python(restored), self.rebuilt.variables(variables, restored)
+        variables = _variables(self.original, restored.root, variables)
+        with self._store() as uri:
+            command = [
+                *(python, "-m", "orchestrator", what),
+                *self.overrides,
+                *("strict=false", f"tracking.uri={uri}", "output=json"),
+            ]
+            with signals.posted() as pending_signal:
+                done = child_process.run(command, restored.project, variables, pending_signal, enough)
+        try:
+            return dict(json.loads(done.out.splitlines()[-1]))
+        except (IndexError, ValueError):
+            raise RunFailed(
+                f"the repetition ended with code {done.code} and no report", "what it said stands above"
+            ) from None
+
+    @contextmanager
+    def _store(self) -> Iterator[str]:
+        """The address of the store for the repetition: of a server, where its MLflow is not this one. Raises RunFailed."""
+        rebuilt = self.rebuilt
+        if rebuilt is None or rebuilt.has_this_mlflow or is_server(self.store.uri):
+            yield self.store.uri
+            return
+        self.store.experiment(self.original.settings(self.overrides).run.experiment)  # with the place of its artifacts
+        with serving.served(self.store.uri) as address:
+            yield address
+
+    def _restore_data(self, restored: checkout.Restored) -> list[restoring.Restored]:
+        """Where the record has travelled, the folder of the command need not know of the data: then the remotes that the
+        restored code names are asked. Raises NotRerunnable."""
+        inputs, top = self.original.inputs, restored.root
+        try:
+            return restoring.restore(restored.project, inputs, self.project, top=top, carried=self.carried)
+        except NotRerunnable:
+            if self.carried is None:
+                raise
+            return restoring.restore(restored.project, inputs, restored.project, top=top, carried=self.carried)
+
+    def tag(self, tags: Mapping[str, Mapping[str, str]]) -> None:
+        """run id -> its new tags."""
+        try:
+            for run_id, new in tags.items():
+                self.store.tag(run_id, new)
+        except Exception as error:  # MLflow's, requests': the verdict stands in the folder
+            self.display.say(f"warning: MLflow did not take the tags of the rerun: {error}")
+
+    def describe(self, sentences: Mapping[str, str]) -> None:
+        """run id -> what the rerun has shown of it, for its description."""
+        try:
+            for run_id, sentence in sentences.items():
+                before = self.store.client.get_run(run_id).data.tags.get(description.TAG, "")
+                self.store.tag(run_id, {description.TAG: description.reproduced(before, sentence)})
+        except Exception as error:  # as above
+            self.display.say(f"warning: MLflow did not take the verdict of the rerun: {error}")
+
+    def keep(self, places: Mapping[str, str], file: Path) -> None:
+        """Log a file as an artifact: run id -> the folder of its artifacts."""
+        try:
+            for run_id, place in places.items():
+                self.store.client.log_artifact(run_id, str(file), place)
+        except Exception as error:
+            self.display.say(f"warning: MLflow did not take the verdict: {error}")
+
+
+class Reached:
+    """Whether the only run below `runs` has completed step `last`: its trace has a line per step."""
+
+    def __init__(self, runs: Path, last: int) -> None:
+        self._runs = runs
+        self._missing = last + 1
+        self._read = 0  # bytes
+
+    def __call__(self) -> bool:
+        for trace in self._runs.glob("*/trace.jsonl"):
+            with trace.open("rb") as file:
+                file.seek(self._read)
+                new = file.read()
+            self._read += len(new)
+            self._missing -= new.count(b"\n")
+        return self._missing <= 0
+
+
+def _variables(original: Recorded, root: Path, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the repetition: the variables that may change bits as they were, the snapshot before anything else on
+    the search path."""
+    recorded = next(iter(original.environments), {}).get("bits", {}).get("variables", {})
+    now = {name: value for name, value in inherited.items() if name not in node.variables()}
+    path = [str(root / entry) for entry in original.code.get("search_path", [])]
+    before = [now["PYTHONPATH"]] if now.get("PYTHONPATH") else []
+    return {**now, **recorded, **({"PYTHONPATH": os.pathsep.join([*path, *before])} if path else {})}
+
+
+def _bring_home(files: Path, folder: Path) -> None:
+    """The files of the repetition, out of the disposable tree."""
+    if files.is_dir():
+        shutil.move(files, folder / files.name)
+
+
+def failure(report: dict[str, Any]) -> OrchestratorError:
+    error = report.get("error") or {"kind": "RunFailed", "message": "it failed", "remedy": ""}
+    if report["status"] == "killed":
+        return Interrupted(f"the repetition was interrupted: {error['message']}")
+    return from_dict({**error, "details": ""})

@@ -1,0 +1,51 @@
+"""`rerun=RUN_ID|CRATE [key=value ...]`: repeat a run or a sweep exactly, and compare."""
+
+from __future__ import annotations
+
+import sys
+
+from orchestrator.commands.answer import Answer, ended
+from orchestrator.commands.arguments import Arguments
+from orchestrator.commands.rerun.run import Rerun, Wanted, rerun
+from orchestrator.commands.rerun.sweep import SweepRerun, rerun_sweep
+from orchestrator.driver.sweep.record import find_sweep
+from orchestrator.errors import UsageError
+from orchestrator.provenance.crates import crate
+
+# Settings of this command, not of the repeated run.
+_OWN = ("environment", "explain", "key", "output", "tracking.uri", "trust", "wheels")
+
+
+def run(given: Arguments) -> Answer:
+    environment = given.choice("environment", "check", "ignore", "rebuild")
+    wanted = Wanted(
+        check_environment=environment != "ignore",
+        explaining=given.flag("explain"),
+        trusted=given.flag("trust"),
+        key=given.path("key"),
+        rebuilding=environment == "rebuild",
+        wheels=given.path("wheels"),
+    )
+    if wanted.wheels is not None and not wanted.rebuilding:
+        raise UsageError("wheels= names a folder of wheels for environment=rebuild, which is not asked for", "add it")
+    passed = given.without(*_OWN)
+    past = None if crate.is_crate(given.value) or wanted.key is not None else find_sweep(given.value, given.uri)
+    if past is None:
+        done = rerun(given.value, passed, given.uri, wanted)
+        return _said(done, f"run {done.run_id} repeats run", given)
+    if wanted.explaining:
+        raise UsageError("explain=true: a sweep has many runs", "name the one of its trials that has diverged")
+    if wanted.rebuilding:
+        raise UsageError("environment=rebuild: a sweep has many runs", "name one of its trials")
+    all_done = rerun_sweep(past, passed, given.uri, check_environment=wanted.check_environment)
+    return _said(all_done, f"{past.kind} {all_done.sweep_id} repeats {past.kind}", given)
+
+
+def _said(done: Rerun | SweepRerun, who: str, given: Arguments) -> Answer:
+    """What the repetition has shown, or why it came to nothing. who: repeats what, "run a repeats run"."""
+    if done.text:
+        print(f"{who} {done.rerun_of}\n{done.text}", file=sys.stderr)
+    if done.error is not None:
+        whose = "" if done.text else f"the repetition of {who.split()[-1]} {done.rerun_of} failed: "
+        print(f"error: {whose}{done.error}", file=sys.stderr)
+    return ended(done.exit_code, done.as_dict(), given)

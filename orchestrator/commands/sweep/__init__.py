@@ -1,0 +1,1 @@
+"""`sweep=` and `ensemble=`: many runs, chosen by a search."""

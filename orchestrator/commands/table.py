@@ -1,0 +1,371 @@
+"""Every verb of the command line: what is typed, what it means, what it takes, and where it is done; and the page of usage.
+
+Each start reads this, so it imports nothing heavy. `orchestrator.commands.` + `at` is imported once the verb is typed.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from orchestrator.cluster.sessions.environment import prepare_environment
+from orchestrator.commands.answer import Answer
+from orchestrator.commands.arguments import Arguments, listed
+from orchestrator.driver.report.outcome import Outcome
+from orchestrator.errors import UsageError
+from orchestrator.numerics import determinism
+from orchestrator.numerics.determinism import Arithmetic
+
+Refused = Callable[[Arguments], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One thing that the command line does.
+
+    form: the line of the usage; about: what is typed -> what it means; at: the module and the function that do it, the module
+    of its name and `run` where nothing is said; takes: the arguments beside it, None where they are settings; settings: those
+    of conf=, which are then loaded before; with_conf: whether conf= stands beside it; starts_ray: whether it may start or join
+    one before it has loaded settings; arithmetic: for which torch is loaded; refused: the JSON object where it comes to
+    nothing, to which the error is added; speaks: whether it writes to stdout while it runs, where others keep it for their
+    answer.
+    """
+
+    name: str
+    form: str
+    about: Mapping[str, str]
+    at: str = ""
+    takes: tuple[str, ...] | None = None
+    settings: Callable[[Arguments], list[str]] | None = None
+    with_conf: bool = False
+    starts_ray: bool = False
+    arithmetic: Arithmetic = "native"
+    refused: Refused = field(default=lambda _: {})
+    speaks: bool = False
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether it is typed without a value."""
+        return "=" not in self.form.split()[0]
+
+    def run(self, given: Arguments) -> Answer:
+        """Raises OrchestratorError for what it refuses."""
+        if self.takes is not None:
+            given.only(self.name, self.takes)
+        given.conf = self._conf(given) if self.with_conf else given.value
+        if self.settings is not None:
+            given.load(self.settings(given))
+            prepare_environment(given.settings.cluster.address)
+        elif self.starts_ray:
+            prepare_environment(given.get("cluster.address"))
+        module, _, function = (self.at or self.name).partition(":")
+        with determinism.environment_of(self.arithmetic):
+            found = import_module(f"orchestrator.commands.{module}")
+            answer: Answer = getattr(found, function or "run")(given)
+            return answer
+
+    def _conf(self, given: Arguments) -> str:
+        """Raises UsageError."""
+        conf = given.get("conf")
+        if conf is None:
+            raise UsageError(f"{self.name}: it needs a configuration", f"such as: {self.form}")
+        return conf
+
+
+_JSON, _URI = "output=json", "tracking.uri=URI"
+_NO_RUN = Outcome().as_dict(None, 0.0)
+_NO_SWEEP: dict[str, Any] = {"sweep_id": None, "trials": [], "best": None}
+_NO_RERUN = dict.fromkeys(("run_id", "verdict", "first_divergence", "explanation")) | {"differences": []}
+_NO_COMPARISON = dict.fromkeys(("first_divergence", "ancestor", "drift", "picture")) | {"differences": [], "files": []}
+_NO_LOOK = dict.fromkeys(("run_id", "parameter", "values")) | {"slices": []}
+
+_ALL = (
+    Verb(
+        "conf",
+        "conf=NAME|PATH [key=value ...] [show=true | plan=true]",
+        {
+            "conf=NAME": (
+                "launch the run that conf/NAME.yaml describes; a path works too, and several, comma-separated, are "
+                "merged left to right; show=true: only print its settings, as YAML; plan=true: only check it, and say "
+                "what would run where and what keeps it from being rerun"
+            )
+        },
+        settings=lambda given: given.without("replay", "show", "plan"),
+        refused=lambda _: _NO_RUN,
+    ),
+    Verb(
+        "sweep",
+        "sweep=NAME|PATH [parallel=K] [search=NAME] [key=value ...]",
+        {
+            "sweep=NAME": (
+                "search for settings, as conf/NAME.yaml describes; each trial is a run, parallel=K of them side by "
+                "side; resume= and rerun= take the id of a sweep, too"
+            )
+        },
+        at="sweep.sweep",
+        starts_ray=True,
+        refused=lambda _: _NO_SWEEP,
+    ),
+    Verb(
+        "ensemble",
+        "ensemble=NAME|PATH [parallel=K] [ensemble.members=N] [key=value ...]",
+        {
+            "ensemble=NAME": (
+                "train the members of an ensemble, each a run, parallel=K of them side by side, and make them one "
+                "model; conf/NAME.yaml is any configuration, its section ensemble says the rest"
+            )
+        },
+        at="sweep.sweep:ensemble",
+        starts_ray=True,
+        refused=lambda _: _NO_SWEEP,
+    ),
+    Verb(
+        "resume",
+        "resume=RUN_ID [key=value ...]",
+        {
+            "resume=RUN_ID": (
+                "go on with that run from its last checkpoint, in the same MLflow run; the beginning of an id is "
+                "enough, and `last` is the newest run; how it is executed may change (cluster.*, topology.*)"
+            )
+        },
+        starts_ray=True,
+        refused=lambda _: _NO_RUN,
+    ),
+    Verb(
+        "rerun",
+        "rerun=RUN_ID|CRATE [environment=ignore|rebuild] [explain=true] [trust=true] [key=value ...]",
+        {
+            "rerun=RUN_ID": (
+                "repeat that run exactly, in a clean checkout of its code with its data, and compare: exact, diverged "
+                "(with the first step that differs), or inputs-differ (with what differs); explain=true: where it has "
+                "diverged, run that step once more, to tell chance within it from other causes; environment=rebuild: "
+                "in a new virtual environment with the recorded packages and interpreter, which pip installs; "
+                "wheels=FOLDER: wheels for it, besides pip's index"
+            ),
+            "rerun=CRATE": (
+                "the same with a record that was sent, a zip or folder of export=; key=PATH: the public key that has "
+                "to have signed it; trust=true: execute a record of somebody else, after saying what that would be"
+            ),
+            "replay=FILE": (
+                "with conf=: an asynchronous run takes the order of its updates from there, the rests.jsonl of "
+                "another run; rerun= does so by itself"
+            ),
+        },
+        at="rerun.rerun",
+        refused=lambda given: {**_NO_RERUN, "rerun_of": given.value},
+    ),
+    Verb(
+        "compare",
+        "compare=RUN_A,RUN_B",
+        {
+            "compare=A,B": (
+                "what differs between two runs: code, data and their drift, settings, environment, the first step"
+            )
+        },
+        takes=(_JSON, _URI),
+        refused=lambda given: {**_NO_COMPARISON, "runs": given.value.split(",")},
+    ),
+    Verb(
+        "export",
+        "export=RUN_ID to=FOLDER|ZIP [data=true] [wheels=FOLDER] [key=PATH] [license=URL]",
+        {
+            "export=RUN_ID": (
+                "write the record into the folder or zip `to`: code, settings, environment, trace, journal, verdicts, "
+                "the weights that the run began with, and with data=true the data; wheels=FOLDER: the wheels of its "
+                "packages that are in there, too; signed with the ed25519 key of key=PATH"
+            )
+        },
+        takes=(_JSON, "to=PATH", "data=true", "wheels=FOLDER", "key=PATH", "license=URL", _URI),
+        refused=lambda given: {"run_id": None, "to": given.get("to")},
+    ),
+    Verb(
+        "runs",
+        "runs [where=CONDITION,...] [columns=NAME,...] [output=json] [tracking.uri=URI]",
+        {
+            "runs": (
+                "list the runs of this project, newest first; where=status=finished,optimizer.lr<0.01: those of which "
+                "that is true; columns=run,optimizer.lr,validation/loss: what is shown; tracking.uri: of that MLflow "
+                "store"
+            )
+        },
+        takes=(_JSON, _URI, "where=CONDITION", "columns=NAME"),
+        refused=lambda _: _NO_RUN,
+    ),
+    Verb(
+        "watch",
+        "watch=RUN_ID",
+        {
+            "watch=RUN_ID": (
+                "show the progress of a run that goes on in another terminal, until it ends or Ctrl-C, which leaves "
+                "the run alone"
+            )
+        },
+        takes=(_JSON, _URI),
+        refused=lambda _: _NO_RUN,
+    ),
+    Verb(
+        "look",
+        "look=RUN_ID [parameter=NAME] [first=N] [count=N]",
+        {
+            "look=RUN_ID": (
+                "while that run goes on with topology=parameter_server and sync=ssp, asp or bap: what its servers "
+                "hold of a parameter, exactly, and the updates that are in it; without parameter= which there are"
+            )
+        },
+        takes=(_JSON, "parameter=NAME", "first=N", "count=N", _URI),
+        refused=lambda _: _NO_LOOK,
+    ),
+    Verb(
+        "simulate",
+        "simulate conf=NAME cluster.workers=N [network.latency=50us] [compute=20ms] [failures=24h] ...",
+        {
+            "simulate": (
+                "step time, bytes and time lost by topology and mode on a cluster that is not there, up to 100,000 "
+                "workers; docs/simulation.md has all conditions; picture=FILE.png, trace=FILE.json"
+            )
+        },
+        with_conf=True,
+    ),
+    Verb(
+        "tune",
+        "tune conf=NAME|PATH [key=value ...]",
+        {
+            "tune": (
+                "run short pieces of that run, and say which topology, how many workers and how many loaders make its "
+                "steps the shortest here; topology=auto, cluster.workers=auto and data.loaders=auto let a launch "
+                "choose"
+            )
+        },
+        at="tune.tune",
+        settings=lambda given: given.without("conf"),
+        with_conf=True,
+    ),
+    Verb(
+        "submit",
+        "submit conf=NAME to=http://HOST:8265|kubernetes|slurm [id=ID] [key=value ...]",
+        {
+            "submit": (
+                "have a Ray run it as a job, or print the manifest or script for Kubernetes or Slurm; a job that is "
+                "started again goes on with its run; submitting an id twice changes nothing"
+            )
+        },
+        at="jobs.submit",
+        with_conf=True,
+    ),
+    Verb(
+        "status",
+        "status=ID",
+        {"status=ID": "how a submitted job is"},
+        at="jobs.asking:status",
+        takes=(_JSON, "to=URL"),
+    ),
+    Verb("logs", "logs=ID", {"logs=ID": "what it has printed"}, at="jobs.asking:logs", takes=("to=URL",)),
+    Verb(
+        "stop",
+        "stop=ID",
+        {"stop=ID": "end it in order; submitting it again goes on"},
+        at="jobs.asking:stop",
+        takes=(_JSON, "to=URL"),
+    ),
+    Verb(
+        "once",
+        "once=ID conf=NAME [key=value ...]",
+        {"once=ID": "launch under an id, or go on with the run that has it: what a job runs"},
+        at="jobs.once",
+        settings=lambda given: [*given.without("conf"), f"run.submission={given.value}"],
+        with_conf=True,
+        refused=lambda _: _NO_RUN,
+    ),
+    Verb(
+        "doctor",
+        "doctor [output=json]",
+        {
+            "doctor": (
+                "compute the page of operators here, and name each one that this processor computes otherwise than "
+                "others (see run.arithmetic=portable); exit code 3 when there is one"
+            )
+        },
+        takes=(_JSON,),
+        arithmetic="portable",
+    ),
+    Verb(
+        "ui",
+        "ui [port=N] [tracking.uri=URI]",
+        {"ui": "show them in a browser, with MLflow's pages, until Ctrl-C; on a free port unless port=N"},
+        at="ui.ui",
+        takes=("port=N", _URI),
+        refused=lambda _: _NO_RUN,
+        speaks=True,
+    ),
+    Verb(
+        "help",
+        "help=KEY",
+        {"help=KEY": "what a setting is, what it may be and its default; of a section, such as optimizer: all in it"},
+        takes=(),
+    ),
+    Verb(
+        "completion",
+        "completion=bash|zsh|fish",
+        {
+            "completion=SHELL": (
+                "a script for that shell, which then completes verbs, settings and runs:\n"
+                'eval "$(python -m orchestrator completion=bash)"'
+            )
+        },
+    ),
+)
+VERBS = {verb.name: verb for verb in _ALL}
+_COMMON = {
+    "key=value": (
+        "change a setting, such as cluster.workers=2 or optimizer.lr=0.01; topology=ring is short for "
+        "topology.name=ring"
+    ),
+    "output=json": "the last line of stdout is one JSON object",
+    "--help": "this page",
+}
+_END = """\
+examples
+  python -m orchestrator conf=digits
+  python -m orchestrator conf=digits topology=tree cluster.workers=3 run.seed=7 output=json
+  python -m orchestrator resume=last cluster.workers=2
+  python -m orchestrator sweep=sweep parallel=3
+
+All settings: docs/settings.md. Runs are recorded in .orchestrator/ of the working directory.
+Exit codes: 0 fine, 1 the run failed, 2 bad usage or configuration, 3 a rerun diverged or doctor found a difference,
+4 it cannot be rerun exactly, 130 interrupted."""
+_WIDTH, _WRAPPED = 19, 109  # of the words that are typed, and of what is said of them
+
+
+def usage() -> str:
+    heads = ["usage:", *[" " * 6] * (len(VERBS) - 1)]
+    lines = [f"{head} python -m orchestrator {verb.form}" for head, verb in zip(heads, VERBS.values(), strict=True)]
+    lines.append("")
+    for about in (*(verb.about for verb in VERBS.values()), _COMMON):
+        for word, text in about.items():
+            first, *rest = (
+                part for line in text.splitlines() for part in textwrap.wrap(line, _WRAPPED, break_on_hyphens=False)
+            )
+            lines += _head(word, first)
+            lines += [" " * (_WIDTH + 2) + line for line in rest]
+    return "\n".join([*lines, "", _END])
+
+
+def _head(word: str, first: str) -> list[str]:
+    if len(word) < _WIDTH - 1:
+        return [f"  {word:<{_WIDTH}}{first}"]
+    return [f"  {word}", " " * (_WIDTH + 2) + first]
+
+
+def the_verb(arguments: list[str]) -> tuple[Verb, str]:
+    """The verb, and the one argument that names it; conf= beside a verb that takes it is none. Raises UsageError."""
+    found = [argument for argument in arguments if argument.partition("=")[0] in VERBS]
+    if any(VERBS[argument.partition("=")[0]].with_conf for argument in found):
+        found = [argument for argument in found if not argument.startswith("conf=")]
+    if len(found) != 1:
+        typed = f"found {' and '.join(found)}" if found else "there is none"
+        known = listed([verb.form.split()[0] for verb in VERBS.values()], "and")
+        raise UsageError(f"exactly one of {known} is needed; {typed}", usage())
+    return VERBS[found[0].partition("=")[0]], found[0]

@@ -1,0 +1,1 @@
+"""`tune`, and what a launch chooses where a key is `auto`."""

@@ -1,0 +1,1 @@
+"""`ui`, and the server of MLflow that it shows."""

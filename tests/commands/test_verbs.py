@@ -1,0 +1,131 @@
+"""What a user types is one verb, and every verb is on the page of usage."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.commands import completion, table
+from orchestrator.commands.arguments import Arguments
+from orchestrator.commands.table import VERBS, Verb, the_verb, usage
+from orchestrator.errors import UsageError
+from orchestrator.settings import choices, described, names
+
+COMMANDS = Path(table.__file__).parent
+LIGHT = """
+import sys
+import orchestrator.__main__
+from orchestrator.commands import completion
+assert not {"torch", "numpy", "ray", "mlflow", "matplotlib", "requests"} & sys.modules.keys()
+"""
+
+
+def test_every_verb_is_on_the_page() -> None:
+    page = usage()
+    for name, verb in VERBS.items():
+        assert verb.form.startswith(name), name
+        assert f"python -m orchestrator {verb.form}" in page
+        assert next(iter(verb.about)).partition("=")[0] == name
+    assert max(map(len, page.splitlines())) <= 130
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=list(VERBS))
+def test_the_table_names_a_function_that_there_is(verb: Verb) -> None:
+    """Looked up in the text, since to import them all takes seconds."""
+    module, _, function = (verb.at or verb.name).partition(":")
+    text = (COMMANDS / f"{module.replace('.', '/')}.py").read_text()
+    assert f"def {function or 'run'}(given: Arguments) -> Answer:" in text
+
+
+@pytest.mark.slow
+def test_the_table_is_light() -> None:
+    """Every start reads it, the completion of a word too."""
+    subprocess.run([sys.executable, "-c", LIGHT], check=True)
+
+
+@pytest.mark.parametrize("typed", [[], ["cluster.workers=2"], ["conf=a", "runs"], ["resume=a", "rerun=b"]])
+def test_there_is_exactly_one(typed: list[str]) -> None:
+    with pytest.raises(UsageError, match="exactly one of conf=NAME"):
+        the_verb(typed)
+
+
+def test_a_verb_may_take_a_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    verb = Verb("guess", "guess conf=NAME", {"guess": "at it"}, with_conf=True)
+    monkeypatch.setitem(VERBS, "guess", verb)
+    assert the_verb(["conf=digits", "guess"]) == (verb, "guess")
+    assert the_verb(["run.seed=1", "conf=digits"]) == (VERBS["conf"], "conf=digits")
+    with pytest.raises(UsageError, match="guess: it needs a configuration\n  such as: guess conf=NAME"):
+        verb.run(Arguments("", (), 0.0))
+
+
+def test_what_stands_beside_a_verb() -> None:
+    given = Arguments("x", ("a=1", "b=2", "a=3", "output=json", "c="), 0.0)
+    assert (given.get("a"), given.get("c"), given.get("d"), given.as_json) == ("3", None, None, True)
+    assert given.without("a", "output") == ["b=2", "c="]
+    assert given.choice("d", "no", "yes") == "no"
+    with pytest.raises(UsageError, match="a=3: it is no or yes"):
+        given.choice("a", "no", "yes")
+    with pytest.raises(UsageError, match="v takes only output=json, a=A and b=B, not c="):
+        given.only("v", ("output=json", "a=A", "b=B"))
+
+
+def test_settings_that_are_loaded_say_how_to_answer(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("pipeline: {target: a:B}\nrun: {steps: 1}\noutput: json\n")
+    given = Arguments("", ("output=text",), 0.0, conf=str(tmp_path / "mine.yaml"))
+    given.load([])
+    assert given.as_json
+    given.load(["output=text"])
+    assert not given.as_json
+
+
+def test_help_tells_of_keys_sections_and_what_was_meant() -> None:
+    assert described("run.seed") == (
+        "run.seed\n  The seed of all randomness.\n  whole number, at least 0 and below 2**63; default 0\n"
+        "  part of what determines the result"
+    )
+    assert "topology.arity" in described("topology")
+    assert "run.seed" in described("")
+    with pytest.raises(UsageError, match=r"help=run.sed: no such key\n  did you mean run.seed"):
+        described("run.sed")
+
+
+def test_every_key_completes_to_itself_and_choices_are_the_tables(tmp_path: Path) -> None:
+    for name in names():
+        assert f"{name}=" in completion.words(f"{name}", tmp_path), name
+    assert completion.words("topol", tmp_path) == ["topology.", "topology="]
+    assert completion.words("topology=r", tmp_path) == ["topology=ring"]
+    assert completion.words("tun", tmp_path) == ["tune", "tuning."]
+    assert choices("reduction") == ["exact", "fast"]
+    assert choices("strict") == ["true", "false"]
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "mine.yaml").touch()
+    assert completion.words("conf=", tmp_path) == ["conf=mine"]
+    (tmp_path / ".orchestrator" / "abc").mkdir(parents=True)
+    (tmp_path / ".orchestrator" / "abc" / "settings.yaml").touch()
+    assert completion.words("resume=", tmp_path) == ["resume=last", "resume=abc"]
+    assert completion.words("export=a", tmp_path) == ["export=abc"]
+    with pytest.raises(UsageError, match="completion=tcsh: there is none for it"):
+        completion.script("tcsh")
+
+
+def test_bash_completes_what_stands_behind_the_last_sign() -> None:
+    """A shell replaces only what follows the last `=` or `:`."""
+    asked = (
+        f"{completion.script('bash')}\n"
+        "orchestrator() { printf '%s\\n' topology=ring topology=tree; }\n"
+        "compopt() { :; }\n"
+        "COMP_LINE='orchestrator topology=' COMP_POINT=22 _orchestrator\n"
+        'echo "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout == "ring tree\n"
+
+
+@pytest.mark.parametrize("given", ["environment=rebuild", "explain=true"])
+def test_what_is_of_one_run_is_refused_of_a_sweep(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.commands.rerun.rerun.find_sweep", lambda _name, _uri: object())
+    with pytest.raises(UsageError, match=f"{given}: a sweep has many runs"):
+        VERBS["rerun"].run(Arguments("last", (given,), 0.0))
