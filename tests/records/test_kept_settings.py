@@ -102,12 +102,17 @@ def test_a_text_with_a_credential_is_valid_or_asked_for(key: Key, tmp_path: Path
         check(tmp_path, settings)
 
 
+NEEDED: dict[str, dict[str, Any]] = {  # by what else it has an effect
+    "local.optimizer": {"local": {"steps": 2}},
+    "cluster.pipeline": {"cluster": {"stages": 2, "workers": 2}},
+}
+
+
 @pytest.mark.parametrize("key", OPEN, ids=lambda key: key.name)
 @pytest.mark.parametrize("option", ["token", "password", "a.b"])
 def test_an_option_of_the_users_own_is_asked_for(key: Key, option: str, tmp_path: Path) -> None:
     below = {"name": "mine:One", option: SHAPES["GitHub"]} if key.is_flat else {option: SHAPES["GitHub"]}
-    extra = {"local": {"steps": 2}} if key.name == "local.optimizer" else {}
-    check(tmp_path, load([BASE, extra, nested(key.path, below)], []))
+    check(tmp_path, load([BASE, NEEDED.get(key.name, {}), nested(key.path, below)], []))
 
 
 CREDENTIAL = st.sampled_from([*CREDENTIALS, *ADDRESSES, *TELLING.values(), "swordfish ${run.seed}", "***", "plain"])
