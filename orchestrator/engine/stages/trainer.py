@@ -29,9 +29,9 @@ from orchestrator.engine.model.replica import Replica
 from orchestrator.engine.model.updater import Updater
 from orchestrator.engine.model.workload import NON_FINITE_REMEDY, Workload
 from orchestrator.engine.stages import messages
+from orchestrator.engine.stages.border_values import Generators, Gradients, pack, unpack
 from orchestrator.engine.stages.flight import Flight, begins_at_once
 from orchestrator.engine.stages.links import Links
-from orchestrator.engine.stages.parcels import Generators, Gradients, pack, unpack
 from orchestrator.engine.stages.part import PartLayout, spread
 from orchestrator.engine.stages.replay import Stage
 from orchestrator.engine.stages.second_vote import Ballot, HeldSum
@@ -76,7 +76,7 @@ class _Tally:
 
 
 class StageTrainer:
-    """Implements `engine.execution.lockstep.Member`. `take_on` comes with each generation. second_vote: the last one."""
+    """Implements `engine.step.lockstep.Member`. `take_on` comes with each generation. second_vote: the last one."""
 
     def __init__(self, parts: StageParts, updater: Updater, summation: DirectSum, services: ProcessServices) -> None:
         self._parts = parts
@@ -218,7 +218,7 @@ class StageTrainer:
             weight = came.weight
             came.generators.restore()
         tied = {} if came is None else dict(came.tied)
-        parcels = parts.stage.backward(
+        border_values = parts.stage.backward(
             record, came, {name: unpack(tied.pop(name)) for name in list(tied) if name in parameters}
         )
         guests = take_gradients(parameters, frozenset(parts.held.guests))
@@ -233,7 +233,7 @@ class StageTrainer:
             name = next(name for name, now, before in names if now != before)
             raise PipelineRaised(f"the shards left different values in the integer buffer {name!r}")
         tally.counters = counters
-        return Gradients(parcels, Generators.now(), tied, weight)
+        return Gradients(border_values, Generators.now(), tied, weight)
 
     def _complete(self, step: int, tally: _Tally) -> None:
         magnitudes = self._summation.complete(math.fsum(tally.weights.values()), alone=self._links.alone)

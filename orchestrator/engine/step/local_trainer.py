@@ -26,7 +26,7 @@ from orchestrator.updates.transforms import Gradients
 
 
 class LocalTrainer:
-    """Computes and applies the steps of one worker; implements `engine.execution.lockstep.Member`. The shards are set
+    """Computes and applies the steps of one worker; implements `engine.step.lockstep.Member`. The shards are set
     by `take_on`, in each generation anew, and where they differ in size dealt in each step."""
 
     def __init__(
