@@ -45,12 +45,11 @@ from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import allocator
 from orchestrator.numerics.staging import Staging
 from orchestrator.plan import Plan
-from orchestrator.topologies import build_schedule
 from orchestrator.topologies.routes import Routes
 from orchestrator.transports.base import Regions, Transport
 from orchestrator.updates.compressions.codec import Codec
-from orchestrator.updates.optimizers import remembered
 from orchestrator.updates.transforms import Chain, State
+from orchestrator.values import megabytes
 
 
 @dataclass(frozen=True)
@@ -94,21 +93,19 @@ def sentence(run_manifest: Mapping[str, Any], plan: Plan) -> str | None:
 
 
 def _require_memory(parts: Parts) -> None:
-    """For replicas that run free, which need much that lies in no region. Raises MemoryError."""
-    plan, layout, optimizer = parts.plan, parts.replica.layout, parts.plan.update.optimizer
-    topology = plan.exchange.topology
-    schedule = build_schedule(topology.name, plan.cluster.members.start, **topology.options)
-    state = None if optimizer is None else remembered(optimizer.name, optimizer.options)
-    free_footprint.require(free_footprint.worker_bytes(layout, schedule, plan, parameters=0, state=state))
+    """For replicas that run free: much of it lies in no region, and is given page by page, till none is left. Raises
+    MemoryError."""
+    plan, layout = parts.plan, parts.replica.layout
+    schedule, state = footprint.first_schedule(plan), footprint.remembered(plan)
+    needed = free_footprint.worker_bytes(layout, schedule, plan, parameters=0, state=state)
+    footprint.require(needed, f"about {megabytes(needed)} for a model whose replicas run free")
 
 
 def _require_memory_for_a_step(parts: Parts) -> None:
     """In lockstep, where contributions are added up as they come. Raises MemoryError."""
-    plan, optimizer, topology = parts.plan, parts.plan.update.optimizer, parts.plan.exchange.topology
+    plan = parts.plan
     if plan.update.compression is None and plan.data.privacy is None and plan.run.compute.device == "cpu":
-        schedule = build_schedule(topology.name, plan.cluster.members.start, **topology.options)
-        state = 0.0 if optimizer is None else remembered(optimizer.name, optimizer.options)
-        footprint.require_for_a_step(parts.replica.layout, schedule, plan, state)
+        footprint.require_for_a_step(parts.replica.layout, plan)
 
 
 class Execution(Protocol):
@@ -219,24 +216,35 @@ def _contributing(parts: Parts, residuals: Callable[[], State]) -> Contributing:
     return LocalSteps(parts.workload, parts.replica, local, seed, told, parts.services.await_copied, residuals)
 
 
-class SprintExecution(_Unsplit):
-    """Replicas run free between rests."""
+class _Free(_Unsplit):
+    """What executions have in common whose replicas are equal only at a rest, and whose shards keep optimizers of their own."""
 
     def __init__(self, parts: Parts) -> None:
-        replica, updater, plan = parts.replica, parts.updater, parts.plan
+        replica, plan = parts.replica, parts.plan
         self._plan = plan
         self._mode = plan.mode
         _require_memory(parts)
         self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan))
-        self._deltas = DeltaMemory(replica.layout, parts.regions)
-        states = ShardStates(dict, alike=False)
-        updates = ShardUpdates(parts.workload, replica, updater, plan.data.shards, self._mode.threshold)
-        self._free = FreeReplica(replica, updates, states, self._memory, parts.services)
-        self.held = ReplicaState(replica, updater, states, keeps_shard_state=True)
+        self._states = ShardStates(dict, alike=False)
+        self.held = ReplicaState(replica, parts.updater, self._states, keeps_shard_state=True)
         self.boundary = _whole(parts)
 
     def suit(self, generation: Generation, rank: int) -> None:
         self._memory.suit(generation.schedule, rank)
+
+
+class SprintExecution(_Free):
+    """Replicas run free between rests."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        replica, plan = parts.replica, parts.plan
+        self._deltas = DeltaMemory(replica.layout, parts.regions)
+        updates = ShardUpdates(parts.workload, replica, parts.updater, plan.data.shards, self._mode.threshold)
+        self._free = FreeReplica(replica, updates, self._states, self._memory, parts.services)
+
+    def suit(self, generation: Generation, rank: int) -> None:
+        super().suit(generation, rank)
         self._routes = Routes(generation.schedule)
         self._deltas.suit(self._routes, rank)
 
@@ -254,31 +262,21 @@ class SprintExecution(_Unsplit):
         return Sprints(self._free, self._mode, exchange, make, terms, cadence, rank), exchange
 
 
-class GossipExecution(_Unsplit):
+class GossipExecution(_Free):
     """Each shard has a model of its own."""
 
     def __init__(self, parts: Parts) -> None:
-        replica, updater, plan, mode = parts.replica, parts.updater, parts.plan, parts.plan.mode
-        assert mode.graph is not None
-        self._plan = plan
-        self._every = mode.rest_every
-        self._mixing = Mixing.of(mode.graph, plan.data.shards)
-        _require_memory(parts)
-        self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan))
-        states = ShardStates(dict, alike=False)
-        updates = ShardUpdates(parts.workload, replica, updater, 1, 0.0)
-        self._models = ShardModels(replica, updates, states, self._memory, parts.services)
-        self.held = ReplicaState(replica, updater, states, keeps_shard_state=True)
-        self.boundary = _whole(parts)
-
-    def suit(self, generation: Generation, rank: int) -> None:
-        self._memory.suit(generation.schedule, rank)
+        super().__init__(parts)
+        assert self._mode.graph is not None
+        self._mixing = Mixing.of(self._mode.graph, parts.plan.data.shards)
+        updates = ShardUpdates(parts.workload, parts.replica, parts.updater, 1, 0.0)
+        self._models = ShardModels(parts.replica, updates, self._states, self._memory, parts.services)
 
     def executor(self, moment: Moment) -> tuple[Executor, Exchange]:
         self._models.shards = moment.shards
         exchange, requests = moment.exchange(self._memory), moment.timing.requests
         terms = Terms.of(self._plan, moment.generation, moment.run_manifest)
-        cadence = Cadence(moment.timing, self._every, moment.deadline_s)
+        cadence = Cadence(moment.timing, self._mode.rest_every, moment.deadline_s)
         records = self._plan.replay
         return Gossip(self._models, self._mixing, exchange, terms, cadence.due, requests, records), exchange
 

@@ -133,7 +133,7 @@ class Server:
 
 
 class _Listener:
-    """The hooks of a member that has nothing to contribute beside the step; implements `engine.execution.loop.Hooks`."""
+    """The hooks of a member that has nothing to contribute beside the step; implements `engine.loop.Hooks`."""
 
     def __init__(self, services: ProcessServices) -> None:
         self._services = services

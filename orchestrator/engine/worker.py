@@ -118,7 +118,7 @@ class Worker:
         """Take part in one generation: connect, give or take state where the generation says so, then run steps until
         it ends.
 
-        Raises this member's own errors: what a step raises (engine.execution.lockstep, engine.compute.evaluation), what
+        Raises this member's own errors: what a step raises (engine.step.lockstep, engine.between_steps.evaluation), what
         loading a checkpoint raises, MemoryError.
         """
         self._prepare_thread()

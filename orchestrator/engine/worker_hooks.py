@@ -77,7 +77,7 @@ class WorkerState:
 
 
 class WorkerHooks:
-    """What a worker does in one generation beside its steps; implements `engine.execution.loop.Hooks`."""
+    """What a worker does in one generation beside its steps; implements `engine.loop.Hooks`."""
 
     def __init__(self, state: WorkerState, workload: Workload, generation: Generation, rank: int) -> None:
         self._state = state

@@ -177,7 +177,7 @@ def test_a_model_of_each_shard_needs_more() -> None:
 
 @pytest.mark.parametrize("mode", [{"name": "bap"}, {"name": "gossip"}], ids=str)
 def test_who_has_not_the_memory_says_so_before_the_start(mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(free_footprint, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(footprint, "available_bytes", lambda: 1000)
     (error,) = members_end(p.Mlp, On(2), sync=mode)
     assert isinstance(error, MemoryError)
     assert str(error).startswith("a worker needs about 0.")

@@ -1,4 +1,4 @@
-"""How much memory a worker needs for a model whose replicas run free, and whether it is there. Pure, but for `require`.
+"""How much memory a worker needs for a model whose replicas run free. Pure.
 
 Bytes for each element of the layout, where a worker hosts s shards, an optimizer remembers m elements of each, and w is the
 window of deltas:
@@ -26,8 +26,6 @@ from orchestrator.numerics.layout import Layout
 from orchestrator.plan import Plan
 from orchestrator.topologies.routes import Routes
 from orchestrator.topologies.schedule import Schedule
-from orchestrator.transports.available_memory import available_bytes
-from orchestrator.values import megabytes
 
 _FLOAT: Final = 4
 _INTEGER: Final = 8
@@ -71,11 +69,3 @@ def _rank_bytes(layout: Layout, schedule: Schedule, plan: Plan, hosted: Sequence
         return found + delta_bytes(layout, schedule, rank) + _INTEGER * size * (3 + shards)
     filtered = 1 + shards if plan.mode.threshold else 0
     return found + delta_bytes(layout, schedule, rank) + _INTEGER * size * (3 + filtered)
-
-
-def require(needed: int) -> None:
-    """Raises MemoryError where so much is not there now: what lies in no region is given page by page, till none is left."""
-    available = available_bytes()
-    if needed > available:
-        told = f"a worker needs about {megabytes(needed)} for a model whose replicas run free"
-        raise MemoryError(f"{told}, and {megabytes(available)} of memory are available")

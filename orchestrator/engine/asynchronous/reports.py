@@ -16,22 +16,17 @@ from __future__ import annotations
 
 import itertools
 import math
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from orchestrator.engine.exchange.step_report import EMPTY, Requests, Shape
-from orchestrator.engine.member.heartbeat import Halt
+from orchestrator.engine.exchange.step_report import EMPTY, Requests, Shape, bits_of, float_of, head, read_head
 from orchestrator.numerics.exact import wrap
 from orchestrator.numerics.grid import ABSENT
 from orchestrator.records import trace
 from orchestrator.records.clocks import Sprint, Update
-
-_HEADER: Final = 5
-_INTEGER, _FLOAT = struct.Struct("<q"), struct.Struct("<d")
 
 
 @dataclass(frozen=True)
@@ -45,10 +40,8 @@ class RestReport:
     counters: Sequence[int] = ()
 
     def encode(self, shape: Shape) -> torch.Tensor:
-        failing = EMPTY if self.failing_shard is None else shape.shards - self.failing_shard
-        asked = self.requests
         told = [
-            *(failing, asked.evaluate, asked.halt, asked.save, asked.busy),
+            *head(self.failing_shard, self.requests, shape),
             *(self.clocks.get(shard, EMPTY) for shard in range(shape.shards)),
             *(self.magnitudes or [ABSENT] * shape.tensors),
             *(self.counters or [EMPTY] * shape.counters),
@@ -69,13 +62,13 @@ class RestConsensus:
     @classmethod
     def decode(cls, vector: torch.Tensor, shape: Shape) -> RestConsensus:
         told = iter(vector.tolist())
-        failing, evaluate, halt, save, busy = itertools.islice(told, _HEADER)
+        failing_shard, requests = read_head(told, shape)
         clocks, magnitudes, counters = (
             list(itertools.islice(told, length)) for length in (shape.shards, shape.tensors, shape.counters)
         )
         return cls(
-            failing_shard=None if failing == EMPTY else shape.shards - failing,
-            requests=Requests(evaluate == 1, Halt(halt), save == 1, busy == 1),
+            failing_shard=failing_shard,
+            requests=requests,
             clocks=tuple(clocks),
             magnitudes=magnitudes,
             counters=counters,
@@ -94,7 +87,7 @@ def encode(made: Sequence[Done]) -> torch.Tensor:
     """uint8, for `Exchange.gather`."""
     numbers = [len(made)]
     for done in made:
-        (bits,) = (EMPTY,) if done.loss is None else _INTEGER.unpack(_FLOAT.pack(done.loss + 0.0))
+        bits = EMPTY if done.loss is None else bits_of(done.loss)
         reads = done.update.reads
         numbers += [done.update.shard, bits, done.fingerprint, len(reads), *itertools.chain(*reads)]
     return torch.tensor(numbers, dtype=torch.int64).view(torch.uint8)
@@ -109,7 +102,7 @@ def _done(numbers: Iterator[int]) -> Done:
     shard, bits, fingerprint, count = itertools.islice(numbers, 4)
     pairs = list(itertools.islice(numbers, 2 * count))
     reads = tuple(zip(pairs[::2], pairs[1::2], strict=True))
-    loss = None if bits == EMPTY else _FLOAT.unpack(_INTEGER.pack(bits))[0]
+    loss = None if bits == EMPTY else float_of(bits)
     return Done(Update(shard, reads), loss, fingerprint)
 
 

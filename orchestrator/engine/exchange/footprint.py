@@ -1,5 +1,5 @@
 """How much memory a worker needs for a model: what its regions hold, and what the parameters need beside them. Pure, but for
-`require_for_a_step`.
+`require` and `require_for_a_step`.
 
 What it does not know: activations, batches, temporaries, copies for checkpoints; the regions of a compression, which are small
 beside what it holds; nor what the optimizer of a pipeline remembers before it has taken a step.
@@ -77,18 +77,33 @@ def worker_bytes(
     return regions + round((parameters + trained * (gradients + (state or 0))) * _FLOAT32)
 
 
-def require_for_a_step(layout: Layout, schedule: Schedule, plan: Plan, state: float) -> None:
+def first_schedule(plan: Plan) -> Schedule:
+    """Of the first generation."""
+    topology = plan.exchange.topology
+    return build_schedule(topology.name, plan.cluster.members.start, **topology.options)
+
+
+def remembered(plan: Plan) -> float | None:
+    """How many elements the optimizer remembers of each trained one; None for one of the pipeline's own."""
+    optimizer = plan.update.optimizer
+    return None if optimizer is None else optimizers.remembered(optimizer.name, optimizer.options)
+
+
+def require_for_a_step(layout: Layout, plan: Plan) -> None:
     """Raises MemoryError where a worker in lockstep, whose parameters are here, has not the memory now for one gradient, its
-    sum and the optimizer's state, which remembers `state` elements of each: a run that would end in its first steps."""
+    sum and the optimizer's state: a run that would end in its first steps."""
+    schedule = first_schedule(plan)
     trained = sum(slot.elements for slot in layout.slots)
     regions = max(region_bytes(layout, schedule, rank, sums_of(plan)) for rank in range(schedule.workers))
-    needed = regions + round(trained * (1 + state) * _FLOAT32)
+    needed = regions + round(trained * (1 + (remembered(plan) or 0)) * _FLOAT32)
+    require(needed, f"at least {megabytes(needed)} beside the {trained:,} parameters that it trains")
+
+
+def require(needed: int, told: str) -> None:
+    """Raises MemoryError where so many bytes are not there now. told: what a worker needs, in words."""
     available = available_bytes()
     if needed > available:
-        raise MemoryError(
-            f"a worker needs at least {megabytes(needed)} beside the {trained:,} parameters that it trains, and "
-            f"{megabytes(available)} of memory are available"
-        )
+        raise MemoryError(f"a worker needs {told}, and {megabytes(available)} of memory are available")
 
 
 def sentence(run_manifest: Mapping[str, Any], plan: Plan, bytes_of: Callable[..., int] = worker_bytes) -> str | None:
@@ -96,14 +111,12 @@ def sentence(run_manifest: Mapping[str, Any], plan: Plan, bytes_of: Callable[...
     as `worker_bytes`, of this way to execute the run."""
     if "parameters" not in run_manifest:
         return None
-    topology, optimizer = plan.exchange.topology, plan.update.optimizer
-    schedule = build_schedule(topology.name, plan.cluster.members.start, **topology.options)
-    state = None if optimizer is None else optimizers.remembered(optimizer.name, optimizer.options)
+    state = remembered(plan)
     if "stages" in run_manifest:
         return _of_stages(run_manifest["stages"], run_manifest["parameters"], plan, state or 0.0)
     layout, parameters = Layout.from_dict(run_manifest["layout"]), run_manifest["parameters"]
     feedback = run_manifest["shard_state"]
-    size = bytes_of(layout, schedule, plan, parameters=parameters, state=state, feedback=feedback)
+    size = bytes_of(layout, first_schedule(plan), plan, parameters=parameters, state=state, feedback=feedback)
     without = ", without what the optimizer of the pipeline remembers" if state is None else ""
     return f"each worker holds {parameters:,} parameters and needs about {megabytes(size)} for them{without}"
 

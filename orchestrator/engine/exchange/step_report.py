@@ -21,7 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -29,7 +29,7 @@ import torch
 from orchestrator.engine.member.heartbeat import Halt
 from orchestrator.numerics.grid import ABSENT
 
-_HEADER = 6  # elements before the magnitudes
+_HEAD = 5  # elements: failing shard, evaluate, halt, save, busy
 _INTEGER, _FLOAT = struct.Struct("<q"), struct.Struct("<d")
 UNKNOWN = -1
 EMPTY = -(2**63)  # below the bits of every float64 but -0.0, which `to_slots` never produces
@@ -68,13 +68,12 @@ class StepReport:
     counters: Sequence[int] | None = None
 
     def encode(self, shape: Shape) -> torch.Tensor:
-        failing = EMPTY if self.failing_shard is None else shape.shards - self.failing_shard
-        asked = self.requests
         counters = [EMPTY] * (2 * shape.counters)
         if self.counters is not None:
             counters = [*self.counters, *(EMPTY if value == EMPTY else ~value for value in self.counters)]
         told = [
-            *(failing, asked.evaluate, asked.halt, asked.save, asked.busy, self.sent_bytes),
+            *head(self.failing_shard, self.requests, shape),
+            self.sent_bytes,
             *(self.magnitudes or [ABSENT] * shape.tensors),
             *(self.present or [False] * shape.tensors),
             *to_slots(shape.shards, self.weights),
@@ -102,14 +101,15 @@ class Consensus:
     @classmethod
     def decode(cls, vector: torch.Tensor, shape: Shape) -> Consensus:
         told = iter(vector.tolist())
-        failing, evaluate, halt, save, busy, sent = itertools.islice(told, _HEADER)
+        failing_shard, requests = read_head(told, shape)
+        sent = next(told)
         lengths = (shape.tensors, shape.tensors, shape.shards, shape.shards, shape.counters, shape.counters)
         magnitudes, present, weights, losses, high, inverted = (
             list(itertools.islice(told, length)) for length in lengths
         )
         return cls(
-            failing_shard=None if failing == EMPTY else shape.shards - failing,
-            requests=Requests(evaluate == 1, Halt(halt), save == 1, busy == 1),
+            failing_shard=failing_shard,
+            requests=requests,
             sent_bytes=sent,
             magnitudes=magnitudes,
             present=[one == 1 for one in present],
@@ -133,14 +133,35 @@ class Consensus:
         return math.fsum(self.losses[s] * w for s, w in self.weights.items()) / self.total_weight
 
 
+def head(failing_shard: int | None, asked: Requests, shape: Shape) -> list[int]:
+    """What every vote begins with, in lockstep and at a rest."""
+    failing = EMPTY if failing_shard is None else shape.shards - failing_shard
+    return [failing, asked.evaluate, asked.halt, asked.save, asked.busy]
+
+
+def read_head(told: Iterator[int], shape: Shape) -> tuple[int | None, Requests]:
+    failing, evaluate, halt, save, busy = itertools.islice(told, _HEAD)
+    failing_shard = None if failing == EMPTY else shape.shards - failing
+    return failing_shard, Requests(evaluate == 1, Halt(halt), save == 1, busy == 1)
+
+
 def to_slots(length: int, values: Mapping[int, float]) -> list[int]:
     """`length` integers: the bits of each value at its position, EMPTY elsewhere."""
     slots = [EMPTY] * length
     for place, value in values.items():
-        (slots[place],) = _INTEGER.unpack(_FLOAT.pack(value + 0.0))
+        slots[place] = bits_of(value)
     return slots
 
 
 def from_slots(slots: Sequence[int]) -> dict[int, float]:
     """The filled slots, by position."""
-    return {place: _FLOAT.unpack(_INTEGER.pack(bits))[0] for place, bits in enumerate(slots) if bits != EMPTY}
+    return {place: float_of(bits) for place, bits in enumerate(slots) if bits != EMPTY}
+
+
+def bits_of(value: float) -> int:
+    """Of a float64, as an integer; -0.0 is told as 0.0."""
+    return int(_INTEGER.unpack(_FLOAT.pack(value + 0.0))[0])
+
+
+def float_of(bits: int) -> float:
+    return float(_FLOAT.unpack(_INTEGER.pack(bits))[0])

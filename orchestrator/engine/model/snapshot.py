@@ -2,7 +2,7 @@
 
     model/<name>                       parameters, frozen ones too; buffers, also those that state_dict leaves out; tied once
     optimizer/state/<parameter>/<key>  the optimizer's tensors; its groups and other values stand in State.values
-    run state/...                         tensors of the run state, if it has any
+    run_state/...                      tensors of the run state, if it has any
     transforms/<name>                  the state of the transforms after the sum, if they have any
     shard/<shard>/<name>               what a shard keeps from step to step: its host alone has it
 

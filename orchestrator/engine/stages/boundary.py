@@ -18,9 +18,9 @@ from orchestrator.engine.between_steps import evaluation
 from orchestrator.engine.exchange.collectives import Exchange
 from orchestrator.engine.model.workload import Workload
 from orchestrator.engine.stages import messages
+from orchestrator.engine.stages.border_values import Activations, Generators
 from orchestrator.engine.stages.cuts import Way
 from orchestrator.engine.stages.links import Links
-from orchestrator.engine.stages.parcels import Activations, Generators
 from orchestrator.engine.stages.replay import Stage
 from orchestrator.engine.stages.stage_state import StageState
 from orchestrator.errors import OrchestratorError
@@ -33,7 +33,7 @@ _WORD_BYTES: Final = 7  # of a digest, so that no word is negative
 
 
 class Stages:
-    """Implements `engine.execution.boundary.Boundary`. `take_on` comes with each generation."""
+    """Implements `engine.between_steps.replicated.Boundary`. `take_on` comes with each generation."""
 
     def __init__(self, workload: Workload, stage: Stage, held: StageState) -> None:
         self._workload = workload

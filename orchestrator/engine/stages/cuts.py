@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from orchestrator.engine.stages.ghosts import Key
+from orchestrator.engine.stages.fake_tensors import Key
 from orchestrator.engine.stages.survey import Survey
 from orchestrator.errors import PipelineRaised
 

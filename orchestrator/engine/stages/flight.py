@@ -14,7 +14,7 @@ import torch
 
 from orchestrator.engine.model.replica import Replica
 from orchestrator.engine.model.workload import Call, Workload
-from orchestrator.engine.stages.parcels import Activations, Generators
+from orchestrator.engine.stages.border_values import Activations, Generators
 from orchestrator.engine.stages.replay import Record, Stage
 from orchestrator.pipeline_orders import Task
 

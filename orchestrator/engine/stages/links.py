@@ -10,9 +10,9 @@ from typing import Final, Protocol
 import torch
 
 from orchestrator.engine.stages import messages
+from orchestrator.engine.stages.border_values import Activations, Generators, Gradients
 from orchestrator.engine.stages.cuts import Cuts
 from orchestrator.engine.stages.messages import Border
-from orchestrator.engine.stages.parcels import Activations, Generators, Gradients
 from orchestrator.pipeline_orders import Hosts, Task, groups_of
 from orchestrator.transports.base import Tag, Transport
 

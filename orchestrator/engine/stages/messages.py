@@ -14,11 +14,11 @@ from typing import Any, Final
 import numpy
 import torch
 
-from orchestrator.engine.stages.parcels import (
+from orchestrator.engine.stages.border_values import (
     Activations,
+    BorderValue,
     Generators,
     Gradients,
-    Parcel,
     same_generators,
     same_of_numpy,
 )
@@ -63,14 +63,14 @@ def encode(message: Activations | Gradients, seeded: Seeded) -> tuple[torch.Tens
     """The payload, uint8, and the length of its header."""
     header: dict[str, Any]
     if isinstance(message, Activations):
-        parcels: list[Parcel | None] = list(message.parcels)
+        border_values: list[BorderValue | None] = list(message.border_values)
         places, skips = [list(pair) for pair in message.places], [[list(key), n] for key, n in message.skips]
         header = {"flows": list(message.flows), "places": places, "skips": skips}
     else:
-        parcels = [*message.parcels, *message.tied.values()]
+        border_values = [*message.border_values, *message.tied.values()]
         header = {"tied": list(message.tied), "weight": float(message.weight).hex()}
-    bodies = [parcel.data.view(torch.uint8) for parcel in parcels if parcel is not None]
-    header["tensors"] = [None if parcel is None else _described(parcel) for parcel in parcels]
+    bodies = [border_value.data.view(torch.uint8) for border_value in border_values if border_value is not None]
+    header["tensors"] = [None if border_value is None else _described(border_value) for border_value in border_values]
     header["generators"], states = _changed(message.generators, seeded)
     bodies += states
     text = json.dumps(header).encode()
@@ -88,37 +88,41 @@ def activations(payload: torch.Tensor, note: int, seeded: Seeded) -> Activations
     """What `encode` made of them; None where nothing comes."""
     if note == 0:
         return None
-    header, parcels, generators = _decoded(payload, note, seeded)
+    header, border_values, generators = _decoded(payload, note, seeded)
     skips = [((key[0], key[1], key[2]), n) for key, n in header["skips"]]
     places = [(place, n) for place, n in header["places"]]
-    return Activations([p for p in parcels if p is not None], header["flows"], places, skips, generators)
+    return Activations([p for p in border_values if p is not None], header["flows"], places, skips, generators)
 
 
 def gradients(payload: torch.Tensor, note: int, seeded: Seeded) -> Gradients | None:
     """The same of gradients."""
     if note == 0:
         return None
-    header, parcels, generators = _decoded(payload, note, seeded)
-    count = len(parcels) - len(header["tied"])
-    tied = {name: parcel for name, parcel in zip(header["tied"], parcels[count:], strict=True) if parcel is not None}
-    return Gradients(parcels[:count], generators, tied, float.fromhex(header["weight"]))
+    header, border_values, generators = _decoded(payload, note, seeded)
+    count = len(border_values) - len(header["tied"])
+    tied = {
+        name: border_value
+        for name, border_value in zip(header["tied"], border_values[count:], strict=True)
+        if border_value is not None
+    }
+    return Gradients(border_values[:count], generators, tied, float.fromhex(header["weight"]))
 
 
-def _decoded(payload: torch.Tensor, note: int, seeded: Seeded) -> tuple[Any, list[Parcel | None], Generators]:
+def _decoded(payload: torch.Tensor, note: int, seeded: Seeded) -> tuple[Any, list[BorderValue | None], Generators]:
     header = json.loads(payload[:note].numpy().tobytes())
     place = -(-note // _ALIGNMENT) * _ALIGNMENT
-    parcels: list[Parcel | None] = []
+    border_values: list[BorderValue | None] = []
     for described in header["tensors"]:
         if described is None:
-            parcels.append(None)
+            border_values.append(None)
             continue
         size, stride, at, kind, elements = described
         dtype = getattr(torch, kind)
         length = elements * dtype.itemsize
         data = _typed(payload[place : place + length], dtype)
-        parcels.append(Parcel(tuple(size), tuple(stride), at, data))
+        border_values.append(BorderValue(tuple(size), tuple(stride), at, data))
         place += -(-length // _ALIGNMENT) * _ALIGNMENT
-    return header, parcels, _restored(header["generators"], payload[place:], seeded)
+    return header, border_values, _restored(header["generators"], payload[place:], seeded)
 
 
 def _typed(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -128,9 +132,9 @@ def _typed(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return data.view(dtype)
 
 
-def _described(parcel: Parcel) -> list[Any]:
-    kind = str(parcel.data.dtype).removeprefix("torch.")
-    return [list(parcel.size), list(parcel.stride), parcel.at, kind, parcel.data.numel()]
+def _described(border_value: BorderValue) -> list[Any]:
+    kind = str(border_value.data.dtype).removeprefix("torch.")
+    return [list(border_value.size), list(border_value.stride), border_value.at, kind, border_value.data.numel()]
 
 
 def _changed(now: Generators, seeded: Seeded) -> tuple[dict[str, Any], list[torch.Tensor]]:

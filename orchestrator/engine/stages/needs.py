@@ -10,13 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 
-from orchestrator.engine.exchange.footprint import stage_bytes, worker_bytes
-from orchestrator.engine.model.replica import Replica
+from orchestrator.engine.exchange.footprint import first_schedule, remembered, stage_bytes, worker_bytes
 from orchestrator.engine.stages.planning import cuts_of, summary, surveyed
 from orchestrator.engine.stages.rehearsal import prepared
 from orchestrator.plan import Plan
-from orchestrator.topologies import build_schedule
-from orchestrator.updates import optimizers
 
 _WHILE_PREPARING = 8  # bytes of each parameter of the whole model, with gradients of a part of it
 
@@ -27,20 +24,9 @@ def needs(plan_of: Callable[[int], Plan], most: int) -> Generator[tuple[int, int
     plan = plan_of(1)
     with prepared(plan) as (workload, replica):
         parameters = sum(parameter.numel() for parameter in workload.model.parameters())
-        yield 1, _whole(plan, replica, parameters)
+        yield 1, worker_bytes(replica.layout, first_schedule(plan), plan, parameters=parameters, state=remembered(plan))
         surveys = surveyed(workload, replica) if most > 1 else {}
         for stages in range(2, most + 1):
             cut = summary(cuts_of(surveys, workload, replica, stages), workload.model)
-            held = stage_bytes(max(cut["parameters"]), plan_of(stages), _remembered(plan) or 0.0)
+            held = stage_bytes(max(cut["parameters"]), plan_of(stages), remembered(plan) or 0.0)
             yield stages, max(held, _WHILE_PREPARING * parameters)
-
-
-def _whole(plan: Plan, replica: Replica, parameters: int) -> int:
-    topology = plan.exchange.topology
-    schedule = build_schedule(topology.name, plan.cluster.members.start, **topology.options)
-    return worker_bytes(replica.layout, schedule, plan, parameters=parameters, state=_remembered(plan))
-
-
-def _remembered(plan: Plan) -> float | None:
-    variant = plan.update.optimizer
-    return None if variant is None else optimizers.remembered(variant.name, variant.options)

@@ -13,8 +13,8 @@ from orchestrator.engine.between_steps import evaluation
 from orchestrator.engine.model.replica import Replica
 from orchestrator.engine.model.workload import Workload
 from orchestrator.engine.stages import messages
+from orchestrator.engine.stages.border_values import Generators
 from orchestrator.engine.stages.cuts import Cuts, Way, choose, cut
-from orchestrator.engine.stages.parcels import Generators
 from orchestrator.engine.stages.survey import Survey, survey
 from orchestrator.engine.stages.whole import WholeModel
 from orchestrator.errors import Inconsistent, PipelineRaised

@@ -1,6 +1,6 @@
-"""One stage's part of the user's own code: from its border to the next one, on values; before it, on ghosts.
+"""One stage's part of the user's own code: from its border to the next one, on values; before it, on fake tensors.
 
-    prefix   the code before the border runs on ghosts                        ghosts.py
+    prefix   the code before the border runs on fake tensors                  fake_tensors.py
     own      from the call of the border's module on, on the activations that have come over it
     end      the call at which the next stage begins ends the run; its arguments, and earlier outputs, go on
 
@@ -20,9 +20,9 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from orchestrator.engine.stages.border_values import Activations, BorderValue, Generators, Gradients, pack, unpack
 from orchestrator.engine.stages.cuts import Cuts, Way
-from orchestrator.engine.stages.ghosts import Ghost, Key, ValueNeeded
-from orchestrator.engine.stages.parcels import Activations, Generators, Gradients, Parcel, pack, unpack
+from orchestrator.engine.stages.fake_tensors import FakeTensor, Key, ValueNeeded
 from orchestrator.engine.stages.stubs import Stubs
 from orchestrator.engine.stages.trail import Looking, Trail, is_trailed
 from orchestrator.errors import PipelineRaised
@@ -94,7 +94,7 @@ class _Walk:
 
     def _note(self, name: Key, tensor: torch.Tensor) -> None:
         """A result that crosses a border."""
-        if type(tensor) is not Ghost:
+        if type(tensor) is not FakeTensor:
             self.values.setdefault(name, tensor)
         elif tensor.key is None:
             tensor.key = name
@@ -104,8 +104,8 @@ Places = list[tuple[Any, str | int]]  # where the model's modules hold a tensor:
 
 
 class Stage:
-    """One stage of a model in this process. held: the parameters and buffers that it uses, by name. `hosting` puts ghosts in
-    the place of what other stages hold; `close` takes the hooks off the model's modules."""
+    """One stage of a model in this process. held: the parameters and buffers that it uses, by name. `hosting` puts fake
+    tensors in the place of what other stages hold; `close` takes the hooks off the model's modules."""
 
     def __init__(self, model: torch.nn.Module, cuts: Cuts, index: int) -> None:
         self.index = index
@@ -120,8 +120,8 @@ class Stage:
         earlier = frozenset().union(*cuts.hosted[:index]) if index else frozenset()
         self.held = {name: tensors[name] for name in tensors if name in cuts.hosted[index]}
         self._foreign = [name for name in tensors if name not in cuts.hosted[index]]
-        self._twice = [name for name in self.held if name in earlier]  # ghosts in the prefix, values behind it
-        self._ghosts = {name: Ghost.like(tensors[name], self, name) for name in [*self._foreign, *self._twice]}
+        self._twice = [name for name in self.held if name in earlier]  # fake in the prefix, values behind it
+        self._fakes = {name: FakeTensor.like(tensors[name], self, name) for name in [*self._foreign, *self._twice]}
         self._switch = torch.zeros((), requires_grad=True)
         self._stubs = Stubs(model, self, lambda: self._walk) if index else None
         self._handles = [
@@ -141,8 +141,8 @@ class Stage:
             handle.remove()
 
     def host(self) -> None:
-        """From now on the model's modules hold ghosts instead of what other stages hold."""
-        self._put({name: self._ghosts[name] for name in self._foreign})
+        """From now on the model's modules hold fake tensors instead of what other stages hold."""
+        self._put({name: self._fakes[name] for name in self._foreign})
 
     @contextmanager
     def hosting(self) -> Iterator[None]:
@@ -161,7 +161,7 @@ class Stage:
             return self._alone(call, came)
         walk = self._walk = _Walk(way, came, self._kept[way])
         if came is not None:
-            self._put({name: self._ghosts[name] for name in self._twice})
+            self._put({name: self._fakes[name] for name in self._twice})
         try:
             with walk.looking or nullcontext():
                 value = call()
@@ -188,7 +188,9 @@ class Stage:
             return Forward(Record([], []), None, call())
         return Forward(Record([], []), Activations([], [], [], [], Generators.now()))
 
-    def backward(self, record: Record, came: Gradients | None, tied: Mapping[str, torch.Tensor]) -> list[Parcel | None]:
+    def backward(
+        self, record: Record, came: Gradients | None, tied: Mapping[str, torch.Tensor]
+    ) -> list[BorderValue | None]:
         """The stage's part of the backward pass; gradients are at the parameters then. came: from the stage behind, None for
         the last one; tied: by name, what stages behind contribute to parameters of this one. Returns the gradients of what
         had come over the border."""
@@ -197,10 +199,10 @@ class Stage:
         if came is None:
             roots, gradients = list(record.roots), [None] * len(record.roots)
         else:
-            for root, parcel in zip(record.roots, came.parcels, strict=True):
-                if parcel is not None:
+            for root, border_value in zip(record.roots, came.border_values, strict=True):
+                if border_value is not None:
                     roots.append(root)
-                    gradients.append(unpack(parcel))
+                    gradients.append(unpack(border_value))
         for name, gradient in tied.items():
             roots.append(self.held[name])
             gradients.append(gradient)
@@ -209,22 +211,22 @@ class Stage:
         arrived = [None if arrival is None else arrival.pop("gradient", None) for arrival in record.arrivals]
         return [None if gradient is None else pack(gradient) for gradient in arrived]
 
-    def value_of(self, ghost: Ghost) -> torch.Tensor | None:
+    def value_of(self, fake: FakeTensor) -> torch.Tensor | None:
         walk = self._walk
-        if walk is not None and ghost.walk is not walk:  # an earlier forward pass has left it somewhere
-            ghost.value = None
-        if ghost.value is not None or walk is None or not walk.own:
-            return ghost.value
-        if isinstance(ghost.key, str):  # the code took the parameter before the border
-            if ghost.key not in self.held:
+        if walk is not None and fake.walk is not walk:  # an earlier forward pass has left it somewhere
+            fake.value = None
+        if fake.value is not None or walk is None or not walk.own:
+            return fake.value
+        if isinstance(fake.key, str):  # the code took the parameter before the border
+            if fake.key not in self.held:
                 raise ValueNeeded(
-                    f"behind its border the code uses {ghost.key!r}, which it did not when borders were chosen"
+                    f"behind its border the code uses {fake.key!r}, which it did not when borders were chosen"
                 )
-            return self.held[ghost.key]
-        if ghost.key is None or ghost.key not in walk.values:
-            raise ValueNeeded(f"behind its border the code uses {ghost}, which does not come over it")
-        ghost.value, ghost.walk = walk.values[ghost.key], walk
-        return ghost.value
+            return self.held[fake.key]
+        if fake.key is None or fake.key not in walk.values:
+            raise ValueNeeded(f"behind its border the code uses {fake}, which does not come over it")
+        fake.value, fake.walk = walk.values[fake.key], walk
+        return fake.value
 
     def _put(self, tensors: Mapping[str, torch.Tensor]) -> None:
         for name, tensor in tensors.items():
@@ -257,7 +259,7 @@ class Stage:
                 return
             walk.trail.end(name)
             for i, leaf in enumerate(tree_leaves(output)):
-                if type(leaf) is Ghost:
+                if type(leaf) is FakeTensor:
                     if leaf.key is None:
                         leaf.key = (name, walk.counts[name], i)
                 elif walk.own and (key := (name, walk.counts[name], i)) in self._kept[walk.way]:
@@ -266,14 +268,14 @@ class Stage:
         return hook
 
     def _valued(self, args: Any, kwargs: Any) -> Any:
-        """Modules behind the border get values, and no ghosts that have one."""
+        """Modules behind the border get values, and no fake tensors that have one."""
         leaves, spec = tree_flatten((args, kwargs))
-        if not any(type(leaf) is Ghost for leaf in leaves):
+        if not any(type(leaf) is FakeTensor for leaf in leaves):
             return None
         return tree_unflatten([self._value(leaf) for leaf in leaves], spec)
 
     def _value(self, leaf: Any) -> Any:
-        return self.value_of(leaf) if type(leaf) is Ghost else leaf
+        return self.value_of(leaf) if type(leaf) is FakeTensor else leaf
 
     def _arrive(self, walk: _Walk, args: Any, kwargs: Any) -> Any:
         came = walk.came
@@ -281,15 +283,15 @@ class Stage:
         walk.own = True
         self._put({name: self.held[name] for name in self._twice})
         values = []
-        for parcel, flows in zip(came.parcels, came.flows, strict=True):
-            value = unpack(parcel)
+        for border_value, flows in zip(came.border_values, came.flows, strict=True):
+            value = unpack(border_value)
             arrival = {"value": value} if flows else None
             values.append(value if arrival is None else _Arrive.apply(self._switch, arrival))  # type: ignore[no-untyped-call]
             walk.arrivals.append(arrival)
         leaves, spec = tree_flatten((args, kwargs))
         for place, n in came.places:
             old, leaves[place] = leaves[place], values[n]
-            if type(old) is Ghost:
+            if type(old) is FakeTensor:
                 old.value, old.walk = values[n], walk
                 if isinstance(old.key, tuple):
                     walk.values[old.key] = values[n]

@@ -27,8 +27,8 @@ Made = tuple[torch.nn.Module, torch.optim.Optimizer]  # this stage's part of a m
 
 
 class StageState:
-    """Has the verbs of `engine.execution.replica_state.ReplicaState`. owned, guests: by name, the tensors of this stage, and
-    those of other stages that it uses; order: the names of all trained parameters of the model; make: this stage's part once
+    """Has the verbs of `between_steps.replica_state.ReplicaState`. owned, guests: by name, the tensors of this stage, and those
+    of other stages that it uses; order: the names of all trained parameters of the model; make: this stage's part once
     more, with its first values. sum: one that it holds."""
 
     keeps_shard_state = False

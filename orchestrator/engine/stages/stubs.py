@@ -1,7 +1,8 @@
 """Calls of modules before a stage's border, remembered by what they were given: on shapes alone a call gives the same again.
 
-A prefix runs on ghosts, and each of its operations takes a hundred times as long in Python as on values of a few elements. So
-a module that was called before with arguments of these shapes is not run once more: its result is made from what is known.
+A prefix runs on fake tensors, and each of its operations takes a hundred times as long in Python as on values of a few
+elements. So a module that was called before with arguments of these shapes is not run once more: its result is made from what
+is known.
 Not remembered are calls in which the border lies, which draw random numbers, or whose results are more than shapes; such a
 module runs, and the modules within it are remembered.
 
@@ -19,8 +20,8 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from orchestrator.engine.stages.ghosts import Ghost, Key, Watcher
-from orchestrator.engine.stages.parcels import Generators, same_generators
+from orchestrator.engine.stages.border_values import Generators, same_generators
+from orchestrator.engine.stages.fake_tensors import FakeTensor, Key, Watcher
 from orchestrator.engine.stages.trail import Looking, Trail
 
 _PLAIN: Final = (type(None), bool, int, float, complex, str, torch.dtype, torch.device, torch.Size, torch.layout)
@@ -40,7 +41,7 @@ class Prefix(Protocol):
 
 class _Leaf(NamedTuple):
     """Of a result. given: which leaf of the arguments it is; first: which leaf of the result it is once more; like: the shape
-    of a ghost, with its key, whose count is from where the call began; value: of what is neither."""
+    of a fake tensor, with its key, whose count is from where the call began; value: of what is neither."""
 
     given: int | None = None
     first: int | None = None
@@ -129,7 +130,7 @@ class Stubs:
                 made.append(made[leaf.first])
             elif leaf.like is not None:
                 key = None if leaf.key is None else (leaf.key[0], leaf.key[1] + prefix.counts[leaf.key[0]], leaf.key[2])
-                made.append(Ghost.of(leaf.like, self._watcher, key, leaf.home))
+                made.append(FakeTensor.of(leaf.like, self._watcher, key, leaf.home))
             else:
                 made.append(leaf.value)
         prefix.counts.update(recipe.calls)
@@ -168,7 +169,7 @@ def _recorded(prefix: Prefix, given: list[Any], call: Callable[[], Any]) -> tupl
             leaves.append(_Leaf(given=at))
         elif first is not None:
             leaves.append(_Leaf(first=first))
-        elif type(leaf) is Ghost and not isinstance(leaf.key, str):
+        elif type(leaf) is FakeTensor and not isinstance(leaf.key, str):
             key = None if leaf.key is None else (leaf.key[0], leaf.key[1] - before[leaf.key[0]], leaf.key[2])
             leaves.append(_Leaf(like=leaf.shape_alone(), home=str(leaf.home), key=key))
         elif isinstance(leaf, _PLAIN):
@@ -185,10 +186,10 @@ def _signature(name: str, module: torch.nn.Module, leaves: list[Any], spec: str,
     with torch._C.DisableTorchFunctionSubclass():
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
-                is_ghost = type(leaf) is Ghost
-                shape = is_ghost, tuple(leaf.size()), tuple(leaf.stride()), leaf.dtype, leaf.storage_offset()
+                is_fake = type(leaf) is FakeTensor
+                shape = is_fake, tuple(leaf.size()), tuple(leaf.stride()), leaf.dtype, leaf.storage_offset()
                 found.append(shape)
-                if not is_ghost and not any_value:
+                if not is_fake and not any_value:
                     if leaf.nbytes > _MOST_BYTES or leaf.requires_grad or not leaf.is_cpu:
                         return None
                     found.append(leaf.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())

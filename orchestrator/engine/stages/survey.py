@@ -1,7 +1,7 @@
 """Where a model may be cut: one run of the user's code on real values, in which every operation and every module call is seen.
 
     position     how many modules have been called for the first time; the call that raises it to p may be a border
-    bound        a tensor that depends on a parameter or a buffer, and so has no value before a border (`ghosts.py`)
+    bound        a tensor that depends on a parameter or a buffer, and so has no value before a border (`fake_tensors.py`)
     a skip       a bound output of a module, finished before a border and used behind it
     glue         a bound result that no module has returned: it crosses a border as an argument of the call there, or by a name
                  of its own (`trail.py`) while the module call is open whose code has computed it
@@ -29,8 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from orchestrator.engine.stages.ghosts import ABOUT, Key, name_of, read_by, writes
-from orchestrator.engine.stages.parcels import Generators, same_generators
+from orchestrator.engine.stages.border_values import Generators, same_generators
+from orchestrator.engine.stages.fake_tensors import ABOUT, Key, name_of, read_by, writes
 from orchestrator.engine.stages.trail import Opened, Trail
 from orchestrator.errors import PipelineRaised
 

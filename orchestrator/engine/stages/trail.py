@@ -20,7 +20,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from orchestrator.engine.stages.ghosts import ABOUT, Key, name_of
+from orchestrator.engine.stages.fake_tensors import ABOUT, Key, name_of
 
 Opened = tuple[str, int]  # a module, and which call of it
 _OUTSIDE: Opened = ("", 0)  # the code that calls the model

@@ -23,22 +23,23 @@ import torch
 
 from orchestrator.engine.between_steps.run_state import RunState, SecondVote
 from orchestrator.engine.exchange.collectives import Exchange
-from orchestrator.engine.exchange.step_report import EMPTY, UNKNOWN, Consensus, StepReport, to_slots
+from orchestrator.engine.exchange.step_report import EMPTY, Consensus, StepReport, to_slots
 from orchestrator.engine.member.generation import ProcessServices
 from orchestrator.engine.model.replica import Replica
 from orchestrator.engine.model.updater import Updater
-from orchestrator.engine.model.workload import NON_FINITE_REMEDY, Workload
+from orchestrator.engine.model.workload import Workload
 from orchestrator.engine.stages import messages
+from orchestrator.engine.stages.border_values import Generators, Gradients, pack, unpack
 from orchestrator.engine.stages.flight import Flight, begins_at_once
 from orchestrator.engine.stages.links import Links
-from orchestrator.engine.stages.parcels import Generators, Gradients, pack, unpack
 from orchestrator.engine.stages.part import PartLayout, spread
 from orchestrator.engine.stages.replay import Stage
 from orchestrator.engine.stages.second_vote import Ballot, HeldSum
 from orchestrator.engine.stages.stage_state import StageState
 from orchestrator.engine.stages.whole import take_gradients
 from orchestrator.engine.step.summation import DirectSum
-from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
+from orchestrator.engine.step.trainer_checks import SentBytes, check_counters, not_finite
+from orchestrator.errors import OrchestratorError, PipelineRaised
 from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
 from orchestrator.pipeline_orders import Task
 from orchestrator.records import trace
@@ -76,7 +77,7 @@ class _Tally:
 
 
 class StageTrainer:
-    """Implements `engine.execution.lockstep.Member`. `take_on` comes with each generation. second_vote: the last one."""
+    """Implements `engine.step.lockstep.Member`. `take_on` comes with each generation. second_vote: the last one."""
 
     def __init__(self, parts: StageParts, updater: Updater, summation: DirectSum, services: ProcessServices) -> None:
         self._parts = parts
@@ -85,7 +86,7 @@ class StageTrainer:
         self._services = services
         self._ballot = Ballot(parts.stage.index, parts.stages, parts.norm)
         self.second_vote: SecondVote = ()
-        self._told_bytes = UNKNOWN
+        self._sent = SentBytes(services)
         self._faults: dict[int, OrchestratorError] = {}
 
     def take_on(self, links: Links, group: Exchange, whole: tuple[int, int]) -> None:
@@ -138,7 +139,7 @@ class StageTrainer:
     def apply(self, state: RunState, consensus: Consensus) -> None:
         """May raise CalledOff before it changes anything, and not after."""
         self._services.heartbeat.beat("update", state.steps)
-        self._tell_bytes(state.steps - 1, consensus.sent_bytes)
+        self._sent.tell(state.steps - 1, consensus.sent_bytes)
         self._services.await_copied()
         result = self._summation.result
         layout = self._parts.layout
@@ -218,7 +219,7 @@ class StageTrainer:
             weight = came.weight
             came.generators.restore()
         tied = {} if came is None else dict(came.tied)
-        parcels = parts.stage.backward(
+        border_values = parts.stage.backward(
             record, came, {name: unpack(tied.pop(name)) for name in list(tied) if name in parameters}
         )
         guests = take_gradients(parameters, frozenset(parts.held.guests))
@@ -228,23 +229,15 @@ class StageTrainer:
         tally.weights[shard] = weight
         tally.present.append(replica.present(contribution))
         counters = replica.counter_values()
-        if tally.counters is not None and counters != tally.counters:
-            names = zip(replica.counter_names(), counters, tally.counters, strict=True)
-            name = next(name for name, now, before in names if now != before)
-            raise PipelineRaised(f"the shards left different values in the integer buffer {name!r}")
+        check_counters(replica, tally.counters, counters)
         tally.counters = counters
-        return Gradients(parcels, Generators.now(), tied, weight)
+        return Gradients(border_values, Generators.now(), tied, weight)
 
     def _complete(self, step: int, tally: _Tally) -> None:
         magnitudes = self._summation.complete(math.fsum(tally.weights.values()), alone=self._links.alone)
         shards = list(tally.weights)
         for nth, i in numpy.argwhere(magnitudes >= INFINITE):
-            name = self._parts.layout.layout.slots[i].name
-            what = f"gradient of {name}" if i < len(self._parts.replica.parameters) else f"statistic {name}"
-            tally.faults.setdefault(
-                shards[nth],
-                NonFinite(f"the {what} is not finite at step {step}, shard {shards[nth]}", NON_FINITE_REMEDY),
-            )
+            tally.faults.setdefault(shards[nth], not_finite(self._parts.replica, i, step, shards[nth]))
         tally.magnitudes = magnitudes.max(0, initial=ABSENT).tolist()
 
     def _check(self, tally: _Tally, options: list[dict[str, object]]) -> None:
@@ -278,8 +271,3 @@ class StageTrainer:
         views = layout.layout.views(self._summation.result)
         norms = torch._foreach_norm([views[i].to(dtype) for i in there], 2.0) if there else []
         return to_slots(self._tensors, {layout.places[i]: float(norm) for i, norm in zip(there, norms, strict=True)})
-
-    def _tell_bytes(self, step: int, sent_bytes: int) -> None:
-        if sent_bytes not in (UNKNOWN, self._told_bytes):
-            self._told_bytes = sent_bytes
-            self._services.emit({"event": "sent", "step": step, "bytes": sent_bytes})

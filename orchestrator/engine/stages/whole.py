@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from orchestrator.engine.stages.border_values import Activations, Generators, Gradients, pack, unpack
 from orchestrator.engine.stages.cuts import Cuts, Way
-from orchestrator.engine.stages.parcels import Activations, Generators, Gradients, pack, unpack
 from orchestrator.engine.stages.replay import Record, Stage
 
 
@@ -52,9 +52,9 @@ class WholeModel:
             if came is not None:
                 came.generators.restore()
             since = self._clock()
-            parcels = stage.backward(record, came, tied)
+            border_values = stage.backward(record, came, tied)
             self.seconds[stage.index] += self._clock() - since
-            came = Gradients(parcels, Generators.now())
+            came = Gradients(border_values, Generators.now())
             # The others stay where they are: no stage before this one has them.
             mine = [name for name in self._cuts.tied if name in held]
             found.update({name: delivered(each) for name, each in take_gradients(self._parameters, mine).items()})

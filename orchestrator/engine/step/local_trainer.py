@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from orchestrator.engine.between_steps.run_state import RunState
 from orchestrator.engine.exchange.collectives import Exchange
-from orchestrator.engine.exchange.step_report import UNKNOWN, Consensus, StepReport
+from orchestrator.engine.exchange.step_report import Consensus, StepReport
 from orchestrator.engine.member.generation import ProcessServices
 from orchestrator.engine.model.replica import Replica
 from orchestrator.engine.model.updater import Updater
-from orchestrator.engine.model.workload import NON_FINITE_REMEDY
 from orchestrator.engine.step.shard_gradients import Contributing, Contribution
 from orchestrator.engine.step.summation import Summation
+from orchestrator.engine.step.trainer_checks import SentBytes, check_counters, not_finite
 from orchestrator.errors import NonFinite, OrchestratorError, PipelineRaised
 from orchestrator.numerics.grid import ABSENT, INFINITE, Grid
 from orchestrator.numerics.staging import HostTransfer
@@ -26,7 +26,7 @@ from orchestrator.updates.transforms import Gradients
 
 
 class LocalTrainer:
-    """Computes and applies the steps of one worker; implements `engine.execution.lockstep.Member`. The shards are set
+    """Computes and applies the steps of one worker; implements `engine.step.lockstep.Member`. The shards are set
     by `take_on`, in each generation anew, and where they differ in size dealt in each step."""
 
     def __init__(
@@ -45,7 +45,7 @@ class LocalTrainer:
         self._host_transfer = host_transfer
         self._services = services
         self._repeated = False
-        self._told_bytes = UNKNOWN
+        self._sent = SentBytes(services)
         self.take_on(())
 
     def take_on(self, shards: Sequence[int], rank: int = 0, workers: int = 1, *, alone: bool = False) -> None:
@@ -103,7 +103,7 @@ class LocalTrainer:
     def apply(self, state: RunState, consensus: Consensus) -> None:
         """May raise CalledOff before it changes anything, and not after."""
         self._services.heartbeat.beat("update", state.steps)
-        self._tell_bytes(state.steps - 1, consensus.sent_bytes)
+        self._sent.tell(state.steps - 1, consensus.sent_bytes)
         self._services.await_copied()
         self._host_transfer.back()
         results = zip(consensus.present, self._host_transfer.result, strict=True)
@@ -111,12 +111,6 @@ class LocalTrainer:
         self._updater.apply(state.steps, state.reductions, agreed, consensus.counters, self._summation.result)
         self._summation.commit()
         self._gradients.states.commit()
-
-    def _tell_bytes(self, step: int, sent_bytes: int) -> None:
-        """What the members send in a step, when it changes: from step to step it mostly is the same."""
-        if sent_bytes not in (UNKNOWN, self._told_bytes):
-            self._told_bytes = sent_bytes
-            self._services.emit({"event": "sent", "step": step, "bytes": sent_bytes})
 
     def _contribute_again(self, grid: Grid) -> StepReport:
         """A worker with one shard need not compute it again: only the grid has changed (rule A4)."""
@@ -147,9 +141,8 @@ class LocalTrainer:
         """Complete the sum and hand the magnitudes to the tally; returns the first shard with one that is not finite."""
         magnitudes = self._complete(tally.total_weight)
         for nth, i in numpy.argwhere(magnitudes >= INFINITE):
-            shard, name = tally.shards[nth], self._replica.layout.slots[i].name
-            what = f"gradient of {name}" if i < len(self._replica.parameters) else f"statistic {name}"
-            return shard, NonFinite(f"the {what} is not finite at step {step}, shard {shard}", NON_FINITE_REMEDY)
+            shard = tally.shards[nth]
+            return shard, not_finite(self._replica, i, step, shard)
         tally.magnitudes = magnitudes.max(0, initial=ABSENT).tolist()
         return None
 
@@ -184,13 +177,10 @@ class _Tally:
         self._weights[shard] = weight
         self._losses[shard] = loss
         counters = self._replica.counter_values()
-        if not self._counters_agree:
+        if self._counters_agree:
+            check_counters(self._replica, self._counters, counters)
+        else:
             counters = list(map(max, counters, self._counters or counters))
-        elif self._counters is not None and counters != self._counters:
-            name = next(
-                n for n, a, b in zip(self._replica.counter_names(), counters, self._counters, strict=True) if a != b
-            )
-            raise PipelineRaised(f"the shards left different values in the integer buffer {name!r}")
         self._counters = counters
 
     def step_report(self) -> StepReport:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from orchestrator.engine.stages import parcels
+from orchestrator.engine.stages import border_values
 from orchestrator.engine.stages.cuts import Cuts, Way, choose, cut
 from orchestrator.engine.stages.survey import Survey, survey
 from orchestrator.engine.stages.whole import WholeModel
@@ -23,7 +23,7 @@ class Bits(NamedTuple):
     loss: torch.Tensor
     gradients: dict[str, torch.Tensor | None]
     buffers: dict[str, torch.Tensor]
-    generators: parcels.Generators
+    generators: border_values.Generators
 
     def differing(self, other: Bits) -> list[str]:
         found = [] if _same(self.loss, other.loss) else ["loss"]
@@ -97,5 +97,5 @@ def _left(model: torch.nn.Module, loss: torch.Tensor) -> Bits:
         loss.detach(),
         {name: parameter.grad for name, parameter in model.named_parameters()},
         {name: buffer.clone() for name, buffer in model.named_buffers()},
-        parcels.Generators.now(),
+        border_values.Generators.now(),
     )

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.engine.stages import parcels, replay, whole
-from orchestrator.engine.stages.parcels import Generators
+from orchestrator.engine.stages import border_values, replay, whole
+from orchestrator.engine.stages.border_values import Generators
 from tests.engine.stages.bits import cuts_of, split, surveyed, unsplit
 from tests.engine.stages.models import CASES
 from tests.products import thinned
@@ -59,9 +59,9 @@ def test_every_single_border(name: str, mixed: bool) -> None:
         assert not differing, border
 
 
-def _contiguous(parcel: parcels.Parcel) -> torch.Tensor:
+def _contiguous(border_value: border_values.BorderValue) -> torch.Tensor:
     """As it would arrive with its shape and values alone."""
-    tensor = parcels.unpack(parcel)
+    tensor = border_values.unpack(border_value)
     return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
 
@@ -71,11 +71,11 @@ def _afresh(_: Generators) -> None:
 
 def _added_afterwards(backward: Callable[..., Any]) -> Callable[..., Any]:
     def naive(stage: replay.Stage, record: Any, came: Any, tied: Any) -> Any:
-        parcels_back = backward(stage, record, came, {})
+        gradients_back = backward(stage, record, came, {})
         for name, gradient in tied.items():
             parameter = stage.held[name]
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-        return parcels_back
+        return gradients_back
 
     return naive
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.engine.stages import messages
-from orchestrator.engine.stages.parcels import Activations, Generators, Gradients, pack, same_generators, unpack
+from orchestrator.engine.stages.border_values import Activations, Generators, Gradients, pack, same_generators, unpack
 from orchestrator.engine.stages.part import PartLayout
 from orchestrator.numerics import exact, streams
 from orchestrator.numerics.layout import BLOCK, Layout
@@ -59,8 +59,8 @@ def test_activations_arrive_as_they_were_sent(dtype: torch.dtype) -> None:
     came = messages.activations(*messages.encode(sent, seeded), seeded)
     assert came is not None
     assert (came.flows, came.places, came.skips) == ([True, False, False], [(0, 1)], [(("a.b", 1, 0), 2)])
-    for parcel, tensor in zip(came.parcels, tensors, strict=True):
-        arrived = unpack(parcel)
+    for border_value, tensor in zip(came.border_values, tensors, strict=True):
+        arrived = unpack(border_value)
         assert (arrived.stride(), arrived.dtype) == (tensor.stride(), tensor.dtype)
         assert torch.equal(arrived, tensor)
     with streams.held():
@@ -75,10 +75,10 @@ def test_gradients_arrive_as_they_were_sent() -> None:
     payload, note = messages.encode(sent, seeded)
     came = messages.gradients(payload, note, seeded)
     assert came is not None
-    assert came.parcels[0] is None
-    assert came.parcels[1] is not None
-    assert sent.parcels[1] is not None
-    assert torch.equal(unpack(came.parcels[1]), unpack(sent.parcels[1]))
+    assert came.border_values[0] is None
+    assert came.border_values[1] is not None
+    assert sent.border_values[1] is not None
+    assert torch.equal(unpack(came.border_values[1]), unpack(sent.border_values[1]))
     assert (list(came.tied), came.weight) == (["tied"], 0.1)
     assert payload.numel() < 1000, "generators that are as the seed left them do not travel"
 

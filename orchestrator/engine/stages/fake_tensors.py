@@ -1,8 +1,9 @@
 """Tensors with a shape and no value: what the code before a stage's border runs on.
 
-A stage runs the user's own `loss(model, batch)` from its first line. What other stages compute is a `Ghost` there:
-operations on ghosts give ghosts, on torch's "meta" device. Once the border has been reached, a ghost that has come over it
-has a value, which takes its place in every operation; of any other ghost no operation is possible any more.
+A stage runs the user's own `loss(model, batch)` from its first line. What other stages compute is a `FakeTensor` there:
+operations on it give others, on torch's "meta" device. Once the border has been reached, a fake tensor that has come over it
+has a value, which takes its place in every operation; of any other fake tensor no operation is possible any more. torch's
+own `FakeTensor` has a device and no value either, but nothing that could take its place later.
 
 What it does not do: know which values come over a border (`replay.py`), or which may (`survey.py`).
 """
@@ -83,14 +84,14 @@ class ValueNeeded(Exception):
 
 
 class Watcher(Protocol):
-    """What a ghost asks when it is used."""
+    """What a fake tensor asks when it is used."""
 
-    def value_of(self, ghost: Ghost) -> torch.Tensor | None:
-        """Its value, which `ghost.value` is once it is set; None before the border. Raises ValueNeeded behind it, where
+    def value_of(self, fake: FakeTensor) -> torch.Tensor | None:
+        """Its value, which `fake.value` is once it is set; None before the border. Raises ValueNeeded behind it, where
         there is none."""
 
 
-class Ghost(torch.Tensor):
+class FakeTensor(torch.Tensor):
     """A tensor of another stage. key: which output of a module it is, or the name of a parameter or a buffer, None for another
     result; value: once the border has given it one; walk: the forward pass in which it did."""
 
@@ -101,18 +102,18 @@ class Ghost(torch.Tensor):
     home: torch.device
 
     @staticmethod
-    def of(meta: torch.Tensor, watcher: Watcher, key: Key | str | None = None, home: str = "cpu") -> Ghost:
-        ghost = torch.Tensor._make_subclass(Ghost, meta, False)
-        ghost.key, ghost.value, ghost.walk, ghost.watcher, ghost.home = key, None, None, watcher, torch.device(home)
-        return ghost
+    def of(meta: torch.Tensor, watcher: Watcher, key: Key | str | None = None, home: str = "cpu") -> FakeTensor:
+        fake = torch.Tensor._make_subclass(FakeTensor, meta, False)
+        fake.key, fake.value, fake.walk, fake.watcher, fake.home = key, None, None, watcher, torch.device(home)
+        return fake
 
     @staticmethod
-    def like(tensor: torch.Tensor, watcher: Watcher, name: str) -> Ghost:
+    def like(tensor: torch.Tensor, watcher: Watcher, name: str) -> FakeTensor:
         """In the place of a parameter or a buffer."""
-        ghost = Ghost.of(_meta(tensor), watcher, name)
+        fake = FakeTensor.of(_meta(tensor), watcher, name)
         if isinstance(tensor, torch.nn.Parameter):
-            ghost._is_param = True
-        return ghost
+            fake._is_param = True
+        return fake
 
     @property
     def bare(self) -> torch.Tensor:
@@ -146,14 +147,14 @@ class Ghost(torch.Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         leaves, spec = tree_flatten((tuple(args), dict(kwargs or {})))
-        ghosts = [leaf for leaf in leaves if type(leaf) is Ghost]
+        fakes = [leaf for leaf in leaves if type(leaf) is FakeTensor]
         name = name_of(func)
-        if name not in ABOUT or any(ghost.value is not None for ghost in ghosts):
-            values = {id(ghost): ghost.watcher.value_of(ghost) for ghost in ghosts}
+        if name not in ABOUT or any(fake.value is not None for fake in fakes):
+            values = {id(fake): fake.watcher.value_of(fake) for fake in fakes}
             if all(value is not None for value in values.values()):
                 args, kwargs = tree_unflatten([values.get(id(leaf), leaf) for leaf in leaves], spec)
                 return func(*args, **kwargs)
-        first = ghosts[0]
+        first = fakes[0]
         if name == "device":
             return first.home
         if name in ("is_meta", "is_cpu"):
@@ -161,7 +162,7 @@ class Ghost(torch.Tensor):
         if name == "requires_grad":
             return torch.is_grad_enabled() and first.bare.is_floating_point()
         read = read_by(name, args, kwargs or {})
-        if any(type(each) is Ghost for each in read):
+        if any(type(each) is FakeTensor for each in read):
             raise ValueNeeded(f"{name}() reads {first}")
         if read and name in _SELECTIONS:
             return _selected(name, args, kwargs or {})
@@ -189,17 +190,19 @@ _SELECTIONS: Final = ("__getitem__", "masked_select")
 
 
 def _selected(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What masks select whose values are here, of a ghost: by numbers, as their shapes alone tell nothing."""
+    """What masks select whose values are here, of a fake tensor: by numbers, as their shapes alone tell nothing."""
     if name == "masked_select":
         whole, mask = kwargs.get("input", args[0] if args else None), kwargs.get("mask", args[-1] if args else None)
         shape = torch.broadcast_shapes(whole.shape, mask.shape)  # type: ignore[no-untyped-call]
         return whole.expand(shape)[mask.expand(shape)]
     entries: list[Any] = []
     for entry in args[1] if isinstance(args[1], tuple) else (args[1],):
-        is_mask = type(entry) is not Ghost and isinstance(entry, torch.Tensor) and entry.dtype in _MASKS and entry.dim()
+        is_mask = (
+            type(entry) is not FakeTensor and isinstance(entry, torch.Tensor) and entry.dtype in _MASKS and entry.dim()
+        )
         entries += entry.nonzero(as_tuple=True) if is_mask else [entry]
     leaves, spec = tree_flatten(((args[0], tuple(entries)), {}))
-    first = next(leaf for leaf in leaves if type(leaf) is Ghost)
+    first = next(leaf for leaf in leaves if type(leaf) is FakeTensor)
     return _on_shapes(torch.Tensor.__getitem__, name, leaves, spec, first)
 
 
@@ -231,9 +234,9 @@ _AUGMENTED: Final = frozenset(
 )
 
 
-def _on_shapes(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any, first: Ghost) -> Any:
+def _on_shapes(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any, first: FakeTensor) -> Any:
     """The operation on shapes alone."""
-    if writes(name) and isinstance(leaves[0], torch.Tensor) and type(leaves[0]) is not Ghost:
+    if writes(name) and isinstance(leaves[0], torch.Tensor) and type(leaves[0]) is not FakeTensor:
         raise ValueNeeded(f"{name} writes {first} into a tensor that does not depend on parameters")
     key = _signature(func, name, leaves, spec)
     recipe = _KNOWN.get(key) if key is not None else None
@@ -256,7 +259,7 @@ class _Recipe(NamedTuple):
     spec: Any
 
 
-def _computed(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any, first: Ghost) -> _Recipe:
+def _computed(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any, first: FakeTensor) -> _Recipe:
     moved = [_moved(leaf) for leaf in leaves]
     args, kwargs = tree_unflatten(moved, spec)
     if isinstance(kwargs.get("out"), torch.Tensor):
@@ -267,7 +270,7 @@ def _computed(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any,
     except (RuntimeError, NotImplementedError) as error:
         why = str(error).partition(".")[0]
         raise ValueNeeded(f"{name} of {first} cannot be followed by its shape alone: {why}") from None
-    given = {id(meta): i for i, (meta, leaf) in enumerate(zip(moved, leaves, strict=True)) if type(leaf) is Ghost}
+    given = {id(meta): i for i, (meta, leaf) in enumerate(zip(moved, leaves, strict=True)) if type(leaf) is FakeTensor}
     found, result_spec = tree_flatten(out)
     made = [(given.get(id(leaf)), isinstance(leaf, torch.Tensor), leaf) for leaf in found]
     return _Recipe(tuple(made), result_spec)
@@ -292,7 +295,13 @@ def _signature(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any
         for leaf in leaves:
             if isinstance(leaf, torch.Tensor):
                 found.append(
-                    (type(leaf) is Ghost, tuple(leaf.size()), tuple(leaf.stride()), leaf.dtype, leaf.storage_offset())
+                    (
+                        type(leaf) is FakeTensor,
+                        tuple(leaf.size()),
+                        tuple(leaf.stride()),
+                        leaf.dtype,
+                        leaf.storage_offset(),
+                    )
                 )
             elif isinstance(leaf, _PLAIN):
                 found.append((type(leaf), leaf))
@@ -312,13 +321,13 @@ def _signature(func: Callable[..., Any], name: str, leaves: list[Any], spec: Any
     return key
 
 
-def _fresh(result: torch.Tensor, watcher: Watcher, home: str) -> Ghost:
+def _fresh(result: torch.Tensor, watcher: Watcher, home: str) -> FakeTensor:
     with torch._C.DisableTorchFunctionSubclass():
-        return Ghost.of(result.as_subclass(torch.Tensor), watcher, home=home)
+        return FakeTensor.of(result.as_subclass(torch.Tensor), watcher, home=home)
 
 
 def _moved(leaf: Any) -> Any:
-    if type(leaf) is Ghost:
+    if type(leaf) is FakeTensor:
         return leaf.bare
     if isinstance(leaf, torch.Tensor):
         return _meta(leaf)

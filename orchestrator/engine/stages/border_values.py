@@ -14,12 +14,12 @@ from typing import Any, Final, NamedTuple
 import numpy
 import torch
 
-from orchestrator.engine.stages.ghosts import Key
+from orchestrator.engine.stages.fake_tensors import Key
 
 _ALIGNMENT: Final = 64  # bytes
 
 
-class Parcel(NamedTuple):
+class BorderValue(NamedTuple):
     """A tensor on its way. at: its address modulo 64; data: 1-D, the elements that its size and stride span, in their order in
     memory."""
 
@@ -61,9 +61,9 @@ def same_of_numpy(left: Any, right: Any) -> bool:
 @dataclass(frozen=True)
 class Activations:
     """From a stage to the next one. flows: for each tensor, whether a gradient comes back; places: (which tensor of the
-    arguments of the call at the border, which parcel); skips: (which earlier output, which parcel)."""
+    arguments of the call at the border, which border value); skips: (which earlier output, which border value)."""
 
-    parcels: Sequence[Parcel]
+    border_values: Sequence[BorderValue]
     flows: Sequence[bool]
     places: Sequence[tuple[int, int]]
     skips: Sequence[tuple[Key, int]]
@@ -76,23 +76,23 @@ class Gradients:
     later stages contribute to parameters that earlier ones use too; weight: of the micro-batch's loss, 0 where it counts
     nothing."""
 
-    parcels: Sequence[Parcel | None]
+    border_values: Sequence[BorderValue | None]
     generators: Generators
-    tied: dict[str, Parcel] = field(default_factory=dict)
+    tied: dict[str, BorderValue] = field(default_factory=dict)
     weight: float = 0.0
 
 
-def pack(tensor: torch.Tensor) -> Parcel:
+def pack(tensor: torch.Tensor) -> BorderValue:
     """The tensor, with memory of its own."""
     plain = tensor.detach()
     size, stride = tuple(plain.size()), tuple(plain.stride())
     span = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if plain.numel() else 0
-    return Parcel(size, stride, plain.data_ptr() % _ALIGNMENT, plain.as_strided((span,), (1,)).clone())
+    return BorderValue(size, stride, plain.data_ptr() % _ALIGNMENT, plain.as_strided((span,), (1,)).clone())
 
 
-def unpack(parcel: Parcel) -> torch.Tensor:
+def unpack(value: BorderValue) -> torch.Tensor:
     """A new tensor as it was packed; no view, so that whoever gets it may change it in place."""
-    size, stride, at, data = parcel
+    size, stride, at, data = value
     spare = _ALIGNMENT // data.element_size() + 1
     memory = torch.empty(data.numel() + 2 * spare, dtype=data.dtype)
     start = (at - memory.data_ptr()) % _ALIGNMENT // data.element_size()

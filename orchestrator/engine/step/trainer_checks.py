@@ -1,0 +1,39 @@
+"""What every trainer of a lockstep step checks and tells alike, whether it computes a whole model or a stage of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.engine.exchange.step_report import UNKNOWN
+from orchestrator.engine.member.generation import ProcessServices
+from orchestrator.engine.model.replica import Replica
+from orchestrator.engine.model.workload import NON_FINITE_REMEDY
+from orchestrator.errors import NonFinite, PipelineRaised
+
+
+class SentBytes:
+    """Tells what the members send in a step, when it changes: from step to step it mostly is the same."""
+
+    def __init__(self, services: ProcessServices) -> None:
+        self._services = services
+        self._told = UNKNOWN
+
+    def tell(self, step: int, sent_bytes: int) -> None:
+        if sent_bytes not in (UNKNOWN, self._told):
+            self._told = sent_bytes
+            self._services.emit({"event": "sent", "step": step, "bytes": sent_bytes})
+
+
+def check_counters(replica: Replica, before: Sequence[int] | None, now: Sequence[int]) -> None:
+    """Raises PipelineRaised where the shard before, if there was one, left other values in the integer buffers."""
+    if before is not None and now != before:
+        names = zip(replica.counter_names(), now, before, strict=True)
+        name = next(name for name, value, earlier in names if value != earlier)
+        raise PipelineRaised(f"the shards left different values in the integer buffer {name!r}")
+
+
+def not_finite(replica: Replica, i: int, step: int, shard: int) -> NonFinite:
+    """The error of a shard whose i-th tensor of the layout has a value that is not finite."""
+    name = replica.layout.slots[i].name
+    what = f"gradient of {name}" if i < len(replica.parameters) else f"statistic {name}"
+    return NonFinite(f"the {what} is not finite at step {step}, shard {shard}", NON_FINITE_REMEDY)
