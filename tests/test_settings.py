@@ -66,7 +66,7 @@ CLUSTER = ", ".join(
         "start_timeout_s",
         "step_timeout_s",
     ]
-    + ["lease_s", "pipeline"]
+    + ["lease_s", "unreachable_s", "pipeline"]
 )
 SMALLEST = ["pipeline.target=pipelines.digits:Digits", "run.steps=3"]
 Write = Callable[[str, str], str]
