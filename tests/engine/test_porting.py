@@ -99,5 +99,5 @@ def test_one_cycle_is_that_of_torch(written: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("example", re.findall(r"`(schedule: \{[^`]*\})`", PAGE))
 def test_the_schedules_of_the_page_load(example: str) -> None:
-    needed = {"run": {"steps": 1}, "pipeline": {"target": "a:B"}, "evaluation": {"every": 100}}
+    needed = {"run": {"steps": 1000}, "pipeline": {"target": "a:B"}, "evaluation": {"every": 100}}
     assert load([needed, yaml.safe_load(example)], [])
