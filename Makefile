@@ -26,6 +26,7 @@ DASHBOARD := aiohttp-cors colorful distlib google-api-core googleapis-common-pro
 
 S3 := aiobotocore aioitertools boto3 botocore dvc-s3 jmespath moto py-partiql-parser responses s3fs s3transfer xmltodict
 
+COMMA := ,
 # $(call SHOWN_IF_IT_FAILS,FILE,COMMAND): what the command says goes to the file, and is shown where it fails. pip warns once for
 # each index that lacks a package, hundreds of times where one of several is a folder.
 SHOWN_IF_IT_FAILS = { $(2) >$(1) 2>&1 || { status=$$?; cat $(1) >&2; echo "it failed: $(2)" >&2; exit $$status; } ; }
@@ -76,10 +77,10 @@ dashboard: setup
 
 # In a folder of its own: what is installed in the environment is part of the identity of a run.
 $(DOCS)/.installed: pyproject.toml constraints.txt | setup
-	rm -rf $(DOCS)
-	python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])' \
-		| xargs python -m pip install --quiet --constraint constraints.txt --target $(DOCS)
-	touch $@
+	@rm -rf $(DOCS)
+	@$(call SHOWN_IF_IT_FAILS,$(VENV)/docs.log,python -m pip install --constraint constraints.txt --target $(DOCS) \
+		$$(python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml"$(COMMA) "rb"))["project"]["optional-dependencies"]["docs"])'))
+	@touch $@
 
 docs: $(DOCS)/.installed
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=$(DOCS) python -m mkdocs build --strict
