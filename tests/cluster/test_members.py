@@ -136,8 +136,13 @@ def test_an_actor_answers_before_it_can_be_taken_for_silent(monkeypatch: pytest.
 
     class Idle(SlowRay):
         def remote(self, **_: Any) -> Any:
-            take = SimpleNamespace(remote=lambda _seen, wait_s, _gather_s: held_for.append(wait_s) or "take")
-            actor = SimpleNamespace(take=take, prepare=SimpleNamespace(remote=lambda: "prepare"))
+            def take(_seen: int, wait_s: float, _gather_s: float) -> str:
+                held_for.append(wait_s)
+                return "take"
+
+            actor = SimpleNamespace(
+                take=SimpleNamespace(remote=take), prepare=SimpleNamespace(remote=lambda: "prepare")
+            )
             return lambda _: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda *_: actor))
 
     for unreachable_s in (2, 5, 60):
