@@ -24,11 +24,14 @@ PROJECT := .[examples,dev]
 DASHBOARD := aiohttp-cors colorful distlib google-api-core googleapis-common-protos grpcio opencensus opencensus-context \
 	opentelemetry-exporter-prometheus prometheus_client proto-plus py-spy python-discovery smart_open virtualenv wrapt
 
+S3 := aiobotocore aioitertools boto3 botocore dvc-s3 jmespath moto py-partiql-parser responses s3fs s3transfer xmltodict
+
+COMMA := ,
 # $(call SHOWN_IF_IT_FAILS,FILE,COMMAND): what the command says goes to the file, and is shown where it fails. pip warns once for
 # each index that lacks a package, hundreds of times where one of several is a folder.
 SHOWN_IF_IT_FAILS = { $(2) >$(1) 2>&1 || { status=$$?; cat $(1) >&2; echo "it failed: $(2)" >&2; exit $$status; } ; }
 
-.PHONY: dashboard docs setup demo demo-kill data test test-long check lint pure claims clean
+.PHONY: dashboard docs s3 setup demo demo-kill data test test-long check lint pure claims clean
 
 setup: $(STAMP)
 
@@ -74,15 +77,20 @@ dashboard: setup
 
 # In a folder of its own: what is installed in the environment is part of the identity of a run.
 $(DOCS)/.installed: pyproject.toml constraints.txt | setup
-	rm -rf $(DOCS)
-	python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])' \
-		| xargs python -m pip install --quiet --constraint constraints.txt --target $(DOCS)
-	touch $@
+	@rm -rf $(DOCS)
+	@$(call SHOWN_IF_IT_FAILS,$(VENV)/docs.log,python -m pip install --constraint constraints.txt --target $(DOCS) \
+		$$(python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml"$(COMMA) "rb"))["project"]["optional-dependencies"]["docs"])'))
+	@touch $@
 
 docs: $(DOCS)/.installed
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=$(DOCS) python -m mkdocs build --strict
 
-test-long: test dashboard
+# What only tests of object stores need: a server of S3, and the clients of it that fsspec and DVC take.
+s3: setup
+	@test -d $(VENV)/s3 || $(call SHOWN_IF_IT_FAILS,$(VENV)/s3.log,\
+		python -m pip install --constraint constraints.txt --no-deps --target $(VENV)/s3 $(S3))
+
+test-long: test dashboard s3
 	python -m pytest -n 2 $(MANY) -m "$(PURE)"
 	$(BY_FILE) $(MANY) -m long
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -50,11 +51,17 @@ class Joined:
 
 @dataclass(frozen=True)
 class Hosts:
-    """Two hosts. inside: what starts a command on the first."""
+    """Two hosts. inside: what starts a command on the first; far: the second one's namespace and its end of the cable."""
 
     address: str
     access: dict[str, str]
     inside: tuple[str, ...]
+    far: tuple[str, str]
+
+    def cable(self, state: Literal["up", "down"]) -> None:
+        """At the second host. To the first one it looks like silence."""
+        name, end = self.far
+        ip("-n", name, "link", "set", end, state)
 
 
 def new_access() -> dict[str, str]:
@@ -134,7 +141,7 @@ def two_hosts(hidden: Path) -> Iterator[Hosts]:
         for name, script in zip(names, (head, second), strict=True):
             processes.append(start_inside(name, script, access))
             wait_for_line(processes[-1], "Ray runtime started")
-        yield Hosts("10.77.0.1:6379", access, ("ip", "netns", "exec", names[0]))
+        yield Hosts("10.77.0.1:6379", access, ("ip", "netns", "exec", names[0]), (names[1], cables[1]))
     finally:
         for name in names:
             end_all_inside(name)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
 
 from tests.cluster.conftest import SHORT, two_hosts
-from tests.commands.alone import Alone, assert_as_alone
+from tests.commands.alone import Alone, alone, assert_as_alone
+from tests.commands.watching import WatchedRun
 from tests.projects import Project
 
 
@@ -21,3 +23,34 @@ def test_a_host_without_the_project_gets_it_and_the_result_is_the_same(digits: P
         assert_as_alone(project, done, at_home)
         assert "note: carrying code and data to node 10.77.0.2" in done.err
         assert "10.77.0.1" not in done.err
+
+
+ENDLESS = ("conf=digits", "run.steps=300", "evaluation.every=100", "checkpoint.every=null", "output=json")
+
+
+@pytest.mark.long
+@pytest.mark.ray
+@pytest.mark.root
+@pytest.mark.parametrize("for_good", [False, True], ids=["for 20 s", "for good"])
+def test_a_cable_that_is_out_costs_no_step(digits: Project, for_good: bool) -> None:
+    """Workers are on both hosts, the driver on the first. Those on the other are given up after `cluster.unreachable_s`; who is
+    there again after 20 s was replaced, where there was room."""
+    undisturbed = alone(digits, "digits", *ENDLESS[1:])
+    with two_hosts(hidden=digits.path) as hosts:
+        project = replace(digits, variables=hosts.access, before=hosts.inside)
+        layout = (f"cluster.address={hosts.address}", "cluster.workers={min: 1, max: 3}", "cluster.unreachable_s=2")
+        run = WatchedRun(project, *ENDLESS, *layout)
+        run.wait(lambda: len(run.living()) == 3 or None)
+        run.wait_for_steps(run.steps + 20)
+        hosts.cable("down")
+        out_since, steps = time.monotonic(), run.steps
+        run.wait_for("worker_lost")
+        noticed_s = time.monotonic() - out_since
+        run.wait_for_steps(steps + 20)
+        if not for_good:
+            run.wait(lambda: time.monotonic() - out_since > 20 or None)
+            hosts.cable("up")
+        done = run.end()
+    assert_as_alone(project, done, undisturbed)
+    assert noticed_s < 20, "5 s on a machine that does nothing else; it may be busy"
+    assert sum(each["steps_lost"] for each in done.report["recoveries"]) <= 1
