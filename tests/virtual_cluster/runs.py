@@ -161,7 +161,9 @@ class Run:
                 stack.enter_context(contextlib.closing(Meeting(path, cluster)))
                 for path in (self._files.journal, self._files.trace, self._files.rests)
             )
-            tracker = SimpleNamespace(tick=_nothing, flush=_nothing, metrics=_nothing, artifact=_nothing, trouble=None)
+            tracker = SimpleNamespace(
+                tick=_nothing, flush=_nothing, sync=_nothing, metrics=_nothing, artifact=_nothing, trouble=None
+            )
             record: Any = SimpleNamespace(tracker=tracker, journal=journal, trace=trace, origin=None, memory=None)
             record.rests, record.history = (None, [trace]) if plan.lockstep else (rests, [trace, rests])
             record.files, record.describe = SimpleNamespace(artifacts=list), lambda *_: []
