@@ -192,7 +192,8 @@ class Members:
 
 @dataclass(frozen=True)
 class Cluster:
-    """address: of a Ray to join, None for a private one; cpus, gpus: set aside per member; together: all on one node."""
+    """address: of a Ray to join, None for a private one; cpus, gpus: set aside per member; together: all on one node; claims:
+    whether workers of a host claim shards from each other, unless shards keep a state."""
 
     address: str | None
     members: Members
@@ -200,6 +201,7 @@ class Cluster:
     gpus: float
     together: bool
     timeouts: Timeouts
+    claims: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
     waits(), goes_on(before)   around a wait for slower members
     hold(kind), release()      until then all belongs to this kind, whatever heartbeats tell: an evaluation has votes of its own
     stepped(steps)             so many steps are committed
+    computed(shards, others)   in a step, so many of them dealt to other workers; told where shards are claimed
     take()                     the window that has passed, once it is long enough to be worth a message
 
 Windows grow with the run, from a quarter of a second to a hundredth of what has passed, so that a long run has some hundreds
@@ -51,6 +52,7 @@ class TimeAccount:
         self._step: int | None = None
         self._shard: int | None = None
         self._steps = 0  # committed
+        self._shards: list[int] | None = None
 
     def turn(self, activity: Activity, step: int | None = None, shard: int | None = None) -> None:
         kind = _KIND[activity]
@@ -100,6 +102,10 @@ class TimeAccount:
         """steps: of the run, from its beginning on."""
         self._steps = steps
 
+    def computed(self, shards: int, others: int) -> None:
+        before = self._shards or (0, 0)
+        self._shards = [before[0] + shards, before[1] + others]
+
     def begins_at(self, steps: int) -> None:
         """This member has a state with so many committed steps, which are not its own work."""
         if self._kind >= 0:
@@ -124,6 +130,8 @@ class TimeAccount:
             "busy": _told(self._busy),
             "process": round(process - self._process, 6),
         }
+        if self._shards is not None:
+            window["shards"], self._shards = self._shards, None
         if self._spans:
             window["spans"] = self._spans
         if not self._spans_left and not self._full_told:
