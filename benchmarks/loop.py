@@ -102,7 +102,7 @@ def run_engine(settings: Settings, emit: Callable[[dict[str, Any]], None]) -> No
     worker = Worker(resolve(settings), regions, ProcessServices(emit=emit))
     run_manifest = {**worker.prepare(), "evaluation_batches": 0}
     schedule = build_schedule(settings.topology.name, 1)
-    generation = Generation(0, schedule, assign_shards(settings.data.shards, 1))
+    generation = Generation(0, schedule, assign_shards(settings.data.shards, 1), nodes=(0,))
     worker.run(generation, 0, lambda: hub.transport(0, regions), run_manifest)
 
 

@@ -161,7 +161,7 @@ def _generation(plan: Plan) -> Generation:
     workers, stages = plan.cluster.members.start, plan.cluster.members.stages
     schedule = build_schedule("ring", workers)
     if stages == 1:
-        return Generation(0, schedule, assign_shards(plan.data.shards, workers))
+        return Generation(0, schedule, assign_shards(plan.data.shards, workers), nodes=(0,) * workers)
     stage_of = assign_stages([None] * workers, stages)
     shards = deal(plan.data.shards, stage_of)
     begin = Begin(
@@ -174,9 +174,11 @@ def _generation(plan: Plan) -> Generation:
         restore=None,
         without_servers=False,
         run_manifest={},
+        nodes=(0,) * workers,
         stages=stage_of,
     )
-    return Generation(0, schedule, shards, stages=stage_of, groups=groups_of(begin, plan.exchange))
+    groups = groups_of(begin, plan.exchange)
+    return Generation(0, schedule, shards, nodes=begin.nodes, stages=stage_of, groups=groups)
 
 
 def _torch(side: Side, rank: int, chosen: Chosen, pipe: Connection, before: int) -> None:

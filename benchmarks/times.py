@@ -90,7 +90,7 @@ def run(conf: str, workers: int, topology: str, steps: int) -> tuple[float, floa
         own = ProcessServices(Heartbeat(times=account), told.append) if rank == 0 else ProcessServices()
         members.append((Worker if rank < workers else Server)(plan, regions[rank], own))
     manifest, *_ = [member.prepare() for member in members]
-    generation = Generation(0, schedule, assign_shards(plan.data.shards, workers))
+    generation = Generation(0, schedule, assign_shards(plan.data.shards, workers), nodes=(0,) * schedule.members)
     with ThreadPoolExecutor(schedule.members) as pool:
         lives = [
             pool.submit(member.run, generation, rank, lambda rank=rank: hub.transport(rank), manifest)

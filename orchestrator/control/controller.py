@@ -108,9 +108,8 @@ def _ready(decision: Decision, event: Ready) -> None:
             start_failed(decision, f"{member.name} is refused: {error.message}")
             return
     now = decision.now
-    decision.update(
-        member.id, ready=now, run_manifest=event.run_manifest, can_restore=event.can_restore, heard=now, moved=now
-    )
+    told: dict[str, Any] = {"run_manifest": event.run_manifest, "can_restore": event.can_restore, "node": event.node}
+    decision.update(member.id, ready=now, **told, heard=now, moved=now)
     decision.set(retry=None)
     if decision.state.phase == "preparing":
         _begin_first(decision)

@@ -8,7 +8,7 @@ of age. A member that was never given a state has the progress None: it has the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from orchestrator.errors import OrchestratorError
@@ -23,12 +23,14 @@ Role = Literal["worker", "server"]
 class Ready:
     """A member is prepared.
 
-    run_manifest: what it found out about the run (a server: nothing); can_restore: it reaches the checkpoints.
+    run_manifest: what it found out about the run (a server: nothing); can_restore: it reaches the checkpoints. node: a number
+    that it has in common with whom it shares memory, and with nobody else; 0 for all where there is one node.
     """
 
     member: int
     run_manifest: Mapping[str, Any]
     can_restore: bool = False
+    node: int = 0
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,7 @@ class Begin:
     all such pairs since the replicas were equal last, in order, which the record of a run has to tell.
     forgets: all go back to what the donor restores, also those who are farther; where there is no checkpoint, to the state
     in which the run began.
+    nodes: by rank, servers too; two that have the same number share memory.
     """
 
     generation: int
@@ -192,6 +195,7 @@ class Begin:
     restore: int | None
     without_servers: bool
     run_manifest: Mapping[str, Any]
+    nodes: tuple[int, ...] = field(kw_only=True)
     moves: tuple[Move, ...] = ()
     heirs: tuple[Inheritance, ...] = ()
     inherited: tuple[Inheritance, ...] = ()

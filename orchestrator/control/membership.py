@@ -69,6 +69,7 @@ class Member:
     in a generation (a spare did not). stage: which one it hosts, from its first generation on; None before, and where
     every worker has the whole model. held, staged: the shards whose state it has, as of its last committed step and as of
     the one after it. holds_sum: as of its report. heard, moved: when it last answered, and when its compute thread last moved.
+    node: as of `Ready`, from then on.
     """
 
     id: int
@@ -78,6 +79,7 @@ class Member:
     run_manifest: Mapping[str, Any] = field(default_factory=dict)
     can_restore: bool = False
     joins: bool = False
+    node: int = 0
     stage: int | None = None
     progress: Progress | None = None
     report: Left | Finished | None = None
@@ -255,6 +257,7 @@ def compose(state: ControllerState) -> Begin | str:
     return Begin(
         generation=state.requirements.generation if state.generation is None else state.generation.number + 1,
         members=tuple(member.id for member in [*workers, *servers]),
+        nodes=tuple(member.node for member in [*workers, *servers]),
         workers=len(workers),
         servers=len(servers),
         shards=shards,
@@ -288,6 +291,7 @@ def _compose_stages(state: ControllerState, workers: Sequence[Member]) -> Begin 
     return Begin(
         generation=requirements.generation if state.generation is None else state.generation.number + 1,
         members=tuple(member.id for member in workers),
+        nodes=tuple(member.node for member in workers),
         workers=len(workers),
         servers=0,
         shards=deal(requirements.shards, stages),

@@ -138,6 +138,7 @@ def test_a_run_begins_when_all_are_ready_and_ends_when_all_are_finished() -> Non
             restore=None,
             without_servers=False,
             run_manifest=FACTS,
+            nodes=(0, 0, 0),
         )
     ]
     assert play(Finished(0, 0, Progress(9), "d"), Finished(2, 0, Progress(9), None)) == []
@@ -217,6 +218,12 @@ def test_a_resumed_run_restores_at_the_first_who_can_and_counts_on_from_there() 
     assert (begin.generation, begin.members, begin.restore) == (3, (10, 11, 12), 1)
     assert begin.state_transfers == ((1, 0), (1, 2))
     assert not play(Stepped(5))
+
+
+def test_a_generation_tells_which_node_each_of_its_members_is_on() -> None:
+    play = Play(requirements(servers=1))
+    play(Ready(0, FACTS, node=2), Ready(2, {}, node=1), Ready(1, FACTS, node=2))
+    assert play.begin().nodes == (2, 2, 1)
 
 
 def test_a_resume_that_nobody_can_restore_says_so() -> None:

@@ -24,6 +24,7 @@ def begin(workers: int, servers: int, *, without_servers: bool = False, stages: 
         restore=None,
         without_servers=without_servers,
         run_manifest={},
+        nodes=(0,) * (workers + servers),
         stages=stages,
     )
 
@@ -67,7 +68,13 @@ def test_members_of_stages_are_all_connected() -> None:
     shards = ((0, 1), (0,), (0, 1), (1, 2), (2, 3), (2, 3), (3,))
     given = begin(7, 0, stages=stages)
     generation = Generation(
-        3, schedule_of(given, exchange), shards, ((3, 6),), stages=stages, groups=groups_of(given, exchange)
+        3,
+        schedule_of(given, exchange),
+        shards,
+        ((3, 6),),
+        nodes=given.nodes,
+        stages=stages,
+        groups=groups_of(given, exchange),
     )
     assert generation.hosts == ((0, 0, 4, 4), (1, 3, 3, 6), (2, 2, 5, 5))
     assert generation.peers_of(3) == {0, 1, 2, 4, 5, 6}

@@ -26,6 +26,7 @@ def begin(**changes: Any) -> Begin:
     given: dict[str, Any] = {
         "generation": 4,
         "members": (3, 5, 8),
+        "nodes": (0, 1, 0),
         "workers": 3,
         "servers": 0,
         "shards": ((0, 1), (2,), (3,)),
@@ -43,6 +44,15 @@ def test_members_of_one_node_meet_by_unix_socket_and_others_by_tcp() -> None:
     assert found.peers(begin().members, generation, 0) == {1: ["tcp", "host", 5], 2: ["unix", "m8"]}
     by_tcp = directory("transport=tcp")
     assert by_tcp.peers(begin().members, generation, 0) == {1: ["tcp", "host", 5], 2: ["tcp", "host", 8]}
+
+
+def test_members_have_the_same_number_exactly_where_they_share_memory() -> None:
+    found, by_tcp = directory(), directory("transport=tcp")
+    assert [found.node(member) for member in (5, 3, 9, 8)] == [0, 1, 0, 1]
+    assert [by_tcp.node(member) for member in (3, 5, 8, 9)] == [0, 1, 2, 3]
+    generation = found.generation(begin(), None)
+    assert generation.nodes == (0, 1, 0)
+    assert generation.as_event()["nodes"] == (0, 1, 0)
 
 
 def test_who_is_on_another_machine_than_the_driver_is_far() -> None:

@@ -428,6 +428,7 @@ class Elastic:
             heirs=heirs,
             inherited=tuple(pair for each, pair in self.inherited if each == base),
             keys=SECRET.keys("tests"),
+            nodes=(0,) * len(self.members),
         )
         self.generations += 1
         return generation

@@ -260,7 +260,7 @@ def members_end(
 def _generation(schedule: Schedule, plan: Plan) -> Generation:
     stages, shards = plan.cluster.members.stages, plan.data.shards
     if stages == 1:
-        return Generation(0, schedule, assign_shards(shards, schedule.workers))
+        return Generation(0, schedule, assign_shards(shards, schedule.workers), nodes=(0,) * schedule.members)
     return in_stages(schedule, plan, assign_stages([None] * schedule.workers, stages))
 
 
@@ -277,9 +277,11 @@ def in_stages(schedule: Schedule, plan: Plan, stage_of: tuple[int, ...]) -> Gene
         restore=None,
         without_servers=False,
         run_manifest={},
+        nodes=(0,) * len(members),
         stages=stage_of,
     )
-    return Generation(0, schedule, dealt, stages=stage_of, groups=groups_of(begin, plan.exchange))
+    groups = groups_of(begin, plan.exchange)
+    return Generation(0, schedule, dealt, nodes=begin.nodes, stages=stage_of, groups=groups)
 
 
 class _Members:

@@ -80,7 +80,7 @@ class Scene:
     def run(self, number: int = 0) -> Ended:
         restore = None if self._restored is None else (0, "there")
         shards = assign_shards(self._settings.data.shards, 1)
-        generation = Generation(number, build_schedule("ring", 1), shards, (), restore, (0,))
+        generation = Generation(number, build_schedule("ring", 1), shards, (), restore, (0,), nodes=(0,))
         return self.worker.run(generation, 0, lambda: Hub(1).transport(0, self._regions), self._run_manifest)
 
     def checkpoint(self, step: int) -> TrainingState:

@@ -20,7 +20,7 @@ from tests.engine.runs import PATIENCE_S
 from tests.transports.memory import Hub
 
 TAG = Tag(3, 0, 0, 0, 0)
-GENERATION = Generation(3, build_schedule("ring", 2), ((0,), (1,)))
+GENERATION = Generation(3, build_schedule("ring", 2), ((0,), (1,)), nodes=(0, 0))
 
 
 class Telling:

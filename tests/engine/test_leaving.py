@@ -44,7 +44,7 @@ def test_who_is_called_off_is_accused_by_nobody(kind: str) -> None:
     def take_part(number: int, rank: int) -> Ended:
         peers = {peer: listener.addresses[kind] for peer, listener in enumerate(listeners) if peer != rank}
         return live(
-            Generation(number, build_schedule("peer_to_peer", MEMBERS), ()),
+            Generation(number, build_schedule("peer_to_peer", MEMBERS), (), nodes=(0,) * MEMBERS),
             pulses[rank],
             partial(connect, listeners[rank], rank, number, peers, None, PATIENCE_S),
             partial(exchange, number, rank),

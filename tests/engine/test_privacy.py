@@ -87,7 +87,7 @@ def test_a_run_without_the_key_of_its_noise_ends() -> None:
     prepared = settings_for(Labelled, **CASES[4])
     worker = Worker(resolve(prepared), LocalRegions())
     run_manifest = worker.prepare()
-    generation = Generation(0, build_schedule("ring", 1), assign_shards(4, 1))
+    generation = Generation(0, build_schedule("ring", 1), assign_shards(4, 1), nodes=(0,))
     with pytest.raises(Inconsistent, match="without a key"):
         worker.run(generation, 0, lambda: Hub(1).transport(0, LocalRegions()), run_manifest)
 
@@ -357,7 +357,7 @@ def test_more_clients_than_the_settings_say_are_refused() -> None:
 
 def test_no_text_or_event_of_a_generation_shows_its_keys() -> None:
     keys = SECRET.keys("tests")
-    generation = Generation(0, build_schedule("ring", 1), assign_shards(4, 1), keys=keys)
+    generation = Generation(0, build_schedule("ring", 1), assign_shards(4, 1), nodes=(0,), keys=keys)
     root = keys._root
     for text in (repr(generation), str(generation), str(generation.as_event())):
         assert root.hex() not in text

@@ -23,10 +23,15 @@ class MemberDirectory:
         self._everywhere = everywhere
         self._addresses: dict[int, dict[str, Any]] = {}
         self._nodes: dict[int, str] = {}
+        self._numbers: dict[str | int, int] = {}
 
     def add(self, member: int, addresses: dict[str, Any], node: str) -> None:
         self._addresses[member] = addresses
         self._nodes[member] = node
+
+    def node(self, member: int) -> int:
+        """The number of its node: members that have the same one share memory. Nobody does where all are connected by TCP."""
+        return self._numbers.setdefault(member if self._exchange.by_tcp else self._nodes[member], len(self._numbers))
 
     def remove(self, member: int) -> None:
         """It is gone."""
@@ -56,6 +61,7 @@ class MemberDirectory:
             begin.moves,
             begin.heirs,
             begin.inherited,
+            nodes=begin.nodes,
             stages=begin.stages,
             groups=groups_of(begin, self._exchange),
             restorers=begin.restorers,

@@ -234,7 +234,7 @@ class Session:
         if is_worker and not can_restore and alone:
             self._refuse_out_of_reach(member, answer["node"])
             return
-        self._decide(events.Ready(member, answer["run_manifest"], can_restore))
+        self._decide(events.Ready(member, answer["run_manifest"], can_restore, self._member_directory.node(member)))
 
     def _refuse_out_of_reach(self, member: int, node: str) -> None:
         """What a shard keeps, and the parameters of a stage, only who hosts them can write and has to restore."""

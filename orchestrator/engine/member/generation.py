@@ -41,7 +41,7 @@ class Generation:
     where): that rank loads a checkpoint before anything else; INITIAL: it goes back to the state in which the run began.
     boards: by worker's rank, where it claims shards; None of one that is alone on its host.
     writers: the ranks that write the parts of checkpoints, in order, and storage: where these lie. keys: of a private run, told
-    to workers only, and to no record.
+    to workers only, and to no record. nodes: by rank, servers too; two that have the same number share memory, others do not.
 
     Where the model is cut into stages: stages: by worker's rank, the one that it hosts; groups: by stage, who add up its
     gradient and how (`schedule` is that of the vote, in which all take part); restorers: of each stage the rank that loads
@@ -53,6 +53,7 @@ class Generation:
     number: int
     schedule: Schedule
     shards: tuple[tuple[int, ...], ...]
+    nodes: tuple[int, ...] = field(kw_only=True)
     state_transfers: tuple[tuple[int, int], ...] = ()
     restore: tuple[int, str] | None = None
     writers: tuple[int, ...] = ()
@@ -84,6 +85,7 @@ class Generation:
             "topology": self.schedule.topology,
             "workers": self.schedule.workers,
             "servers": self.schedule.servers,
+            "nodes": self.nodes,
             "shards": self.shards,
             "state_transfers": self.state_transfers,
             "restore": self.restore,
