@@ -70,6 +70,7 @@ ROOMS = {
         "membership",
         "hand_over",
         "shard_assignment",
+        "claiming",
         "events",
     ],
 }

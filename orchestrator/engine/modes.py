@@ -164,6 +164,12 @@ class LockstepExecution(_Unsplit):
         codec = construction.make_codec(plan, replica.layout, len(replica.parameters))
         _require_memory_for_a_step(parts)
         gradients = _contributing(parts, lambda: first_residuals(codec, replica.layout))
+        if gradients.keeps_state and plan.cluster.claims_required:
+            raise ConfigurationError(
+                [
+                    "cluster.claims: what shards keep for their contribution stays with their workers; leave cluster.claims out"
+                ]
+            )
         plain = codec is None and plan.data.privacy is None
         self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan), contributes=plain)
         self._states = gradients.states
@@ -221,7 +227,9 @@ class LockstepExecution(_Unsplit):
             board = None if place is None else claims.opened(place, plan.data.shards)
         except OSError as error:
             self._services.emit({"event": "board_out_of_reach", "why": str(error)})
-        beside = [other for other in range(generation.workers) if place is not None and generation.boards[other] == place]
+        beside = [
+            other for other in range(generation.workers) if place is not None and generation.boards[other] == place
+        ]
         found = Claims(board, generation.number, rank, beside, kept=plan.data.loaders)
         self._workload.taken = found.taken
         return found

@@ -362,7 +362,7 @@ def _add_chosen(
 
 
 @intrinsic
-def _raise_to(_: Any, cells: Any, place: Any, value: Any) -> Any:
+def _raise_to(_: Any, cells: Any, place: Any, value: Any) -> Any:  # noqa: ARG001
     """The element at this place = the larger of the two, in one atomic instruction; what was there is returned."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001

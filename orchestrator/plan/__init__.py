@@ -193,7 +193,7 @@ class Members:
 @dataclass(frozen=True)
 class Cluster:
     """address: of a Ray to join, None for a private one; cpus, gpus: set aside per member; together: all on one node; claims:
-    whether workers of a host claim shards from each other, unless shards keep a state."""
+    whether workers of a host claim shards from each other, unless shards keep a state; claims_required: they must not."""
 
     address: str | None
     members: Members
@@ -202,6 +202,7 @@ class Cluster:
     together: bool
     timeouts: Timeouts
     claims: bool = False
+    claims_required: bool = False
 
 
 @dataclass(frozen=True)

@@ -170,4 +170,17 @@ def _cluster(settings: Settings) -> Cluster:
         gpus=cluster.gpus_per_worker,
         together=settings.transport == "shared_memory",
         timeouts=Timeouts(cluster.start_timeout_s, cluster.step_timeout_s, cluster.lease_s, cluster.unreachable_s),
+        claims=cluster.workers.most > 1 and cluster.claims is not False and _can_claim(settings),
+        claims_required=cluster.claims is True,
+    )
+
+
+def _can_claim(settings: Settings) -> bool:
+    """Unless shards keep a state, which is known with the model."""
+    return (
+        settings.sync.name == "bsp"
+        and settings.cluster.stages == 1
+        and settings.reduction == "exact"
+        and settings.privacy.clipping_norm is None
+        and settings.transport != "tcp"
     )

@@ -212,6 +212,12 @@ class ClusterSettings:
             "an order", execution("With `cluster.stages`: in which order a worker takes shards forward and backward.")
         ),
     )
+    claims: bool | None = field(
+        default=None,
+        metadata=execution(
+            "Whether a worker that is done claims shards of others on its host; null: where shards keep nothing, in lockstep."
+        ),
+    )
     spares: int = field(
         default=0, metadata=execution("Workers that are started and wait to take a lost one's place.", at_least(0))
     )

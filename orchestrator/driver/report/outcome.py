@@ -18,7 +18,8 @@ class Outcome:
     evaluations included; bytes_per_step: payloads of the member that sends most, of the last step of which that is
     known; checkpoint: the step of the newest one; staleness: of an asynchronous run, by how many updates the shard of an
     update was ahead of the slowest one at most; epsilon: of a private run; times: shares of the workers' time
-    (`records.times`); not_recorded: why MLflow does not have all of it, which does not make the run a failed one.
+    (`records.times`); shards: where they are claimed, of each worker how many it computed, and how many of those were dealt to
+    others, as far as it has told; not_recorded: why MLflow does not have all of it, which does not make the run a failed one.
     """
 
     workers: int = 0
@@ -36,6 +37,7 @@ class Outcome:
     staleness: int | None = None
     epsilon: float | None = None
     times: dict[str, float] = field(default_factory=dict)
+    shards: dict[str, tuple[int, int]] = field(default_factory=dict)
     not_recorded: str | None = None
 
     @property
@@ -66,6 +68,11 @@ class Outcome:
             "bytes_per_step": self.bytes_per_step,
             "times": {kind: round(share, 4) for kind, share in self.times.items()},
         }
+        if self.shards:
+            told = self.shards.items()
+            report["shards"] = {
+                worker: {"computed": computed, "of_others": others} for worker, (computed, others) in told
+            }
         if self.staleness is not None:
             report["staleness"] = self.staleness
         if self.epsilon is not None:

@@ -15,10 +15,13 @@ def text(outcome: Outcome, title: str, layout: str, run_id: str, look: str) -> s
     sent = f", {_size(outcome.bytes_per_step)} sent per step" if outcome.bytes_per_step else ""
     results = {"loss": outcome.loss, "epsilon": outcome.epsilon, **outcome.metrics}
     shown = ", ".join(f"{name} {value:.4g}" for name, value in results.items() if value is not None)
-    spent = times.sentence(outcome.times)
+    spent, computed = times.sentence(outcome.times), times.sentence_of_shards(outcome.shards)
     return (
         f"{title}: finished {outcome.steps} step{'s' * (outcome.steps != 1)}, {layout}{rate}{sent}\n"
-        f"  results  {shown}\n" + (f"  time     {spent}\n" if spent else "") + f"  digest   {outcome.digest}\n"
+        f"  results  {shown}\n"
+        + (f"  time     {spent}\n" if spent else "")
+        + (f"  shards   {computed}\n" if computed else "")
+        + f"  digest   {outcome.digest}\n"
         f"  run      {run_id}, its files in .orchestrator/{run_id}/\n"
         f"  look     {look}"
     )

@@ -182,6 +182,7 @@ class Job:
                 by_worker = time_log.close()
         outcome = event_sink.outcome
         outcome.times = times.shares(summed(by_worker))
+        outcome.shards = time_log.shards()
         if outcome.error is None:
             weights = record.files.weights
             unfinished = weights.with_suffix(".unfinished")

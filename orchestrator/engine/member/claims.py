@@ -38,6 +38,7 @@ from orchestrator.transports.shared_memory import Mapping as Mapped
 
 _STEP_BITS: Final = 40
 
+
 def goes(plan: Plan, run_manifest: Mapping[str, Any]) -> bool:
     """Whether shards are claimed in a run, the same at all members."""
     return plan.cluster.claims and not run_manifest["shard_state"]
@@ -52,11 +53,13 @@ class Place(NamedTuple):
 
 
 class Ground:
-    """Memory for a board, of the worker that may come to own one; it takes no page before it is used."""
+    """Memory for a board, of the worker that may come to own one; it takes no page before it is used. place: its process, and
+    its descriptor there."""
 
     def __init__(self) -> None:
-        self.pid, self.fd = os.getpid(), lasting_memory.created()
-        weakref.finalize(self, os.close, self.fd)
+        fd = lasting_memory.created()
+        self.place = os.getpid(), fd
+        weakref.finalize(self, os.close, fd)
 
 
 class Board:
@@ -64,7 +67,9 @@ class Board:
 
     def __init__(self, fd: int, shards: int) -> None:
         """fd: stays the caller's, and may be closed. Raises OSError, MemoryError."""
-        os.posix_fallocate(fd, 0, 2 * 8 * shards)  # to the same size in every worker, so it does not matter who comes first
+        os.posix_fallocate(
+            fd, 0, 2 * 8 * shards
+        )  # to the same size in every worker, so it does not matter who comes first
         cells = Mapped(fd, 2 * 8 * shards, writable=True).tensor(torch.int64, 0, 2 * shards)
         self._address = cells.data_ptr()
         self._stamps, self._joined = cells.view(2, shards).numpy()
@@ -108,7 +113,7 @@ class Claims:
         self._board = board
         self._generation = generation
         self._rank = rank
-        self._ranks = ranks
+        self.ranks = ranks
         self._others = [other for other in ranks if other != rank]
         self._kept = kept
         self._first: int | None = None  # step of this generation
@@ -142,7 +147,7 @@ class Claims:
         self._mine.clear()
         if self._first is None:
             self._first = step
-        goes = self._board is not None and step != self._first and self._board.joined(self._generation, self._ranks)
+        goes = self._board is not None and step != self._first and self._board.joined(self._generation, self.ranks)
         self._stamp = stamp_of(self._generation, step) if goes else 0
         return self._stamp
 
@@ -154,8 +159,8 @@ class Claims:
 
 
 def check(step: int, rank: int, shards: Sequence[int], claimants: Mapping[int, int], count: int) -> None:
-    """Of a vote: claimants: of each shard the highest rank that has computed it; shards: those of this rank. Raises Inconsistent
-    unless each of `count` shards was computed once, which one of those who computed a shard twice finds."""
+    """Of a vote: claimants: of each shard the highest rank that has computed it; shards: those of this rank. Raises
+    Inconsistent unless each of `count` shards was computed once, which one of those who computed a shard twice finds."""
     missing = [shard for shard in range(count) if shard not in claimants]
     twice = [shard for shard in shards if claimants.get(shard) != rank]
     if missing or twice:

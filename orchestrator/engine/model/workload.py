@@ -63,8 +63,8 @@ class Call(NamedTuple):
 
 
 class Workload:
-    """Micro-batches and evaluation batches of one run. Built under the run's seed; raises PipelineRaised. taken: whether another
-    worker computes a shard that this one hosts in a step of the run."""
+    """Micro-batches and evaluation batches of one run. Built under the run's seed; raises PipelineRaised. taken: whether
+    another worker computes a shard that this one hosts in a step of the run."""
 
     def __init__(self, kind: type[Pipeline], run: Run, data: Data, staging: Staging | None = None) -> None:
         """kind: the class that `run.pipeline` names."""
@@ -368,7 +368,9 @@ class Workload:
 
     def _fetch(self, micro_batch: _MicroBatch) -> Any:
         step, shard, _ = key = micro_batch.key
-        if self._loaders is None or shard not in self._hosted:  # of another worker: loaders go on with what is hosted here
+        if (
+            self._loaders is None or shard not in self._hosted
+        ):  # of another worker: loaders go on with what is hosted here
             return self._read(micro_batch)
         stretches = range(0, self._steps + 1, self._stretch)
         ahead = upcoming(step, shard, self._hosted, stretches, self._indices)

@@ -55,8 +55,8 @@ class LocalTrainer:
     def take_on(
         self, assigned: Sequence[Sequence[int]], rank: int = 0, *, alone: bool = False, claims: Claims | None = None
     ) -> None:
-        """Host these shards from now on, starting with a new step. assigned: the shards of each worker; alone: there is no other
-        member; claims: where workers claim shards."""
+        """Host these shards from now on, starting with a new step. assigned: the shards of each worker; alone: there is no
+        other member; claims: where workers claim shards."""
         self._assigned = self._dealt = assigned
         self._rank = rank
         self._shards = tuple(assigned[rank]) if assigned else ()

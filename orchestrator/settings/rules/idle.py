@@ -152,6 +152,12 @@ RULES: tuple[Idle, ...] = (
         lambda environment: environment != "check",
         "environment={0}: it is said with rerun=; a launch computes in the environment that is here: leave it out",
     ),
+    Idle(
+        ("cluster.claims", "cluster.workers", "tuning.auto"),
+        lambda claims, workers, auto: claims is True and workers.most == 1 and "cluster.workers" not in auto,
+        "cluster.claims: one worker computes all shards, and nobody else claims one; raise cluster.workers, or leave it out",
+        ("cluster.workers", "tuning.auto"),
+    ),
     _of_stages(
         "run.recompute",
         bool,
