@@ -6,7 +6,7 @@ Four workers. A micro-batch sleeps 100 ms and computes for less than 2, so two c
 three times as long; `stalls`: a micro-batch takes five times as long with probability 0.1. `digits`: the network of the demo as
 it is, which nothing disturbs but what else the machine does; so it needs more rounds, and its ratio is that of neighbours. In
 each round both sides take turns, in changing order. Steps per second are counted from the first evaluation to the last, as the
-workers mark them; both sides of a condition have to end with the same digest. """
+workers mark them; both sides of a condition have to end with the same digest."""
 
 from __future__ import annotations
 

@@ -56,6 +56,7 @@ CLUSTER = ", ".join(
         "address",
         "workers",
         "stages",
+        "claims",
         "spares",
         "cpus_per_worker",
         "gpus_per_worker",
