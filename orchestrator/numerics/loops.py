@@ -368,9 +368,12 @@ def _raise_to(_: Any, cells: Any, place: Any, value: Any) -> Any:  # noqa: ARG00
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
         return builder.atomic_rmw("max", builder.gep(arguments[0], [arguments[1]]), arguments[2], "acq_rel")
 
-    return types.int64(cells, types.int64, types.int64), generate  # type: ignore[no-untyped-call]
+    return types.int64(cells, types.int64, types.int64), generate
+
+
+_raised: Callable[..., Any] = _raise_to  # as it is called where it is compiled
 
 
 def _claim(cells_at: Pointer, place: int, stamp: int) -> int:
     """Write the stamp where an older one is; returns whether that was so."""
-    return int(_raise_to(cells_at, place, stamp) < stamp)
+    return int(_raised(cells_at, place, stamp) < stamp)

@@ -133,9 +133,9 @@ class Claims:
             if self._claim(board, shard):
                 yield shard
         others = [dealt[other] for other in self._others]
-        while (shard := last_of_most([board.free(each, stamp) for each in others], self._kept)) is not None:
-            if self._claim(board, shard):
-                yield shard
+        while (last := last_of_most([board.free(each, stamp) for each in others], self._kept)) is not None:
+            if self._claim(board, last):
+                yield last
 
     def taken(self, step: int, shard: int) -> bool:
         """Whether another worker has claimed the shard in this step, the present one or a later one."""
