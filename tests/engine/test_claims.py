@@ -44,19 +44,21 @@ def memory() -> Iterator[int]:
 def test_of_all_who_claim_a_shard_in_a_step_one_gets_it(memory: int) -> None:
     one, other = Board(memory, SHARDS), Board(memory, SHARDS)
     first, second = Deal(((0, 1), (2, 3)), 0), Deal(((0, 1), (2, 3)), 1)
-    stamp = stamp_of(0, 0)
-    assert [one.claim(first, stamp), other.claim(second, stamp)] == [0, 2]
-    assert [other.claim(second, stamp), other.claim(second, stamp), one.claim(first, stamp)] == [3, 1, -1]
+    first.stamp.value = second.stamp.value = stamp = stamp_of(0, 0)
+    assert [one.claim(first), other.claim(second)] == [0, 2]
+    assert [other.claim(second), other.claim(second), one.claim(first)] == [3, 1, -1]
     assert [one.is_free(shard, stamp) for shard in range(SHARDS)] == [False] * 4 + [True] * 2
-    assert one.claim(first, stamp_of(0, 1)) == 0
+    first.stamp.value = stamp_of(0, 1)
+    assert one.claim(first) == 0
 
 
 def test_a_generation_that_broke_off_is_older_than_all_that_follows(memory: int) -> None:
     board, deal = Board(memory, SHARDS), Deal(((0,),), 0)
-    assert board.claim(deal, stamp_of(3, 900)) == 0
-    assert board.is_free(0, stamp_of(4, 7))
-    assert board.claim(deal, stamp_of(4, 7)) == 0
-    assert board.claim(deal, stamp_of(3, 901)) == -1  # one who is late in it
+    stamps = [stamp_of(3, 900), stamp_of(4, 7), stamp_of(3, 901)]  # the last of one who is late in it
+    found = []
+    for deal.stamp.value in stamps:
+        found.append((board.is_free(0, stamp_of(4, 7)), board.claim(deal)))
+    assert found == [(True, 0), (True, 0), (False, -1)]
     assert not board.is_free(0, stamp_of(4, 7))
 
 
@@ -74,7 +76,9 @@ def test_what_is_claimed_is_what_the_rule_says(sizes: list[int], kept: int, orde
         own = number % len(sizes)
         beside = [shards for other, shards in enumerate(left) if other != own]
         expected = left[own][0] if left[own] else last_of_most(beside, kept)
-        assert board.claim(Deal(dealt, own), stamp_of(1, 1), kept) == (-1 if expected is None else expected)
+        deal = Deal(dealt, own, kept)
+        deal.stamp.value = stamp_of(1, 1)
+        assert board.claim(deal) == (-1 if expected is None else expected)
         left = [[shard for shard in shards if shard != expected] for shards in left]
     os.close(memory)
 
@@ -138,9 +142,9 @@ class InTurn(Board):
         super().__init__(fd, SHARDS)
         self._turn = turn
 
-    def claim(self, deal: Deal, stamp: int, kept: int = 0) -> int:
+    def claim(self, deal: Deal) -> int:
         self._turn()
-        return super().claim(deal, stamp, kept)
+        return super().claim(deal)
 
 
 def _lives(rank: int, claims_: Claims, turns: Turns, leaves: tuple[int, int]) -> list[list[int]]:
@@ -227,7 +231,8 @@ def _claim_all(place: Place, own: int, steps: int, out: Any) -> None:
     board, deal = opened(place, 64), Deal([range(20), range(20, 40), range(40, 64)], own)
     got = []
     for step in range(steps):
-        while (shard := board.claim(deal, stamp_of(0, step))) >= 0:
+        deal.stamp.value = stamp_of(0, step)
+        while (shard := board.claim(deal)) >= 0:
             got.append((step, shard))
     out.put(got)
 

@@ -25,6 +25,7 @@ What it does not do: reach another host.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -67,13 +68,15 @@ class Ground:
 
 
 class Deal:
-    """What is dealt to the workers of a host, as compiled code reads it. dealt: the shards of each; own: which of them asks."""
+    """What is dealt to the workers of a host, as compiled code reads it. dealt: the shards of each; own: which of them asks;
+    kept: as in `control.claiming`; stamp: of the step."""
 
-    def __init__(self, dealt: Sequence[Sequence[int]], own: int) -> None:
+    def __init__(self, dealt: Sequence[Sequence[int]], own: int, kept: int = 0) -> None:
         flat = [shard for shards in dealt for shard in shards]
-        numbers = numpy.array([*flat, *accumulate(map(len, dealt), initial=0)], numpy.int64)
-        self.numbers, self.shards, self.hosts, self.own = numbers, len(flat), len(dealt), own
-        self.at = numbers.__array_interface__["data"][0]
+        self._numbers = numpy.array([*flat, *accumulate(map(len, dealt), initial=0)], numpy.int64)
+        at = self._numbers.__array_interface__["data"][0]
+        self.stamp = ctypes.c_int64()
+        self.arguments = self.stamp, at, at + 8 * len(flat), len(dealt), own, kept
 
 
 class Board:
@@ -87,7 +90,7 @@ class Board:
         cells = Mapped(fd, 2 * 8 * shards, writable=True).tensor(torch.int64, 0, 2 * shards)
         self._address, self._shards = cells.data_ptr(), shards
         self._stamps, self._joined = cells.view(2, shards).numpy()
-        self._claim = LOOPS["claim"]
+        self._deal: Deal | None = None
 
     def join(self, generation: int, rank: int) -> None:
         self._joined[rank] = generation + 1
@@ -96,11 +99,13 @@ class Board:
         """Whether all of them have joined: to be asked when their votes have come."""
         return bool((self._joined[list(ranks)] == generation + 1).all())
 
-    def claim(self, deal: Deal, stamp: int, kept: int = 0) -> int:
-        """The shard that this worker computes next in the step of this stamp, by the rules of `control.claiming`; -1: there is
-        none left to it."""
-        begins_at = deal.at + 8 * deal.shards
-        return self._claim(self._address, self._shards, stamp, deal.at, begins_at, deal.hosts, deal.own, kept)
+    def claim(self, deal: Deal) -> int:
+        """The shard that this worker computes next in the step of the deal's stamp, by the rules of `control.claiming`; -1:
+        there is none left to it."""
+        if deal is not self._deal:
+            self._deal = deal
+            self._claim = LOOPS.prepared("claim", self._address, self._shards, *deal.arguments)
+        return self._claim()
 
     def is_free(self, shard: int, stamp: int) -> bool:
         """For now."""
@@ -144,8 +149,10 @@ class Claims:
             yield from dealt[self._rank]
             return
         if dealt is not self._dealt:
-            self._deal, self._dealt = Deal([dealt[rank] for rank in self.ranks], self.ranks.index(self._rank)), dealt
-        while (shard := board.claim(self._deal, self._stamp, self._kept)) >= 0:
+            beside = [dealt[rank] for rank in self.ranks]
+            self._deal, self._dealt = Deal(beside, self.ranks.index(self._rank), self._kept), dealt
+        self._deal.stamp.value = self._stamp
+        while (shard := board.claim(self._deal)) >= 0:
             self._mine.add(shard)
             yield shard
 
