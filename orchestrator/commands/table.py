@@ -77,9 +77,15 @@ class Verb:
 
 _JSON, _URI = "output=json", "tracking.uri=URI"
 _NO_RUN = Outcome().as_dict(None, 0.0)
-_NO_SWEEP: dict[str, Any] = {"sweep_id": None, "trials": [], "best": None}
-_NO_RERUN = dict.fromkeys(("run_id", "verdict", "first_divergence", "explanation")) | {"differences": []}
-_NO_COMPARISON = dict.fromkeys(("first_divergence", "ancestor", "drift", "picture")) | {"differences": [], "files": []}
+# In the order of the fields of an answer.
+_NO_SWEEP: dict[str, Any] = {"sweep_id": None, "status": None, "trials": [], "best": None}
+_NO_RERUN = dict.fromkeys(("run_id", "rerun_of", "status", "verdict", "first_divergence")) | {
+    "differences": [],
+    "explanation": None,
+}
+_NO_COMPARISON = {"runs": [], "differences": [], "first_divergence": None, "files": []} | dict.fromkeys(
+    ("ancestor", "drift", "picture")
+)
 _NO_LOOK = dict.fromkeys(("run_id", "parameter", "values")) | {"slices": []}
 
 _ALL = (
