@@ -28,10 +28,10 @@ class Verb:
 
     form: the line of the usage; about: what is typed -> what it means; at: the module and the function that do it, the module
     of its name and `run` where nothing is said; takes: the arguments beside it, None where they are settings; settings: those
-    of conf=, which are then loaded before; with_conf: whether conf= stands beside it; starts_ray: whether it may start or join
-    one before it has loaded settings; arithmetic: for which torch is loaded; refused: the JSON object where it comes to
-    nothing, to which the error is added; speaks: whether it writes to stdout while it runs, where others keep it for their
-    answer.
+    of conf=, which are then loaded before; uses: those of them that have an effect whatever the others say; with_conf:
+    whether conf= stands beside it; starts_ray: whether it may start or join one before it has loaded settings; arithmetic:
+    for which torch is loaded; refused: the JSON object where it comes to nothing, to which the error is added; speaks:
+    whether it writes to stdout while it runs, where others keep it for their answer.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Verb:
     at: str = ""
     takes: tuple[str, ...] | None = None
     settings: Callable[[Arguments], list[str]] | None = None
+    uses: tuple[str, ...] = ()
     with_conf: bool = False
     starts_ray: bool = False
     arithmetic: Arithmetic = "native"
@@ -57,7 +58,7 @@ class Verb:
             given.only(self.name, self.takes)
         given.conf = self._conf(given) if self.with_conf else given.value
         if self.settings is not None:
-            given.load(self.settings(given))
+            given.load(self.settings(given), self.uses)
             prepare_environment(given.settings.cluster.address)
         elif self.starts_ray:
             prepare_environment(given.get("cluster.address"))
@@ -247,6 +248,7 @@ _ALL = (
         },
         at="tune.tune",
         settings=lambda given: given.without("conf"),
+        uses=("tuning.seconds",),
         with_conf=True,
     ),
     Verb(
