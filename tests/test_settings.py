@@ -56,6 +56,8 @@ CLUSTER = ", ".join(
         "address",
         "workers",
         "stages",
+        "deal",
+        "speeds",
         "spares",
         "cpus_per_worker",
         "gpus_per_worker",

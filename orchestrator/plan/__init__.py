@@ -192,7 +192,9 @@ class Members:
 
 @dataclass(frozen=True)
 class Cluster:
-    """address: of a Ray to join, None for a private one; cpus, gpus: set aside per member; together: all on one node."""
+    """address: of a Ray to join, None for a private one; cpus, gpus: set aside per member; together: all on one node;
+    by_speed: shards are dealt by how fast workers are, where the mode leaves that free; speeds: of nodes by address, as
+    declared."""
 
     address: str | None
     members: Members
@@ -200,6 +202,8 @@ class Cluster:
     gpus: float
     together: bool
     timeouts: Timeouts
+    by_speed: bool = False
+    speeds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -258,6 +262,12 @@ class Plan:
     def mode(self) -> Mode:
         """When a replica may go on."""
         return build_mode(self.sync.name, self.sync.options)
+
+    @property
+    def deals_by_speed(self) -> bool:
+        """Whether shards are dealt by how fast their workers are: where who hosts a shard is no part of the result or of its
+        record, and shards are alike."""
+        return self.cluster.by_speed and self.lockstep and self.exchange.exact and self.update.local is None
 
     @property
     def lockstep(self) -> bool:

@@ -18,7 +18,9 @@ class Outcome:
     evaluations included; bytes_per_step: payloads of the member that sends most, of the last step of which that is
     known; checkpoint: the step of the newest one; staleness: of an asynchronous run, by how many updates the shard of an
     update was ahead of the slowest one at most; epsilon: of a private run; times: shares of the workers' time
-    (`records.times`); not_recorded: why MLflow does not have all of it, which does not make the run a failed one.
+    (`records.times`); hosted: shards of each worker of the last generation; redealt: so often they were dealt anew by
+    speed; slow: workers that were far slower than others, in words; not_recorded: why MLflow does not have all of it,
+    which does not make the run a failed one.
     """
 
     workers: int = 0
@@ -36,6 +38,9 @@ class Outcome:
     staleness: int | None = None
     epsilon: float | None = None
     times: dict[str, float] = field(default_factory=dict)
+    hosted: tuple[int, ...] = ()
+    redealt: int = 0
+    slow: list[str] = field(default_factory=list)
     not_recorded: str | None = None
 
     @property
@@ -66,6 +71,10 @@ class Outcome:
             "bytes_per_step": self.bytes_per_step,
             "times": {kind: round(share, 4) for kind, share in self.times.items()},
         }
+        if self.redealt:
+            report["redealt"], report["hosted"] = self.redealt, list(self.hosted)
+        if self.slow:
+            report["slow"] = self.slow
         if self.staleness is not None:
             report["staleness"] = self.staleness
         if self.epsilon is not None:

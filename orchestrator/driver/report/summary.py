@@ -16,9 +16,16 @@ def text(outcome: Outcome, title: str, layout: str, run_id: str, look: str) -> s
     results = {"loss": outcome.loss, "epsilon": outcome.epsilon, **outcome.metrics}
     shown = ", ".join(f"{name} {value:.4g}" for name, value in results.items() if value is not None)
     spent = times.sentence(outcome.times)
+    dealt = (
+        f"{', '.join(map(str, outcome.hosted))} by speed, after {outcome.redealt} new deal{'s' * (outcome.redealt > 1)}"
+    )
+    more = [("time", spent)] * bool(spent) + [("shards", dealt)] * bool(outcome.redealt)
+    more += [("slow", each) for each in outcome.slow]
     return (
         f"{title}: finished {outcome.steps} step{'s' * (outcome.steps != 1)}, {layout}{rate}{sent}\n"
-        f"  results  {shown}\n" + (f"  time     {spent}\n" if spent else "") + f"  digest   {outcome.digest}\n"
+        f"  results  {shown}\n"
+        + "".join(f"  {name:8} {each}\n" for name, each in more)
+        + f"  digest   {outcome.digest}\n"
         f"  run      {run_id}, its files in .orchestrator/{run_id}/\n"
         f"  look     {look}"
     )
