@@ -71,6 +71,7 @@ ROOMS = {
         "dealing",
         "hand_over",
         "shard_assignment",
+        "claiming",
         "events",
     ],
 }

@@ -45,6 +45,7 @@ WITHOUT_EFFECT: dict[str, tuple[str, str]] = {
         "early_stopping.min_change=0.1",
         f"early_stopping.min_change=0.1 early_stopping.patience=1 {EVERY_TEN}",
     ),
+    "cluster.claims": ("cluster.claims=true", "cluster.claims=true cluster.workers=2"),
     "run.recompute": ("run.recompute=true", "run.recompute=true cluster.stages=2 cluster.workers=2"),
     "cluster.pipeline.name": (
         "cluster.pipeline=gpipe",
@@ -76,6 +77,7 @@ SWITCHED = {  # what a later source leaves behind
     "local.weight": ("local={weight: uniform, steps: 2, optimizer: sgd}", "local.steps=null local.optimizer.name=null"),
     "privacy.secret": (WITHOUT_EFFECT["privacy.secret"][1], "privacy={noise_multiplier: 0, delta: null}"),
     "trace.tensors_every": ("trace.tensors_every=20", "run.steps=10"),
+    "cluster.claims": (WITHOUT_EFFECT["cluster.claims"][1], "cluster.workers=1"),
     "run.recompute": (WITHOUT_EFFECT["run.recompute"][1], "cluster.stages=1"),
     "cluster.pipeline.name": (WITHOUT_EFFECT["cluster.pipeline.name"][1], "cluster.stages=1"),
     "tuning.seconds": ("tuning.seconds=1 topology=auto", "topology=tree"),

@@ -56,6 +56,7 @@ CLUSTER = ", ".join(
         "address",
         "workers",
         "stages",
+        "claims",
         "deal",
         "speeds",
         "spares",

@@ -21,6 +21,7 @@ import hashlib
 import io
 import os
 import pickle
+import select
 import struct
 import subprocess
 import sys
@@ -66,6 +67,10 @@ def _ignore(what: str) -> None:
     pass
 
 
+def _never(key: Key) -> bool:  # noqa: ARG001
+    return False
+
+
 class Loaders:
     """A few loader processes. Raises what fetching raises: PipelineRaised; RunFailed for a micro-batch that costs loader after
     loader."""
@@ -73,11 +78,15 @@ class Loaders:
     def __init__(self, recipe: Recipe, processes: int, lost: Lost = _ignore) -> None:
         self._loaders = [_Loader(recipe, lost) for _ in range(processes)]
 
-    def batch(self, key: Key, upcoming: Iterator[Key]) -> Any:
-        """The batch of `key`; afterwards every loader that has nothing to do is given one of the `upcoming` keys."""
+    def batch(self, key: Key, upcoming: Iterator[Key], is_over: Callable[[Key], bool] = _never) -> Any:
+        """The batch of `key`; afterwards every loader that has nothing to do is given one of the `upcoming` keys. is_over: of a
+        micro-batch that nobody will ask for; its loader is free as soon as it has been read."""
+        for each in self._loaders:
+            if each.asked is not None and is_over(each.asked) and each.has_answered():
+                each.drop()
         loader = next((loader for loader in self._loaders if loader.asked == key), None)
         if loader is None:  # not foreseen: the first of all, or a step that is repeated
-            loader = min(self._loaders, key=lambda each: each.asked is not None)
+            loader = min(self._loaders, key=lambda each: 0 if each.asked is None else 2 - is_over(each.asked))
             if loader.asked is not None:
                 loader.drop()
             loader.ask(key)
@@ -146,6 +155,11 @@ class _Loader:
             f"{where}: {_DEATHS} loader processes in a row ended before they had read its samples, the last with code {code}",
             "look at these samples and for the kernel's out-of-memory killer (dmesg), or fetch in the workers: data.loaders=0",
         )
+
+    def has_answered(self) -> bool:
+        """Whether the answer has begun to come, or never will."""
+        assert self._process.stdout is not None
+        return bool(select.select([self._process.stdout], [], [], 0)[0])
 
     def drop(self) -> None:
         """The answer is not wanted any more."""

@@ -23,6 +23,8 @@ from orchestrator.engine.between_steps.timing import Timing
 from orchestrator.engine.exchange import footprint
 from orchestrator.engine.exchange.collectives import Exchange, Memory
 from orchestrator.engine.exchange.footprint import sums_of
+from orchestrator.engine.member import claims
+from orchestrator.engine.member.claims import Claims
 from orchestrator.engine.member.generation import Generation, ProcessServices
 from orchestrator.engine.model import construction
 from orchestrator.engine.model.replica import Replica
@@ -158,9 +160,16 @@ class LockstepExecution(_Unsplit):
         replica, updater, plan = parts.replica, parts.updater, parts.plan
         self._plan = plan
         self._services = parts.services
+        self._workload = parts.workload
         codec = construction.make_codec(plan, replica.layout, len(replica.parameters))
         _require_memory_for_a_step(parts)
         gradients = _contributing(parts, lambda: first_residuals(codec, replica.layout))
+        if gradients.keeps_state and plan.cluster.claims_required:
+            raise ConfigurationError(
+                [
+                    "cluster.claims: what shards keep for their contribution stays with their workers; leave cluster.claims out"
+                ]
+            )
         plain = codec is None and plan.data.privacy is None
         self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan), contributes=plain)
         self._states = gradients.states
@@ -200,10 +209,30 @@ class LockstepExecution(_Unsplit):
         if isinstance(self._trainer, ClippedTrainer):
             self._trainer.unlock(moment.generation.keys)
         schedule = moment.generation.schedule
-        self._trainer.take_on(moment.shards, moment.rank, schedule.workers, alone=schedule.members == 1)
+        turns = self._claims(moment)
+        self._trainer.take_on(moment.generation.shards, moment.rank, alone=schedule.members == 1, claims=turns)
         exchange = moment.exchange(self._memory)
         contents = StepContents.of(self._plan, moment.run_manifest)
         return Lockstep(self._trainer, exchange, contents, moment.timing.requests), exchange
+
+    def _claims(self, moment: Moment) -> Claims | None:
+        """How this worker claims shards in a generation; None where nobody does. Whose board is out of reach computes what was
+        dealt to it, and so do the others of its host."""
+        generation, rank, plan = moment.generation, moment.rank, self._plan
+        if not claims.goes(plan, moment.run_manifest):
+            return None
+        place = generation.boards[rank] if generation.boards else None
+        board = None
+        try:
+            board = None if place is None else claims.opened(place, plan.data.shards)
+        except OSError as error:
+            self._services.emit({"event": "board_out_of_reach", "why": str(error)})
+        beside = [
+            other for other in range(generation.workers) if place is not None and generation.boards[other] == place
+        ]
+        found = Claims(board, generation.number, rank, beside, kept=plan.data.loaders)
+        self._workload.taken = found.taken
+        return found
 
 
 def _contributing(parts: Parts, residuals: Callable[[], State]) -> Contributing:

@@ -42,6 +42,7 @@ def _entries() -> dict[str, tuple[str, list[Any]]]:
             "CPointer(float32), CPointer(float32), int64, float64, float64, CPointer(int64)",
             [_AT, _AT, _LONG, ctypes.c_double, ctypes.c_double, _AT],
         ),
+        "claim": ("CPointer(int64), int64, int64", [_AT, _LONG, _LONG]),
         "absorb": (
             "CPointer(int64), int64, CPointer(int64), CPointer(int64), CPointer(int64), boolean",
             [_AT, _LONG, _AT, _AT, _AT, _BOOL],

@@ -356,3 +356,21 @@ def _add_chosen(
         at += 1
         total[place] += values[i] * weight
     return 0
+
+
+# --- claiming (`engine.member.claims`)
+
+
+@intrinsic
+def _raise_to(_: Any, cells: Any, place: Any, value: Any) -> Any:  # noqa: ARG001
+    """The element at this place = the larger of the two, in one atomic instruction; what was there is returned."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        return builder.atomic_rmw("max", builder.gep(arguments[0], [arguments[1]]), arguments[2], "acq_rel")
+
+    return types.int64(cells, types.int64, types.int64), generate  # type: ignore[no-untyped-call]
+
+
+def _claim(cells_at: Pointer, place: int, stamp: int) -> int:
+    """Write the stamp where an older one is; returns whether that was so."""
+    return int(_raise_to(cells_at, place, stamp) < stamp)

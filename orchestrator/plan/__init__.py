@@ -192,7 +192,8 @@ class Members:
 
 @dataclass(frozen=True)
 class Cluster:
-    """address: of a Ray to join, None for a private one; cpus, gpus: set aside per member; together: all on one node;
+    """address: of a Ray to join, None for a private one; cpus, gpus: set aside per member; together: all on one node; claims:
+    whether workers of a host claim shards from each other, unless shards keep a state; claims_required: they must not;
     by_speed: shards are dealt by how fast workers are, where the mode leaves that free; speeds: of nodes by address, as
     declared."""
 
@@ -204,6 +205,8 @@ class Cluster:
     timeouts: Timeouts
     by_speed: bool = False
     speeds: Mapping[str, float] = field(default_factory=dict)
+    claims: bool = False
+    claims_required: bool = False
 
 
 @dataclass(frozen=True)

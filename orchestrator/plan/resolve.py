@@ -172,4 +172,17 @@ def _cluster(settings: Settings) -> Cluster:
         timeouts=Timeouts(cluster.start_timeout_s, cluster.step_timeout_s, cluster.lease_s, cluster.unreachable_s),
         by_speed=cluster.deal == "measured",
         speeds=speeds_of(cluster.speeds),
+        claims=cluster.workers.most > 1 and cluster.claims is not False and _can_claim(settings),
+        claims_required=cluster.claims is True,
+    )
+
+
+def _can_claim(settings: Settings) -> bool:
+    """Unless shards keep a state, which is known with the model."""
+    return (
+        settings.sync.name == "bsp"
+        and settings.cluster.stages == 1
+        and settings.reduction == "exact"
+        and settings.privacy.clipping_norm is None
+        and settings.transport != "tcp"
     )

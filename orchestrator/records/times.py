@@ -14,7 +14,8 @@ A member reports windows of time, each of some steps (`engine.member.time_accoun
 A window is {"first", "steps", "started", "wall", "seconds", "busy", "process", "micro_batch_s"}: its first step and how many it
 has, when it began in seconds of the epoch, its length, seconds of each kind, processor seconds of the computing thread of each
 kind, and of the whole process; and the median of a micro-batch, where any was computed. The kinds of a window add up to its
-length. What little a wait computes counts as exchange.
+length. What little a wait computes counts as exchange. Where shards are claimed it has "shards", too: how many the
+member computed in these steps, and how many of those were dealt to others.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ IN_WORDS: Final[Mapping[str, str]] = {
     "report": "reports",
     "connect": "connecting",
 }
+_NAMED: Final = 6  # so many members are named one by one
 _TOLD: Final = 0.005  # a smaller share is left out of a sentence
 
 Seconds = dict[str, float]
@@ -55,6 +57,16 @@ def by_member(windows: Iterable[Mapping[str, Any]]) -> dict[str, Seconds]:
     return {member: added(found[member]) for member in sorted(found, key=_place)}
 
 
+def shards_by_member(windows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[int, int]]:
+    """Of each member that has told it: the shards that it computed, and how many of those were dealt to others; in order."""
+    found: dict[str, tuple[int, int]] = {}
+    for window in windows:
+        if "shards" in window:
+            before, (computed, others) = found.get(window["member"], (0, 0)), window["shards"]
+            found[window["member"]] = before[0] + computed, before[1] + others
+    return {member: found[member] for member in sorted(found, key=_place)}
+
+
 def by_rank(windows: Iterable[Mapping[str, Any]]) -> dict[int, Seconds]:
     """The same for each rank, whichever workers had it one after another. A spare has none."""
     found: dict[int, list[Mapping[str, Any]]] = {}
@@ -74,6 +86,20 @@ def sentence(seconds: Mapping[str, float]) -> str:
     """ "computing 61%, exchange 12%", the largest first; empty where there is nothing to tell."""
     found = sorted(shares(seconds).items(), key=lambda each: -each[1])
     return ", ".join(f"{IN_WORDS[kind]} {share:.0%}" for kind, share in found if share >= _TOLD)
+
+
+def sentence_of_shards(computed: Mapping[str, tuple[int, int]]) -> str:
+    """ "worker 0 1,200 (40 of others), worker 1 1,120"; of many the most and the fewest. Empty where nothing is told."""
+    if len(computed) <= _NAMED:
+        return ", ".join(f"{member} {_counted(*found)}" for member, found in computed.items())
+    in_order = sorted(computed, key=lambda member: computed[member][0])
+    named = ", ".join(f"{member} {_counted(*computed[member])}" for member in (in_order[-1], in_order[0]))
+    whole, others = (sum(each) for each in zip(*computed.values(), strict=True))
+    return f"{named}, all {len(computed)} workers {_counted(whole, others)}"
+
+
+def _counted(computed: int, others: int) -> str:
+    return f"{computed:,}" + (f" ({others:,} of others)" if others else "")
 
 
 def per_step(windows: Sequence[Mapping[str, Any]], columns: int) -> list[tuple[float, Seconds]]:

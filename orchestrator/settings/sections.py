@@ -214,6 +214,12 @@ class ClusterSettings:
             "an order", execution("With `cluster.stages`: in which order a worker takes shards forward and backward.")
         ),
     )
+    claims: bool | None = field(
+        default=None,
+        metadata=execution(
+            "Whether a worker that is done claims shards of others on its host; null: where shards keep nothing, in lockstep."
+        ),
+    )
     deal: Literal["measured", "equal"] = field(
         default="measured",
         metadata=execution(

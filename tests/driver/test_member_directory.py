@@ -59,9 +59,20 @@ def test_who_is_on_another_machine_than_the_driver_is_far() -> None:
     assert directory().far((3, 5, 8, 9)) == [5, 9]
 
 
+def test_workers_of_a_node_claim_shards_in_the_memory_of_its_first() -> None:
+    found = directory()
+    for member, node in ((3, "here"), (5, "there"), (8, "here")):
+        found.add(member, {"unix": [], "tcp": [], "board": (100 + member, member)}, node)
+    assert found.generation(begin(), None).boards == ((0, 103, 3), None, (0, 103, 3))
+    assert found.generation(begin(workers=2, members=(3, 5)), None).boards == (None, None)
+    assert directory().generation(begin(), None).boards == (None, None, None)
+
+
 def test_a_handover_connects_who_would_not_meet_otherwise() -> None:
     found = directory("topology=tree")
-    chain = begin(members=(3, 5, 8, 9), workers=4, shards=((0,), (1,), (2,), (3,)), state_transfers=((2, 3),))
+    chain = begin(
+        members=(3, 5, 8, 9), workers=4, shards=((0,), (1,), (2,), (3,)), state_transfers=((2, 3),), nodes=(0, 1, 0, 1)
+    )
     assert set(found.peers(chain.members, found.generation(chain, None), 2)) >= {3}
 
 
@@ -73,7 +84,9 @@ def test_only_who_reaches_the_checkpoints_writes_them() -> None:
 
 def test_who_moves_what_a_shard_keeps_is_connected() -> None:
     found = directory("topology=tree")
-    four = begin(members=(3, 5, 8, 9), workers=4, shards=((0,), (1,), (2,), (3,)), state_transfers=())
+    four = begin(
+        members=(3, 5, 8, 9), workers=4, shards=((0,), (1,), (2,), (3,)), state_transfers=(), nodes=(0, 1, 0, 1)
+    )
     moving = replace(four, moves=((2, 3, (3,)),))
     assert not found.generation(four, None).peers_of(2) & {3}
     assert found.generation(moving, None).peers_of(2) >= {3}

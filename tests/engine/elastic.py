@@ -30,6 +30,7 @@ from orchestrator.control.membership import ControllerState, Requirements, inher
 from orchestrator.control.membership import Member as MemberStatus
 from orchestrator.control.shard_assignment import assign_shards, assign_stages
 from orchestrator.engine.member import lasting_memory
+from orchestrator.engine.member.claims import Ground, Place
 from orchestrator.engine.member.generation import INITIAL
 from orchestrator.engine.member.heartbeat import Heartbeat
 from orchestrator.engine.member.shard_slots import Row, ShardSlots
@@ -338,6 +339,9 @@ class Elastic:
         self.plan = replace(plan, update=replace(plan.update, contribution=contribution), replay=tuple(replay))
         self.went_back = 0
         self.lasting = lasting_memory.created() if outlives else None
+        self._ground = (
+            Ground()
+        )  # a moment of a script is the same in each run only where nobody claims; who wants that says so
         self.applied = 0
         self.script: dict[tuple[int, int | Sending], list[What]] = {}
         for fault in faults:
@@ -429,6 +433,7 @@ class Elastic:
             inherited=tuple(pair for each, pair in self.inherited if each == base),
             keys=SECRET.keys("tests"),
             nodes=(0,) * len(self.members),
+            boards=(Place(0, *self._ground.place),) * len(workers) if self.settings.cluster.claims else (),
         )
         self.generations += 1
         return generation

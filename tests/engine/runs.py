@@ -22,6 +22,7 @@ import torch
 from orchestrator.control.events import Begin
 from orchestrator.control.rendezvous.schedules import groups_of
 from orchestrator.control.shard_assignment import assign_shards, assign_stages, deal
+from orchestrator.engine.member.claims import Ground, Place
 from orchestrator.engine.member.heartbeat import Heartbeat
 from orchestrator.engine.member.time_account import TimeAccount
 from orchestrator.engine.worker import Ended, Generation, ProcessServices, Server, Worker
@@ -150,6 +151,7 @@ def settings_for(
     masked: bool = False,
     initial: dict[str, Any] | None = None,
     timeline: bool = False,
+    claims: bool | None = None,
 ) -> Settings:
     options, mode = dict(optimizer or {}), dict(sync or {"name": "bsp"})
     parts, draws = {"name": "shared", **(partition or {})}, {"name": "uniform", **(sampling or {})}
@@ -172,6 +174,7 @@ def settings_for(
             stages=layout.stages,
             pipeline=Variant(name=pipeline_order),
             step_timeout_s=PATIENCE_S,
+            claims=claims,
         ),
         topology=Variant(name=layout.topology, options=layout.options()),
         reduction=reduction,
@@ -314,7 +317,10 @@ class _Members:
         run_manifest = [member.prepare() for member in self.members]
         assert all(other == run_manifest[0] for other in run_manifest[: self._schedule.workers])
         self._run_manifest = run_manifest[0]
-        self._generation = replace(_generation(self._schedule, plan), keys=SECRET.keys("tests"))
+        generation = _generation(self._schedule, plan)
+        self._ground = Ground()
+        boards = (Place(0, *self._ground.place),) * generation.workers if plan.cluster.claims else ()
+        self._generation = replace(generation, keys=SECRET.keys("tests"), boards=boards)
 
     def run(self) -> list[End]:
         with ThreadPoolExecutor(self._schedule.members) as pool:

@@ -325,6 +325,6 @@ def test_who_withdraws_takes_nobody_the_story() -> None:
         transport = hub.transport(rank, regions)
         return Dawdling(transport, hub) if rank == 1 else transport
 
-    ends = members_end(f.RaisesInLoss, Layout(3), wire, shards=10)
+    ends = members_end(f.RaisesInLoss, Layout(3), wire, shards=10, claims=False)
     assert [_left(end) for end in ends] == ["withdrew", "withdrew", None]
     assert isinstance(ends[2], PipelineRaised)

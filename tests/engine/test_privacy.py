@@ -157,7 +157,7 @@ def _sums(pipeline: type[Pipeline], keys: Keys, **settings: Any) -> torch.Tensor
     worker.prepare()
     trainer: Any = worker._execution._trainer  # type: ignore[attr-defined]
     trainer.unlock(keys)
-    trainer.take_on(range(plan.data.shards))
+    trainer.take_on([range(plan.data.shards)])
     trainer.contribute(0, 0, Grid.unset(1, 1))
     carrier, lattice = trainer._clipped._carrier, trainer._clipped._lattice
     found: torch.Tensor = carrier.own.double() * lattice.lsb
@@ -219,7 +219,7 @@ def test_the_vote_of_a_step_tells_nothing_of_samples() -> None:
     worker.prepare()
     trainer: Any = worker._execution._trainer  # type: ignore[attr-defined]
     trainer.unlock(SECRET.keys("tests"))
-    trainer.take_on((0, 2))
+    trainer.take_on([(0, 2)])
     told = trainer.contribute(0, 0, Grid.unset(1, 1))
     assert (told.failing_shard, list(told.magnitudes), told.weights, told.losses) == (None, [], {}, {})
     assert set(told.present) == {True}

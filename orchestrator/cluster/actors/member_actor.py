@@ -164,6 +164,7 @@ class MemberActor:
 
         with allocator.without_collections():
             from orchestrator.cluster.actors.checkpoint_client import CheckpointClient
+            from orchestrator.engine.member.claims import Ground
             from orchestrator.engine.worker import ProcessServices, Server, Worker
             from orchestrator.transports.shared_memory import SharedRegions
             from orchestrator.transports.sockets import Listener
@@ -173,6 +174,8 @@ class MemberActor:
         address = str(ray.util.get_node_ip_address()) if by_tcp else None  # type: ignore[no-untyped-call]
         self._listener = Listener(self._secret, address)
         self._regions = SharedRegions()
+        self._ground = Ground() if self._role == "worker" and self._plan.cluster.claims else None
+        board = {} if self._ground is None else {"board": self._ground.place}
         self._checkpoint_client = CheckpointClient(self._emit)
         services = ProcessServices(
             self._heartbeat,
@@ -187,7 +190,7 @@ class MemberActor:
         self._heartbeat.rest()
         return {
             "run_manifest": run_manifest,
-            "addresses": self._listener.addresses,
+            "addresses": {**self._listener.addresses, **board},
             "pid": os.getpid(),
             "node": ray.get_runtime_context().get_node_id(),
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),

@@ -51,6 +51,7 @@ class DryRun:
             "topology": self.plan.exchange.topology.name,
             "address": cluster.address,
             "stages": cluster.members.stages,
+            "claims": cluster.claims,
             "cut": self.cut,
             "workers": [
                 {"rank": rank, "stage": stage, "shards": list(shards)}
@@ -74,6 +75,7 @@ class DryRun:
             f"layout    {layout(self.plan)}; {where}",
             *self._exchanges(),
             *(f"worker {rank}  {self._of(stage)}{_shards(shards)}" for rank, (stage, shards) in enumerate(self.hosted)),
+            *self._claims(),
             *(
                 f"input     {each['path']}, md5 {each['md5']}, kept by {each['keeper'] or 'nobody'}"
                 for each in self.inputs
@@ -96,6 +98,11 @@ class DryRun:
             + self._rounds(sizes[stage], "")
             for stage in sorted(sizes)
         ]
+
+    def _claims(self) -> list[str]:
+        if not self.plan.cluster.claims:
+            return []
+        return ["claims    a worker that is done computes shards of others on its host, unless shards keep a state"]
 
     def _rounds(self, workers: int, what: str) -> str:
         topology = self.plan.exchange.topology

@@ -288,6 +288,7 @@ class Record:
             "identity": identity.get("identity"),
             "memory": self.memory,
             "time": times.sentence(outcome.times) or None,
+            "shards": times.sentence_of_shards(outcome.shards) or None,
             "error": error,
         }
         if lost:

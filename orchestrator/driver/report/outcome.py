@@ -18,9 +18,10 @@ class Outcome:
     evaluations included; bytes_per_step: payloads of the member that sends most, of the last step of which that is
     known; checkpoint: the step of the newest one; staleness: of an asynchronous run, by how many updates the shard of an
     update was ahead of the slowest one at most; epsilon: of a private run; times: shares of the workers' time
-    (`records.times`); hosted: shards of each worker of the last generation; redealt: so often they were dealt anew by
-    speed; slow: workers that were far slower than others, in words; not_recorded: why MLflow does not have all of it,
-    which does not make the run a failed one.
+    (`records.times`); shards: where they are claimed, of each worker how many it computed, and how many of those were dealt to
+    others, as far as it has told; hosted: shards of each worker of the last generation; redealt: so often they were dealt anew
+    by speed; slow: workers that were far slower than others, in words; not_recorded: why MLflow does not have all of it, which
+    does not make the run a failed one.
     """
 
     workers: int = 0
@@ -41,6 +42,7 @@ class Outcome:
     hosted: tuple[int, ...] = ()
     redealt: int = 0
     slow: list[str] = field(default_factory=list)
+    shards: dict[str, tuple[int, int]] = field(default_factory=dict)
     not_recorded: str | None = None
 
     @property
@@ -75,6 +77,11 @@ class Outcome:
             report["redealt"], report["hosted"] = self.redealt, list(self.hosted)
         if self.slow:
             report["slow"] = self.slow
+        if self.shards:
+            told = self.shards.items()
+            report["shards"] = {
+                worker: {"computed": computed, "of_others": others} for worker, (computed, others) in told
+            }
         if self.staleness is not None:
             report["staleness"] = self.staleness
         if self.epsilon is not None:

@@ -330,6 +330,14 @@ class EventSink:
         self.event("loader_lost", worker=worker, why=why)
         self._progress.say(f"worker {worker}: {why}")
 
+    def cannot_claim(self, worker: int, why: str) -> None:
+        """The workers of its host compute the shards that are dealt to them."""
+        self.event("board_out_of_reach", worker=worker, why=why)
+        self._progress.say(
+            f"note: worker {worker} cannot reach the memory in which the workers of its host claim shards ({why}); there they "
+            "compute those that are dealt to them"
+        )
+
     def unprotected(self, workers: Sequence[int], why: str = "on another machine than the driver") -> None:
         """What the shards of these workers keep is lost with their processes. Told once of each."""
         new = [worker for worker in workers if worker not in self._unprotected]

@@ -183,6 +183,7 @@ class Job:
                 by_worker = time_log.close()
         outcome = event_sink.outcome
         outcome.times = times.shares(summed(by_worker))
+        outcome.shards = time_log.shards()
         if outcome.error is None:
             weights = record.files.weights
             unfinished = weights.with_suffix(".unfinished")
@@ -288,6 +289,7 @@ def requirements(plan: Plan, *, checkpoint: int | None = None, generation: int =
         inherits=not plan.lockstep and not plan.replay,
         watches=plan.update.local is None,
         by_speed=plan.deals_by_speed,
+        claims=plan.cluster.claims,
         checkpoint=checkpoint,
         generation=generation,
         member=member,

@@ -1,5 +1,5 @@
-"""The addresses of the members, and from them a generation as its members get it: who is connected with whom, and who
-writes checkpoints."""
+"""The addresses of the members, and from them a generation as its members get it: who is connected with whom, who claims shards
+where, and who writes checkpoints."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.control.events import Begin
 from orchestrator.control.rendezvous.schedules import groups_of, schedule_of
+from orchestrator.engine.member.claims import Place
 from orchestrator.engine.member.generation import INITIAL, Generation
 from orchestrator.plan import Exchange
 
@@ -62,12 +63,22 @@ class MemberDirectory:
             begin.heirs,
             begin.inherited,
             nodes=begin.nodes,
+            boards=self._boards(begin),
             stages=begin.stages,
             groups=groups_of(begin, self._exchange),
             restorers=begin.restorers,
             applies=begin.applies,
             run_states=begin.run_states,
         )
+
+    def _boards(self, begin: Begin) -> tuple[Place | None, ...]:
+        """By worker's rank, where it claims shards: in the memory of the first worker on its node, if there is another one."""
+        boards: list[Place | None] = []
+        for node in begin.nodes[: begin.workers]:
+            beside = [rank for rank in range(begin.workers) if begin.nodes[rank] == node]
+            memory = self._addresses[begin.members[beside[0]]].get("board")
+            boards.append(None if memory is None or len(beside) == 1 else Place(beside[0], *memory))
+        return tuple(boards)
 
     def peers(self, members: tuple[int, ...], generation: Generation, rank: int) -> dict[int, Any]:
         """The addresses of all ranks that `rank` is connected with: its links of the schedule and its state transfers."""

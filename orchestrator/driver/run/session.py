@@ -422,6 +422,8 @@ class Session:
                         self._decide(events.Timed(member, entry["micro_batch_s"]))
                 case "slots_out_of_reach":
                     self._event_sink.unprotected([member], entry["why"])
+                case "board_out_of_reach":
+                    self._event_sink.cannot_claim(member, entry["why"])
                 case "loader_lost":
                     self._event_sink.loader_lost(member, entry["why"])
 

@@ -48,6 +48,10 @@ class TimeLog:
             self._tell(window["first"])
         self._recent[member] = told
 
+    def shards(self) -> dict[str, tuple[int, int]]:
+        """As `records.times.shards_by_member`, after `close`."""
+        return times.shards_by_member(lines.read(self._files.times))
+
     def close(self) -> Mapping[str, times.Seconds]:
         """Tell the rest, write the timeline; returns the seconds of each kind by member."""
         self._file.close()

@@ -12,6 +12,7 @@ workers. Everything that has to be agreed on is encoded for that:
     magnitudes        bits of the largest weighted element, per tensor of the layout; ABSENT where no shard contributes
     present           1 per tensor of the layout that some shard has a gradient for, or has changed
     weights, losses   one slot per shard, the bits of a float64; EMPTY everywhere but at the shard's host
+    claimants         per shard the rank that has computed it; only where shards are claimed
     counters          each value and its complement, so that members agree where maximum == minimum; EMPTY at a member that
                       does not have it, which some are where a model is cut into stages
 """
@@ -37,11 +38,13 @@ EMPTY = -(2**63)  # below the bits of every float64 but -0.0, which `to_slots` n
 
 @dataclass(frozen=True)
 class Shape:
-    """The lengths that every member of a run knows: shards, tensors of the layout, counter values."""
+    """The lengths that every member of a run knows: shards, tensors of the layout, counter values. claimed: whether it is told
+    who has computed which shard."""
 
     shards: int
     tensors: int
     counters: int
+    claimed: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class StepReport:
     weights: Mapping[int, float] = field(default_factory=dict)
     losses: Mapping[int, float] = field(default_factory=dict)
     counters: Sequence[int] | None = None
+    claimants: Mapping[int, int] = field(default_factory=dict)
 
     def encode(self, shape: Shape) -> torch.Tensor:
         counters = [EMPTY] * (2 * shape.counters)
@@ -78,6 +82,7 @@ class StepReport:
             *(self.present or [False] * shape.tensors),
             *to_slots(shape.shards, self.weights),
             *to_slots(shape.shards, self.losses),
+            *([self.claimants.get(shard, EMPTY) for shard in range(shape.shards)] if shape.claimed else ()),
             *counters,
         ]
         return torch.tensor(told, dtype=torch.int64)
@@ -86,7 +91,7 @@ class StepReport:
 @dataclass(frozen=True)
 class Consensus:
     """The combined step reports, equal at all members. weights and losses have an entry for each shard that was computed.
-    sent_bytes: by the member that sent most in the step before."""
+    sent_bytes: by the member that sent most in the step before. claimants: by shard, of several the highest rank."""
 
     failing_shard: int | None
     requests: Requests
@@ -97,14 +102,16 @@ class Consensus:
     losses: dict[int, float]
     counters: list[int]
     disagreeing_counters: list[int]
+    claimants: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def decode(cls, vector: torch.Tensor, shape: Shape) -> Consensus:
         told = iter(vector.tolist())
         failing_shard, requests = read_head(told, shape)
         sent = next(told)
-        lengths = (shape.tensors, shape.tensors, shape.shards, shape.shards, shape.counters, shape.counters)
-        magnitudes, present, weights, losses, high, inverted = (
+        claimed = shape.shards if shape.claimed else 0
+        lengths = (shape.tensors, shape.tensors, shape.shards, shape.shards, claimed, shape.counters, shape.counters)
+        magnitudes, present, weights, losses, claimants, high, inverted = (
             list(itertools.islice(told, length)) for length in lengths
         )
         return cls(
@@ -117,6 +124,7 @@ class Consensus:
             losses=from_slots(losses),
             counters=high,
             disagreeing_counters=[i for i in range(shape.counters) if high[i] != ~inverted[i] and high[i] != EMPTY],
+            claimants={shard: rank for shard, rank in enumerate(claimants) if rank != EMPTY},
         )
 
     def computed(self, shard: int) -> tuple[float, float] | None:

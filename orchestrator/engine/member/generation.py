@@ -14,6 +14,7 @@ from orchestrator.checkpoints.state import TrainingState
 from orchestrator.control.events import Inheritance, Move
 from orchestrator.control.rendezvous.schedules import Group
 from orchestrator.control.shard_assignment import hosts_of
+from orchestrator.engine.member.claims import Place
 from orchestrator.engine.member.heartbeat import Heartbeat
 from orchestrator.engine.member.shard_slots import Row, ShardSlots
 from orchestrator.pipeline_orders import Hosts
@@ -38,6 +39,7 @@ class Generation:
     recipient, shards): who hands over what these shards keep, after that and in this order. heirs: (lost, heir): the lost shard
     goes on with what the heir keeps; before the moves. inherited: all such pairs since the last rest, in order. restore: (rank,
     where): that rank loads a checkpoint before anything else; INITIAL: it goes back to the state in which the run began.
+    boards: by worker's rank, where it claims shards; None of one that is alone on its host.
     writers: the ranks that write the parts of checkpoints, in order, and storage: where these lie. keys: of a private run, told
     to workers only, and to no record. nodes: by rank, servers too; two that have the same number share memory, others do not.
 
@@ -65,6 +67,7 @@ class Generation:
     restorers: tuple[int, ...] = ()
     applies: tuple[int, ...] = ()
     run_states: tuple[tuple[int, int], ...] = ()
+    boards: tuple[Place | None, ...] = ()
 
     @property
     def workers(self) -> int:

@@ -1,7 +1,8 @@
-"""Memory that outlives a worker, because the driver on its machine created it and holds it open.
+"""Memory that outlives a worker, because the driver on its machine created it and holds it open; or that a worker holds open
+for the others on its machine.
 
 A memfd has no name, so nothing stays behind when the driver and its workers are gone, however they end; a worker opens the
-driver's descriptor through /proc. What lies in it is the business of `shard_slots.py`.
+other's descriptor through /proc. What lies in it is the business of `shard_slots.py` and of `claims.py`.
 
 Source: memfd_create(2), proc_pid_fd(5). Linux only. Apart from `shard_slots.py` because it needs no torch.
 """
@@ -17,7 +18,7 @@ _NAME: Final = "orchestrator-lasting-memory"
 
 
 def created() -> int:
-    """A descriptor of empty memory, for the driver; it takes none until something is written."""
+    """A descriptor of empty memory, for who holds it open; it takes none until something is written."""
     return os.memfd_create(_NAME, os.MFD_CLOEXEC)
 
 

@@ -4,6 +4,7 @@
     waits(), goes_on(before)   around a wait for slower members
     hold(kind), release()      until then all belongs to this kind, whatever heartbeats tell: an evaluation has votes of its own
     stepped(steps)             so many steps are committed
+    computed(shards, others)   in a step, so many of them dealt to other workers; told where shards are claimed
     take()                     the window that has passed, once it is long enough to be worth a message
 
 Windows grow with the run, from a quarter of a second to a hundredth of what has passed, so that a long run has some hundreds
@@ -62,6 +63,7 @@ class TimeAccount:
         self._micro_batch: tuple[int | None, int] | None = None  # that is computed now, and since when
         self._micro_batch_since = 0.0
         self._last_micro_batch: tuple[int | None, int] | None = None  # which a wait may interrupt
+        self._shards: list[int] | None = None
 
     def turn(self, activity: Activity, step: int | None = None, shard: int | None = None) -> None:
         kind = _KIND[activity]
@@ -117,6 +119,10 @@ class TimeAccount:
         """steps: of the run, from its beginning on."""
         self._steps = steps
 
+    def computed(self, shards: int, others: int) -> None:
+        before = self._shards or (0, 0)
+        self._shards = [before[0] + shards, before[1] + others]
+
     def begins_at(self, steps: int) -> None:
         """This member has a state with so many committed steps, which are not its own work."""
         if self._kind >= 0:
@@ -143,6 +149,8 @@ class TimeAccount:
         }
         if told := [each for key, each in self._micro_batches.items() if key != self._micro_batch]:
             window["micro_batch_s"] = round(statistics.median(told), 9)
+        if self._shards is not None:
+            window["shards"], self._shards = self._shards, None
         if self._spans:
             window["spans"] = self._spans
         if not self._spans_left and not self._full_told:

@@ -63,7 +63,8 @@ class Call(NamedTuple):
 
 
 class Workload:
-    """Micro-batches and evaluation batches of one run. Built under the run's seed; raises PipelineRaised."""
+    """Micro-batches and evaluation batches of one run. Built under the run's seed; raises PipelineRaised. taken: whether
+    another worker computes a shard that this one hosts in a step of the run."""
 
     def __init__(self, kind: type[Pipeline], run: Run, data: Data, staging: Staging | None = None) -> None:
         """kind: the class that `run.pipeline` names."""
@@ -71,6 +72,7 @@ class Workload:
         self._mixed = run.compute.precision == "bfloat16"
         self._staging = staging or Direct()
         self._loaders: Loaders | None = None
+        self.taken: Callable[[int, int], bool] = lambda _step, _shard: False
         self._planned: dict[tuple[int, int], _MicroBatch] = {}
         self.pipeline = construction.make_pipeline(kind, run.pipeline.args, seed)
         with naming("reading the parameters of loss()"):
@@ -365,11 +367,20 @@ class Workload:
         return used
 
     def _fetch(self, micro_batch: _MicroBatch) -> Any:
-        if self._loaders is not None:
-            step, shard, _ = key = micro_batch.key
-            stretches = range(0, self._steps + 1, self._stretch)
-            return self._loaders.batch(key, upcoming(step, shard, self._hosted, stretches, self._indices))
-        return self._read(micro_batch)
+        step, shard, _ = key = micro_batch.key
+        if (
+            self._loaders is None or shard not in self._hosted
+        ):  # of another worker: loaders go on with what is hosted here
+            return self._read(micro_batch)
+        stretches = range(0, self._steps + 1, self._stretch)
+        ahead = upcoming(step, shard, self._hosted, stretches, self._indices)
+        wanted = (each for each in ahead if not self.taken(each.step // self._stretch, each.shard))
+        return self._loaders.batch(key, wanted, lambda each: self._is_over(each, step // self._stretch))
+
+    def _is_over(self, key: Key, now: int) -> bool:
+        """Whether nobody asks for a micro-batch any more in step `now` of the run."""
+        step = key.step // self._stretch
+        return step < now or self.taken(step, key.shard)
 
     def _read(self, micro_batch: _MicroBatch) -> Any:
         with naming(f"reading samples ({micro_batch.where})"), streams.seeded_with(micro_batch.samples_seed):

@@ -64,12 +64,12 @@ class LocalSteps:
         self._start = torch.empty_like(replica.flat)
         self._starts = [slot.view(self._start) for slot in replica.layout.slots[: len(replica.parameters)]]
 
-    def dealt(self, step: int, hosted: Sequence[int], rank: int, workers: int) -> Sequence[int]:
+    def dealt(self, step: int, assigned: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         """By the local steps of each shard in this round, which every worker knows. What a shard keeps stays with its host."""
         if self.keeps_state:
-            return hosted
+            return assigned
         sizes = [len(self._workload.local_steps(step, shard)) for shard in range(self._workload.order.shards)]
-        return hosted if len(set(sizes)) == 1 else deal_by_size(sizes, workers)[rank]
+        return assigned if len(set(sizes)) == 1 else deal_by_size(sizes, len(assigned))
 
     def plan(self, step: int, shards: Sequence[int]) -> None:  # noqa: ARG002
         """Micro-batches are planned with their shard: those of a whole round may be many."""

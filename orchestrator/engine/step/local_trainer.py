@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy
 from numpy.typing import NDArray
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from orchestrator.engine.between_steps.run_state import RunState
 from orchestrator.engine.exchange.collectives import Exchange
 from orchestrator.engine.exchange.step_report import Consensus, StepReport
+from orchestrator.engine.member import claims
+from orchestrator.engine.member.claims import Claims
 from orchestrator.engine.member.generation import ProcessServices
 from orchestrator.engine.model.replica import Replica
 from orchestrator.engine.model.updater import Updater
@@ -27,7 +30,8 @@ from orchestrator.updates.transforms import Gradients
 
 class LocalTrainer:
     """Computes and applies the steps of one worker; implements `engine.step.lockstep.Member`. The shards are set
-    by `take_on`, in each generation anew, and where they differ in size dealt in each step."""
+    by `take_on`, in each generation anew; where they differ in size they are dealt in each step, and where shards are claimed
+    those that are dealt are only the first choice."""
 
     def __init__(
         self,
@@ -48,11 +52,15 @@ class LocalTrainer:
         self._sent = SentBytes(services)
         self.take_on(())
 
-    def take_on(self, shards: Sequence[int], rank: int = 0, workers: int = 1, *, alone: bool = False) -> None:
-        """Host these shards from now on, starting with a new step, as one of so many workers. alone: they are all shards, and
-        there is no other member."""
-        self._hosted = self._shards = tuple(shards)
-        self._seat = rank, workers
+    def take_on(
+        self, assigned: Sequence[Sequence[int]], rank: int = 0, *, alone: bool = False, claims: Claims | None = None
+    ) -> None:
+        """Host these shards from now on, starting with a new step. assigned: the shards of each worker; alone: there is no
+        other member; claims: where workers claim shards."""
+        self._assigned = self._dealt = assigned
+        self._rank = rank
+        self._shards = tuple(assigned[rank]) if assigned else ()
+        self._claims = claims
         self._alone = alone
         self._fault: tuple[int, OrchestratorError] | None = None
         self._single: tuple[Gradients, float, StepReport] | None = None
@@ -63,13 +71,14 @@ class LocalTrainer:
         # The first repetition is computed in full by everybody, for that exposes a pipeline that keeps state (rule B4).
         self._repeated = self._repeated or attempt > 0
         self._single = None
-        self._shards = tuple(self._gradients.dealt(step, self._hosted, *self._seat))
         self._summation.clear()
-        self._gradients.plan(step, self._shards)
+        if not attempt:
+            self._dealt = self._gradients.dealt(step, self._assigned)
+        self._gradients.plan(step, self._shards if attempt else self._dealt[self._rank])
         self._options = self._updater.options()
         tally = _Tally(self._replica, counters_agree=self._gradients.counters_agree)
         fault: tuple[int, OrchestratorError] | None = None
-        for shard in self._shards:
+        for shard in self._turns(step, attempt):
             self._services.heartbeat.beat("compute", step, shard)
             self._services.writer.copied(0)  # if so, it is written from here on, and not from the update
             try:
@@ -88,13 +97,17 @@ class LocalTrainer:
         if self._fault is not None:
             return StepReport(failing_shard=self._fault[0])
         if len(self._shards) == 1 and tally.shards:
-            self._single = (gradients, weight, tally.step_report())
-        return tally.step_report()
+            self._single = (gradients, weight, self._step_report(tally))
+        return self._step_report(tally)
 
     def fault(self, shard: int) -> Exception | None:
         return self._fault[1] if self._fault is not None and self._fault[0] == shard else None
 
     def total(self, exchange: Exchange, step: int, attempt: int, consensus: Consensus) -> int:
+        """Raises Inconsistent where a shard was claimed by nobody, or twice."""
+        if self._claims is not None:
+            count = sum(len(shards) for shards in self._assigned)
+            claims.check(step, self._rank, self._shards, consensus.claimants, count)
         return self._summation.total(exchange, step, attempt, consensus)
 
     def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:
@@ -111,6 +124,24 @@ class LocalTrainer:
         self._updater.apply(state.steps, state.reductions, agreed, consensus.counters, self._summation.result)
         self._summation.commit()
         self._gradients.states.commit()
+        if self._claims is not None:
+            others = len(set(self._shards).difference(self._dealt[self._rank]))
+            self._services.heartbeat.times.computed(len(self._shards), others)
+
+    def _turns(self, step: int, attempt: int) -> Iterator[int]:
+        """The shards to compute, each noted when it is its turn. A repetition computes those of the first attempt, so that
+        each worker compares like with like (rule B4)."""
+        if attempt:
+            yield from self._shards
+            return
+        self._shards = ()
+        for shard in self._dealt[self._rank] if self._claims is None else self._claims.turns(step, self._dealt):
+            self._shards = (*self._shards, shard)
+            yield shard
+
+    def _step_report(self, tally: _Tally) -> StepReport:
+        report = tally.step_report()
+        return report if self._claims is None else replace(report, claimants=dict.fromkeys(self._shards, self._rank))
 
     def _contribute_again(self, grid: Grid) -> StepReport:
         """A worker with one shard need not compute it again: only the grid has changed (rule A4)."""

@@ -18,6 +18,7 @@ from typing import Any, Protocol, Self
 from orchestrator.engine.between_steps.run_state import RunState
 from orchestrator.engine.exchange.collectives import VOTE, Exchange
 from orchestrator.engine.exchange.step_report import UNKNOWN, Consensus, Requests, Shape, StepReport
+from orchestrator.engine.member import claims
 from orchestrator.engine.member.generation import Withdrawn
 from orchestrator.engine.step.executor import Outcome
 from orchestrator.errors import Inconsistent, PipelineRaised
@@ -65,7 +66,7 @@ class StepContents:
     def of(cls, plan: Plan, run_manifest: Mapping[str, Any]) -> Self:
         tensors = [slot["name"] for slot in run_manifest["layout"]["slots"]]
         counters = run_manifest["counters"]
-        shape = Shape(plan.data.shards, len(tensors), len(counters))
+        shape = Shape(plan.data.shards, len(tensors), len(counters), claims.goes(plan, run_manifest))
         weighted = plan.data.privacy is None
         exact = plan.exchange.exact and plan.update.compression is None and weighted
         return cls(shape, (*tensors, *counters), exact, counters_agree=plan.update.local is None, weighted=weighted)

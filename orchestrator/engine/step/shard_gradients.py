@@ -35,8 +35,8 @@ class Contributing(Protocol):
     counters_agree: bool
     states: ShardStates
 
-    def dealt(self, step: int, hosted: Sequence[int], rank: int, workers: int) -> Sequence[int]:
-        """The shards that this worker computes in a step: those that it hosts, or a deal that all workers make alike."""
+    def dealt(self, step: int, assigned: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        """The shards of each worker in a step: those that it hosts, or a deal that all workers make alike."""
 
     def plan(self, step: int, shards: Sequence[int]) -> None:
         """These are computed next."""
@@ -61,9 +61,9 @@ class ShardGradients:
             self.keeps_state = bool(before.init(replica.parameters) or more())
         self.states = ShardStates(lambda: {**before.init(replica.parameters), **more()})
 
-    def dealt(self, step: int, hosted: Sequence[int], rank: int, workers: int) -> Sequence[int]:  # noqa: ARG002
+    def dealt(self, step: int, assigned: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:  # noqa: ARG002
         """Micro-batches of a step are equal in length."""
-        return hosted
+        return assigned
 
     def plan(self, step: int, shards: Sequence[int]) -> None:
         """Prepare for these micro-batches, which are computed next."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from orchestrator.settings.rules.rule import Case, Rule
 from orchestrator.settings.sections import BY_MEMORY
+from orchestrator.updates.compressions import COMPRESSIONS
 from orchestrator.values import Workers
 
 _PORTABLE = Case(("run.arithmetic",), lambda arithmetic: arithmetic == "portable")
@@ -33,6 +34,17 @@ def _layout_of_fast(auto: tuple[str, ...], _: str) -> str:
         f"{' and '.join(_measured(auto))}: with reduction=fast the layout determines the result, and a measurement may not; "
         "give it, or set reduction=exact"
     )
+
+
+_KEEPING = {*COMPRESSIONS} - {"none"}  # unless told otherwise
+_CLAIMS = Case(("cluster.claims",), lambda claims: claims is True)
+
+
+def _claims_require(key: str, fit: Any, because: str, instead: str) -> Rule:
+    def sentence(value: Any, _: bool) -> str:
+        return f"cluster.claims: {because.format(value)}; set {instead}, or leave cluster.claims out"
+
+    return _CLAIMS.requires(key, fit, sentence)
 
 
 RULES: tuple[Rule, ...] = (
@@ -83,5 +95,28 @@ RULES: tuple[Rule, ...] = (
         1,
         "run.threads: portable is known for one thread, as torch divides sums among more of them (docs/portable.md); set "
         "run.threads=1 and cluster.workers higher, which changes no bit",
+    ),
+    _claims_require(
+        "sync.name", "bsp", "shards are claimed step by step, and under sync={} each has its own pace", "sync=bsp"
+    ),
+    _claims_require("cluster.stages", 1, "a stage of a model is not on every worker", "cluster.stages=1"),
+    _claims_require(
+        "reduction",
+        "exact",
+        "reduction=fast adds up in the order of the layout, which claims change",
+        "reduction=exact",
+    ),
+    _claims_require("transport", lambda name: name != "tcp", "workers claim in shared memory", "transport=auto"),
+    _claims_require(
+        "privacy.clipping_norm",
+        None,
+        "with privacy.clipping_norm it is fixed who computes whom",
+        "privacy.clipping_norm=null",
+    ),
+    Rule(
+        ("cluster.claims", "compression.name", "compression.error_feedback"),
+        lambda claims, compression, feedback: claims is True and compression in _KEEPING and feedback is not False,
+        "cluster.claims: with compression={1} a shard keeps on its worker what was left out; set compression.error_feedback="
+        "false, which changes the result, or leave cluster.claims out",
     ),
 )

@@ -188,6 +188,12 @@ RULES: tuple[Idle, ...] = (
         )
         for key in ("local.steps", "local.epochs")
     ),
+    Idle(
+        ("cluster.claims", "cluster.workers", "tuning.auto"),
+        lambda claims, workers, auto: claims is True and workers.most == 1 and "cluster.workers" not in auto,
+        "cluster.claims: one worker computes all shards, and nobody else claims one; raise cluster.workers, or leave it out",
+        ("cluster.workers", "tuning.auto"),
+    ),
     _of_stages(
         "run.recompute",
         bool,
