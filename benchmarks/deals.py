@@ -3,8 +3,8 @@
     python -m benchmarks.deals [--steps 300] [--shards 12] [--factor 2]
 
 A micro-batch sleeps 20 ms, that of one worker `factor` times as long, and computes for less than 2. What is possible follows
-from what the workers report: the median micro-batch of each, for which the best division is known, and what the one that
-does least beside it takes for the rest of a step. Steps per second are those between the first and the last evaluation, with all that
+from what the workers report: the median micro-batch of each, for which the best division is known, and the rest of a step
+at whoever takes least time for that. Steps per second are those between the first and the last evaluation, with all that
 happens there, and those of the second half, in which the deal is settled.
 
 What it does not do: measure a network (`benchmarks.hosts`).
@@ -33,7 +33,8 @@ EVALUATIONS = 10
 
 @dataclass(frozen=True)
 class Found:
-    """rate, settled: steps per second of all, and of the second half; possible: with the best division; deals: of each generation, how many shards each worker had; redealt: what was journaled of the reason."""
+    """rate, settled: steps per second of all, and of the second half; possible: with the best division; deals: of each
+    generation, how many shards each worker had; redealt: what was journaled of the reason."""
 
     rate: float
     settled: float
