@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -144,12 +144,12 @@ def play(
     catalog: Any = None,
     niceness: int | None = None,
     sync: str = "bsp",
-    transport: str = "auto",
+    more: Sequence[str] = (),
     **before: Any,
 ) -> Played:
     """A run of two workers. gone: whose process has ended, whether or not Ray has said so; last_activities: what the dead were
     doing; niceness: the driver's; checkpoint, before: of a run that is resumed."""
-    given = ["cluster.workers=2", f"sync={sync}", f"transport={transport}"]
+    given = ["cluster.workers=2", f"sync={sync}", *more]
     settings = load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], given)
     shown: list[str] = []
     nothing = lambda *_: None  # noqa: E731
@@ -510,7 +510,7 @@ def test_what_workers_tell_of_their_speed_moves_shards_and_names_who_is_slow(
         finished(0, 1),
         finished(1, 1),
     ]
-    played = play(tmp_path, said, transport="tcp")
+    played = play(tmp_path, said, more=["cluster.claims=false"])
     told = "worker 1 on node n: 60 ms for a micro-batch, others 20 ms in the median"
     assert (played.outcome.redealt, played.outcome.hosted, played.outcome.slow) == (1, (6, 2), [told])
     (redealt,) = [event for event in played.journal if event["event"] == "shards_redealt"]
