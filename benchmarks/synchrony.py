@@ -96,14 +96,14 @@ def _course(folder: Path, outcome: Mapping[str, Any]) -> Course:
     journal = REPOSITORY / ".orchestrator" / str(outcome["run_id"]) / "journal.jsonl"
     events = [json.loads(line) for line in journal.read_text().splitlines()]
     evaluated = [event for event in events if event["event"] == "evaluated"]
-    times = _times(folder, len(evaluated))
+    times = times_of(folder, len(evaluated))
     losses = tuple((at - times[0], e["metrics"]["validation/loss"]) for at, e in zip(times, evaluated, strict=True))
     between = evaluated[-1]["step"] - evaluated[0]["step"]
     accuracy = outcome["metrics"]["validation/accuracy"]
     return Course(between * SHARDS / (times[-1] - times[0]), losses, accuracy)
 
 
-def _times(folder: Path, evaluations: int) -> list[float]:
+def times_of(folder: Path, evaluations: int) -> list[float]:
     """When each evaluation began, by the first process that took part in it."""
     marks = [[float(at) for at in path.read_text().split()] for path in folder.glob("evaluated-*")]
     each = [[own[i * len(own) // evaluations] for i in range(evaluations)] for own in marks if len(own) >= evaluations]

@@ -16,7 +16,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
@@ -220,6 +220,19 @@ class Must:
 
 def matching(pattern: str, form: str) -> Must:
     return Must(f"of the form {form}", lambda text: re.fullmatch(pattern, text) is not None)
+
+
+def speeds_of(texts: Iterable[str]) -> dict[str, float]:
+    """Of "ADDRESS=SPEED", by address. Raises ValueError."""
+    return {address: float(speed) for address, _, speed in (text.strip().rpartition("=") for text in texts)}
+
+
+def are_speeds(texts: Collection[str]) -> bool:
+    try:
+        found = speeds_of(texts)
+    except ValueError:
+        return False
+    return len(found) == len(texts) and all(address and 0 < speed < math.inf for address, speed in found.items())
 
 
 POSITIVE = Field(gt=0)

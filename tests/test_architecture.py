@@ -68,6 +68,7 @@ ROOMS = {
         "fault_attribution",
         "decision",
         "membership",
+        "dealing",
         "hand_over",
         "shard_assignment",
         "claiming",

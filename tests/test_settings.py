@@ -57,6 +57,8 @@ CLUSTER = ", ".join(
         "workers",
         "stages",
         "claims",
+        "deal",
+        "speeds",
         "spares",
         "cpus_per_worker",
         "gpus_per_worker",
@@ -1084,6 +1086,28 @@ IDLE_WITHOUT_STAGES = {
 def test_what_counts_for_stages_only_is_refused_without_them(override: str, sentence: str) -> None:
     assert [each.removeprefix("command line: ") for each in problems(override)] == [sentence]
     assert given_on_command_line(override, "cluster.stages=auto").tuning.auto == ("cluster.stages",)
+
+
+IDLE_SPEEDS = {
+    "cluster.spares=0": "a private Ray is this machine, on which all workers are equally fast; set cluster.address",
+    "cluster.deal=equal": "with cluster.deal=equal nobody asks for speeds",
+    "reduction=fast": "with reduction=fast the layout determines the result, so shards are dealt equally; set reduction=exact",
+    "sync=bap": "under sync=bap who hosts a shard is part of the record, so shards are dealt equally; set sync=bsp",
+    "local.steps=2": "with local steps shards differ in size, and are dealt by that",
+}
+
+
+@pytest.mark.parametrize(("override", "why"), IDLE_SPEEDS.items())
+def test_speeds_that_count_for_nothing_are_refused(override: str, why: str) -> None:
+    joined = [] if override == "cluster.spares=0" else ["cluster.address=h:1"]
+    found = problems("cluster.speeds=[10.0.0.7=0.5]", *joined, override)
+    assert f"command line: cluster.speeds: {why}, or leave cluster.speeds out" in found
+
+
+@pytest.mark.parametrize("speeds", ["[a]", "[a=0]", "[a=x]", "[=1]", "[a=1, a=2]", "[a=inf]", "[a=nan]", "[a=-1]"])
+def test_speeds_are_numbers_by_address(speeds: str) -> None:
+    (problem,) = problems(f"cluster.speeds={speeds}", "cluster.address=h:1")
+    assert "a list of ADDRESS=SPEED with numbers above 0, each address once" in problem
 
 
 def test_a_number_of_workers_that_a_measurement_may_not_choose_is_one_problem() -> None:

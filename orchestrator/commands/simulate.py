@@ -101,6 +101,8 @@ def simulate(
         conditions=by,
         sum_bytes=8 if settings.reduction == "exact" else 4,
         checkpoint=_checkpoint(settings),
+        by_speed=settings.cluster.deal == "measured" and settings.reduction == "exact",
+        claims=number > 1 and _claims(conf, overrides),
     )
     rows = report.answer(question)
     if not all(row.played for row in rows):
@@ -111,6 +113,11 @@ def simulate(
             "controller"
         )
     return Simulated(question, rows, notes, time.monotonic() - started)
+
+
+def _claims(conf: Sequence[str], overrides: Sequence[str]) -> bool:
+    """Whether several workers would claim shards from each other, in lockstep."""
+    return resolve(load(conf, [*overrides, "cluster.workers=2", "data.shards=2", "sync=bsp"])).cluster.claims
 
 
 def _checkpoint(settings: Settings) -> int:

@@ -38,6 +38,7 @@ from orchestrator.control.events import (
     StartFailed,
     Stepped,
     Tick,
+    Timed,
 )
 from orchestrator.control.membership import (
     ControllerState,
@@ -53,6 +54,7 @@ from orchestrator.control.membership import (
     room,
     waiting,
 )
+from orchestrator.control.rendezvous.balancing import REMEMBERED, balance
 from orchestrator.control.rendezvous.conclusion import awaits_cause, conclude, emit_recoveries
 from orchestrator.control.rendezvous.formation import ask, begin, end_interrupted, form, stand_by, worth_saving
 from orchestrator.control.rendezvous.scaling import RETRY_S, start_failed, start_missing
@@ -109,7 +111,7 @@ def _ready(decision: Decision, event: Ready) -> None:
             return
     now = decision.now
     told: dict[str, Any] = {"run_manifest": event.run_manifest, "can_restore": event.can_restore, "node": event.node}
-    decision.update(member.id, ready=now, **told, heard=now, moved=now)
+    decision.update(member.id, ready=now, speed=event.speed, **told, heard=now, moved=now)
     decision.set(retry=None)
     if decision.state.phase == "preparing":
         _begin_first(decision)
@@ -333,6 +335,13 @@ def _stepped(decision: Decision, event: Stepped) -> None:
             emit_recoveries(decision)
 
 
+def _timed(decision: Decision, event: Timed) -> None:
+    member = decision.state.members.get(event.member)
+    if member is not None and event.seconds > 0:
+        decision.update(member.id, lately=(*member.lately, event.seconds)[-REMEMBERED:])
+        balance(decision, member)
+
+
 def _heartbeat(decision: Decision, event: Heartbeat) -> None:
     member = decision.state.members.get(event.member)
     if member is None:
@@ -468,6 +477,7 @@ _HANDLERS: dict[type[Event], Callable[[Decision, Any], None]] = {
     Died: _died,
     Heartbeat: _heartbeat,
     Stepped: _stepped,
+    Timed: _timed,
     CheckpointSaved: _saved,
     NoRoom: _no_room,
     StartFailed: _start_failed,

@@ -24,13 +24,15 @@ class Ready:
     """A member is prepared.
 
     run_manifest: what it found out about the run (a server: nothing); can_restore: it reaches the checkpoints. node: a number
-    that it has in common with whom it shares memory, and with nobody else; 0 for all where there is one node.
+    that it has in common with whom it shares memory, and with nobody else; 0 for all where there is one node. speed: declared,
+    in proportion to others'.
     """
 
     member: int
     run_manifest: Mapping[str, Any]
     can_restore: bool = False
     node: int = 0
+    speed: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,14 @@ class Stepped:
 
 
 @dataclass(frozen=True)
+class Timed:
+    """A worker has told how long a micro-batch has taken it lately, in the median; it tells so again and again."""
+
+    member: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class CheckpointSaved:
     """The newest good checkpoint holds this many updates: it was committed now, or a later one was found damaged."""
 
@@ -152,6 +162,7 @@ Event = (
     | Died
     | Heartbeat
     | Stepped
+    | Timed
     | CheckpointSaved
     | NoRoom
     | StartFailed
@@ -249,10 +260,32 @@ class Recovered:
 
 
 @dataclass(frozen=True)
+class Redeal:
+    """The next generation begins at the next boundary, with shards dealt by speed. micro_batch_s: by member; step_s,
+    expected_s: of a step's computing, as it is and as it will be; moving: so many shards."""
+
+    micro_batch_s: Mapping[int, float]
+    step_s: float
+    expected_s: float
+    moving: int
+
+
+@dataclass(frozen=True)
+class Slow:
+    """This worker is far slower than the others, and has been for so long. micro_batch_s: of a micro-batch of its; others_s: in
+    the median of the others. Told once of each."""
+
+    member: int
+    micro_batch_s: float
+    others_s: float
+    seconds: float
+
+
+@dataclass(frozen=True)
 class End:
     """The run is over; error: None when it finished."""
 
     error: OrchestratorError | None
 
 
-Command = Start | Begin | StandBy | CallOff | Ask | Kill | Recovered | End
+Command = Start | Begin | StandBy | CallOff | Ask | Kill | Recovered | Redeal | Slow | End

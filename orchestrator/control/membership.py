@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from orchestrator.control.dealing import Host, Pace, deal_by_speed, expected_seconds
 from orchestrator.control.events import Begin, Finished, Heartbeat, Inheritance, Left, Move, Role
 from orchestrator.control.hand_over import HandOver, Standing, hand_over
-from orchestrator.control.shard_assignment import assign_shards, assign_stages, deal
+from orchestrator.control.shard_assignment import assign_shards, assign_stages
 from orchestrator.errors import Inconsistent
 from orchestrator.records.progress import Progress, advances_of, behind, latest, steps_of
 
@@ -29,7 +30,9 @@ class Requirements:
     a second vote, so that a loss costs no step while every stage keeps a worker. checkpoint: the newest committed one when the
     run begins, so None unless it is a resume. whole: no generation begins without all of them, because the layout determines
     the result. stores: checkpoints can be written. inherits: what a lost shard kept is replaced by what another one keeps;
-    otherwise all go back.
+    otherwise all go back. watches: micro-batches are alike, so that a worker that is far slower than others is worth a word;
+    by_speed: shards are dealt by how fast their workers are seen to be, as no result depends on who hosts them; claims: workers
+    of one node share their shards in a step, unless shards keep something.
     start_timeout_s: how long a start may go without progress. unreachable_s: after so long an accused member that is not heard
     of is taken for dead. generation, member: the first numbers to give, above all that
     an earlier part of the run has used.
@@ -49,6 +52,9 @@ class Requirements:
     whole: bool = False
     stores: bool = True
     inherits: bool = False
+    watches: bool = False
+    by_speed: bool = False
+    claims: bool = False
     generation: int = 0
     member: int = 0
 
@@ -69,7 +75,8 @@ class Member:
     in a generation (a spare did not). stage: which one it hosts, from its first generation on; None before, and where
     every worker has the whole model. held, staged: the shards whose state it has, as of its last committed step and as of
     the one after it. holds_sum: as of its report. heard, moved: when it last answered, and when its compute thread last moved.
-    node: as of `Ready`, from then on.
+    node, speed: as of `Ready`, from then on. lately: its last reports of how long a micro-batch takes it, which outlive a
+    generation.
     """
 
     id: int
@@ -80,6 +87,8 @@ class Member:
     can_restore: bool = False
     joins: bool = False
     node: int = 0
+    speed: float = 1.0
+    lately: tuple[float, ...] = ()
     stage: int | None = None
     progress: Progress | None = None
     report: Left | Finished | None = None
@@ -145,6 +154,22 @@ class Recovery:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Balance:
+    """What the controller remembers to judge whether shards should be dealt anew. A round is over when every worker of the
+    generation has told its time again.
+
+    told: who has in this round; better: so many rounds in a row another deal was much better; moved: so often shards were dealt
+    anew by speed; slow: of whom is far slower than the others, since when and for how many rounds; said: of whom that was told.
+    """
+
+    told: frozenset[int] = frozenset()
+    better: int = 0
+    moved: int = 0
+    slow: Mapping[int, tuple[float, int]] = field(default_factory=dict)
+    said: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
 class ControllerState:
     """All that the controller remembers.
 
@@ -185,6 +210,7 @@ class ControllerState:
     recoveries: tuple[Recovery, ...] = ()
     inherited: tuple[tuple[int, Inheritance], ...] = ()
     interrupted: tuple[float, str] | None = None
+    balance: Balance = Balance()
 
     def name(self, member: int) -> str:
         known = self.members.get(member)
@@ -253,7 +279,7 @@ def compose(state: ControllerState) -> Begin | str:
         restore = next((rank for rank, member in enumerate(workers) if member.can_restore), None)
         if restore is None:
             return f"none of the {len(workers)} ready workers reaches the checkpoint of step {state.checkpoint}"
-    shards = assign_shards(state.requirements.shards, len(workers))
+    shards = deal_shards(state, workers)
     return Begin(
         generation=state.requirements.generation if state.generation is None else state.generation.number + 1,
         members=tuple(member.id for member in [*workers, *servers]),
@@ -294,7 +320,7 @@ def _compose_stages(state: ControllerState, workers: Sequence[Member]) -> Begin 
         nodes=tuple(member.node for member in workers),
         workers=len(workers),
         servers=0,
-        shards=deal(requirements.shards, stages),
+        shards=deal_shards(state, workers, stages),
         state_transfers=tuple((restorers[stage], rank) for rank, stage in enumerate(stages) if rank not in restorers)
         if restorers
         else planned.transfers,
@@ -307,6 +333,44 @@ def _compose_stages(state: ControllerState, workers: Sequence[Member]) -> Begin 
         applies=() if restorers else planned.applies,
         run_states=() if restorers else planned.run_states,
     )
+
+
+def deal_shards(
+    state: ControllerState, workers: Sequence[Member], stages: Sequence[int] = ()
+) -> tuple[tuple[int, ...], ...]:
+    """By rank the shards that it hosts, of its stage if there are stages: by speed where that is known and asked for."""
+    of_stage: dict[int, tuple[tuple[int, ...], ...]] = {}
+    for stage, places in stage_mates(len(workers), stages).items():
+        hosts = hosts_in(state, [workers[place] for place in places])
+        shards = state.requirements.shards
+        of_stage[stage] = assign_shards(shards, len(places)) if hosts is None else deal_by_speed(shards, hosts)
+    following = {stage: iter(dealt) for stage, dealt in of_stage.items()}
+    return tuple(next(following[stage]) for stage in stages or (0,) * len(workers))
+
+
+def stage_mates(workers: int, stages: Sequence[int]) -> dict[int, list[int]]:
+    """By stage the ranks that host it; all host stage 0 where every worker has the whole model."""
+    found: dict[int, list[int]] = {}
+    for rank in range(workers):
+        found.setdefault(stages[rank] if stages else 0, []).append(rank)
+    return found
+
+
+def hosts_in(state: ControllerState, workers: Sequence[Member]) -> list[Host] | None:
+    """Those who share the shards of a stage, for a deal by speed; None where shards are dealt equally."""
+    requirements = state.requirements
+    if not requirements.by_speed:
+        return None
+    seconds = expected_seconds([Pace(each.lately, each.speed, each.node) for each in workers])
+    if seconds is None:
+        return None
+    begin = None if state.generation is None else state.generation.begin
+    held = {} if begin is None else dict(zip(begin.members, begin.shards, strict=False))
+    shared = requirements.claims and requirements.stages == 1 and not _keeps_shard_state(state, workers)
+    return [
+        Host(each, worker.node if shared else place, frozenset(held.get(worker.id, ())))
+        for place, (each, worker) in enumerate(zip(seconds, workers, strict=True))
+    ]
 
 
 def _stage_hand_over(state: ControllerState, workers: Sequence[Member], stages: Sequence[int]) -> HandOver:

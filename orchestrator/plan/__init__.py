@@ -193,7 +193,9 @@ class Members:
 @dataclass(frozen=True)
 class Cluster:
     """address: of a Ray to join, None for a private one; cpus, gpus: set aside per member; together: all on one node; claims:
-    whether workers of a host claim shards from each other, unless shards keep a state; claims_required: they must not."""
+    whether workers of a host claim shards from each other, unless shards keep a state; claims_required: they must not;
+    by_speed: shards are dealt by how fast workers are, where the mode leaves that free; speeds: of nodes by address, as
+    declared."""
 
     address: str | None
     members: Members
@@ -201,6 +203,8 @@ class Cluster:
     gpus: float
     together: bool
     timeouts: Timeouts
+    by_speed: bool = False
+    speeds: Mapping[str, float] = field(default_factory=dict)
     claims: bool = False
     claims_required: bool = False
 
@@ -261,6 +265,12 @@ class Plan:
     def mode(self) -> Mode:
         """When a replica may go on."""
         return build_mode(self.sync.name, self.sync.options)
+
+    @property
+    def deals_by_speed(self) -> bool:
+        """Whether shards are dealt by how fast their workers are: where who hosts a shard is no part of the result or of its
+        record, and shards are alike."""
+        return self.cluster.by_speed and self.lockstep and self.exchange.exact and self.update.local is None
 
     @property
     def lockstep(self) -> bool:

@@ -30,7 +30,7 @@ from orchestrator.settings import Settings
 from orchestrator.settings.sections import BY_MEMORY, OptimizerSettings
 from orchestrator.topologies import TOPOLOGIES
 from orchestrator.updates.schedules import SCHEDULES
-from orchestrator.values import Span
+from orchestrator.values import Span, speeds_of
 
 INITIAL_FOLDER = ".orchestrator/initial"  # where a launch puts the weights that training begins with
 
@@ -170,6 +170,8 @@ def _cluster(settings: Settings) -> Cluster:
         gpus=cluster.gpus_per_worker,
         together=settings.transport == "shared_memory",
         timeouts=Timeouts(cluster.start_timeout_s, cluster.step_timeout_s, cluster.lease_s, cluster.unreachable_s),
+        by_speed=cluster.deal == "measured",
+        speeds=speeds_of(cluster.speeds),
         claims=cluster.workers.most > 1 and cluster.claims is not False and _can_claim(settings),
         claims_required=cluster.claims is True,
     )

@@ -11,10 +11,11 @@ A member reports windows of time, each of some steps (`engine.member.time_accoun
     report       lines of the trace and digests
     connect      from one generation to the next: connections, state that is given and taken, nothing to do in between
 
-A window is {"first", "steps", "started", "wall", "seconds", "busy", "process"}: its first step and how many it has, when it
-began in seconds of the epoch, its length, seconds of each kind, processor seconds of the computing thread of each kind, and of
-the whole process. The kinds of a window add up to its length. What little a wait computes counts as exchange. Where shards are
-claimed it has "shards", too: how many the member computed in these steps, and how many of those were dealt to others.
+A window is {"first", "steps", "started", "wall", "seconds", "busy", "process", "micro_batch_s"}: its first step and how many it
+has, when it began in seconds of the epoch, its length, seconds of each kind, processor seconds of the computing thread of each
+kind, and of the whole process; and the median of a micro-batch, where any was computed. The kinds of a window add up to its
+length. What little a wait computes counts as exchange. Where shards are claimed it has "shards", too: how many the
+member computed in these steps, and how many of those were dealt to others.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from orchestrator.values import (
     Must,
     Steps,
     Workers,
+    are_speeds,
     at_least,
     matching,
 )
@@ -76,6 +77,7 @@ AUTO: dict[KeyPath, str] = {
 }
 BY_MEMORY = "cluster.stages"  # the one of them that is not chosen by a measurement
 TUNABLE = Must(f"among {', '.join(AUTO.values())}", lambda names: set(names) <= set(AUTO.values()))
+SPEEDS = Must("a list of ADDRESS=SPEED with numbers above 0, each address once", are_speeds)
 NO_NAME = Must("a mapping without the key 'name'", lambda options: "name" not in options)
 
 
@@ -216,6 +218,19 @@ class ClusterSettings:
         default=None,
         metadata=execution(
             "Whether a worker that is done claims shards of others on its host; null: where shards keep nothing, in lockstep."
+        ),
+    )
+    deal: Literal["measured", "equal"] = field(
+        default="measured",
+        metadata=execution(
+            "How shards are dealt among workers: by how fast these are seen to be (in lockstep, with exact sums), or equally."
+        ),
+    )
+    speeds: tuple[str, ...] = field(
+        default=(),
+        metadata=execution(
+            "How fast nodes of a joined Ray are, as ADDRESS=SPEED, others 1: by that shards are dealt until times are known.",
+            SPEEDS,
         ),
     )
     spares: int = field(

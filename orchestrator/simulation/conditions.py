@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -35,6 +36,7 @@ class Conditions:
     hosts (the order of samples, optimizer, trace); with several workers both take `contention` times as long, where they share
     caches and memory. vote_s: processor time of a member's vote and sum beside its messages, where there are others.
 
+    speeds: of the workers, in proportion, by rank, and again from the first where there are more workers; none: all alike.
     stragglers: this share of the workers computes slower_by times as long, always; jitter: relative standard deviation of
     a micro-batch, log-normal; stalls: with this probability a worker's step waits stall_s.
 
@@ -53,6 +55,7 @@ class Conditions:
     contention: float = 1.0
     update_s: float = 0.001
     vote_s: float = 0.0
+    speeds: tuple[float, ...] = ()
     stragglers: float = 0.0
     slower_by: float = 3.0
     jitter: float = 0.0
@@ -112,6 +115,14 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _speeds(text: str) -> tuple[float, ...]:
+    with suppress(ValueError):
+        speeds = tuple(map(float, text.split(",")))
+        if all(0 < speed < math.inf for speed in speeds):
+            return speeds
+    raise ValueError("speeds above 0 with commas between them, such as 1,1,0.5")
+
+
 def _measured(text: str, units: Mapping[str, float], expected: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?(?:e-?\d+)?)([A-Za-z]*)", text)
     if found is None or found[2] not in units or not float(found[1]) >= 0:
@@ -129,6 +140,7 @@ KEYS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "update": ("update_s", time_of, "of the rest of a worker's step, whatever it hosts"),
     "contention": ("contention", _factor, "how many times as long both take with several workers, which share caches"),
     "vote": ("vote_s", time_of, "processor time of a member's vote and sum beside its messages"),
+    "speeds": ("speeds", _speeds, "of the workers by rank, in proportion, over and over: 1,1,1,0.33"),
     "stragglers": ("stragglers", _share, "share of the workers that are slow"),
     "slower_by": ("slower_by", _factor, "how many times as long they take"),
     "jitter": ("jitter", _share, "relative standard deviation of a micro-batch's time"),

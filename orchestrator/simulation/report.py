@@ -12,6 +12,7 @@ import numpy as np
 from orchestrator.control.membership import Requirements
 from orchestrator.control.shard_assignment import assign_shards
 from orchestrator.simulation import cores, steps
+from orchestrator.simulation.balance import dealt, with_claims
 from orchestrator.simulation.conditions import Conditions, Network
 from orchestrator.simulation.exchange import Exchanged, exchange, play
 from orchestrator.simulation.losses import MOST_WORKERS, Outcome, Scenario, simulate
@@ -28,7 +29,8 @@ _TRACED_MEMBERS = 64
 
 @dataclass(frozen=True)
 class Question:
-    """elements: of the model; sum_bytes: of an element of a sum, 8 where it is exact; topologies, modes: (name, options)."""
+    """elements: of the model; sum_bytes: of an element of a sum, 8 where it is exact; topologies, modes: (name, options). In
+    lockstep: by_speed: shards are dealt by the workers' speeds; claims: workers of a host claim from each other."""
 
     workers: int
     shards: int
@@ -39,6 +41,8 @@ class Question:
     conditions: Conditions
     sum_bytes: int = _SUM_BYTES
     checkpoint: int = 0
+    by_speed: bool = False
+    claims: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,8 @@ class Row:
 
 def answer(question: Question) -> list[Row]:
     hosted = np.array([len(each) for each in assign_shards(question.shards, question.workers)])
-    times = steps.micro_batches(question.conditions, question.workers, hosted, question.steps)
+    free = steps.paces(question.conditions, question.workers, question.steps).of(hosted)
+    times = _balanced(question, question.steps)
     rows = []
     for name, options in question.topologies:
         schedule = build_schedule(name, question.workers, **options)
@@ -79,10 +84,21 @@ def answer(question: Question) -> list[Row]:
         exchanged = exchange(schedule, up, down, question.conditions.network)
         for mode_name, mode_options in question.modes:
             mode = build_mode(mode_name, mode_options)
-            stepped = _stepped(question, times, hosted, exchanged, mode, schedule)
+            lockstep = mode.execution == "lockstep"
+            stepped = _stepped(question, times if lockstep else free, hosted, exchanged, mode, schedule)
             outcome, driven = _outcome(question, stepped.seconds)
             rows.append(_row(question, name, mode_name, mode, stepped, exchanged, outcome, driven))
     return rows
+
+
+def _balanced(question: Question, number: int) -> steps.Times:
+    """[steps, workers] seconds that each worker computes in each of so many steps in lockstep."""
+    workers = question.workers
+    paces = steps.paces(question.conditions, workers, number)
+    hosts = (0,) * workers
+    always = [float(each) for each in paces.always]
+    hosted = np.array(dealt(question.shards, always, hosts, by_speed=question.by_speed, claims=question.claims))
+    return with_claims(hosted, paces.each, paces.late, hosts) if question.claims else paces.of(hosted)
 
 
 def _stepped(
@@ -201,8 +217,7 @@ def chrome_trace(question: Question, topology: tuple[str, Mapping[str, Any]]) ->
     schedule: Schedule = build_schedule(topology[0], question.workers, **topology[1])
     if schedule.members > _TRACED_MEMBERS:
         return None
-    hosted = np.array([len(each) for each in assign_shards(question.shards, question.workers)])
-    times = steps.micro_batches(question.conditions, question.workers, hosted, _TRACED_STEPS)
+    times = _balanced(question, _TRACED_STEPS)
     up, down = question.elements * question.sum_bytes, question.elements * _RESULT_BYTES
     exchanged, flights = play(schedule, up, down, question.conditions.network)
     events: list[dict[str, Any]] = []

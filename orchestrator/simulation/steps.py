@@ -34,20 +34,34 @@ class Stepped:
     waiting: float
 
 
-def micro_batches(conditions: Conditions, workers: int, hosted: npt.NDArray[np.int64], steps: int) -> Times:
-    """[steps, workers] seconds that each worker computes in each step: its shards one after the other."""
+@dataclass(frozen=True)
+class Paces:
+    """always: [workers] seconds of a micro-batch of each in the long run; each: [steps, workers] those of a step; late: [steps,
+    workers] for how long a stall holds each up."""
+
+    always: Times
+    each: Times
+    late: Times
+
+    def of(self, hosted: npt.NDArray[np.int64]) -> Times:
+        """[steps, workers] seconds that each computes, with so many shards one after the other."""
+        return self.each * hosted + self.late
+
+
+def paces(conditions: Conditions, workers: int, steps: int) -> Paces:
     random = np.random.default_rng([conditions.seed, workers, steps])
     slow = np.zeros(workers, bool)
     slow[random.permutation(workers)[: round(conditions.stragglers * workers)]] = True
-    each = conditions.compute_s * conditions.slowed(workers)
-    base = each * hosted * np.where(slow, conditions.slower_by, 1.0)
-    times = np.broadcast_to(base, (steps, workers)).copy()
+    speeds = np.resize(np.array(conditions.speeds or (1.0,)), workers)
+    always = conditions.compute_s * conditions.slowed(workers) * np.where(slow, conditions.slower_by, 1.0) / speeds
+    each = np.broadcast_to(always, (steps, workers)).copy()
     if conditions.jitter:
         sigma = np.sqrt(np.log1p(conditions.jitter**2))
-        times *= random.lognormal(-(sigma**2) / 2, sigma, times.shape)
+        each *= random.lognormal(-(sigma**2) / 2, sigma, each.shape)
+    late = np.zeros(each.shape)
     if conditions.stalls:
-        times += np.where(random.random(times.shape) < conditions.stalls, conditions.stall_s, 0.0)
-    return times
+        late = np.where(random.random(each.shape) < conditions.stalls, conditions.stall_s, 0.0)
+    return Paces(always, each, late)
 
 
 def rest_of_a_step(conditions: Conditions, workers: int) -> float:

@@ -41,7 +41,9 @@ from orchestrator.control.events import (
     NoRoom,
     Ready,
     Recovered,
+    Redeal,
     Role,
+    Slow,
     StandBy,
     Start,
     Stepped,
@@ -249,6 +251,8 @@ class World:
             elif isinstance(command, Recovered):
                 assert command.seconds >= 0
                 self.recovered.append(command)
+            elif isinstance(command, Redeal | Slow):
+                assert command.micro_batch_s
             else:
                 self._end(command)
 

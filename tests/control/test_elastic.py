@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from orchestrator.control.events import Interrupt
+from orchestrator.control.events import Interrupt, Timed
 from orchestrator.control.membership import Requirements
 from orchestrator.errors import Interrupted, WorkerLost
 from orchestrator.records.progress import latest, steps_of
@@ -85,6 +85,8 @@ class Run(RuleBasedStateMachine):
             step_timeout_s=STEP_TIMEOUT_S,
             checkpoint=2 if resumed else None,
             inherits=inherits,
+            watches=True,
+            by_speed=not inherits,
         )
         keeps = shard_state or inherits
         self.world = World(requirements, deaf=deaf, near=near, races=races, shard_state=keeps, second_vote=second_vote)
@@ -133,6 +135,15 @@ class Run(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         if not self.world.end:
             self.world.tick(seconds)
+
+    @rule(dice=DICE, rounds=st.integers(1, 3))
+    def report_times(self, dice: random.Random, rounds: int) -> None:
+        """Everybody who takes part, twice mostly, so that shards are dealt anew where that pays."""
+        seconds = {process.id: dice.choice([10.0, 10.0, 30.0, 70.0]) for process in self.world.living("worker")}
+        for _ in range(rounds):
+            for member in sorted(seconds):
+                if not self.world.end:
+                    self.world.tell(Timed(member, seconds[member]))
 
     @rule(dice=DICE, heard=st.booleans())
     def die(self, dice: random.Random, heard: bool) -> None:

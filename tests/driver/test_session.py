@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +18,14 @@ from safetensors.torch import load_file
 from orchestrator.checkpoints.weights import Weights
 from orchestrator.cluster.actors.members import ActorPlacement, Heard
 from orchestrator.cluster.placement.actor_slots import ActorSlots
+from orchestrator.cluster.placement.reservation import Node
+from orchestrator.control.rendezvous import balancing
+from orchestrator.driver.report import summary
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run import trained_weights
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import Audience, EventSink
-from orchestrator.driver.run.job import requirements
+from orchestrator.driver.run.job import refuse_unknown, requirements
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.session import RunStart, Session, Startup
 from orchestrator.driver.terminal.signals import PendingSignal
@@ -141,11 +144,13 @@ def play(
     catalog: Any = None,
     niceness: int | None = None,
     sync: str = "bsp",
+    more: Sequence[str] = (),
     **before: Any,
 ) -> Played:
     """A run of two workers. gone: whose process has ended, whether or not Ray has said so; last_activities: what the dead were
     doing; niceness: the driver's; checkpoint, before: of a run that is resumed."""
-    settings = load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], ["cluster.workers=2", f"sync={sync}"])
+    given = ["cluster.workers=2", f"sync={sync}", *more]
+    settings = load([{"run": {"steps": 2}, "pipeline": {"target": "a:B"}}], given)
     shown: list[str] = []
     nothing = lambda *_: None  # noqa: E731
     progress: Any = SimpleNamespace(start=nothing, step=nothing, say=shown.append)
@@ -484,3 +489,44 @@ def test_a_sprint_that_is_done_again_replaces_the_one_that_was_lost(tmp_path: Pa
     assert played.trace == [after[0]["trace"]]
     assert list(read(tmp_path / "rests")) == [after[1]["rest"]]
     assert (played.outcome.steps, played.outcome.loss, played.outcome.metrics) == (1, 2.0, {"m": 1.0})
+
+
+def test_what_workers_tell_of_their_speed_moves_shards_and_names_who_is_slow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"WORTH_S": 0.0, "SLOW_ROUNDS": 2, "SLOW_S": 0.0}.items():
+        monkeypatch.setattr(balancing, name, value)
+    times = [entries(member, {"event": "times", "micro_batch_s": each}) for member, each in ((0, 0.02), (1, 0.06))]
+    first, second = ({"trace": line} for line in LINES)
+    said = [
+        *BEGIN,
+        DESCRIBED,
+        *times,
+        *times,
+        entries(0, first),
+        left(0, "regroup", 1),
+        left(1, "regroup", 1),
+        entries(0, second),
+        finished(0, 1),
+        finished(1, 1),
+    ]
+    played = play(tmp_path, said, more=["cluster.claims=false"])
+    told = "worker 1 on node n: 60 ms for a micro-batch, others 20 ms in the median"
+    assert (played.outcome.redealt, played.outcome.hosted, played.outcome.slow) == (1, (6, 2), [told])
+    (redealt,) = [event for event in played.journal if event["event"] == "shards_redealt"]
+    assert redealt.items() >= {"micro_batch_s": [[0, 0.02], [1, 0.06]], "step_s": 0.24, "moving": 2}.items()
+    (slow,) = [event for event in played.journal if event["event"] == "worker_slow"]
+    assert slow.items() >= {"worker": 1, "where": "node n", "micro_batch_s": 0.06, "others_s": 0.02}.items()
+    assert any(told in each for each in played.shown)
+    summed = summary.text(played.outcome, "digits", "2 workers", "r", "here")
+    assert "  dealt    6, 2, after 1 new deal by speed\n" in summed
+    assert f"  slow     {told}\n" in summed
+
+
+def test_speeds_of_nodes_that_are_not_there_are_refused() -> None:
+    nodes = [Node("1a", "10.0.0.1", {}), Node("2b", "10.0.0.2", {})]
+    refuse_unknown({"10.0.0.2": 0.5}, nodes)
+    with pytest.raises(
+        ConfigurationError, match=r"10\.0\.0\.3 is no node of this Ray, which has 10\.0\.0\.1, 10\.0\.0\.2"
+    ):
+        refuse_unknown({"10.0.0.3": 0.5}, nodes)

@@ -208,3 +208,38 @@ def test_what_members_report_is_enough_to_predict_by(monkeypatch: pytest.MonkeyP
 def test_a_timeline_changes_no_bit() -> None:
     layout = Layout(2)
     assert train(Mlp, layout, timeline=True).trace == train(Mlp, layout).trace
+
+
+def test_a_window_tells_the_median_of_its_micro_batches(clock: Clock) -> None:
+    """Each from its beginning to the next turn, what goes before and behind a wait together, and the wait not."""
+    account = TimeAccount()
+
+    def compute(shard: int, seconds: float) -> None:
+        account.turn("compute", 0, shard)
+        clock.now += seconds
+
+    account.turn("state_transfer")
+    compute(0, 2)
+    compute(1, 3)
+    compute(2, 90)  # a stall
+    compute(3, 1)
+    before = account.waits()
+    clock.now += 50
+    account.goes_on(before)
+    clock.now += 3
+    compute(4, 1)
+    account.turn("exchange")
+    clock.now += 7
+    compute(4, 2.5)  # a stage goes back for it
+    account.turn("update")
+    clock.now += 9
+    assert taken(account)["micro_batch_s"] == 3.5
+    clock.now += 1
+    assert "micro_batch_s" not in taken(account)
+    compute(0, 1)
+    assert "micro_batch_s" not in taken(account), "it is not done"
+    for number in range(3 * time_account._MOST_MICRO_BATCHES):
+        account.turn("compute", number, 1)
+        clock.now += 1 if number < 1900 else 2
+    account.turn("exchange")
+    assert taken(account)["micro_batch_s"] == 2, "only the last ones are kept"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from orchestrator.simulation.conditions import Conditions
 from orchestrator.simulation.exchange import Exchanged
-from orchestrator.simulation.steps import Stepped, lockstep, micro_batches, sprints
+from orchestrator.simulation.steps import Stepped, lockstep, paces, sprints
 from orchestrator.synchrony import build_mode
 
 NOTHING = Exchanged(0.0, 0.0, 0.0, 0, 0.0)
@@ -44,14 +44,14 @@ def test_stale_synchrony_does_not_help_against_a_constant_straggler_and_a_barrie
 def test_stragglers_stalls_and_jitter_are_as_many_as_asked_for_and_the_same_each_time() -> None:
     hosted = np.full(10, 2)
     conditions = Conditions(compute_s=0.5, stragglers=0.2, slower_by=3.0)
-    times = micro_batches(conditions, 10, hosted, 4)
+    times = paces(conditions, 10, 4).of(hosted)
     assert sorted(times[0]) == [1.0] * 8 + [3.0] * 2
     noisy = Conditions(compute_s=0.5, jitter=0.3, stalls=0.1, stall_s=100.0, seed=3)
-    many = micro_batches(noisy, 100, np.ones(100, int), 1000)
+    many = paces(noisy, 100, 1000).of(np.ones(100, int))
     assert (many > 50).mean() == pytest.approx(0.1, abs=0.01)
     assert many[many < 50].mean() == pytest.approx(0.5, rel=0.01)
     assert many[many < 50].std() == pytest.approx(0.15, rel=0.03)
-    assert np.array_equal(many, micro_batches(noisy, 100, np.ones(100, int), 1000))
+    assert np.array_equal(many, paces(noisy, 100, 1000).of(np.ones(100, int)))
 
 
 def test_workers_that_share_cores_take_all_their_processor_time() -> None:

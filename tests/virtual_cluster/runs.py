@@ -4,6 +4,7 @@
     python -m tests.virtual_cluster.runs --story 7     seed 7, with all that happened
     python -m tests.virtual_cluster.runs --shard-state 0-99     of runs whose shards keep state
     python -m tests.virtual_cluster.runs --staged 0-99          of models in stages
+    python -m tests.virtual_cluster.runs --uneven 0-99          of workers whose speeds change all the time, also with the above
     python -m tests.virtual_cluster.runs --asynchronous 0-99    of runs whose replicas run free, and their replays
 
 A run has several lives: a driver that is killed or interrupted, or a run that rightly failed, is resumed on another layout.
@@ -33,6 +34,8 @@ from orchestrator.checkpoints.catalog import Catalog
 from orchestrator.cluster.actors.members import ActorPlacement
 from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.commands.launch import resume
+from orchestrator.control.events import Timed
+from orchestrator.control.rendezvous import balancing
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import Audience, EventSink
@@ -80,6 +83,11 @@ class Told:
         """How many sums were applied by workers that had missed the end of the second vote."""
         return sum(len(event.get("applies", ())) for event in self.journal if event["event"] == "generation_started")
 
+    @property
+    def redealt(self) -> int:
+        """How often shards were dealt anew because of reported times."""
+        return sum(event["event"] == "shards_redealt" for event in self.journal)
+
     is_live: bool = False  # replicas run free, so what is done again comes out otherwise
 
 
@@ -98,8 +106,22 @@ class Meeting(LineFile):
         pass
 
 
+class Uneven(Session):
+    """Workers report times that change all the time, so that shards are dealt anew again and again."""
+
+    dice: Random
+
+    def _entries(self, member: int, entries: list[dict[str, Any]]) -> None:
+        super()._entries(member, entries)
+        if self._roles[member] == "worker":
+            self._decide(Timed(member, self.dice.choice([0.1, 0.1, 0.3, 1.0])))
+
+
 class Run:
-    def __init__(self, drawn: Plan, folder: Path, replay: Sequence[dict[str, Any]] = ()) -> None:
+    def __init__(
+        self, drawn: Plan, folder: Path, replay: Sequence[dict[str, Any]] = (), *, uneven: bool = False
+    ) -> None:
+        self._uneven = uneven
         self._plan = drawn
         self._folder = folder
         self._chance = Chance(drawn)
@@ -171,7 +193,11 @@ class Run:
             event_sink = EventSink(record, Audience(progress))
             saving = Saving(Catalog(Store(cluster, None), plan.checkpoints.keep))
             directory = MemberDirectory(plan.exchange, HERE, "storage", everywhere=self._plan.everywhere)
-            session = Session(startup, directory, saving, event_sink)
+            session = (Uneven if self._uneven else Session)(startup, directory, saving, event_sink)
+            if isinstance(session, Uneven):
+                session.dice = Random(self._plan.seed + 3)
+                for name, value in {"WORTH_S": 0.0, "ROUNDS": 1, "CLEAR": balancing.MUCH}.items():
+                    stack.enter_context(patch.object(balancing, name, value))
             session.run(self._chance.pending_signal, self._look_for_trouble)
             outcome = event_sink.outcome
             if outcome.error is None:
@@ -334,12 +360,12 @@ def check_repeated(told: Told, before: Told) -> None:
         assert getattr(outcome, what) == getattr(expected, what), (what, getattr(outcome, what))
 
 
-def live(seed: int, *, shard_state: bool = False, staged: bool = False) -> Told:
-    """The run of this seed; raises AssertionError, with its story, when it is not what it has to be."""
+def live(seed: int, *, shard_state: bool = False, staged: bool = False, uneven: bool = False) -> Told:
+    """The run of this seed; raises AssertionError, with its story, when it is not what it has to be. uneven: as `Uneven`."""
     drawn = plan(seed, shard_state=shard_state, staged=staged)
     whole = undisturbed(drawn.identity, _determining(drawn.layouts[0]), shard_state)
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(drawn, Path(folder))
+        run = Run(drawn, Path(folder), uneven=uneven)
         try:
             told = run.live()
             check(told, whole)
@@ -368,14 +394,18 @@ def check(told: Told, whole: Told) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     seeds = [seed for argument in arguments if not argument.startswith("--") for seed in _seeds(argument)]
-    failed, begun, lives, applied = [], time.monotonic(), 0, 0
+    failed, begun, lives, applied, redealt = [], time.monotonic(), 0, 0, 0
     for seed in seeds:
         try:
             if "--asynchronous" in arguments:
                 told, again = live_and_repeated(seed)
                 lives += len(again.outcomes)
             else:
-                told = live(seed, shard_state="--shard-state" in arguments, staged="--staged" in arguments)
+                asked = {
+                    name: f"--{name.replace('_', '-')}" in arguments for name in ("shard_state", "staged", "uneven")
+                }
+                told = live(seed, **asked)
+                redealt += told.redealt
         except AssertionError as error:
             failed.append(seed)
             if "--story" in arguments:
@@ -389,6 +419,7 @@ def main(arguments: Sequence[str]) -> int:
             print("\n".join(told.story))
     seconds = time.monotonic() - begun
     held = f"; {applied} held sums were applied" if "--staged" in arguments else ""
+    held += f"; shards were dealt anew {redealt} times" if "--uneven" in arguments else ""
     print(
         f"{len(seeds) - len(failed)} of {len(seeds)} are fine, {seconds:.1f} s; {lives} lives{held}; failed: {failed}"
     )

@@ -59,6 +59,13 @@ def test_so_it_does_where_the_model_is_cut_into_stages(first: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", [{}, {"shard_state": True}, {"staged": True}], ids=["whole", "shard state", "stages"])
+def test_so_it_does_where_speeds_change_all_the_time_and_shards_move(kind: dict[str, bool]) -> None:
+    told = [runs.live(seed, uneven=True, **kind) for seed in range(TOGETHER)]
+    assert sum(each.redealt for each in told)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("first", thinned(range(0, FREE_SEEDS, TOGETHER), 6))
 def test_whatever_happens_an_asynchronous_run_can_be_repeated(first: int) -> None:
     for seed in range(first, first + TOGETHER):

@@ -19,7 +19,9 @@ class Outcome:
     known; checkpoint: the step of the newest one; staleness: of an asynchronous run, by how many updates the shard of an
     update was ahead of the slowest one at most; epsilon: of a private run; times: shares of the workers' time
     (`records.times`); shards: where they are claimed, of each worker how many it computed, and how many of those were dealt to
-    others, as far as it has told; not_recorded: why MLflow does not have all of it, which does not make the run a failed one.
+    others, as far as it has told; hosted: shards of each worker of the last generation; redealt: so often they were dealt anew
+    by speed; slow: workers that were far slower than others, in words; not_recorded: why MLflow does not have all of it, which
+    does not make the run a failed one.
     """
 
     workers: int = 0
@@ -37,6 +39,9 @@ class Outcome:
     staleness: int | None = None
     epsilon: float | None = None
     times: dict[str, float] = field(default_factory=dict)
+    hosted: tuple[int, ...] = ()
+    redealt: int = 0
+    slow: list[str] = field(default_factory=list)
     shards: dict[str, tuple[int, int]] = field(default_factory=dict)
     not_recorded: str | None = None
 
@@ -68,6 +73,10 @@ class Outcome:
             "bytes_per_step": self.bytes_per_step,
             "times": {kind: round(share, 4) for kind, share in self.times.items()},
         }
+        if self.redealt:
+            report["redealt"], report["hosted"] = self.redealt, list(self.hosted)
+        if self.slow:
+            report["slow"] = self.slow
         if self.shards:
             told = self.shards.items()
             report["shards"] = {

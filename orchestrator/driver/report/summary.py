@@ -15,12 +15,19 @@ def text(outcome: Outcome, title: str, layout: str, run_id: str, look: str) -> s
     sent = f", {_size(outcome.bytes_per_step)} sent per step" if outcome.bytes_per_step else ""
     results = {"loss": outcome.loss, "epsilon": outcome.epsilon, **outcome.metrics}
     shown = ", ".join(f"{name} {value:.4g}" for name, value in results.items() if value is not None)
-    spent, computed = times.sentence(outcome.times), times.sentence_of_shards(outcome.shards)
+    dealt = (
+        f"{', '.join(map(str, outcome.hosted))}, after {outcome.redealt} new deal{'s' * (outcome.redealt > 1)} by speed"
+    )
+    told = [
+        ("time", times.sentence(outcome.times)),
+        ("shards", times.sentence_of_shards(outcome.shards)),
+        ("dealt", dealt if outcome.redealt else ""),
+        *(("slow", each) for each in outcome.slow),
+    ]
     return (
         f"{title}: finished {outcome.steps} step{'s' * (outcome.steps != 1)}, {layout}{rate}{sent}\n"
         f"  results  {shown}\n"
-        + (f"  time     {spent}\n" if spent else "")
-        + (f"  shards   {computed}\n" if computed else "")
+        + "".join(f"  {name:8} {each}\n" for name, each in told if each)
         + f"  digest   {outcome.digest}\n"
         f"  run      {run_id}, its files in .orchestrator/{run_id}/\n"
         f"  look     {look}"

@@ -154,6 +154,7 @@ class EventSink:
         self.event("generation_started", **generation.as_event(), members=members, steps=steps)
         self.outcome.generations += 1
         self.outcome.workers = generation.workers
+        self.outcome.hosted = tuple(map(len, generation.shards))
         self._tracker.metrics(self.outcome.steps, {f"{EXECUTION}cluster/workers": generation.workers})
         if self.outcome.generations == 1:
             self._progress.start(steps)
@@ -253,6 +254,37 @@ class EventSink:
         what = {"lost": "went on", "joined": "a worker joined", "restarted": "started again"}[command.kind]
         because = f": {command.why}" if command.why else ""
         self._progress.say(f"{what} after {seconds:g} s, {steps}{because}")
+
+    def redealt(self, command: events.Redeal) -> None:
+        """Shards are about to be dealt by speed."""
+        self.outcome.redealt += 1
+        self.event(
+            "shards_redealt",
+            step=self.outcome.steps,
+            micro_batch_s=[[member, round(each, 6)] for member, each in command.micro_batch_s.items()],
+            step_s=round(command.step_s, 6),
+            expected_s=round(command.expected_s, 6),
+            moving=command.moving,
+        )
+
+    def slow(self, command: events.Slow, where: str) -> None:
+        """A worker is far slower than the others."""
+        own, others = (f"{1e3 * each:.3g} ms" for each in (command.micro_batch_s, command.others_s))
+        told = f"worker {command.member} on {where}: {own} for a micro-batch, others {others} in the median"
+        self.outcome.slow.append(told)
+        self.event(
+            "worker_slow",
+            worker=command.member,
+            where=where,
+            step=self.outcome.steps,
+            micro_batch_s=round(command.micro_batch_s, 6),
+            others_s=round(command.others_s, 6),
+            seconds=round(command.seconds, 1),
+        )
+        self._progress.say(
+            f"warning: a worker has been far slower than the others for {command.seconds:.0f} s; {told}\n"
+            "  look at its machine: other jobs (uptime), its clock rate (heat), a part that fails"
+        )
 
     def sync(self) -> None:
         """Wait until trace and rests are on the disk, as they have to be before a checkpoint of their last step, and their

@@ -10,7 +10,7 @@ import contextlib
 import os
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from orchestrator.checkpoints.storage import open_storage
 from orchestrator.cluster.actors.members import ActorPlacement, Members, this_node
 from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.cluster.placement.project_transfer import Project, prepare_workspaces, unlike
-from orchestrator.cluster.placement.reservation import Need, reserved
+from orchestrator.cluster.placement.reservation import Need, Node, living_nodes, reserved
 from orchestrator.cluster.sessions import RaySession
 from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.cluster.sessions.local import LocalRay
@@ -40,11 +40,11 @@ from orchestrator.driver.run.event_sink import Audience, EventSink
 from orchestrator.driver.run.looks import Looks
 from orchestrator.driver.run.mailbox import Mailbox
 from orchestrator.driver.run.member_directory import MemberDirectory
-from orchestrator.driver.run.session import NodeCheck, RunStart, Session, Startup
+from orchestrator.driver.run.session import NodeCheck, NodeTraits, RunStart, Session, Startup
 from orchestrator.driver.run.time_log import TimeLog, summed
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.driver.terminal.signals import PendingSignal
-from orchestrator.errors import Interrupted, OrchestratorError, RunFailed
+from orchestrator.errors import ConfigurationError, Interrupted, OrchestratorError, RunFailed
 from orchestrator.numerics import determinism
 from orchestrator.plan import Plan
 from orchestrator.privacy.secret import Secret
@@ -154,7 +154,8 @@ class Job:
                 members = held.enter_context(Members(plan, secrets.token_bytes(32)))
                 # A private Ray has the priority that the user wants.
                 niceness = None if plan.cluster.address is None else os.getpriority(os.PRIO_PROCESS, 0)
-                startup = Startup.begin(run_start, members, actor_slots, node_check, niceness)
+                traits = _Traits(plan.cluster.speeds)
+                startup = Startup.begin(run_start, members, actor_slots, node_check, niceness, traits)
                 return self._drive(startup, opening.result(), ray)
 
     def _drive(self, startup: Startup, record: Record, ray: RaySession) -> Outcome:
@@ -210,6 +211,7 @@ class Job:
         """Room for every member that the run starts with, on nodes that have this project, and what is asked of a node that
         comes later. A private Ray is this machine. held: lets go of the room at the end; trouble: with the Ray."""
         cluster, timeout_s = self.plan.cluster, self.plan.cluster.timeouts.start_s
+        refuse_unknown(cluster.speeds, living_nodes())
         wanted = cluster.members.total(cluster.members.most if cluster.address is None else cluster.members.start)
         need = Need(wanted, cluster.cpus, cluster.gpus, cluster.together)
         slots = held.enter_context(reserved(need, timeout_s, self._check, trouble))
@@ -285,10 +287,42 @@ def requirements(plan: Plan, *, checkpoint: int | None = None, generation: int =
         unreachable_s=timeouts.unreachable_s,
         whole=not plan.exchange.exact,
         inherits=not plan.lockstep and not plan.replay,
+        watches=plan.update.local is None,
+        by_speed=plan.deals_by_speed,
+        claims=plan.cluster.claims,
         checkpoint=checkpoint,
         generation=generation,
         member=member,
     )
+
+
+class _Traits:
+    """Of the nodes of a Ray, which are looked up again for one that came later."""
+
+    def __init__(self, speeds: Mapping[str, float]) -> None:
+        self._speeds = speeds
+        self._nodes: dict[str, Node] = {}
+
+    def __call__(self, node: str) -> NodeTraits:
+        if node not in self._nodes:
+            self._nodes = {each.id: each for each in living_nodes()}
+        found = self._nodes.get(node)
+        if found is None:  # it is gone
+            return NodeTraits(f"node {node[:8]}")
+        return NodeTraits(f"node {found.name}", self._speeds.get(found.address, 1.0))
+
+
+def refuse_unknown(speeds: Mapping[str, float], nodes: Sequence[Node]) -> None:
+    """Raises ConfigurationError for speeds of nodes that this Ray does not have."""
+    known = {node.address for node in nodes}
+    if wrong := [address for address in speeds if address not in known]:
+        raise ConfigurationError(
+            [
+                f"cluster.speeds: {address} is no node of this Ray, which has {', '.join(sorted(known))}"
+                for address in wrong
+            ],
+            "give addresses of nodes as Ray lists them, start those that are missing first, or leave cluster.speeds out",
+        )
 
 
 def storage_of(plan: Plan, files: RunFolder) -> str:

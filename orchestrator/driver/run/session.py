@@ -59,6 +59,18 @@ NodeCheck = Callable[[str], str | None]  # why a member on this node cannot take
 
 
 @dataclass(frozen=True)
+class NodeTraits:
+    """name: for a person; speed: as declared."""
+
+    name: str
+    speed: float = 1.0
+
+
+def _unnamed(node: str) -> NodeTraits:
+    return NodeTraits(f"node {node[:8]}")
+
+
+@dataclass(frozen=True)
 class RunStart:
     """Where a run begins.
 
@@ -78,7 +90,7 @@ class RunStart:
 @dataclass(frozen=True)
 class Startup:
     """The first members of a run, started already: they prepare while the driver opens the record. niceness: of this
-    process, where a lower priority of the members is worth a note."""
+    process, where a lower priority of the members is worth a note; traits: of a node."""
 
     run_start: RunStart
     members: Members
@@ -87,6 +99,7 @@ class Startup:
     state: ControllerState
     roles: Mapping[int, events.Role]
     niceness: int | None = None
+    traits: Callable[[str], NodeTraits] = _unnamed
 
     @classmethod
     def begin(
@@ -96,12 +109,13 @@ class Startup:
         actor_slots: ActorSlots,
         node_check: NodeCheck = lambda _node: None,
         niceness: int | None = None,
+        traits: Callable[[str], NodeTraits] = _unnamed,
     ) -> Self:
         state, commands = controller.initial(run_start.requirements, time.monotonic())
         roles = {command.member: command.role for command in commands if isinstance(command, events.Start)}
         for member, role in roles.items():
             members.start(member, role, actor_slots.take(member))
-        return cls(run_start, members, actor_slots, node_check, state, roles, niceness)
+        return cls(run_start, members, actor_slots, node_check, state, roles, niceness, traits)
 
 
 class Session:
@@ -122,6 +136,7 @@ class Session:
         self._node_check = startup.node_check
         self._actor_slots = startup.actor_slots
         self._niceness = startup.niceness
+        self._traits = startup.traits
         self._member_directory = member_directory
         self._saving = saving
         self._event_sink = event_sink
@@ -234,7 +249,8 @@ class Session:
         if is_worker and not can_restore and alone:
             self._refuse_out_of_reach(member, answer["node"])
             return
-        self._decide(events.Ready(member, answer["run_manifest"], can_restore, self._member_directory.node(member)))
+        node, speed = self._member_directory.node(member), self._traits(answer["node"]).speed
+        self._decide(events.Ready(member, answer["run_manifest"], can_restore, node, speed))
 
     def _refuse_out_of_reach(self, member: int, node: str) -> None:
         """What a shard keeps, and the parameters of a stage, only who hosts them can write and has to restore."""
@@ -312,6 +328,10 @@ class Session:
                     self._kill(member, why)
                 case events.Recovered():
                     self._event_sink.recovered(command)
+                case events.Redeal():
+                    self._event_sink.redealt(command)
+                case events.Slow(member):
+                    self._event_sink.slow(command, self._traits(self._ready[member]["node"]).name)
                 case events.End(error):
                     self._end(error)
 
@@ -398,6 +418,8 @@ class Session:
                     self._event_sink.sent(entry["step"], entry["bytes"])
                 case "times":
                     self._event_sink.times(self._roles[member], member, entry)
+                    if "micro_batch_s" in entry:
+                        self._decide(events.Timed(member, entry["micro_batch_s"]))
                 case "slots_out_of_reach":
                     self._event_sink.unprotected([member], entry["why"])
                 case "board_out_of_reach":

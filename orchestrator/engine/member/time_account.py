@@ -11,11 +11,16 @@ Windows grow with the run, from a quarter of a second to a hundredth of what has
 of them. A turn reads two clocks, around a wait one, and one that changes nothing none; `benchmarks/times.py` measures what that
 costs.
 
+Beside it, how long a micro-batch takes: from the turn that begins computing (step, shard) to the next turn, without the waits
+in between, and with all that this shard computes in this step (a stage goes forward and backward at different times). A
+window tells the median, which a stall or a first step that computes twice does not move.
+
 What it does not do: lock. Only the compute thread calls it.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from time import process_time, thread_time
 from time import time as wall_clock
@@ -35,8 +40,10 @@ _KIND: Final[dict[Activity, int]] = {
     "idle": KINDS.index("connect"),
 }
 _WAIT: Final = KINDS.index("wait")
+_COMPUTE: Final = KINDS.index("compute")
 _SHORTEST_S: Final = 0.25
 _PART: Final = 0.01  # of the time that has passed
+_MOST_MICRO_BATCHES: Final = 1000  # of a window, the last ones
 MOST_SPANS: Final = 200_000  # of one member, some 20 MB of its driver's disk
 
 
@@ -52,6 +59,10 @@ class TimeAccount:
         self._step: int | None = None
         self._shard: int | None = None
         self._steps = 0  # committed
+        self._micro_batches: dict[tuple[int | None, int], float] = {}  # seconds, by step and shard
+        self._micro_batch: tuple[int | None, int] | None = None  # that is computed now, and since when
+        self._micro_batch_since = 0.0
+        self._last_micro_batch: tuple[int | None, int] | None = None  # which a wait may interrupt
         self._shards: list[int] | None = None
 
     def turn(self, activity: Activity, step: int | None = None, shard: int | None = None) -> None:
@@ -64,6 +75,8 @@ class TimeAccount:
             self._held = 0  # whatever was under way is over
         elif self._held:
             return
+        if shard is not None or self._micro_batch is not None:
+            self._compute((step, shard) if shard is not None and activity == "compute" else None)
         if kind != self._kind or self._spans_left:
             self._turn(kind, step, shard)
 
@@ -76,11 +89,15 @@ class TimeAccount:
         """Returns the kind that it leaves."""
         before = self._kind
         if before >= 0 and not self._held:
+            if self._micro_batch is not None:
+                self._compute(None)
             self._turn(_WAIT, self._step, None, busy=False)
         return before
 
     def goes_on(self, before: int) -> None:
         if before >= 0 and not self._held:
+            if before == _COMPUTE and self._last_micro_batch is not None:
+                self._compute(self._last_micro_batch)
             self._turn(before, self._step, None, busy=False)
 
     def hold(self, kind: str) -> None:
@@ -130,6 +147,8 @@ class TimeAccount:
             "busy": _told(self._busy),
             "process": round(process - self._process, 6),
         }
+        if told := [each for key, each in self._micro_batches.items() if key != self._micro_batch]:
+            window["micro_batch_s"] = round(statistics.median(told), 9)
         if self._shards is not None:
             window["shards"], self._shards = self._shards, None
         if self._spans:
@@ -150,6 +169,17 @@ class TimeAccount:
         self._started, self._first, self._process = self._since, self._steps, process
         self._seconds, self._busy = [0.0] * len(KINDS), [0.0] * len(KINDS)
         self._spans: list[list[Any]] = []
+        self._micro_batches.clear()
+
+    def _compute(self, micro_batch: tuple[int | None, int] | None) -> None:
+        """From now on this one, or none."""
+        now, found = time.monotonic(), self._micro_batches
+        if self._micro_batch is not None:
+            self._last_micro_batch = self._micro_batch
+            found[self._micro_batch] = found.get(self._micro_batch, 0.0) + now - self._micro_batch_since
+            if len(found) > _MOST_MICRO_BATCHES:
+                del found[next(iter(found))]
+        self._micro_batch, self._micro_batch_since = micro_batch, now
 
     def _turn(self, kind: int, step: int | None, shard: int | None, *, busy: bool = True) -> None:
         """busy: whether the thread's own clock is read, which takes a call of the system. Without that its time counts for what

@@ -6,11 +6,13 @@ What it does not do: look at what only the model or the data tell, such as a com
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from orchestrator.pipeline_orders.orders import PIPELINING
 from orchestrator.settings.rules.rule import Idle
 from orchestrator.settings.sections import BY_MEMORY, ClusterSettings, EarlyStoppingSettings, TuningSettings
+from orchestrator.synchrony import SYNCHRONY
 from orchestrator.table import is_reference
 from orchestrator.updates.schedules import SCHEDULES
 from orchestrator.values import Every, Span
@@ -97,6 +99,16 @@ def _of_stages(key: str, used: Any, sentence: str) -> Idle:
     )
 
 
+def _of_speeds(key: str, idle: Callable[[Any], bool], why: str) -> Idle:
+    """Where declared speeds count for nothing. why: with the value in it."""
+    return Idle(
+        ("cluster.speeds", key),
+        lambda speeds, value: bool(speeds) and idle(value),
+        lambda _, value: f"cluster.speeds: {why.format(value)}, or leave cluster.speeds out",
+        (key,),
+    )
+
+
 RULES: tuple[Idle, ...] = (
     Idle(("schedule.warmup", "schedule.name", *_STEPS), _warmup_is_too_long, _never_changed),
     Idle(
@@ -151,6 +163,30 @@ RULES: tuple[Idle, ...] = (
         ("environment",),
         lambda environment: environment != "check",
         "environment={0}: it is said with rerun=; a launch computes in the environment that is here: leave it out",
+    ),
+    _of_speeds(
+        "cluster.address",
+        lambda address: address is None,
+        "a private Ray is this machine, on which all workers are equally fast; set cluster.address",
+    ),
+    _of_speeds("cluster.deal", lambda deal: deal == "equal", "with cluster.deal=equal nobody asks for speeds"),
+    _of_speeds(
+        "reduction",
+        lambda reduction: reduction == "fast",
+        "with reduction=fast the layout determines the result, so shards are dealt equally; set reduction=exact",
+    ),
+    _of_speeds(
+        "sync.name",
+        lambda sync: sync in SYNCHRONY and sync != "bsp",
+        "under sync={} who hosts a shard is part of the record, so shards are dealt equally; set sync=bsp",
+    ),
+    *(
+        _of_speeds(
+            key,
+            lambda length: length is not None,
+            "with local steps shards differ in size, and are dealt by that",
+        )
+        for key in ("local.steps", "local.epochs")
     ),
     Idle(
         ("cluster.claims", "cluster.workers", "tuning.auto"),

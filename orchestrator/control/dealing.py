@@ -1,0 +1,141 @@
+"""Who computes how many micro-batches, by how fast each has been seen to be. Pure functions; no bit depends on them.
+
+Shards of a step are alike, so a worker's part of it ends after its number of shards times its seconds for one, and the largest
+of these ends is what a step waits for. Giving each shard to who ends first with it is longest processing time first for alike
+jobs, and finds the least possible end (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969; on machines of different
+speeds: Horowitz and Sahni, "Exact and Approximate Algorithms for Scheduling Nonidentical Processors", 1976). Of the deals with
+that end the one is taken that moves the fewest shards.
+
+Workers of one group share what any of them was dealt within a step, so a group is one machine as fast as all of them together.
+"""
+
+from __future__ import annotations
+
+import heapq
+import statistics
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+_ROUNDING: Final = 1e-9  # of an end, so that it holds what it was computed from
+
+
+@dataclass(frozen=True)
+class Host:
+    """A worker that takes part. seconds: that it takes for a micro-batch, above 0; group: workers with the same number share
+    their shards; held: the shards that it hosts now."""
+
+    seconds: float
+    group: int
+    held: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What is known of how fast a worker is. lately: its reports of seconds of a micro-batch; speed: as declared, in proportion
+    to others'."""
+
+    lately: Sequence[float]
+    speed: float
+    node: int
+
+    @property
+    def seconds(self) -> float:
+        """As reported: one report that is far off does not count."""
+        return statistics.median(self.lately)
+
+
+def expected_seconds(paces: Sequence[Pace]) -> list[float] | None:
+    """What a micro-batch will take each of them: who has reported nothing is taken to be like those of its node, or like all,
+    apart from what is declared. None where nothing is known that tells them apart."""
+    known = [pace for pace in paces if pace.lately]
+    if not known:
+        return [1 / pace.speed for pace in paces] if len({pace.speed for pace in paces}) > 1 else None
+
+    def alike(pace: Pace) -> float:
+        like = [other for other in known if other.node == pace.node] or known
+        return statistics.median(other.seconds * other.speed for other in like) / pace.speed
+
+    return [pace.seconds if pace.lately else alike(pace) for pace in paces]
+
+
+def deal_by_speed(shards: int, hosts: Sequence[Host]) -> tuple[tuple[int, ...], ...]:
+    """For each of them its shards, at least one.
+
+    Raises ValueError when a worker would be left without a shard."""
+    if not 1 <= len(hosts) <= shards:
+        raise ValueError(f"{len(hosts)} workers cannot share {shards} shards: each hosts at least one")
+    groups = _groups(hosts)
+    held = [sum(len(hosts[place].held) for place in places) for places in groups]
+    counts = share_out(shards, [_rate(hosts, places) for places in groups], held, [len(places) for places in groups])
+    found = [0] * len(hosts)
+    for count, places in zip(counts, groups, strict=True):
+        own = [len(hosts[place].held) for place in places]
+        for place, each in zip(places, share_out(count, [1.0] * len(places), own, [1] * len(places)), strict=True):
+            found[place] = each
+    return _keep(shards, found, [host.held for host in hosts])
+
+
+def longest(hosts: Sequence[Host], dealt: Sequence[Collection[int]]) -> float:
+    """Seconds until the last of them has computed what it was dealt."""
+    groups = _groups(hosts)
+    return max(sum(len(dealt[place]) for place in places) / _rate(hosts, places) for places in groups)
+
+
+def share_out(jobs: int, rates: Sequence[float], held: Sequence[int], least: Sequence[int]) -> list[int]:
+    """How many of `jobs` each takes, at least its `least`, so that the last ends first; among such divisions one in which the
+    fewest are taken by who has less now.
+
+    rates: of each, above 0; held: how many it has; the sum of `least` is at most `jobs`."""
+    end = shortest_end(jobs, rates, least) * (1 + _ROUNDING)
+    most = [max(each, int(end * rate)) for each, rate in zip(least, rates, strict=True)]
+    counts = [max(few, min(has, many)) for few, has, many in zip(least, held, most, strict=True)]
+    over = sum(counts) - jobs
+    for _ in range(over):  # who ends last gives one up
+        counts[max((i for i in range(len(rates)) if counts[i] > least[i]), key=lambda i: counts[i] / rates[i])] -= 1
+    if over < 0:
+        _give(counts, -over, rates, most)
+    return counts
+
+
+def shortest_end(jobs: int, rates: Sequence[float], least: Sequence[int]) -> float:
+    """The least possible end of the last, where each takes `least` at least."""
+    counts = list(least)
+    _give(counts, jobs - sum(counts), rates)
+    return max(count / rate for count, rate in zip(counts, rates, strict=True))
+
+
+def _give(counts: list[int], jobs: int, rates: Sequence[float], most: Sequence[int] | None = None) -> None:
+    """So many more, each to who ends first with it, and has not the most that it may have."""
+    queue = [((count + 1) / rates[i], i) for i, count in enumerate(counts) if most is None or count < most[i]]
+    heapq.heapify(queue)
+    for _ in range(jobs):
+        _, i = queue[0]
+        counts[i] += 1
+        if most is None or counts[i] < most[i]:
+            heapq.heapreplace(queue, ((counts[i] + 1) / rates[i], i))
+        else:
+            heapq.heappop(queue)
+
+
+def _keep(shards: int, counts: Sequence[int], held: Sequence[Collection[int]]) -> tuple[tuple[int, ...], ...]:
+    """Each keeps of its own what it may, the lowest; what is left goes, in ascending order, to who lacks some."""
+    kept = [sorted(own)[:count] for own, count in zip(held, counts, strict=True)]
+    left = sorted(set(range(shards)).difference(*kept))
+    for own, count in zip(kept, counts, strict=True):
+        lacking = count - len(own)
+        own += left[:lacking]
+        del left[:lacking]
+    return tuple(tuple(sorted(own)) for own in kept)
+
+
+def _groups(hosts: Sequence[Host]) -> list[list[int]]:
+    found: dict[int, list[int]] = {}
+    for place, host in enumerate(hosts):
+        found.setdefault(host.group, []).append(place)
+    return list(found.values())
+
+
+def _rate(hosts: Sequence[Host], places: Sequence[int]) -> float:
+    """Micro-batches in a second."""
+    return sum(1 / hosts[place].seconds for place in places)
