@@ -101,7 +101,7 @@ def test_a_new_topology_is_one_line_in_the_table(monkeypatch: pytest.MonkeyPatch
         ("parameter_server", {"servers": 0}, r"topology.servers: must be at least 1, got 0"),
     ],
 )
-def test_what_cannot_be_built_is_refused(name: str, options: dict[str, int], message: str) -> None:
+def test_what_cannot_be_built_is_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         build_schedule(name, 2, **options)
 

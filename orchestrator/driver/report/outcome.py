@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.errors import NonFinite, OrchestratorError, Status, ending, status_of
+from orchestrator.topologies.schedule import Schedule
 
 
 @dataclass
@@ -18,7 +19,8 @@ class Outcome:
     evaluations included; bytes_per_step: payloads of the member that sends most, of the last step of which that is
     known; checkpoint: the step of the newest one; staleness: of an asynchronous run, by how many updates the shard of an
     update was ahead of the slowest one at most; epsilon: of a private run; times: shares of the workers' time
-    (`records.times`); not_recorded: why MLflow does not have all of it, which does not make the run a failed one.
+    (`records.times`); schedule: of the generation with most workers, for a picture; not_recorded: why MLflow does not have
+    all of it, which does not make the run a failed one.
     """
 
     workers: int = 0
@@ -37,6 +39,7 @@ class Outcome:
     epsilon: float | None = None
     times: dict[str, float] = field(default_factory=dict)
     not_recorded: str | None = None
+    schedule: Schedule | None = None
 
     @property
     def status(self) -> Status:
