@@ -47,8 +47,9 @@ from orchestrator.settings import (
     to_yaml,
 )
 from orchestrator.settings.schema import KEYS
-from orchestrator.topologies import TOPOLOGIES
+from orchestrator.topologies import TOPOLOGIES, asks_for_nodes
 from orchestrator.updates.schedules import SCHEDULES
+from tests.topologies.cases import choices
 
 ROOT = Path(__file__).parent.parent
 CLUSTER = ", ".join(
@@ -348,7 +349,7 @@ def test_an_option_without_a_value_is_left_to_its_entry() -> None:
     """What was recorded has every option that any entry of the table has."""
     settings = given_on_command_line("topology={name: tree, arity: null, servers: null}", "schedule.gamma=")
     assert (settings.topology.options, settings.schedule.options) == ({}, {})
-    assert to_dict(settings)["topology"] == {"name": "tree", "arity": None, "servers": None}
+    assert to_dict(settings)["topology"] == {"name": "tree", "arity": None, "servers": None, "between": None}
     assert set(to_dict(settings)["schedule"]) == {"name", "warmup", "scale", "base_batch", *SCHEDULES.known_options()}
 
 
@@ -475,11 +476,11 @@ WRONG = {
     "cluster=4": f"cluster: expected keys ({CLUSTER}), got 4",
     "cluster=": f"cluster: has no value; give it keys ({CLUSTER}) or leave it out",
     "topology=rign": "topology.name: 'rign' is not on offer; did you mean ring? "
-    "(there are ring, tree, parameter_server, peer_to_peer, or your own as package.module:name)",
+    "(there are ring, tree, parameter_server, peer_to_peer, hierarchical, or your own as package.module:name)",
     "topology={name: tree, aritty: 3}": "topology.aritty: tree has no aritty; did you mean arity?",
     "schedule={name: linear, gama: 3}": "schedule.gama: linear has no gama; it has final, end",
     "schedule=steps": "schedule.every: required by schedule=steps",
-    "topology=": "topology: has no value; give it keys (name, arity, servers) or leave it out",
+    "topology=": "topology: has no value; give it keys (name, arity, servers, between) or leave it out",
     "topology.arity=2": "topology.arity: ring has no arity; tree has",
     "topology={name: tree, servers: 2}": "topology.servers: tree has no servers; parameter_server has",
     "topology={name: tree, arity: 0}": "topology.arity: must be at least 1, got 0",
@@ -745,7 +746,11 @@ mappings = st.dictionaries(texts.filter(lambda key: key != "name"), trees, max_s
 def all_settings(draw: st.DrawFn) -> Settings:
     shards = draw(st.integers(1, 100))
     name = draw(st.sampled_from(sorted(TOPOLOGIES)))
-    options = {option: draw(counts) for option in TOPOLOGIES.options(name) if draw(st.booleans())}
+    options = {
+        option.name: draw(st.sampled_from(choices(option.kind)) if choices(option.kind) else counts)
+        for option in TOPOLOGIES.options(name).values()
+        if draw(st.booleans())
+    }
     length = {draw(st.sampled_from(["steps", "epochs"])): draw(counts)}
     run = st.builds(
         RunSettings,
@@ -784,7 +789,7 @@ def all_settings(draw: st.DrawFn) -> Settings:
         checkpoint=draw(st.builds(CheckpointSettings, every=every, keep=counts, uri=st.none() | texts)),
         trace=draw(st.builds(TraceSettings, digest_every=st.integers(0), tensors_every=st.integers(0))),
         tracking=draw(st.builds(TrackingSettings, uri=st.none() | texts, every_s=positive)),
-        reduction=draw(st.sampled_from(["exact", "fast"])),
+        reduction="exact" if asks_for_nodes(name) else draw(st.sampled_from(["exact", "fast"])),
         transport=draw(st.sampled_from(["auto", "shared_memory", "tcp"])),
         strict=draw(st.booleans()),
         output=draw(st.sampled_from(["text", "json"])),
@@ -961,6 +966,7 @@ def test_fast_sums_make_the_layout_part_of_the_identity(override: str) -> None:
         "topology.name",
         "topology.arity",
         "topology.servers",
+        "topology.between",
     }
 
 

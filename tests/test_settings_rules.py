@@ -48,6 +48,7 @@ REFUSED = {
     "cluster.workers=9": "cluster.workers: 9 workers for 8 shards; a worker hosts",
     "cluster.workers=17 cluster.stages=2": "cluster.workers: 17 workers for 8 shards in each of 2 stages; a worker hosts",
     "cluster.workers={min:2,max:4} reduction=fast": "cluster.workers: reduction=fast adds up in the order of the layout",
+    "topology=hierarchical reduction=fast": "topology: with reduction=fast the layout determines the result, and that of hier",
     "topology=auto reduction=fast": "topology: with reduction=fast the layout determines the result",
     "topology=auto cluster.workers=auto sync=ssp": "topology and cluster.workers: what is chosen by measuring is the layout",
     "data.loaders=auto cluster.stages=2 cluster.workers=2": "data.loaders: what is chosen by measuring is the layout of whole",

@@ -83,6 +83,8 @@ def simulate(
         raise UsageError("cluster.stages: the time of a model in stages is not simulated", "leave it out")
     settings = load(conf, [*overrides, "cluster.workers=1"])
     number = cluster.workers.most if workers is None else _workers(workers)
+    if by.network.hosts > number:
+        raise UsageError(f"hosts={by.network.hosts}: there are {number:,} workers", "give no more hosts than workers")
     notes = []
     shards = settings.data.shards
     if number > shards:

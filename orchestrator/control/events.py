@@ -181,7 +181,7 @@ class Start:
 
 @dataclass(frozen=True, kw_only=True)
 class Begin:
-    """Begin a generation: its members by rank, workers (oldest first) before servers, all of them idle.
+    """Begin a generation: its members by rank, workers (node by node, the oldest first) before servers, all idle.
 
     shards: by worker rank; stages: by worker rank, the stage that it hosts, of which these are the shards; none where every
     worker has the whole model. state_transfers: (donor rank, recipient rank), within a stage. With stages two things come

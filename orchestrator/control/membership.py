@@ -2,7 +2,8 @@
 
 A generation is made when every member of the one before has reported or is gone, so that no member of it can still use
 a memory region or commit a step (rule C2). A member that is farthest gives its state to all that are behind
-(rule D1). A worker of the last generation is preferred to one that has no state yet, and ranks follow the order of age.
+(rule D1). A worker of the last generation is preferred to one that has no state yet. Ranks go node by node, so that a ring of
+them crosses each wire between nodes once in each direction.
 """
 
 from __future__ import annotations
@@ -262,7 +263,7 @@ def compose(state: ControllerState) -> Begin | str:
     ready = [member for member in living(state, "worker") if member.ready is not None]
     before = () if state.generation is None else state.generation.begin.members
     holders_first = sorted(ready, key=lambda member: (member.progress is None, member.id not in before, member.id))
-    workers = sorted(holders_first[: state.requirements.most], key=lambda member: member.id)
+    workers = by_node(holders_first[: state.requirements.most])
     servers = [member for member in living(state, "server") if member.ready is not None]
     if len(workers) < quorum(state):
         return f"{len(workers)} workers are ready, {quorum(state)} are needed"
@@ -296,6 +297,14 @@ def compose(state: ControllerState) -> Begin | str:
         inherited=() if restore is not None else (*_inherited_before(state, workers), *heirs),
         forgets=_keeps_shard_state(state, workers) and restore is not None,
     )
+
+
+def by_node(members: Sequence[Member]) -> list[Member]:
+    """The order of ranks: all of a node one after the other, the oldest first; nodes in the order of their oldest member."""
+    first: dict[int, int] = {}
+    for member in sorted(members, key=lambda member: member.id):
+        first.setdefault(member.node, member.id)
+    return sorted(members, key=lambda member: (first[member.node], member.id))
 
 
 def _compose_stages(state: ControllerState, workers: Sequence[Member]) -> Begin | str:

@@ -274,7 +274,7 @@ class SprintExecution(_Free):
 
     def suit(self, generation: Generation, rank: int) -> None:
         super().suit(generation, rank)
-        self._routes = Routes(generation.schedule)
+        self._routes = Routes(generation.schedule, generation.nodes)
         self._deltas.suit(self._routes, rank)
 
     def executor(self, moment: Moment) -> tuple[Executor, Exchange]:

@@ -72,7 +72,7 @@ class Server:
         memory = self._memory or self._allocate(run_manifest)
         carriers, deltas = self._carriers, self._deltas
         (carriers or self._lattice or memory).suit(generation.schedule, rank)
-        routes, number = Routes(generation.schedule), generation.number
+        routes, number = Routes(generation.schedule, generation.nodes), generation.number
         self._held = None
         if deltas is not None:
             deltas.suit(routes, rank)

@@ -22,12 +22,20 @@ _SIZES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 @dataclass(frozen=True)
 class Network:
     """latency_s: of a message; bandwidth: bytes per second out of a member, and as much into it; message_s: processor time of
-    handing over and of taking one message; byte_s: of adding or copying a byte of it."""
+    handing over and of taking one message; byte_s: of adding or copying a byte of it. hosts: that members are on; a message
+    between two takes wire_latency_s, and goes at wire_bandwidth out of one and into the other, which their members share."""
 
     latency_s: float = 50e-6
     bandwidth: float = 1.25e9
     message_s: float = 0.0
     byte_s: float = 0.0
+    hosts: int = 1
+    wire_latency_s: float = 50e-6
+    wire_bandwidth: float = 1.25e9
+
+    def nodes(self, workers: int, servers: int = 0) -> tuple[int, ...]:
+        """The host of each member, by rank: as nearly as many workers on each as may be, and as many servers."""
+        return tuple(rank * self.hosts // number for number in (workers, servers) for rank in range(number))
 
 
 @dataclass(frozen=True)
@@ -123,6 +131,12 @@ def _speeds(text: str) -> tuple[float, ...]:
     raise ValueError("speeds above 0 with commas between them, such as 1,1,0.5")
 
 
+def _hosts(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= _MOST_CORES:
+        raise ValueError(f"a number from 1 to {_MOST_CORES:,}")
+    return int(text)
+
+
 def _measured(text: str, units: Mapping[str, float], expected: str) -> float:
     found = re.fullmatch(r"(\d+(?:\.\d+)?(?:e-?\d+)?)([A-Za-z]*)", text)
     if found is None or found[2] not in units or not float(found[1]) >= 0:
@@ -134,6 +148,9 @@ def _measured(text: str, units: Mapping[str, float], expected: str) -> float:
 KEYS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "network.latency": ("latency_s", time_of, "of a message between two members"),
     "network.bandwidth": ("bandwidth", rate_of, "out of a member, and as much into it"),
+    "hosts": ("hosts", _hosts, "that the workers are on, in the order of their ranks; 1: all on one"),
+    "wire.latency": ("wire_latency_s", time_of, "of a message between two hosts"),
+    "wire.bandwidth": ("wire_bandwidth", rate_of, "out of a host, and as much into it, which its members share"),
     "network.message": ("message_s", time_of, "processor time of handing over or taking a message"),
     "network.add": ("byte_s", _seconds_of_a_byte, "rate at which a member adds up or copies what it takes"),
     "compute": ("compute_s", time_of, "of the micro-batch of one shard"),
@@ -182,8 +199,11 @@ def conditions(given: Mapping[str, str], seed: int = 0) -> Conditions:
             problems.append(f"{key}={text}: expected {error}")
         except ZeroDivisionError:
             problems.append(f"{key}={text}: must be greater than 0")
-    if values.get("bandwidth") == 0:
-        problems.append("network.bandwidth: must be greater than 0")
+    for section in ("network", "wire"):
+        if values.get({"network": "bandwidth", "wire": "wire_bandwidth"}[section]) == 0:
+            problems.append(f"{section}.bandwidth: must be greater than 0")
+    if values.get("hosts", 1) > 1 and values.get("cores"):
+        problems.append("cores: workers on several hosts do not share them; leave out cores or hosts")
     if problems:
         raise UsageError("; ".join(problems), f"there are {', '.join(KEYS)}")
     network = replace(Network(), **{name: value for name, value in values.items() if name in _NETWORK})

@@ -2,7 +2,7 @@
 
 A message leaves when its source has what it sends and has sent what came before; it goes out and comes in at the bandwidth
 of its ends, one message after the other, and is there a latency later. Who takes it has taken those before it, in the order of
-the schedule, which is what a member does (`topologies.schedule.program`).
+the schedule, which is what a member does (`topologies.schedule.program`). Between two hosts the ends are the hosts'.
 
 All moves are played where there are not too many. Where there are (a ring of 100,000 has 2 * 10**10) and all members do alike,
 as in a ring and from peer to peer, only one member's are, its peers in step with it: the result is the same.
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
+from typing import NamedTuple
 
 from orchestrator.errors import UsageError
 from orchestrator.simulation.conditions import Network
@@ -29,7 +30,7 @@ MOST_MOVES = 4_000_000
 class Exchanged:
     """seconds: until the last member has the result; sent: bytes out of the member that sends most; link: over the busiest
     link, one way; messages: of the member that handles most, sent and taken; busy_s: processor time of all members together.
-    played: whether all moves were."""
+    played: whether all moves were; wire: bytes out of the host that sends most to others."""
 
     seconds: float
     sent: float
@@ -37,6 +38,7 @@ class Exchanged:
     messages: int
     busy_s: float
     played: bool = True
+    wire: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ def exchange(schedule: Schedule, up: float, down: float, network: Network) -> Ex
     if schedule.members == 1:
         return Exchanged(0.0, 0.0, 0.0, 0, 0.0)
     moves = schedule.workers * sum(1 for _ in schedule.moves_of(0))
-    if moves > SOME_MOVES and all_alike(schedule):
+    if moves > SOME_MOVES and network.hosts == 1 and all_alike(schedule):
         return alike(schedule, up, down, network)
     if moves > MOST_MOVES:
         raise UsageError(
@@ -79,9 +81,11 @@ def play(schedule: Schedule, up: float, down: float, network: Network) -> tuple[
     """All moves, round by round. Messages of one member are taken in the order of their rounds."""
     members, sizes = schedule.members, _sizes(schedule, up, down)
     ready = [0.0] * members  # when it has done what comes before, in its program
-    out_free, in_free = [0.0] * members, [0.0] * members
+    ways = _Ways(network, network.nodes(schedule.workers, schedule.servers))
+    out_free, in_free = dict[_End, float](), dict[_End, float]()
     sent, handled = [0.0] * members, [0] * members
     links: dict[tuple[int, int], float] = {}
+    wires: dict[_End, float] = {}
     flights: list[Flight] = []
     taken = 0.0
     for moves in schedule.rounds:
@@ -89,15 +93,18 @@ def play(schedule: Schedule, up: float, down: float, network: Network) -> tuple[
         departures = []
         for move in moves:
             start[move.source] += network.message_s
-            left = max(start[move.source], out_free[move.source])
-            out_free[move.source] = left + sizes[move.kind] / network.bandwidth
+            way = ways.of(move)
+            left = max(start[move.source], out_free.get(way.out, 0.0))
+            out_free[way.out] = left + sizes[move.kind] / way.bandwidth
             departures.append((left, move))
         came: dict[Move, float] = {}
         for left, move in sorted(departures, key=itemgetter(0)):  # what leaves first comes in first
-            size = sizes[move.kind]
-            arrival = max(left + network.latency_s, in_free[move.target]) + size / network.bandwidth
-            in_free[move.target] = arrival
+            size, way = sizes[move.kind], ways.of(move)
+            arrival = max(left + way.latency_s, in_free.get(way.into, 0.0)) + size / way.bandwidth
+            in_free[way.into] = arrival
             came[move] = arrival
+            if way.between:
+                wires[way.out] = wires.get(way.out, 0.0) + size
             sent[move.source] += size
             handled[move.source] += 1
             handled[move.target] += 1
@@ -110,7 +117,34 @@ def play(schedule: Schedule, up: float, down: float, network: Network) -> tuple[
             cost = network.message_s + sizes[move.kind] * network.byte_s
             ready[move.target] = max(ready[move.target], arrival) + cost
     busy = sum(handled) * network.message_s + taken * network.byte_s
-    return Exchanged(max(ready), max(sent), max(links.values(), default=0.0), max(handled), busy), flights
+    most, wire = (max(amounts.values(), default=0.0) for amounts in (links, wires))
+    return Exchanged(max(ready), max(sent), most, max(handled), busy, wire=wire), flights
+
+
+_End = tuple[str, int]  # of a way: a member's own, or its host's
+
+
+class _Way(NamedTuple):
+    out: _End
+    into: _End
+    latency_s: float
+    bandwidth: float
+    between: bool
+
+
+@dataclass(frozen=True)
+class _Ways:
+    """What each message passes. nodes: the host of each member."""
+
+    network: Network
+    nodes: Sequence[int]
+
+    def of(self, move: Move) -> _Way:
+        source, target, network = self.nodes[move.source], self.nodes[move.target], self.network
+        if source == target:
+            ends = ("member", move.source), ("member", move.target)
+            return _Way(*ends, network.latency_s, network.bandwidth, between=False)
+        return _Way(("host", source), ("host", target), network.wire_latency_s, network.wire_bandwidth, between=True)
 
 
 def alike(schedule: Schedule, up: float, down: float, network: Network) -> Exchanged:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from orchestrator.control.membership import Requirements
 from orchestrator.control.shard_assignment import assign_shards
+from orchestrator.errors import UsageError
 from orchestrator.simulation import cores, steps
 from orchestrator.simulation.balance import dealt, with_claims
 from orchestrator.simulation.conditions import Conditions, Network
 from orchestrator.simulation.exchange import Exchanged, exchange, play
 from orchestrator.simulation.losses import MOST_WORKERS, Outcome, Scenario, simulate
 from orchestrator.synchrony import Mode, build_mode
-from orchestrator.topologies import Schedule, build_schedule
+from orchestrator.topologies import TOPOLOGIES, Schedule, build_schedule
+from orchestrator.topologies.routes import Routes
 from orchestrator.values import aligned
 
 _SUM_BYTES, _RESULT_BYTES = 8, 4  # of an element: exact sums are float64, results float32
@@ -25,6 +29,7 @@ _UPDATE_BYTES = 8  # of an asynchronous update, int64
 _LOSSES = 40  # in the mean, of a scenario that is looked at
 _TRACED_STEPS = 3
 _TRACED_MEMBERS = 64
+_MOST_ROUTES = 128
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Row:
 
     waiting: share of the workers' time in which they wait for slower ones; goodput: share of the time not lost to losses of
     workers; losses: of workers, in the scenario that was looked at; played: whether all moves of the schedule were; driven:
-    whether the controller itself decided.
+    whether the controller itself decided; wire_bytes: out of the host that sends most to others.
     """
 
     topology: str
@@ -68,6 +73,7 @@ class Row:
     losses: int
     played: bool
     driven: bool
+    wire_bytes: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -79,7 +85,7 @@ def answer(question: Question) -> list[Row]:
     times = _balanced(question, question.steps)
     rows = []
     for name, options in question.topologies:
-        schedule = build_schedule(name, question.workers, **options)
+        schedule = _schedule(question, name, options)
         up, down = question.elements * question.sum_bytes, question.elements * _RESULT_BYTES
         exchanged = exchange(schedule, up, down, question.conditions.network)
         for mode_name, mode_options in question.modes:
@@ -87,7 +93,8 @@ def answer(question: Question) -> list[Row]:
             lockstep = mode.execution == "lockstep"
             stepped = _stepped(question, times if lockstep else free, hosted, exchanged, mode, schedule)
             outcome, driven = _outcome(question, stepped.seconds)
-            rows.append(_row(question, name, mode_name, mode, stepped, exchanged, outcome, driven))
+            row = _row(question, name, mode_name, mode, stepped, exchanged, outcome, driven)
+            rows.append(replace(row, wire_bytes=_wire_bytes(question, mode, exchanged, schedule)))
     return rows
 
 
@@ -95,10 +102,15 @@ def _balanced(question: Question, number: int) -> steps.Times:
     """[steps, workers] seconds that each worker computes in each of so many steps in lockstep."""
     workers = question.workers
     paces = steps.paces(question.conditions, workers, number)
-    hosts = (0,) * workers
+    hosts = question.conditions.network.nodes(workers, 0)
     always = [float(each) for each in paces.always]
     hosted = np.array(dealt(question.shards, always, hosts, by_speed=question.by_speed, claims=question.claims))
     return with_claims(hosted, paces.each, paces.late, hosts) if question.claims else paces.of(hosted)
+
+
+def _schedule(question: Question, name: str, options: Mapping[str, Any]) -> Schedule:
+    nodes = question.conditions.network.nodes(question.workers, TOPOLOGIES.resolve(name, options).get("servers", 0))
+    return build_schedule(name, question.workers, nodes=nodes, **options)
 
 
 def _stepped(
@@ -107,8 +119,10 @@ def _stepped(
     if mode.execution == "lockstep":
         return steps.lockstep(question.conditions, times, exchanged, _on_cores(question, times, hosted, schedule))
     received = received_s(question.conditions.network, question.elements, question.workers)
-    wire = (question.workers - 1) * question.elements * _UPDATE_BYTES / question.conditions.network.bandwidth
-    each = np.maximum(times + hosted * received, hosted * wire)
+    network = question.conditions.network
+    wire = (question.workers - 1) * question.elements * _UPDATE_BYTES / network.bandwidth
+    between = crossings(schedule, network) * question.elements * _UPDATE_BYTES / network.wire_bandwidth
+    each = np.maximum(times + hosted * received, hosted * max(wire, between))
     return steps.sprints(question.conditions, each, hosted, exchanged, mode)
 
 
@@ -127,6 +141,23 @@ def _on_cores(question: Question, times: steps.Times, hosted: Any, schedule: Sch
 def received_s(network: Network, elements: int, workers: int) -> float:
     """Processor time in which a worker takes an update from each of the others."""
     return (workers - 1) * (network.message_s + elements * _UPDATE_BYTES * network.byte_s)
+
+
+def crossings(schedule: Schedule, network: Network) -> int:
+    """How often an update of a worker comes to the host that most come to, of one update of each. Raises UsageError."""
+    if network.hosts == 1:
+        return 0
+    if schedule.workers > _MOST_ROUTES:
+        raise UsageError(
+            f"hosts={network.hosts}: the ways of updates are looked at for {_MOST_ROUTES} workers at most",
+            "give sync=bsp, or simulate fewer workers",
+        )
+    nodes = network.nodes(schedule.workers, schedule.servers)
+    routes, found = Routes(schedule, nodes), Counter[int]()
+    for origin, member in product(range(schedule.workers), range(schedule.members)):
+        for part in range(routes.slices):
+            found.update(nodes[peer] for peer in routes.onward(member, origin, part) if nodes[peer] != nodes[member])
+    return -(-max(found.values(), default=0) // routes.slices)
 
 
 def _outcome(question: Question, step_s: float) -> tuple[Outcome | None, bool]:
@@ -182,8 +213,16 @@ def _row(
     )
 
 
+def _wire_bytes(question: Question, mode: Mode, exchanged: Exchanged, schedule: Schedule) -> float:
+    if mode.execution == "lockstep":
+        return exchanged.wire
+    update = question.elements * _UPDATE_BYTES * question.shards / question.workers
+    return exchanged.wire / mode.rest_every + update * crossings(schedule, question.conditions.network)
+
+
 def table(rows: Sequence[Row]) -> str:
-    """Aligned text; times in ms, bytes in MB."""
+    """Aligned text; times in ms, bytes in MB. What wires between hosts carry is told where there are any."""
+    wires = any(row.wire_bytes for row in rows)
     head = (
         "topology",
         "sync",
@@ -194,6 +233,7 @@ def table(rows: Sequence[Row]) -> str:
         "waiting",
         "MB per link",
         "MB sent",
+        *(["MB per wire"] if wires else []),
         "goodput",
     )
     cells: list[tuple[str, ...]] = [head]
@@ -205,7 +245,7 @@ def table(rows: Sequence[Row]) -> str:
                 row.mode,
                 *(f"{1e3 * each:.4g}" for each in times),
                 f"{row.waiting:.1%}",
-                *(f"{each / 1e6:.4g}" for each in (row.link_bytes, row.sent_bytes)),
+                *(f"{each / 1e6:.4g}" for each in (row.link_bytes, row.sent_bytes, *[row.wire_bytes] * wires)),
                 f"{row.goodput:.2%}" + ("" if row.driven else " *"),
             )
         )
@@ -214,7 +254,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def chrome_trace(question: Question, topology: tuple[str, Mapping[str, Any]]) -> list[dict[str, Any]] | None:
     """The first steps in lockstep as events of the Chrome trace format, in microseconds; None with too many members."""
-    schedule: Schedule = build_schedule(topology[0], question.workers, **topology[1])
+    schedule = _schedule(question, *topology)
     if schedule.members > _TRACED_MEMBERS:
         return None
     times = _balanced(question, _TRACED_STEPS)

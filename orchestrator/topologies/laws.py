@@ -15,7 +15,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from orchestrator.topologies import TOPOLOGIES
+from orchestrator.topologies import TOPOLOGIES, asks_for_nodes, build_schedule
 from orchestrator.topologies.happens_before import races
 from orchestrator.topologies.schedule import Schedule, matrix, program
 
@@ -81,7 +81,15 @@ def disagreement(schedule: Schedule) -> str | None:
 
 
 def _built_broken(name: str, options: Mapping[str, Any], workers: int, servers: int) -> str | None:
-    schedule: object = TOPOLOGIES[name](workers, **options)
+    several = (1, 2, 3) if asks_for_nodes(name) else (1,)
+    for nodes in {tuple(rank * among // workers for rank in range(workers)) for among in several}:
+        if (problem := _broken_on(name, options, workers, servers, nodes)) is not None:
+            return problem
+    return None
+
+
+def _broken_on(name: str, options: Mapping[str, Any], workers: int, servers: int, nodes: tuple[int, ...]) -> str | None:
+    schedule: object = build_schedule(name, workers, nodes=(*nodes, *range(servers)), **options)
     if not isinstance(schedule, Schedule):
         return f"returns {type(schedule).__name__}; it must be an orchestrator.topologies.Schedule"
     if (schedule.workers, schedule.servers) != (workers, servers):

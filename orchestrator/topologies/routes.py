@@ -4,12 +4,15 @@ Without servers each worker's messages follow a tree of shortest ways from it: i
 to all neighbours but the sender, from peer to peer directly. With servers a message is cut into as many slices as there are
 servers; slice s goes to server s, and from it to all other workers. Every slice reaches every other worker once.
 
+Of several shortest ways that lead on from members of one distance, that from the same node is taken: what comes to a node
+comes over the wire once where one of its members is next to the origin, or to one that has it.
+
 What it does not do: say when a replica may go on (`orchestrator.synchrony`), or keep an order between origins.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 from functools import cached_property
 
 from orchestrator.topologies.schedule import Schedule
@@ -18,7 +21,9 @@ from orchestrator.topologies.schedule import Schedule
 class Routes:
     """The ways over the links of one schedule. slices: into how many parts a message is cut."""
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, nodes: Sequence[int] = ()) -> None:
+        """nodes: by rank, servers too, equal for those that share memory; none: all do."""
+        self._nodes = tuple(nodes) or (0,) * schedule.members
         self.workers = schedule.workers
         self.members = schedule.members
         self.peers = {rank: tuple(sorted(schedule.peers_of(rank))) for rank in range(schedule.members)}
@@ -52,13 +57,15 @@ class Routes:
         """member -> whom it hands on to, in a tree of shortest ways from the origin; nothing is sent to where it ends in a
         server."""
         parent: dict[int, int] = {origin: origin}
-        waiting = deque([origin])
-        while waiting:
-            member = waiting.popleft()
-            for peer in self.peers[member]:
-                if peer not in parent:
-                    parent[peer] = member
-                    waiting.append(peer)
+        reached = [origin]
+        while reached:
+            found: dict[int, int] = {}
+            for member in reached:
+                for peer in self.peers[member]:
+                    if peer not in parent and (peer not in found or self._is_nearer(peer, member, found[peer])):
+                        found[peer] = member
+            parent.update(found)
+            reached = list(found)
         needed = set(range(self.workers))
         for worker in range(self.workers):
             while worker not in (origin, parent.get(worker)):
@@ -69,3 +76,7 @@ class Routes:
             if member != origin and member in needed:
                 children.setdefault(before, []).append(member)
         return {member: tuple(sorted(found)) for member, found in children.items()}
+
+    def _is_nearer(self, peer: int, member: int, other: int) -> bool:
+        """Whether only the first of these two shares memory with the peer."""
+        return self._nodes[peer] == self._nodes[member] != self._nodes[other]

@@ -6,7 +6,7 @@ k i + k, as in a heap, so every rank can tell its place.
 Source: Sanders, Speck and Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009). This
 is their starting point, one pipelined tree: inner members are busier than leaves.
 
-What it does not do: place neighbours of the tree on neighbouring hosts.
+What it does not do: place neighbours of the tree on one node.
 """
 
 from __future__ import annotations
@@ -30,43 +30,45 @@ def tree(
 ) -> Schedule:
     """CHUNKS chunks, all owned by the root, worker 0."""
     require_positive(workers=workers, arity=arity)
-    return Schedule("tree", workers, 0, (0,) * CHUNKS, _Tree(workers, arity))
+    return Schedule("tree", workers, 0, (0,) * CHUNKS, Tree(workers, arity))
 
 
 @dataclass(frozen=True)
-class _Tree:
+class Tree:
     """Implements `schedule.Pattern`."""
 
     workers: int
     arity: int
 
     def peers(self, rank: int) -> Collection[int]:
-        return [self._parent(rank), *self._children(rank)] if rank else self._children(rank)
+        return [self.parent(rank), *self.children(rank)] if rank else self.children(rank)
 
     def moves(self, rank: int) -> Iterator[tuple[int, Move]]:
         return iter(sorted(self._by_chunk(rank), key=lambda numbered: numbered[0]))
 
     def _by_chunk(self, rank: int) -> Iterator[tuple[int, Move]]:
         """A level a round, and each chunk one round behind the one before it."""
-        depth, deepest = self._depth(rank), self._depth(self.workers - 1)  # ranks go level by level
-        below = [(child, depth + 1) for child in self._children(rank)]
+        depth, deepest = self.depth(rank), self.depth(self.workers - 1)  # ranks go level by level
+        below = [(child, depth + 1) for child in self.children(rank)]
         joined = [(rank, depth), *below] if rank else below
         for chunk in range(CHUNKS):
             for member, level in joined:
-                parent = self._parent(member)
+                parent = self.parent(member)
                 yield chunk + deepest - level, Move(member, parent, chunk, "add")
                 yield chunk + deepest + level - 1, Move(parent, member, chunk, "copy")
 
-    def _parent(self, member: int) -> int:
+    def parent(self, member: int) -> int:
         return (member - 1) // self.arity
 
-    def _children(self, member: int) -> range:
+    def children(self, member: int) -> range:
         first = self.arity * member + 1
         return range(first, min(first + self.arity, self.workers))
 
-    def _depth(self, member: int) -> int:
+    def depth(self, member: int) -> int:
+        if self.arity == 1:
+            return member
         depth = 0
         while member:
-            member = self._parent(member)
+            member = self.parent(member)
             depth += 1
         return depth

@@ -1,9 +1,14 @@
-"""Two hosts: code and data are carried to the one that has neither, gradients travel by TCP, the result is the same."""
+"""Two hosts: code and data are carried to the one that has neither, gradients travel by TCP, the result is the same.
+
+Ranks go host by host, also when a worker is lost and another one joins.
+"""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
+from itertools import groupby
+from typing import Any
 
 import pytest
 
@@ -54,3 +59,33 @@ def test_a_cable_that_is_out_costs_no_step(digits: Project, for_good: bool) -> N
     assert_as_alone(project, done, undisturbed)
     assert noticed_s < 20, "5 s on a machine that does nothing else; it may be busy"
     assert sum(each["steps_lost"] for each in done.report["recoveries"]) <= 1
+
+
+@pytest.mark.long
+@pytest.mark.ray
+@pytest.mark.root
+@pytest.mark.parametrize("topology", ["ring", "hierarchical"])
+def test_ranks_go_host_by_host_also_when_one_is_killed_and_another_joins(digits: Project, topology: str) -> None:
+    undisturbed = alone(digits, "digits", *ENDLESS[1:])
+    with two_hosts(hidden=digits.path) as hosts:
+        project = replace(digits, variables=hosts.access, before=hosts.inside)
+        layout = (f"cluster.address={hosts.address}", "cluster.workers={min: 3, max: 4}", f"topology={topology}")
+        run = WatchedRun(project, *ENDLESS, *layout)
+        run.wait(lambda: len(run.living()) == 4 or None)
+        run.wait_for_steps(run.steps + 20)
+        run.kill(run.living()[0])
+        run.wait(lambda: _workers(run.journal("generation_started")[-1]) == {1, 2, 3, 4} or None)
+        run.wait_for_steps(run.steps + 20)
+        done = run.end()
+    assert_as_alone(project, done, undisturbed)
+    generations = run.journal("generation_started")
+    for generation in generations:
+        nodes = [node for node, _ in groupby(generation["nodes"])]
+        assert len(nodes) == len(set(nodes)), generation
+    assert sorted(generations[-1]["nodes"]) == [0, 0, 1, 1]
+    first, second = generations[-1]["members"][:2]
+    assert {first, second} != {1, 2}, "who joined is beside the other one of its host"
+
+
+def _workers(generation: dict[str, Any]) -> set[int]:
+    return set(generation["members"])

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from orchestrator.control import controller
 from orchestrator.control.events import (
@@ -85,6 +86,11 @@ class Process:
     told_by: int | None = None
     to_receive: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     request: int = 0
+
+    @property
+    def node(self) -> int:
+        return self.id % 3
+
     voted: int = 0
     halt: int = 0
     called_off: bool = False
@@ -263,7 +269,7 @@ class World:
         assert len(servers) == begin.servers
         assert all(self.processes[member].role == "worker" for member in workers)
         assert all(self.processes[member].role == "server" for member in servers)
-        assert list(workers) == sorted(workers)
+        self._check_nodes(begin)
         assert begin.workers <= min(self.requirements.most, self.requirements.shards)
         assert begin.workers >= self.requirements.least or self.state.interrupted is not None
         for hosted in self._by_stage(begin):
@@ -285,6 +291,17 @@ class World:
             self.seen = set()
         for rank, member in enumerate(begin.members):
             self._enter(self.processes[member], rank, begin)
+
+    def _check_nodes(self, begin: Begin) -> None:
+        """Workers of a node have ranks one after the other, by age; so have nodes, by their oldest."""
+        assert begin.nodes == tuple(self.processes[member].node for member in begin.members)
+        nodes = [
+            list(group)
+            for _, group in groupby(begin.members[: begin.workers], key=lambda member: self.processes[member].node)
+        ]
+        assert len(nodes) == len(set(begin.nodes[: begin.workers]))
+        assert all(members == sorted(members) for members in nodes)
+        assert nodes == sorted(nodes)
 
     def _by_stage(self, begin: Begin) -> list[list[tuple[int, ...]]]:
         """The shards of the workers of each stage."""
@@ -446,7 +463,8 @@ class World:
 
     def ready(self, process: Process) -> None:
         process.state = "idle"
-        process.news.append(Ready(process.id, self.run_manifest if process.role == "worker" else {}, can_restore=True))
+        run_manifest = self.run_manifest if process.role == "worker" else {}
+        process.news.append(Ready(process.id, run_manifest, can_restore=True, node=process.node))
 
     def no_room(self, process: Process) -> None:
         process.state = "dead"

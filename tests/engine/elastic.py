@@ -41,7 +41,7 @@ from orchestrator.plan.resolve import resolve
 from orchestrator.records.progress import Activity, Progress, advances_of, latest
 from orchestrator.records.trace import Line
 from orchestrator.settings import CheckpointSettings, Every, Settings
-from orchestrator.topologies import build_schedule
+from orchestrator.topologies import Schedule, build_schedule
 from orchestrator.transports.base import Received, Tag, Transport
 from tests.engine.runs import SECRET, Layout, in_stages, settings_for
 from tests.transports.memory import LEFT, Hub, LocalRegions
@@ -423,7 +423,7 @@ class Elastic:
         shards = assign_shards(self.settings.data.shards, len(workers))
         generation = Generation(
             self.generations,
-            build_schedule(self._layout.topology, len(workers), **self.settings.topology.options),
+            self._schedule(workers),
             shards,
             tuple(behind),
             restore,
@@ -432,11 +432,15 @@ class Elastic:
             heirs=heirs,
             inherited=tuple(pair for each, pair in self.inherited if each == base),
             keys=SECRET.keys("tests"),
-            nodes=(0,) * len(self.members),
             boards=(Place(0, *self._ground.place),) * len(workers) if self.settings.cluster.claims else (),
+            nodes=self._layout.nodes_of(len(self.members)),
         )
         self.generations += 1
         return generation
+
+    def _schedule(self, workers: list[Member]) -> Schedule:
+        nodes = self._layout.nodes_of(len(self.members))
+        return build_schedule(self._layout.topology, len(workers), nodes=nodes, **self.settings.topology.options)
 
     def _regroup_in_stages(self, workers: list[Member]) -> Generation:
         """As control.membership does: all go back to the last checkpoint where a stage has lost its last worker."""
@@ -445,8 +449,7 @@ class Elastic:
         ):
             member.stage = stage
         stage_of = tuple(member.stage for member in workers if member.stage is not None)
-        schedule = build_schedule(self._layout.topology, len(workers), **self.settings.topology.options)
-        first = in_stages(schedule, self.plan, stage_of)
+        first = in_stages(self._schedule(workers), self.plan, stage_of, self._layout.nodes_of(len(workers)))
         standings = [
             Standing(stage, member.progress, member.ended is not None and member.ended.holds_sum)
             for stage, member in zip(stage_of, workers, strict=True)

@@ -72,14 +72,21 @@ class Layout:
     arity: int | None = None
     servers: int | None = None
     stages: int = 1
+    nodes: int = 1
+    between: str | None = None
 
-    def options(self) -> dict[str, int]:
-        given = {"arity": self.arity, "servers": self.servers}
+    def options(self) -> dict[str, Any]:
+        given = {"arity": self.arity, "servers": self.servers, "between": self.between}
         return {option: value for option, value in given.items() if value is not None}
+
+    def nodes_of(self, members: int) -> tuple[int, ...]:
+        """The node of each of so many members, as nearly as many on each as may be."""
+        return tuple(rank * self.nodes // members for rank in range(members))
 
     def __str__(self) -> str:
         stages = f"-in-{self.stages}" if self.stages > 1 else ""
-        return f"{self.topology}-{self.workers}{stages}" + "".join(f"-{k}{v}" for k, v in self.options().items())
+        nodes = f"-on-{self.nodes}" if self.nodes > 1 else ""
+        return f"{self.topology}-{self.workers}{stages}{nodes}" + "".join(f"-{k}{v}" for k, v in self.options().items())
 
 
 ONE = Layout()
@@ -89,11 +96,18 @@ LAYOUTS = [
 ]
 LAYOUTS[1::8] = [Layout(layout.workers, "tree", arity=3) for layout in LAYOUTS[1::8]]
 LAYOUTS[2::8] = [Layout(layout.workers, "parameter_server", servers=2) for layout in LAYOUTS[2::8]]
+LAYOUTS += [
+    Layout(2, "hierarchical", nodes=2),
+    Layout(3, "hierarchical", nodes=2),
+    Layout(4, "hierarchical", nodes=2, between="tree"),
+    Layout(5, "hierarchical", nodes=3),
+]
 LONELY = [
     Layout(1, "tree"),
     Layout(1, "parameter_server"),
     Layout(1, "parameter_server", servers=2),
     Layout(1, "peer_to_peer"),
+    Layout(1, "hierarchical"),
 ]
 
 
@@ -217,7 +231,7 @@ def train(
 ) -> Run:
     """The run, after checking that all its workers tell the same. replay: records of rests that are repeated. Raises the first
     exception of a member. wire, regions: a Wire, and what makes its members' regions."""
-    members = _Members(settings_for(pipeline, layout, **settings), wire, replay, regions)
+    members = _Members(settings_for(pipeline, layout, **settings), wire, replay, regions, layout)
     ends = members.run()
     for end in ends:
         if isinstance(end, BaseException):
@@ -242,7 +256,7 @@ def train(
 
 def windows_of(pipeline: type[Pipeline], layout: Layout, **settings: Any) -> dict[int, list[dict[str, Any]]]:
     """Where the time of each member went, by rank."""
-    members = _Members(settings_for(pipeline, layout, **settings))
+    members = _Members(settings_for(pipeline, layout, **settings), layout=layout)
     for end in members.run():
         if isinstance(end, BaseException):
             raise end
@@ -254,21 +268,23 @@ def members_end(
 ) -> list[End]:
     """How each member ended; an exception while preparing ends all."""
     try:
-        members = _Members(settings_for(pipeline, layout, **settings), wire)
+        members = _Members(settings_for(pipeline, layout, **settings), wire, layout=layout)
     except Exception as error:
         return [error]
     return members.run()
 
 
-def _generation(schedule: Schedule, plan: Plan) -> Generation:
+def _generation(schedule: Schedule, plan: Plan, nodes: tuple[int, ...]) -> Generation:
     stages, shards = plan.cluster.members.stages, plan.data.shards
     if stages == 1:
-        return Generation(0, schedule, assign_shards(shards, schedule.workers), nodes=(0,) * schedule.members)
-    return in_stages(schedule, plan, assign_stages([None] * schedule.workers, stages))
+        return Generation(
+            0, schedule, assign_shards(shards, schedule.workers), nodes=(*nodes, *(0,) * schedule.servers)
+        )
+    return in_stages(schedule, plan, assign_stages([None] * schedule.workers, stages), nodes)
 
 
-def in_stages(schedule: Schedule, plan: Plan, stage_of: tuple[int, ...]) -> Generation:
-    """The first generation of a model in stages. stage_of: by rank."""
+def in_stages(schedule: Schedule, plan: Plan, stage_of: tuple[int, ...], nodes: tuple[int, ...]) -> Generation:
+    """The first generation of a model in stages. stage_of, nodes: by rank."""
     dealt, members = deal(plan.data.shards, stage_of), tuple(range(schedule.workers))
     begin = Begin(
         generation=0,
@@ -280,7 +296,7 @@ def in_stages(schedule: Schedule, plan: Plan, stage_of: tuple[int, ...]) -> Gene
         restore=None,
         without_servers=False,
         run_manifest={},
-        nodes=(0,) * len(members),
+        nodes=nodes,
         stages=stage_of,
     )
     groups = groups_of(begin, plan.exchange)
@@ -296,12 +312,13 @@ class _Members:
         wire: Wire = Hub.transport,
         replay: Sequence[Mapping[str, Any]] = (),
         regions: Callable[[], Any] | None = None,
+        layout: Layout = ONE,
     ) -> None:
         plan = replace(resolve(settings), replay=tuple(replay))
         self._wire = wire
-        self._schedule = build_schedule(
-            settings.topology.name, settings.cluster.workers.start, **settings.topology.options
-        )
+        workers = settings.cluster.workers.start
+        nodes = layout.nodes_of(workers)
+        self._schedule = build_schedule(settings.topology.name, workers, nodes=nodes, **settings.topology.options)
         self._hub = Hub(self._schedule.members)
         self._regions = [(regions or LocalRegions)() for _ in range(self._schedule.members)]
         kinds = [Worker] * self._schedule.workers + [Server] * self._schedule.servers
@@ -317,7 +334,7 @@ class _Members:
         run_manifest = [member.prepare() for member in self.members]
         assert all(other == run_manifest[0] for other in run_manifest[: self._schedule.workers])
         self._run_manifest = run_manifest[0]
-        generation = _generation(self._schedule, plan)
+        generation = _generation(self._schedule, plan, nodes)
         self._ground = Ground()
         boards = (Place(0, *self._ground.place),) * generation.workers if plan.cluster.claims else ()
         self._generation = replace(generation, keys=SECRET.keys("tests"), boards=boards)

@@ -155,11 +155,12 @@ def test_chaos(seed: int) -> None:
 def disturbed(seed: int) -> None:
     """A run and its replay, to both of which everything happens, whenever it comes."""
     draw = random.Random(seed)
-    topology = draw.choice(["ring", "tree", "parameter_server", "peer_to_peer"])
+    topology = draw.choice(["ring", "tree", "parameter_server", "peer_to_peer", "hierarchical"])
+    nodes = 2 if topology == "hierarchical" else 1
     servers = draw.choice([1, 2]) if topology == "parameter_server" else None
     kinds: list[What] = ["die", "join", "join", "call off", "regroup", "save"]
     faults = [Fault(draw.randrange(7), draw.randrange(120), draw.choice(kinds)) for _ in range(12)]
-    layout = Layout(draw.randint(1, 4), topology, servers=servers)
+    layout = Layout(draw.randint(1, 4), topology, servers=servers, nodes=nodes)
     number, busy_for = draw.randrange(12), draw.choice([0, 0, 3])
     told, _ = run_of(layout, faults, number, busy_for=busy_for)
     assert_repeated(told, number)

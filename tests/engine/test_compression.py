@@ -156,9 +156,13 @@ def test_members_may_die_at_any_moment(method: int, first: int) -> None:
 @pytest.mark.parametrize("method", range(len(KEEPING)))
 def test_chaos(method: int, seed: int) -> None:
     draw = random.Random(seed)
-    topology = draw.choice(["ring", "tree", "parameter_server", "peer_to_peer"])
+    topology = draw.choice(["ring", "tree", "parameter_server", "peer_to_peer", "hierarchical"])
+    nodes = 2 if topology == "hierarchical" else 1
     layout = Layout(
-        draw.randint(1, 4), topology, servers=draw.choice([1, 2]) if topology == "parameter_server" else None
+        draw.randint(1, 4),
+        topology,
+        servers=draw.choice([1, 2]) if topology == "parameter_server" else None,
+        nodes=nodes,
     )
     kinds: list[What] = ["die", "join", "join", "call off", "regroup", "save"]
     faults = [Fault(draw.randrange(7), draw.randrange(120), draw.choice(kinds)) for _ in range(12)]
@@ -208,9 +212,13 @@ def test_chaos_where_it_outlives_its_host(seed: int) -> None:
     """Whatever happens, all that is lost is what the last living worker takes along."""
     draw = random.Random(1000 + seed)
     method = seed % len(KEEPING)
-    topology = draw.choice(["ring", "tree", "parameter_server", "peer_to_peer"])
+    topology = draw.choice(["ring", "tree", "parameter_server", "peer_to_peer", "hierarchical"])
+    nodes = 2 if topology == "hierarchical" else 1
     layout = Layout(
-        draw.randint(2, 4), topology, servers=draw.choice([1, 2]) if topology == "parameter_server" else None
+        draw.randint(2, 4),
+        topology,
+        servers=draw.choice([1, 2]) if topology == "parameter_server" else None,
+        nodes=nodes,
     )
     kinds: list[What] = ["die", "die", "join", "join", "call off", "regroup", "save"]
     faults = [Fault(draw.randrange(7), draw.randrange(150), draw.choice(kinds)) for _ in range(14)]

@@ -106,10 +106,15 @@ def test_the_donor_may_die_while_others_have_the_state_too(at: int) -> None:
 def test_chaos(seed: int) -> None:
     """Deaths of anybody, servers too, joins, call-offs and checkpoints, whenever it comes; sometimes nobody is left."""
     draw = random.Random(seed)
-    topology = draw.choice(["ring", "tree", "parameter_server", "peer_to_peer"])
+    topology = draw.choice(["ring", "tree", "parameter_server", "peer_to_peer", "hierarchical"])
+    nodes = 2 if topology == "hierarchical" else 1
     servers = draw.choice([1, 2]) if topology == "parameter_server" else None
     layout = Layout(
-        draw.randint(1, 4), topology, arity=draw.choice([2, 3]) if topology == "tree" else None, servers=servers
+        draw.randint(1, 4),
+        topology,
+        arity=draw.choice([2, 3]) if topology == "tree" else None,
+        servers=servers,
+        nodes=nodes,
     )
     kinds: list[What] = ["die", "die", "join", "call off", "regroup", "save"]
     faults = [Fault(draw.randrange(7), draw.randrange(90), draw.choice(kinds)) for _ in range(12)]

@@ -16,7 +16,7 @@ MODES: list[dict[str, Any]] = [
     {"name": "asp", "threshold": 0.01},
     {"name": "bap"},
 ]
-TOPOLOGIES = ["ring", "tree", "parameter_server", "peer_to_peer"]
+TOPOLOGIES = ["ring", "tree", "parameter_server", "peer_to_peer", "hierarchical"]
 PAIRS = list(itertools.product(MODES, TOPOLOGIES))
 DIGITS: dict[str, Any] = {
     "shards": 8,
@@ -39,7 +39,7 @@ def lockstep(steps: int) -> float:
 
 def check(number: int, steps: int, within: float) -> None:
     mode, topology = PAIRS[number]
-    run = train(Digits, Layout(4, topology), steps=steps, sync=mode, **DIGITS)
+    run = train(Digits, Layout(4, topology, nodes=2), steps=steps, sync=mode, **DIGITS)
     assert accuracy(run) >= lockstep(steps) - within
     again = train(Digits, LAYOUTS[5 * number % len(LAYOUTS)], steps=steps, sync=mode, replay=run.rests, **DIGITS)
     assert (again.trace, again.digest, again.rests) == (run.trace, run.digest, run.rests)

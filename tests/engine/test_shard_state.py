@@ -176,9 +176,13 @@ def test_a_handover_of_rows_may_be_interrupted_anywhere(at: int, what: What) -> 
 @pytest.mark.parametrize("seed", thinned(range(24), 5))
 def test_chaos(seed: int) -> None:
     draw = random.Random(seed)
-    topology = draw.choice(["ring", "tree", "parameter_server", "peer_to_peer"])
+    topology = draw.choice(["ring", "tree", "parameter_server", "peer_to_peer", "hierarchical"])
+    nodes = 2 if topology == "hierarchical" else 1
     layout = Layout(
-        draw.randint(1, 4), topology, servers=draw.choice([1, 2]) if topology == "parameter_server" else None
+        draw.randint(1, 4),
+        topology,
+        servers=draw.choice([1, 2]) if topology == "parameter_server" else None,
+        nodes=nodes,
     )
     kinds: list[What] = ["die", "join", "join", "call off", "regroup", "save"]
     faults = [Fault(draw.randrange(7), draw.randrange(120), draw.choice(kinds)) for _ in range(12)]

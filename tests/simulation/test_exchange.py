@@ -68,3 +68,33 @@ def test_what_would_take_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(module, "MOST_MOVES", 20)
     with pytest.raises(UsageError, match="topology tree with 9 workers makes 144 moves, and its members differ"):
         exchange(build_schedule("tree", 9), 1.0, 1.0, Network())
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@given(workers=st.integers(2, 8), hosts=st.integers(1, 8), size=st.floats(1, 1e8))
+def test_wires_between_hosts_carry_what_the_schedule_sends_between_them(
+    topology: str, workers: int, hosts: int, size: float
+) -> None:
+    network = Network(latency_s=0.0, bandwidth=1e15, hosts=min(hosts, workers), wire_latency_s=1e-3, wire_bandwidth=1e6)
+    plain = build_schedule(topology, workers)
+    nodes = network.nodes(workers, plain.servers)
+    schedule = build_schedule(topology, workers, nodes=nodes)
+    found = exchange(schedule, size, size / 2, network)
+    out = [0.0] * network.hosts
+    for move in (move for moves in schedule.rounds for move in moves if nodes[move.source] != nodes[move.target]):
+        out[nodes[move.source]] += (size if move.kind == "add" else size / 2) / schedule.chunks
+    assert found.wire == pytest.approx(max(out))
+    assert found.seconds >= (found.wire / network.wire_bandwidth) * (1 - 1e-9)
+    if topology == "hierarchical" and network.hosts > 1:
+        assert found.wire == pytest.approx(1.5 * size * (network.hosts - 1) / network.hosts)
+
+
+def test_two_hosts_in_the_figures_of_the_page() -> None:
+    """25 M parameters on two hosts of 4: half of the sums, 8 bytes each, and half of the results, 4 bytes."""
+    network = Network(latency_s=0.0, bandwidth=1e12, hosts=2, wire_latency_s=0.0, wire_bandwidth=125e6)
+    nodes = network.nodes(8)
+    assert nodes == (0, 0, 0, 0, 1, 1, 1, 1)
+    by_host = exchange(build_schedule("hierarchical", 8, nodes=nodes), 200e6, 100e6, network)
+    assert by_host.wire == 150e6
+    assert by_host.seconds == pytest.approx(150e6 / 125e6, rel=1e-2)
+    assert exchange(build_schedule("ring", 8), 200e6, 100e6, network).wire == 262.5e6

@@ -9,9 +9,9 @@ import pytest
 from orchestrator.commands.simulate import simulate
 from orchestrator.errors import UsageError
 from orchestrator.simulation import report
-from orchestrator.simulation.conditions import KEYS, Conditions, conditions
+from orchestrator.simulation.conditions import KEYS, Conditions, Network, conditions
 from orchestrator.simulation.report import Question
-from orchestrator.topologies import TOPOLOGIES
+from orchestrator.topologies import TOPOLOGIES, build_schedule
 from tests.projects import REPOSITORY
 
 PAGE = (REPOSITORY / "docs" / "simulation.md").read_text()
@@ -59,6 +59,39 @@ def test_every_problem_is_told_at_once() -> None:
 def test_cores_are_counted(cores: str) -> None:
     with pytest.raises(UsageError, match=f"cores={cores}: expected a number from 0 to 100,000"):
         conditions({"cores": cores})
+
+
+def test_hosts_go_with_wires_and_not_with_cores() -> None:
+    found = conditions({"hosts": "2", "wire.bandwidth": "1Gbit", "wire.latency": "1ms"}).network
+    assert (found.hosts, found.wire_bandwidth, found.wire_latency_s) == (2, 125e6, 1e-3)
+    for given, said in (
+        ({"hosts": "0"}, "hosts=0: expected a number from 1 to 100,000"),
+        ({"wire.bandwidth": "0Gbit"}, r"wire\.bandwidth: must be greater than 0"),
+        ({"hosts": "2", "cores": "4"}, "cores: workers on several hosts do not share them"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            conditions(given)
+
+
+def test_an_update_of_a_free_replica_passes_the_wires_as_often_as_its_way_says() -> None:
+    network = Network(hosts=2)
+    by_host = build_schedule("hierarchical", 8, nodes=network.nodes(8))
+    assert report.crossings(by_host, network) == 4
+    assert report.crossings(build_schedule("peer_to_peer", 8), network) == 16
+    assert report.crossings(by_host, Network()) == 0
+    with pytest.raises(UsageError, match="hosts=2: the ways of updates are looked at for 128 workers at most"):
+        report.crossings(build_schedule("ring", 129), network)
+    (row,) = report.answer(
+        question(8, topologies=[("hierarchical", {})], modes=[("bap", {})], conditions=Conditions(network))
+    )
+    assert row.wire_bytes > 4 * 1000 * 8
+    assert "MB per wire" in report.table([row])
+
+
+def test_there_are_no_more_hosts_than_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(REPOSITORY)
+    with pytest.raises(UsageError, match="hosts=5: there are 4 workers"):
+        simulate(["digits"], [], "4", "1M", Conditions(Network(hosts=5)))
 
 
 def test_every_condition_is_on_the_page() -> None:

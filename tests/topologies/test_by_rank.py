@@ -6,9 +6,10 @@ Here every topology is written down once more, round by round, as it is explaine
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import fields, replace
 from itertools import chain
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from orchestrator.topologies import Move, Schedule, build_schedule, program
 from orchestrator.topologies.laws import disagreement
 from orchestrator.topologies.listed import Rounds, listed
 from orchestrator.topologies.schedule import Pattern
-from tests.topologies.cases import NAMES, variants
+from tests.topologies.cases import NAMES, on_nodes, variants
 
 
 def ring(workers: int) -> Rounds:
@@ -55,11 +56,43 @@ def peer_to_peer(workers: int) -> Rounds:
     return (scatter, tuple(Move(worker, peer, worker, "copy") for worker, peer in pairs)) if pairs else ()
 
 
+def hierarchical(nodes: Sequence[Sequence[int]], between: str) -> Rounds:
+    """Of one group of chunks after the other: up to its root, the last node to be reached, and back."""
+    largest, number = max(map(len, nodes)), len(nodes)
+    rounds: list[list[Move]] = [[] for _ in range(4 * number)]
+
+    def owner(node: int, chunk: int) -> int:
+        return nodes[node][chunk % len(nodes[node])]
+
+    for chunk in range(number * largest):
+        root = chunk // largest
+        up, down, depths = {}, {}, {root: (0, 0)}
+        for place in range(1, number):  # a chain against and with the order of nodes, or a heap for both
+            if between == "ring":
+                up[(root - place) % number] = (root - place + 1) % number, place
+                down[(root + place) % number] = (root + place - 1) % number, place
+            else:
+                depth = (place + 1).bit_length() - 1
+                up[(root + place) % number] = down[(root + place) % number] = (root + (place - 1) // 2) % number, depth
+        depths |= {node: (up[node][1], down[node][1]) for node in up}
+        turn = max(depth for depth, _ in depths.values())
+        for node, (above, below) in depths.items():
+            if node != root:
+                rounds[turn - above + 1].append(Move(owner(node, chunk), owner(up[node][0], chunk), chunk, "add"))
+                rounds[turn + below].append(Move(owner(down[node][0], chunk), owner(node, chunk), chunk, "copy"))
+            for member in set(nodes[node]) - {owner(node, chunk)}:
+                rounds[turn - above].append(Move(member, owner(node, chunk), chunk, "add"))
+                rounds[turn + below + 1].append(Move(owner(node, chunk), member, chunk, "copy"))
+    used = [number for number, moves in enumerate(rounds) if moves]
+    return tuple(map(tuple, rounds[used[0] : used[-1] + 1])) if used else ()
+
+
 TABLES: dict[str, Callable[..., Rounds]] = {
     "ring": ring,
     "tree": tree,
     "parameter_server": parameter_server,
     "peer_to_peer": peer_to_peer,
+    "hierarchical": hierarchical,
 }
 
 
@@ -68,13 +101,15 @@ TABLES: dict[str, Callable[..., Rounds]] = {
 def test_each_member_does_what_the_table_of_all_moves_says(name: str, workers: int) -> None:
     numbers = (1, 2, 3, 5, 9)
     for schedule in variants(name, workers, numbers):
-        options = vars(schedule.pattern)  # its numbers, workers first
-        table = TABLES[name](**options)
+        pattern: Any = schedule.pattern  # its fields are what the table takes, workers or nodes first
+        table = TABLES[name](*(getattr(pattern, each.name) for each in fields(pattern)))
         whole = listed(name, workers, schedule.servers, schedule.owners, table)
         assert list(map(Counter, schedule.rounds)) == list(map(Counter, table))
         assert schedule.links() == whole.links()
         for rank in range(schedule.members):
-            for only in (None, [0], range(0, schedule.chunks, 2)):
+            assert Counter(schedule.moves_of(rank)) == Counter(whole.moves_of(rank))
+            # What leaves a node is sent first and awaited last, which a list of rounds cannot say.
+            for only in (None, [0], range(0, schedule.chunks, 2)) if name != "hierarchical" else ():
                 assert program(schedule, rank, only) == program(whole, rank, only)
 
 
@@ -115,10 +150,12 @@ def counted(schedule: Schedule) -> tuple[Schedule, Counting]:
         ("parameter_server", 100_000, {"servers": 10}, 7, 2 * 10),
         ("parameter_server", 10_000, {"servers": 10}, 10_003, 2 * 10_000),
         ("peer_to_peer", 10_000, {}, 9_999, 4 * 9_999),
+        ("hierarchical", 10_000, {"nodes": on_nodes(10_000, 1_250)}, 4_321, 4 * 9_999),
+        ("hierarchical", 10_000, {"nodes": on_nodes(10_000, 100), "between": "tree"}, 4_321, 4 * 9_999),
     ],
 )
 def test_a_member_costs_its_own_moves_and_no_other(
-    name: str, workers: int, options: dict[str, int], rank: int, own: int
+    name: str, workers: int, options: dict[str, Any], rank: int, own: int
 ) -> None:
     schedule, counting = counted(build_schedule(name, workers, **options))
     schedule.peers_of(rank)

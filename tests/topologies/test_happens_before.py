@@ -74,7 +74,9 @@ def test_the_classic_race_of_a_ring_in_place() -> None:
     assert Race(0, read, write) in found or Race(0, write, read) in found
 
 
-@pytest.mark.parametrize(("name", "fewest"), [("parameter_server", 2), ("peer_to_peer", 3), ("ring", 4), ("tree", 5)])
+@pytest.mark.parametrize(
+    ("name", "fewest"), [("parameter_server", 2), ("peer_to_peer", 3), ("ring", 4), ("tree", 5), ("hierarchical", 3)]
+)
 def test_sums_that_grow_in_the_only_copy_of_the_result_race(name: str, fewest: int) -> None:
     # The first add of the next step waits for one peer only, while another may still be reading the result that it
     # overwrites. From `fewest` workers on there is such another.

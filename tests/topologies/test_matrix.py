@@ -6,6 +6,7 @@ Not here: in which order a member acts; see test_program.py.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -51,10 +52,15 @@ def test_a_payload_is_the_value_from_before_the_round() -> None:
         ("tree", 4, {"arity": 1}, 4, 4, 9, 3),
         ("parameter_server", 5, {"servers": 2}, 7, 2, 2, 10),
         ("peer_to_peer", 5, {}, 5, 5, 2, 10),
+        ("hierarchical", 5, {}, 5, 5, 2, 10),
+        ("hierarchical", 4, {"nodes": (0, 0, 1, 1)}, 4, 4, 4, 4),
+        ("hierarchical", 4, {"nodes": (0, 0, 0, 1)}, 4, 6, 4, 6),
+        ("hierarchical", 6, {"nodes": (0, 0, 1, 1, 2, 2)}, 6, 6, 6, 9),
+        ("hierarchical", 8, {"nodes": (0, 0, 1, 1, 2, 2, 3, 3), "between": "tree"}, 8, 8, 6, 16),
     ],
 )
 def test_shapes(
-    name: str, workers: int, options: dict[str, int], members: int, chunks: int, rounds: int, links: int
+    name: str, workers: int, options: dict[str, Any], members: int, chunks: int, rounds: int, links: int
 ) -> None:
     case = build_schedule(name, workers, **options)
     assert (case.topology, case.members, case.chunks) == (name, members, chunks)
@@ -62,7 +68,7 @@ def test_shapes(
     assert all(low < high for low, high in case.links())
 
 
-@pytest.mark.parametrize("name", ["ring", "tree", "peer_to_peer"])
+@pytest.mark.parametrize("name", ["ring", "tree", "peer_to_peer", "hierarchical"])
 def test_one_worker_alone_sends_nothing(name: str) -> None:
     assert build_schedule(name, 1).rounds == ()
 
@@ -86,15 +92,16 @@ def test_a_new_topology_is_one_line_in_the_table(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("star", {}, r"'star' is not on offer .*ring, tree, parameter_server, peer_to_peer, or your own as package"),
+        ("star", {}, r"'star' is not on offer .*ring, tree, parameter_server, peer_to_peer, hierarchical, or your own"),
         ("ring", {"arity": 2}, r"topology.arity: ring has no arity; tree has"),
         ("ring", {"radius": 2}, r"topology.radius: ring has no radius; it has no options"),
         ("tree", {"aritty": 2}, r"topology.aritty: tree has no aritty; did you mean arity\?"),
+        ("hierarchical", {"between": "star"}, r"topology.between: expected one of ring, tree, got 'star'"),
         ("tree", {"arity": 0}, r"topology.arity: must be at least 1, got 0"),
         ("parameter_server", {"servers": 0}, r"topology.servers: must be at least 1, got 0"),
     ],
 )
-def test_what_cannot_be_built_is_refused(name: str, options: dict[str, int], message: str) -> None:
+def test_what_cannot_be_built_is_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         build_schedule(name, 2, **options)
 
@@ -127,5 +134,7 @@ def test_wrong_numbers_are_refused() -> None:
         one_chunk(servers=-1)
     with pytest.raises(ValueError, match=r"chunks is 0; use 1 or more"):
         listed("by hand", 1, 0, (), ())
+    with pytest.raises(ValueError, match=r"2 nodes are told for 3 workers; tell one for each"):
+        build_schedule("hierarchical", 3, nodes=(0, 1))
     with pytest.raises(ValueError, match=r"b is -3; use 1 or more"):
         require_positive(a=1, b=-3)

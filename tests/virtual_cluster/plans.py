@@ -105,7 +105,8 @@ def calm(identity: str, layout: Layout) -> Plan:
 
 def _layout(dice: Random, identity: str) -> Settings:
     served = [] if identity == "gossip" else ["parameter_server"]
-    topology = dice.choice(["ring", "tree", *served, "peer_to_peer"])
+    by_node = [] if identity == "fast" else ["hierarchical"]  # whose layout is part of the result
+    topology = dice.choice(["ring", "tree", *served, "peer_to_peer", *by_node])
     start = dice.choice([1, 2, 2, 3, 3, 4])
     ranged = dice.random() < 0.3 and identity != "fast"
     workers: Any = {"min": dice.randint(1, start), "max": dice.randint(start, 4)} if ranged else start

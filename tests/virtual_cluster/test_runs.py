@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from orchestrator.topologies import TOPOLOGIES
 from tests.products import thinned
 from tests.virtual_cluster import runs
 from tests.virtual_cluster.plans import plan
@@ -21,7 +22,7 @@ def test_a_plan_is_a_function_of_its_seed_and_has_every_layout() -> None:
     plans = [plan(seed) for seed in range(60)]
     assert plans == [plan(seed) for seed in range(60)]
     layouts = [settings for drawn in plans for settings in drawn.layouts]
-    assert {settings.topology.name for settings in layouts} == {"ring", "tree", "parameter_server", "peer_to_peer"}
+    assert {settings.topology.name for settings in layouts} == {*TOPOLOGIES}
     assert {settings.cluster.workers.start for settings in layouts} == {1, 2, 3, 4}
     assert {settings.topology.options.get("servers") for settings in layouts} == {None, 1, 2}
     meshes = [settings.cluster for seed in range(60) for settings in plan(seed, staged=True).layouts]

@@ -16,7 +16,7 @@ from orchestrator.engine.stages.rehearsal import rehearse_cuts
 from orchestrator.plan import Plan
 from orchestrator.plan.resolve import resolve
 from orchestrator.settings import Settings
-from orchestrator.topologies import build_schedule
+from orchestrator.topologies import asks_for_nodes, build_schedule
 from orchestrator.values import Steps
 
 
@@ -109,7 +109,8 @@ class DryRun:
         schedule = build_schedule(topology.name, workers, **topology.options)
         if not schedule.rounds:
             return "none, one worker adds it all up"
-        return f"{len(schedule.rounds)} rounds in a step, {what}in {schedule.chunks} slices"
+        alone = ", as long as all share a node" * (self.plan.exchange.between_nodes and asks_for_nodes(topology.name))
+        return f"{len(schedule.rounds)} rounds in a step, {what}in {schedule.chunks} slices{alone}"
 
     def _begins(self, stage: int) -> str:
         if self.cut is None:

@@ -33,7 +33,7 @@ from orchestrator.simulation import calibration
 from orchestrator.simulation.calibration import Layout, Measured, Model
 from orchestrator.simulation.candidates import ALONE, Candidate, candidates, choose, numbers_of_workers, table
 from orchestrator.simulation.conditions import Conditions
-from orchestrator.topologies import TOPOLOGIES
+from orchestrator.topologies import TOPOLOGIES, asks_for_nodes
 
 KEYS: Final = tuple(key for key in AUTO.values() if key != BY_MEMORY)
 _BEST: Final = 3
@@ -199,8 +199,9 @@ def model_of(settings: Settings) -> Model:
 
 
 def _topologies(settings: Settings, *, free: bool) -> list[str]:
+    """Without those that differ from others only where there are several hosts, whose wires were not measured."""
     own = settings.topology.name
-    return [own, *(name for name in TOPOLOGIES if name != own)] if free else [own]
+    return [own, *(name for name in TOPOLOGIES if name != own and not asks_for_nodes(name))] if free else [own]
 
 
 def _fetching(conditions: Conditions, alone: Measured, model: Model) -> Conditions:

@@ -44,7 +44,7 @@ def schedule_of(begin: Begin, exchange: Exchange) -> Schedule:
     """That of the run's topology, with the servers that live; another topology's where it wants servers and none lives."""
     topology = _STAND_IN if begin.without_servers else exchange.topology
     servers = {"servers": begin.servers} if begin.servers else {}
-    return build_schedule(topology.name, begin.workers, **{**topology.options, **servers})
+    return build_schedule(topology.name, begin.workers, nodes=begin.nodes, **{**topology.options, **servers})
 
 
 def groups_of(begin: Begin, exchange: Exchange) -> tuple[Group, ...]:
@@ -53,7 +53,10 @@ def groups_of(begin: Begin, exchange: Exchange) -> tuple[Group, ...]:
     for rank, stage in enumerate(begin.stages):
         found.setdefault(stage, []).append(rank)
     topology = exchange.topology
-    return tuple(
-        Group(tuple(ranks), build_schedule(topology.name, len(ranks), **topology.options))
-        for _, ranks in sorted(found.items())
-    )
+
+    def schedule(ranks: list[int]) -> Schedule:
+        return build_schedule(
+            topology.name, len(ranks), nodes=[begin.nodes[rank] for rank in ranks], **topology.options
+        )
+
+    return tuple(Group(tuple(ranks), schedule(ranks)) for _, ranks in sorted(found.items()))

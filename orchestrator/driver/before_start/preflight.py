@@ -28,7 +28,7 @@ from orchestrator.settings import ScheduleSettings, Settings, Workers, flat
 from orchestrator.synchrony import SYNCHRONY, build_mode
 from orchestrator.synchrony import laws as synchrony_laws
 from orchestrator.table import is_reference
-from orchestrator.topologies import TOPOLOGIES
+from orchestrator.topologies import TOPOLOGIES, asks_for_nodes
 from orchestrator.topologies import laws as topology_laws
 from orchestrator.tracking.store import absolute, database_of
 from orchestrator.updates import contribution_laws, optimizers
@@ -210,6 +210,10 @@ def _variant_problems(settings: Settings) -> list[str]:
         problems += TOPOLOGIES.problems(topology.name, topology.options) or topology_laws.problems(
             topology.name, topology.options, _numbers_of_workers(settings.cluster.workers)
         )
+        if settings.reduction == "fast" and asks_for_nodes(topology.name):
+            problems.append(
+                f"topology: {topology.name} depends on which workers share a host; with reduction=fast set topology=ring"
+            )
     if is_reference(schedule.name):
         problems += SCHEDULES.problems(schedule.name, schedule.options) or schedule_laws.problems(
             schedule.name, schedule.options, schedule.warmup, settings.run.steps or _SOME_STEPS

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.errors import NonFinite, OrchestratorError, Status, ending, status_of
+from orchestrator.topologies.schedule import Schedule
 
 
 @dataclass
@@ -20,8 +21,8 @@ class Outcome:
     update was ahead of the slowest one at most; epsilon: of a private run; times: shares of the workers' time
     (`records.times`); shards: where they are claimed, of each worker how many it computed, and how many of those were dealt to
     others, as far as it has told; hosted: shards of each worker of the last generation; redealt: so often they were dealt anew
-    by speed; slow: workers that were far slower than others, in words; not_recorded: why MLflow does not have all of it, which
-    does not make the run a failed one.
+    by speed; slow: workers that were far slower than others, in words; schedule: of the generation with most workers, for a
+    picture; not_recorded: why MLflow does not have all of it, which does not make the run a failed one.
     """
 
     workers: int = 0
@@ -44,6 +45,7 @@ class Outcome:
     slow: list[str] = field(default_factory=list)
     shards: dict[str, tuple[int, int]] = field(default_factory=dict)
     not_recorded: str | None = None
+    schedule: Schedule | None = None
 
     @property
     def status(self) -> Status:

@@ -155,6 +155,8 @@ class EventSink:
         self.outcome.generations += 1
         self.outcome.workers = generation.workers
         self.outcome.hosted = tuple(map(len, generation.shards))
+        if self.outcome.schedule is None or generation.workers > self.outcome.schedule.workers:
+            self.outcome.schedule = generation.schedule
         self._tracker.metrics(self.outcome.steps, {f"{EXECUTION}cluster/workers": generation.workers})
         if self.outcome.generations == 1:
             self._progress.start(steps)

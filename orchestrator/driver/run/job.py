@@ -118,7 +118,7 @@ class Job:
         partition = record.described.get("partition")
         seen = pictures.Seen(files.trace, files.journal, partition, rested, pipelining, files.times)
         with _drawing:
-            trouble = pictures.draw(files.pictures, seen, tracker.name, _schedule(plan))
+            trouble = pictures.draw(files.pictures, seen, tracker.name, outcome.schedule or _schedule(plan))
         if trouble is not None:
             display.say(f"note: {trouble}")
         for sentence in record.compare_data():
@@ -332,4 +332,5 @@ def storage_of(plan: Plan, files: RunFolder) -> str:
 
 
 def _schedule(plan: Plan) -> Schedule:
+    """Of a run that never began."""
     return build_schedule(plan.exchange.topology.name, plan.cluster.members.most, **plan.exchange.topology.options)

@@ -78,9 +78,10 @@ def worker_bytes(
 
 
 def first_schedule(plan: Plan) -> Schedule:
-    """Of the first generation."""
-    topology = plan.exchange.topology
-    return build_schedule(topology.name, plan.cluster.members.start, **topology.options)
+    """Of the first generation. Where members may be on several nodes, as if each were on its own: nobody needs more then."""
+    topology, workers = plan.exchange.topology, plan.cluster.members.start
+    nodes = range(workers) if plan.exchange.between_nodes else ()
+    return build_schedule(topology.name, workers, nodes=nodes, **topology.options)
 
 
 def remembered(plan: Plan) -> float | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from orchestrator.settings.rules.rule import Case, Rule
 from orchestrator.settings.sections import BY_MEMORY
+from orchestrator.topologies import TOPOLOGIES, asks_for_nodes
 from orchestrator.updates.compressions import COMPRESSIONS
 from orchestrator.values import Workers
 
@@ -58,6 +59,12 @@ RULES: tuple[Rule, ...] = (
         lambda workers, reduction: reduction == "fast" and workers.start != workers.most,
         "cluster.workers: reduction=fast adds up in the order of the layout, so a range of workers would give any of several "
         "results; give a number of workers, or reduction=exact",
+    ),
+    Rule(
+        ("topology.name", "reduction"),
+        lambda name, reduction: reduction == "fast" and name in TOPOLOGIES and asks_for_nodes(name),
+        "topology: with reduction=fast the layout determines the result, and that of {} depends on which workers share a host; "
+        "set reduction=exact, or topology=ring",
     ),
     Rule(
         ("tuning.auto", "reduction"),
