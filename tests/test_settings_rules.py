@@ -64,6 +64,7 @@ REFUSED = {
     "cluster.claims=true transport=tcp": "cluster.claims: workers claim in shared memory; set transport=auto",
     "cluster.claims=true privacy.clipping_norm=1": "cluster.claims: with privacy.clipping_norm it is fixed",
     "cluster.claims=true compression=topk": "cluster.claims: with compression=topk a shard keeps on its worker",
+    "transport={name:shared_memory,tls:true}": "transport.tls: with transport=shared_memory nothing travels",
     "secure_aggregation=true": "secure_aggregation: masks need integers",
     "privacy.noise_multiplier=1 privacy.delta=1e-4 data.partition=iid": "privacy.noise_multiplier: noise is measured in",
     "privacy.delta=1e-4": "privacy.delta: without noise nothing is promised",
