@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from orchestrator.records.times import sentence_of_shards, shards_by_member
 
-WINDOWS = [
+WINDOWS: list[dict[str, Any]] = [
     {"member": "worker 10", "shards": [3, 0]},
     {"member": "worker 2", "shards": [1200, 30]},
     {"member": "server 3"},
