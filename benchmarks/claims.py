@@ -47,9 +47,11 @@ CONDITIONS = {
 
 @dataclass(frozen=True)
 class Course:
-    """How one run went. of_others: the share of shards that were computed by another worker than they were dealt to."""
+    """How one run went. busy: processor seconds of the computing threads of all workers, for a step; of_others: the share of
+    shards that were computed by another worker than they were dealt to."""
 
     rate: float
+    busy: float
     of_others: float
     digest: str
 
@@ -60,7 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=CONDITIONS, action="append")
     chosen = parser.parse_args(arguments)
-    lines = [f"{'':22}{'dealt':>10}{'claimed':>10}{'ratio':>8}{'of others':>11}   ratios, round by round"]
+    titles = f"{'':22}{'dealt':>10}{'claimed':>10}{'ratio':>8}{'of others':>11}{'busy ms':>9}{'ratio':>8}"
+    lines = [f"{titles}   ratios, round by round"]
     for name in chosen.only or CONDITIONS:
         condition = CONDITIONS[name]
         pairs = [
@@ -85,8 +88,11 @@ def _line(name: str, pairs: Sequence[tuple[Course, Course]]) -> str:
     dealt, claimed = (statistics.median(pair[side].rate for pair in pairs) for side in (0, 1))
     ratios = [pair[1].rate / pair[0].rate for pair in pairs]
     others = statistics.median(pair[1].of_others for pair in pairs)
+    busy = statistics.median(pair[1].busy for pair in pairs)
+    busier = statistics.median(pair[1].busy / pair[0].busy for pair in pairs)
     each = " ".join(f"{ratio:.3f}" for ratio in ratios)
-    return f"{name:22}{dealt:10.2f}{claimed:10.2f}{statistics.median(ratios):8.3f}{others:11.1%}   {each}"
+    told = f"{name:22}{dealt:10.2f}{claimed:10.2f}{statistics.median(ratios):8.3f}{others:11.1%}"
+    return f"{told}{1e3 * busy:9.1f}{busier:8.3f}   {each}"
 
 
 def run(condition: Condition, steps: int, *, claims: bool) -> Course:
@@ -119,7 +125,9 @@ def _course(folder: Path, outcome: dict[str, Any], steps: int) -> Course:
     computed = sum(each["computed"] for each in told)
     others = sum(each["of_others"] for each in told)
     between = (EVALUATIONS - 1) * (steps // EVALUATIONS)
-    return Course(between / seconds, others / max(1, computed), outcome["digest"])
+    windows = REPOSITORY / ".orchestrator" / str(outcome["run_id"]) / "times.jsonl"
+    busy = sum(sum(json.loads(line)["busy"].values()) for line in windows.read_text().splitlines())
+    return Course(between / seconds, busy / steps, others / max(1, computed), outcome["digest"])
 
 
 if __name__ == "__main__":

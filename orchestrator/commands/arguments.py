@@ -22,10 +22,10 @@ class Arguments:
     overrides: list[str] = field(default_factory=list)
     loaded: Settings | None = None
 
-    def load(self, overrides: list[str]) -> None:
-        """Read the settings of a verb that has some. Raises OrchestratorError."""
+    def load(self, overrides: list[str], used: Sequence[str] = ()) -> None:
+        """Read the settings of a verb that has some. used: as of `settings.load`. Raises OrchestratorError."""
         self.overrides = overrides
-        self.loaded = load(self.files, overrides)
+        self.loaded = load(self.files, overrides, used=used)
 
     @property
     def files(self) -> list[str]:

@@ -28,10 +28,10 @@ class Verb:
 
     form: the line of the usage; about: what is typed -> what it means; at: the module and the function that do it, the module
     of its name and `run` where nothing is said; takes: the arguments beside it, None where they are settings; settings: those
-    of conf=, which are then loaded before; with_conf: whether conf= stands beside it; starts_ray: whether it may start or join
-    one before it has loaded settings; arithmetic: for which torch is loaded; refused: the JSON object where it comes to
-    nothing, to which the error is added; speaks: whether it writes to stdout while it runs, where others keep it for their
-    answer.
+    of conf=, which are then loaded before; uses: those of them that have an effect whatever the others say; with_conf:
+    whether conf= stands beside it; starts_ray: whether it may start or join one before it has loaded settings; arithmetic:
+    for which torch is loaded; refused: the JSON object where it comes to nothing, to which the error is added; speaks:
+    whether it writes to stdout while it runs, where others keep it for their answer.
     """
 
     name: str
@@ -40,6 +40,7 @@ class Verb:
     at: str = ""
     takes: tuple[str, ...] | None = None
     settings: Callable[[Arguments], list[str]] | None = None
+    uses: tuple[str, ...] = ()
     with_conf: bool = False
     starts_ray: bool = False
     arithmetic: Arithmetic = "native"
@@ -57,7 +58,7 @@ class Verb:
             given.only(self.name, self.takes)
         given.conf = self._conf(given) if self.with_conf else given.value
         if self.settings is not None:
-            given.load(self.settings(given))
+            given.load(self.settings(given), self.uses)
             prepare_environment(given.settings.cluster.address)
         elif self.starts_ray:
             prepare_environment(given.get("cluster.address"))
@@ -77,9 +78,15 @@ class Verb:
 
 _JSON, _URI = "output=json", "tracking.uri=URI"
 _NO_RUN = Outcome().as_dict(None, 0.0)
-_NO_SWEEP: dict[str, Any] = {"sweep_id": None, "trials": [], "best": None}
-_NO_RERUN = dict.fromkeys(("run_id", "verdict", "first_divergence", "explanation")) | {"differences": []}
-_NO_COMPARISON = dict.fromkeys(("first_divergence", "ancestor", "drift", "picture")) | {"differences": [], "files": []}
+# In the order of the fields of an answer.
+_NO_SWEEP: dict[str, Any] = {"sweep_id": None, "status": None, "trials": [], "best": None}
+_NO_RERUN = dict.fromkeys(("run_id", "rerun_of", "status", "verdict", "first_divergence")) | {
+    "differences": [],
+    "explanation": None,
+}
+_NO_COMPARISON = {"runs": [], "differences": [], "first_divergence": None, "files": []} | dict.fromkeys(
+    ("ancestor", "drift", "picture")
+)
 _NO_LOOK = dict.fromkeys(("run_id", "parameter", "values")) | {"slices": []}
 
 _ALL = (
@@ -241,6 +248,7 @@ _ALL = (
         },
         at="tune.tune",
         settings=lambda given: given.without("conf"),
+        uses=("tuning.seconds",),
         with_conf=True,
     ),
     Verb(

@@ -3,7 +3,7 @@
 A worker takes the shards that were dealt to it front to back, then the last free one of whoever has most left on its host,
 until none is free. Front and back, because what is dealt is read ahead from the front (`data.loaders`).
 
-The engine asks `last_of_most` shard by shard (`engine.member.claims`); a simulation asks `in_time` for a whole step.
+The engine claims by the same rule, compiled (`engine.member.claims`); a simulation asks `in_time` for a whole step.
 """
 
 from __future__ import annotations

@@ -42,7 +42,10 @@ def _entries() -> dict[str, tuple[str, list[Any]]]:
             "CPointer(float32), CPointer(float32), int64, float64, float64, CPointer(int64)",
             [_AT, _AT, _LONG, ctypes.c_double, ctypes.c_double, _AT],
         ),
-        "claim": ("CPointer(int64), int64, int64", [_AT, _LONG, _LONG]),
+        "claim": (
+            "CPointer(int64), int64, int64, CPointer(int64), CPointer(int64), int64, int64, int64",
+            [_AT, _LONG, _LONG, _AT, _AT, _LONG, _LONG, _LONG],
+        ),
         "absorb": (
             "CPointer(int64), int64, CPointer(int64), CPointer(int64), CPointer(int64), boolean",
             [_AT, _LONG, _AT, _AT, _AT, _BOOL],
@@ -88,10 +91,28 @@ class Loops(dict[str, Callable[..., int]]):
         self._engine.finalize_object()
         super().__init__({name: self._loop(name, types) for name, (_, types) in _entries().items()})
 
-    def _loop(self, name: str, types: list[Any]) -> Callable[..., int]:
+    def prepared(self, name: str, *arguments: Any) -> Callable[[], int]:
+        """A loop with these arguments, which are converted only once; some are of ctypes, so that they can be changed. For one
+        thread."""
+        function, result = self._function(name, _entries()[name][1]), _LONG()
+        kinds, told = _entries()[name][1], ctypes.byref(result)
+        converted = [
+            each if isinstance(each, kind) else kind(each) for each, kind in zip(arguments, kinds, strict=True)
+        ]
+
+        def call() -> int:
+            function(told, None, *converted)
+            return result.value
+
+        return call
+
+    def _function(self, name: str, types: list[Any]) -> Any:
         """As numba calls it: behind two pointers, for the result and for an exception, and with its state as the answer."""
         signature = ctypes.PYFUNCTYPE(ctypes.c_int32, ctypes.POINTER(_LONG), _AT, *types)
-        function = signature(self._engine.get_function_address(_symbol(name)))
+        return signature(self._engine.get_function_address(_symbol(name)))
+
+    def _loop(self, name: str, types: list[Any]) -> Callable[..., int]:
+        function = self._function(name, types)
 
         def call(*arguments: Any) -> int:
             result = _LONG()

@@ -368,9 +368,41 @@ def _raise_to(_: Any, cells: Any, place: Any, value: Any) -> Any:  # noqa: ARG00
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
         return builder.atomic_rmw("max", builder.gep(arguments[0], [arguments[1]]), arguments[2], "acq_rel")
 
-    return types.int64(cells, types.int64, types.int64), generate  # type: ignore[no-untyped-call]
+    return types.int64(cells, types.int64, types.int64), generate
 
 
-def _claim(cells_at: Pointer, place: int, stamp: int) -> int:
-    """Write the stamp where an older one is; returns whether that was so."""
-    return int(_raise_to(cells_at, place, stamp) < stamp)
+_raised: Callable[..., Any] = _raise_to  # as it is called where it is compiled
+
+
+@_inlined
+def _last_free(cells: Array, dealt: Array, first: int, end: int, stamp: int) -> Any:
+    """How many of these shards are free, and the place of the last one."""
+    free, last = 0, -1
+    for i in range(first, end):
+        if cells[dealt[i]] < stamp:
+            free += 1
+            last = i
+    return free, last
+
+
+def _claim(
+    cells_at: Pointer, shards: int, stamp: int, dealt_at: Pointer, begins_at: Pointer, hosts: int, own: int, kept: int
+) -> int:
+    """The shard that a worker computes next, which is claimed then; -1: none is left to it. dealt: the shards of each worker,
+    one after the other, that of worker i from begins[i] on; hosts: so many workers; own: which of them asks; kept: as in
+    `orchestrator.control.claiming`, which says the rest."""
+    cells, dealt, begins = carray(cells_at, shards), carray(dealt_at, shards), carray(begins_at, hosts + 1)
+    for i in range(begins[own], begins[own + 1]):
+        if cells[dealt[i]] < stamp and _raised(cells_at, dealt[i], stamp) < stamp:
+            return int(dealt[i])
+    while True:
+        most, last = kept, -1
+        for host in range(hosts):
+            if host != own:
+                free, place = _last_free(cells, dealt, begins[host], begins[host + 1], stamp)
+                if free > most:
+                    most, last = free, place
+        if last < 0:
+            return -1
+        if _raised(cells_at, dealt[last], stamp) < stamp:
+            return int(dealt[last])

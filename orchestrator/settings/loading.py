@@ -48,14 +48,16 @@ _NUM_SUGGESTIONS = 3
 Conf = str | Mapping[str, Any]
 
 
-def load(conf: Sequence[Conf], overrides: Sequence[str], *, folder: Path = Path("conf")) -> Settings:
+def load(
+    conf: Sequence[Conf], overrides: Sequence[str], *, folder: Path = Path("conf"), used: Sequence[str] = ()
+) -> Settings:
     """The settings of files, merged left to right, and of `key=value` overrides, which come last.
 
     A file is a name in `folder` without its ending, or a path, which has a slash or ends with .yaml or .yml. A mapping stands
-    for a file with its content.
+    for a file with its content. used: keys that have an effect here whatever the others say.
     Raises ConfigurationError with every problem: where, which key, what is wrong, what was perhaps meant.
     """
-    return from_sources(_sources(conf, overrides, folder))
+    return from_sources(_sources(conf, overrides, folder), used=used)
 
 
 def origins(conf: Sequence[Conf], overrides: Sequence[str], *, folder: Path = Path("conf")) -> dict[str, str]:
@@ -78,9 +80,9 @@ def from_yaml(text: str, name: str = "settings") -> Settings:
     return from_sources([sources.from_text(text, name)], recorded=True)
 
 
-def from_sources(found: Sequence[Source], *, recorded: bool = False) -> Settings:
+def from_sources(found: Sequence[Source], *, recorded: bool = False, used: Sequence[str] = ()) -> Settings:
     """Merged left to right. recorded: nobody describes a run here, as where a source is the file of a record; then settings
-    without effect are let through. Raises ConfigurationError with every problem."""
+    without effect are let through. used: as in `load`. Raises ConfigurationError with every problem."""
     merged: Merged = {}
     recorded = recorded or any(source.recorded for source in found)
     problems = [problem for source in found for problem in (*source.problems, *_merge(merged, source))]
@@ -100,14 +102,14 @@ def from_sources(found: Sequence[Source], *, recorded: bool = False) -> Settings
             problems.append(_problem(_where(merged, key), key.name, str(mismatch)))
     problems += _read_options(merged, values)
     if complete:
-        rules = [*RULES, *(() if recorded else _counting(found))]
+        rules = [*RULES, *(() if recorded else _counting(found, used))]
         problems += [_problem(_blame(merged, rule), sentence) for rule, sentence in broken_rules(values, rules)]
     if problems:
         raise ConfigurationError(problems)
     return _build(values)
 
 
-def _counting(found: Sequence[Source]) -> list[Idle]:
+def _counting(found: Sequence[Source], used: Sequence[str]) -> list[Idle]:
     """The rules about settings without effect that hold for these sources."""
     last: dict[str, int] = {}  # the newest source that gives a key
     for number, source in enumerate(found):
@@ -120,7 +122,8 @@ def _counting(found: Sequence[Source]) -> list[Idle]:
     def newest(keys: Iterable[str]) -> int:
         return max((last.get(key, -1) for key in keys), default=-1)
 
-    return [rule for rule in IDLE if newest(rule.switches) <= newest(set(rule.keys) - set(rule.switches))]
+    rules = [rule for rule in IDLE if rule.keys[0] not in used]
+    return [rule for rule in rules if newest(rule.switches) <= newest(set(rule.keys) - set(rule.switches))]
 
 
 def _read_options(merged: Merged, values: dict[Key, Any]) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.commands import completion, table
 from orchestrator.commands.arguments import Arguments
 from orchestrator.commands.table import VERBS, Verb, the_verb, usage
-from orchestrator.errors import UsageError
+from orchestrator.errors import ConfigurationError, UsageError
 from orchestrator.settings import choices, described, names
 
 COMMANDS = Path(table.__file__).parent
@@ -79,6 +79,15 @@ def test_settings_that_are_loaded_say_how_to_answer(tmp_path: Path) -> None:
     assert given.as_json
     given.load(["output=text"])
     assert not given.as_json
+
+
+def test_a_verb_that_measures_takes_its_seconds_where_a_launch_would_not_measure(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("pipeline: {target: a:B}\nrun: {steps: 1}\n")
+    given = Arguments("", (), 0.0, conf=str(tmp_path / "mine.yaml"))
+    given.load(["tuning.seconds=0.3"], VERBS["tune"].uses)
+    assert given.settings.tuning.seconds == 0.3
+    with pytest.raises(ConfigurationError, match="nothing is measured"):
+        given.load(["tuning.seconds=0.3"])
 
 
 def test_help_tells_of_keys_sections_and_what_was_meant() -> None:

@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from orchestrator.control.claiming import last_of_most
 from orchestrator.control.shard_assignment import assign_shards
 from orchestrator.engine import modes
 from orchestrator.engine.member import claims, lasting_memory
-from orchestrator.engine.member.claims import Board, Claims, Ground, Place, check, opened, stamp_of
+from orchestrator.engine.member.claims import Board, Claims, Deal, Ground, Place, check, opened, stamp_of
 from orchestrator.errors import ConfigurationError, Inconsistent
 from tests.engine import pipelines as p
 from tests.engine.elastic import Elastic, Fault, elastic_settings
@@ -42,19 +43,44 @@ def memory() -> Iterator[int]:
 
 def test_of_all_who_claim_a_shard_in_a_step_one_gets_it(memory: int) -> None:
     one, other = Board(memory, SHARDS), Board(memory, SHARDS)
-    stamp = stamp_of(0, 0)
-    assert [one.claim(2, stamp), other.claim(2, stamp), one.claim(2, stamp), other.claim(3, stamp)] == [1, 0, 0, 1]
-    assert one.free(range(SHARDS), stamp) == other.free(range(SHARDS), stamp) == [0, 1, 4, 5]
-    assert one.free([5, 3, 1], stamp_of(0, 1)) == [5, 3, 1]
+    first, second = Deal(((0, 1), (2, 3)), 0), Deal(((0, 1), (2, 3)), 1)
+    first.stamp.value = second.stamp.value = stamp = stamp_of(0, 0)
+    assert [one.claim(first), other.claim(second)] == [0, 2]
+    assert [other.claim(second), other.claim(second), one.claim(first)] == [3, 1, -1]
+    assert [one.is_free(shard, stamp) for shard in range(SHARDS)] == [False] * 4 + [True] * 2
+    first.stamp.value = stamp_of(0, 1)
+    assert one.claim(first) == 0
 
 
 def test_a_generation_that_broke_off_is_older_than_all_that_follows(memory: int) -> None:
-    board = Board(memory, SHARDS)
-    assert board.claim(0, stamp_of(3, 900))
-    assert board.free([0], stamp_of(4, 7)) == [0]
-    assert board.claim(0, stamp_of(4, 7))
-    assert not board.claim(0, stamp_of(3, 901))  # one who is late in it
-    assert board.free([0], stamp_of(4, 7)) == []
+    board, deal = Board(memory, SHARDS), Deal(((0,),), 0)
+    stamps = [stamp_of(3, 900), stamp_of(4, 7), stamp_of(3, 901)]  # the last of one who is late in it
+    found = []
+    for deal.stamp.value in stamps:
+        found.append((board.is_free(0, stamp_of(4, 7)), board.claim(deal)))
+    assert found == [(True, 0), (True, 0), (False, -1)]
+    assert not board.is_free(0, stamp_of(4, 7))
+
+
+@given(
+    st.lists(st.integers(0, 4), min_size=1, max_size=5),
+    st.integers(0, 3),
+    st.lists(st.integers(0, 4), min_size=25, max_size=25),
+    st.randoms(use_true_random=False),
+)
+def test_what_is_claimed_is_what_the_rule_says(sizes: list[int], kept: int, order: list[int], dice: Random) -> None:
+    memory, numbers = lasting_memory.created(), iter(dice.sample(range(20), sum(sizes)))
+    dealt = [[next(numbers) for _ in range(size)] for size in sizes]
+    board, left = Board(memory, 20), [list(shards) for shards in dealt]
+    for number in order:
+        own = number % len(sizes)
+        beside = [shards for other, shards in enumerate(left) if other != own]
+        expected = left[own][0] if left[own] else last_of_most(beside, kept)
+        deal = Deal(dealt, own, kept)
+        deal.stamp.value = stamp_of(1, 1)
+        assert board.claim(deal) == (-1 if expected is None else expected)
+        left = [[shard for shard in shards if shard != expected] for shards in left]
+    os.close(memory)
 
 
 class BrokenOff(Exception):
@@ -116,13 +142,9 @@ class InTurn(Board):
         super().__init__(fd, SHARDS)
         self._turn = turn
 
-    def claim(self, shard: int, stamp: int) -> bool:
+    def claim(self, deal: Deal) -> int:
         self._turn()
-        return super().claim(shard, stamp)
-
-    def free(self, shards: Sequence[int], stamp: int) -> list[int]:
-        self._turn()
-        return super().free(shards, stamp)
+        return super().claim(deal)
 
 
 def _lives(rank: int, claims_: Claims, turns: Turns, leaves: tuple[int, int]) -> list[list[int]]:
@@ -205,9 +227,14 @@ def test_a_board_that_is_gone_is_an_error_of_the_system() -> None:
         opened(Place(0, os.getpid(), 0), SHARDS)
 
 
-def _claim_all(place: Place, steps: int, out: Any) -> None:
-    board = opened(place, 64)
-    out.put([(step, shard) for step in range(steps) for shard in range(64) if board.claim(shard, stamp_of(0, step))])
+def _claim_all(place: Place, own: int, steps: int, out: Any) -> None:
+    board, deal = opened(place, 64), Deal([range(20), range(20, 40), range(40, 64)], own)
+    got = []
+    for step in range(steps):
+        deal.stamp.value = stamp_of(0, step)
+        while (shard := board.claim(deal)) >= 0:
+            got.append((step, shard))
+    out.put(got)
 
 
 @pytest.mark.slow
@@ -216,7 +243,7 @@ def test_processes_that_race_get_each_shard_once() -> None:
     context, steps = multiprocessing.get_context("spawn"), 3000
     ground, out = Ground(), context.Queue()
     place = Place(0, *ground.place)
-    processes = [context.Process(target=_claim_all, args=(place, steps, out)) for _ in range(3)]
+    processes = [context.Process(target=_claim_all, args=(place, own, steps, out)) for own in range(3)]
     for process in processes:
         process.start()
     got = [claim for _ in processes for claim in out.get(timeout=PATIENCE_S)]
@@ -246,9 +273,12 @@ class Dawdling(p.Batchnorm):
 
     def loss(self, model: nn.Module, batch: Batch) -> Any:
         if model.training:
-            dice = Random(os.urandom(8))
-            time.sleep(dice.choice([0, 0, 0, 0.001, 0.004]))
+            dawdle()
         return super().loss(model, batch)
+
+
+def dawdle() -> None:
+    time.sleep(Random(os.urandom(8)).choice([0, 0, 0, 0.001, 0.004]))
 
 
 class Leaping(p.Mlp):
@@ -345,7 +375,10 @@ def test_loaders_go_on_while_others_take_what_they_have_read() -> None:
 
 
 class Slowed(p.Augmented):
-    loss = Dawdling.loss  # type: ignore[assignment]
+    def loss(self, model: nn.Module, batch: Batch) -> Any:
+        if model.training:
+            dawdle()
+        return super().loss(model, batch)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -82,7 +82,7 @@ class Rerun:
         report: dict[str, Any] = {
             "run_id": self.run_id,
             "rerun_of": self.rerun_of,
-            **ending(self.error),
+            "status": None,
             "verdict": self.word,
             "first_divergence": None if self.verdict is None else self.verdict.first_divergence,
             "differences": self.differences,
@@ -91,7 +91,7 @@ class Rerun:
         if self.explained is not None:
             run_id, found = self.explained
             report["explanation"] = {"run_id": run_id, **found.as_dict()}
-        return report
+        return {**report, **ending(self.error)}
 
 
 @dataclass(frozen=True)

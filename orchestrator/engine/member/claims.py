@@ -17,19 +17,24 @@ look, and claim if all of the host are there.
 The memory belongs to the worker of the lowest rank on the host, and the others open it through /proc. It need not outlive its
 owner, with whom the generation ends.
 
-What it does not do: choose among free shards (`control.claiming`), or reach another host.
+Which free shard is claimed is compiled, too (`numerics.loops`): Python that runs once in a step has left the processor's cache.
+What the rule is says `control.claiming`.
+
+What it does not do: reach another host.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
+import numpy
 import torch
 
-from orchestrator.control.claiming import last_of_most
 from orchestrator.engine.member import lasting_memory
 from orchestrator.errors import Inconsistent
 from orchestrator.numerics.exact import LOOPS
@@ -62,6 +67,18 @@ class Ground:
         weakref.finalize(self, os.close, fd)
 
 
+class Deal:
+    """What is dealt to the workers of a host, as compiled code reads it. dealt: the shards of each; own: which of them asks;
+    kept: as in `control.claiming`; stamp: of the step."""
+
+    def __init__(self, dealt: Sequence[Sequence[int]], own: int, kept: int = 0) -> None:
+        flat = [shard for shards in dealt for shard in shards]
+        self._numbers = numpy.array([*flat, *accumulate(map(len, dealt), initial=0)], numpy.int64)
+        at = self._numbers.__array_interface__["data"][0]
+        self.stamp = ctypes.c_int64()
+        self.arguments = self.stamp, at, at + 8 * len(flat), len(dealt), own, kept
+
+
 class Board:
     """The cells of all shards of a run, and the generations of who has joined, by rank."""
 
@@ -71,9 +88,9 @@ class Board:
             fd, 0, 2 * 8 * shards
         )  # to the same size in every worker, so it does not matter who comes first
         cells = Mapped(fd, 2 * 8 * shards, writable=True).tensor(torch.int64, 0, 2 * shards)
-        self._address = cells.data_ptr()
+        self._address, self._shards = cells.data_ptr(), shards
         self._stamps, self._joined = cells.view(2, shards).numpy()
-        self._claim = LOOPS["claim"]
+        self._deal: Deal | None = None
 
     def join(self, generation: int, rank: int) -> None:
         self._joined[rank] = generation + 1
@@ -82,14 +99,17 @@ class Board:
         """Whether all of them have joined: to be asked when their votes have come."""
         return bool((self._joined[list(ranks)] == generation + 1).all())
 
-    def claim(self, shard: int, stamp: int) -> bool:
-        """Whether the shard is this worker's in the step of this stamp."""
-        return self._claim(self._address, shard, stamp) == 1
+    def claim(self, deal: Deal) -> int:
+        """The shard that this worker computes next in the step of the deal's stamp, by the rules of `control.claiming`; -1:
+        there is none left to it."""
+        if deal is not self._deal:
+            self._deal = deal
+            self._claim = LOOPS.prepared("claim", self._address, self._shards, *deal.arguments)
+        return self._claim()
 
-    def free(self, shards: Sequence[int], stamp: int) -> list[int]:
-        """Those of them that nobody has claimed, for now."""
-        stamps = self._stamps
-        return [shard for shard in shards if stamps[shard] < stamp]
+    def is_free(self, shard: int, stamp: int) -> bool:
+        """For now."""
+        return bool(self._stamps[shard] < stamp)
 
 
 def stamp_of(generation: int, step: int) -> int:
@@ -114,55 +134,54 @@ class Claims:
         self._generation = generation
         self._rank = rank
         self.ranks = ranks
-        self._others = [other for other in ranks if other != rank]
         self._kept = kept
-        self._first: int | None = None  # step of this generation
+        self._steps = 0  # of this generation
         self._stamp = 0  # of the present step; 0: nobody claims in it
         self._mine: set[int] = set()
+        self._dealt: Sequence[Sequence[int]] | None = None
         if board is not None:
             board.join(generation, rank)
 
     def turns(self, step: int, dealt: Sequence[Sequence[int]]) -> Iterator[int]:
         """The shards that this worker computes in a step, each when it is its turn. dealt: to each rank."""
-        board, stamp = self._board, self._begin(step)
-        own = dealt[self._rank]
-        if board is None or not stamp:
-            yield from own
+        board = self._begin(step)
+        if board is None:
+            yield from dealt[self._rank]
             return
-        for shard in own:
-            if self._claim(board, shard):
-                yield shard
-        others = [dealt[other] for other in self._others]
-        while (shard := last_of_most([board.free(each, stamp) for each in others], self._kept)) is not None:
-            if self._claim(board, shard):
-                yield shard
+        if dealt is not self._dealt:
+            beside = [dealt[rank] for rank in self.ranks]
+            self._deal, self._dealt = Deal(beside, self.ranks.index(self._rank), self._kept), dealt
+        self._deal.stamp.value = self._stamp
+        while (shard := board.claim(self._deal)) >= 0:
+            self._mine.add(shard)
+            yield shard
 
     def taken(self, step: int, shard: int) -> bool:
         """Whether another worker has claimed the shard in this step, the present one or a later one."""
         if self._board is None or not self._stamp or stamp_of(self._generation, step) != self._stamp:
             return False
-        return shard not in self._mine and not self._board.free([shard], self._stamp)
+        return shard not in self._mine and not self._board.is_free(shard, self._stamp)
 
-    def _begin(self, step: int) -> int:
-        self._mine.clear()
-        if self._first is None:
-            self._first = step
-        goes = self._board is not None and step != self._first and self._board.joined(self._generation, self.ranks)
+    def _begin(self, step: int) -> Board | None:
+        """The board, where shards are claimed in this step."""
+        if self._steps == 1 and self._board is not None and not self._board.joined(self._generation, self.ranks):
+            self._board = None
+        goes = self._steps > 0 and self._board is not None
         self._stamp = stamp_of(self._generation, step) if goes else 0
-        return self._stamp
-
-    def _claim(self, board: Board, shard: int) -> bool:
-        claimed = board.claim(shard, self._stamp)
-        if claimed:
-            self._mine.add(shard)
-        return claimed
+        self._steps += 1
+        self._mine.clear()
+        return self._board if goes else None
 
 
 def check(step: int, rank: int, shards: Sequence[int], claimants: Mapping[int, int], count: int) -> None:
     """Of a vote: claimants: of each shard the highest rank that has computed it; shards: those of this rank. Raises
     Inconsistent unless each of `count` shards was computed once, which one of those who computed a shard twice finds."""
+    if len(claimants) == count and all(claimants[shard] == rank for shard in shards):
+        return
     missing = [shard for shard in range(count) if shard not in claimants]
-    twice = [shard for shard in shards if claimants.get(shard) != rank]
-    if missing or twice:
-        shard, how = (missing[0], "not at all") if missing else (twice[0], "twice")
-        raise Inconsistent(f"step {step}: shard {shard} was computed {how}", "this is a fault of orchestrator")
+    shard, how = (missing[0], "not at all") if missing else (_twice(rank, shards, claimants), "twice")
+    raise Inconsistent(f"step {step}: shard {shard} was computed {how}", "this is a fault of orchestrator")
+
+
+def _twice(rank: int, shards: Sequence[int], claimants: Mapping[int, int]) -> int:
+    return next(shard for shard in shards if claimants[shard] != rank)

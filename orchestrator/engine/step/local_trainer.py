@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy
 from numpy.typing import NDArray
@@ -125,7 +124,7 @@ class LocalTrainer:
         self._summation.commit()
         self._gradients.states.commit()
         if self._claims is not None:
-            others = len(set(self._shards).difference(self._dealt[self._rank]))
+            others = sum(shard not in self._dealt[self._rank] for shard in self._shards)
             self._services.heartbeat.times.computed(len(self._shards), others)
 
     def _turns(self, step: int, attempt: int) -> Iterator[int]:
@@ -140,8 +139,7 @@ class LocalTrainer:
             yield shard
 
     def _step_report(self, tally: _Tally) -> StepReport:
-        report = tally.step_report()
-        return report if self._claims is None else replace(report, claimants=dict.fromkeys(self._shards, self._rank))
+        return tally.step_report({} if self._claims is None else dict.fromkeys(self._shards, self._rank))
 
     def _contribute_again(self, grid: Grid) -> StepReport:
         """A worker with one shard need not compute it again: only the grid has changed (rule A4)."""
@@ -214,11 +212,12 @@ class _Tally:
             counters = list(map(max, counters, self._counters or counters))
         self._counters = counters
 
-    def step_report(self) -> StepReport:
+    def step_report(self, claimants: Mapping[int, int]) -> StepReport:
         return StepReport(
             magnitudes=self.magnitudes,
             present=[any(shards) for shards in zip(*self._present, strict=True)],
             weights=self._weights,
             losses=self._losses,
             counters=self._counters,
+            claimants=claimants,
         )
