@@ -109,11 +109,11 @@ def _found(folder: Path, outcome: dict[str, Any], shards: int) -> Found:
 
 def _beside_s(windows: list[dict[str, Any]]) -> float:
     """Seconds of a step in which the member that does least beside neither computes nor waits."""
-    each = []
+    each: list[float] = []
     for member in {window["member"] for window in windows}:
         own = [window for window in windows if window["member"] == member and window["steps"]]
         beside = added(own)
-        each.append(sum(beside[kind] for kind in ("exchange", "update", "report")) / sum(one["steps"] for one in own))
+        each.append(sum(beside[kind] for kind in ("exchange", "update", "report")) / sum(int(one["steps"]) for one in own))
     return min(each)
 
 
