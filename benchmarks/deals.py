@@ -113,7 +113,9 @@ def _beside_s(windows: list[dict[str, Any]]) -> float:
     for member in {window["member"] for window in windows}:
         own = [window for window in windows if window["member"] == member and window["steps"]]
         beside = added(own)
-        each.append(sum(beside[kind] for kind in ("exchange", "update", "report")) / sum(int(one["steps"]) for one in own))
+        each.append(
+            sum(beside[kind] for kind in ("exchange", "update", "report")) / sum(int(one["steps"]) for one in own)
+        )
     return min(each)
 
 

@@ -60,6 +60,7 @@ WITHOUT_EFFECT: dict[str, tuple[str, str]] = {
     "transport.tls": ("transport.tls=true", "transport.tls=true cluster.address=head:6379"),
     "tuning.seconds": ("tuning.seconds=1", "tuning.seconds=1 topology=auto"),
     "environment": ("environment=ignore", "environment=check"),
+    "cluster.speeds": ("cluster.speeds=[h=2]", "cluster.speeds=[h=2] cluster.address=h:1"),
 }
 OTHERS = {
     "schedule.warmup": "schedule={name: cosine, warmup: 40}",
@@ -81,6 +82,7 @@ SWITCHED = {  # what a later source leaves behind
     "cluster.claims": (WITHOUT_EFFECT["cluster.claims"][1], "cluster.workers=1"),
     "run.recompute": (WITHOUT_EFFECT["run.recompute"][1], "cluster.stages=1"),
     "cluster.pipeline.name": (WITHOUT_EFFECT["cluster.pipeline.name"][1], "cluster.stages=1"),
+    "cluster.speeds": (WITHOUT_EFFECT["cluster.speeds"][1], "cluster.deal=equal"),
     "tuning.seconds": ("tuning.seconds=1 topology=auto", "topology=tree"),
     "transport.tls": ("transport={name: tcp, tls: true}", "transport=auto"),
 }
