@@ -56,6 +56,7 @@ WITHOUT_EFFECT: dict[str, tuple[str, str]] = {
         "privacy={secret: /a/b, noise_multiplier: 1.0, clipping_norm: 1.0, delta: 0.1} data.partition=iid",
     ),
     "trace.tensors_every": ("trace.tensors_every=41", "trace.tensors_every=40"),
+    "transport.tls": ("transport.tls=true", "transport.tls=true cluster.address=head:6379"),
     "tuning.seconds": ("tuning.seconds=1", "tuning.seconds=1 topology=auto"),
     "environment": ("environment=ignore", "environment=check"),
 }
@@ -79,6 +80,7 @@ SWITCHED = {  # what a later source leaves behind
     "run.recompute": (WITHOUT_EFFECT["run.recompute"][1], "cluster.stages=1"),
     "cluster.pipeline.name": (WITHOUT_EFFECT["cluster.pipeline.name"][1], "cluster.stages=1"),
     "tuning.seconds": ("tuning.seconds=1 topology=auto", "topology=tree"),
+    "transport.tls": ("transport={name: tcp, tls: true}", "transport=auto"),
 }
 
 

@@ -36,6 +36,7 @@ from orchestrator.settings import (
     Steps,
     TraceSettings,
     TrackingSettings,
+    TransportSettings,
     Workers,
     determining,
     document,
@@ -491,7 +492,7 @@ WRONG = {
     "compression.bits=8": "compression.bits: none has no bits; quantize has",
     "compression={name: quantize, bits: 4}": "compression.bits: must be 8 or 16, got 4",
     "reduction=quick": "reduction: expected one of exact, fast, got 'quick'",
-    "transport=rdma": "transport: expected one of auto, shared_memory, tcp, got 'rdma'",
+    "transport=rdma": "transport.name: expected one of auto, shared_memory, tcp, got 'rdma'",
     "gradient.clip=0": "gradient.clip: must be greater than 0, got 0.0",
     "evaluation=20": "evaluation: expected keys (every), got 20",
     "evaluation.every=0": "evaluation.every: expected a number of steps such as 20 or of seconds such as 30s, got 0",
@@ -782,7 +783,10 @@ def all_settings(draw: st.DrawFn) -> Settings:
         trace=draw(st.builds(TraceSettings, digest_every=st.integers(0), tensors_every=st.integers(0))),
         tracking=draw(st.builds(TrackingSettings, uri=st.none() | texts, every_s=positive)),
         reduction=draw(st.sampled_from(["exact", "fast"])),
-        transport=draw(st.sampled_from(["auto", "shared_memory", "tcp"])),
+        transport=draw(
+            st.builds(TransportSettings, name=st.sampled_from(["auto", "shared_memory", "tcp"]))
+            | st.builds(TransportSettings, name=st.sampled_from(["auto", "tcp"]), tls=st.booleans())
+        ),
         strict=draw(st.booleans()),
         output=draw(st.sampled_from(["text", "json"])),
     )
@@ -897,6 +901,7 @@ EXECUTION = (
         "topology={name: tree, arity: 3}",
         "topology=parameter_server",
         "transport=shared_memory",
+        "transport={name: tcp, tls: true}",
     ]
     + [
         "evaluation.every=3",

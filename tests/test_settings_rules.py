@@ -57,6 +57,7 @@ REFUSED = {
     "run.tf32=true": "run.tf32: only GPUs have TF32",
     "run.arithmetic=portable run.device=cuda cluster.gpus_per_worker=1": "run.arithmetic: portable is for CPUs",
     "run.arithmetic=portable run.threads=2": "run.threads: portable is known for one thread",
+    "transport={name:shared_memory,tls:true}": "transport.tls: with transport=shared_memory nothing travels",
     "secure_aggregation=true": "secure_aggregation: masks need integers",
     "privacy.noise_multiplier=1 privacy.delta=1e-4 data.partition=iid": "privacy.noise_multiplier: noise is measured in",
     "privacy.delta=1e-4": "privacy.delta: without noise nothing is promised",

@@ -164,13 +164,14 @@ class Update:
 @dataclass(frozen=True)
 class Exchange:
     """How members add up. exact: on a grid, free of order. by_tcp: also within a node; between_nodes: members of several nodes
-    may have to reach each other. masked: workers mask their sums."""
+    may have to reach each other. masked: workers mask their sums. tls: what travels by TCP is encrypted."""
 
     exact: bool
     topology: Variant
     by_tcp: bool
     between_nodes: bool
     masked: bool = False
+    tls: bool = False
 
 
 @dataclass(frozen=True)

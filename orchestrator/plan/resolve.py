@@ -142,13 +142,15 @@ def _plateau(options: Mapping[str, Any]) -> Watching:
 
 
 def _exchange(settings: Settings) -> Exchange:
-    by_tcp = settings.transport == "tcp"
+    transport = settings.transport
+    by_tcp = transport.name == "tcp"
     return Exchange(
         exact=settings.reduction == "exact",
         topology=settings.topology,
         by_tcp=by_tcp,
         masked=settings.secure_aggregation,
-        between_nodes=by_tcp or (settings.cluster.address is not None and settings.transport == "auto"),
+        between_nodes=by_tcp or (settings.cluster.address is not None and transport.name == "auto"),
+        tls=transport.tls,
     )
 
 
@@ -168,6 +170,6 @@ def _cluster(settings: Settings) -> Cluster:
         ),
         cpus=cluster.cpus_per_worker,
         gpus=cluster.gpus_per_worker,
-        together=settings.transport == "shared_memory",
+        together=settings.transport.name == "shared_memory",
         timeouts=Timeouts(cluster.start_timeout_s, cluster.step_timeout_s, cluster.lease_s, cluster.unreachable_s),
     )

@@ -40,6 +40,7 @@ from orchestrator.settings.sections import (
     ScheduleSettings,
     TraceSettings,
     TrackingSettings,
+    TransportSettings,
     TuningSettings,
 )
 from orchestrator.settings.views import (
@@ -75,6 +76,7 @@ __all__ = [
     "Steps",
     "TraceSettings",
     "TrackingSettings",
+    "TransportSettings",
     "TuningSettings",
     "Workers",
     "as_yaml",

@@ -46,6 +46,7 @@ from orchestrator.settings.sections import (
     ScheduleSettings,
     TraceSettings,
     TrackingSettings,
+    TransportSettings,
     TuningSettings,
     execution,
     optimizer,
@@ -95,12 +96,7 @@ class Settings:
     reduction: Literal["exact", "fast"] = field(
         default="exact", metadata=result("exact: sums free of order, the same bits on any layout; fast: plain sums.")
     )
-    transport: Literal["auto", "shared_memory", "tcp"] = field(
-        default="auto",
-        metadata=execution(
-            "How gradients travel between workers; auto: by shared memory on one node, by TCP between nodes."
-        ),
-    )
+    transport: TransportSettings = field(default_factory=TransportSettings)
     initial: InitialSettings = field(default_factory=InitialSettings)
     optimizer: OptimizerSettings = field(
         default_factory=OptimizerSettings,

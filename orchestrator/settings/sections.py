@@ -240,6 +240,20 @@ class ClusterSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TransportSettings:
+    name: Literal["auto", "shared_memory", "tcp"] = field(
+        default="auto",
+        metadata=execution(
+            "How gradients travel between workers; auto: by shared memory on one node, by TCP between nodes."
+        ),
+    )
+    tls: bool = field(
+        default=False,
+        metadata=execution("Whether what travels by TCP is encrypted, by a certificate that is made for the run."),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class LocalSettings:
     """What a shard does by itself in a step of the run, which is then a round; see `engine/step/local_steps.py`."""
 

@@ -16,7 +16,7 @@ is the model), so that one thread carries on any number of handshakes at once, a
 nobody.
 
 Source: challenge-response with a keyed hash, ISO/IEC 9798-4. What it does not do: encrypt, or protect what comes
-after; who can change packets between the hosts can change gradients.
+after; who can change packets between the hosts can change gradients, unless the run encrypts (`tls.py`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ MAX_REGIONS: Final = 200  # the kernel passes 253 descriptors at a time
 MIN_SECRET_BYTES: Final = 16
 
 _MAGIC: Final = 0x6F726368
+_TLS: Final = b"\x16\x03"  # how a handshake of TLS begins
 _WELCOME: Final = 0
 _OTHER_GENERATION: Final = 1
 _UNEXPECTED: Final = 2
@@ -77,6 +78,8 @@ def hear() -> Generator[Step, bytes, Hello]:
     """The acceptor's first part: who is calling? What to answer depends on the generation, so it is decided outside."""
     raw = yield Step(b"", _HELLO.size)
     magic, generation, dialer, acceptor, _ = _HELLO.unpack(raw)
+    if raw.startswith(_TLS):
+        raise PermissionError("it speaks TLS, and this member does not: transport.tls has to be the same for all")
     if magic != _MAGIC:
         raise ProtocolError(f"not a member: {raw[:8]!r}")
     return Hello(generation, dialer, acceptor, raw)

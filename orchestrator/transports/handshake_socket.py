@@ -14,6 +14,7 @@ from typing import Final, Generic, TypeVar
 
 from orchestrator.transports.handshake import MAX_REGIONS, Step
 from orchestrator.transports.shared_memory import Descriptor
+from orchestrator.transports.tls import waits_to_write
 
 Result = TypeVar("Result")
 _FD_BYTES: Final = struct.calcsize("i")
@@ -38,7 +39,7 @@ class Handshake(Generic[Result]):
 
     @property
     def sending(self) -> bool:
-        return bool(self._unsent)
+        return waits_to_write(self.connection, bool(self._unsent))
 
     @property
     def offered(self) -> bool:

@@ -34,6 +34,7 @@ import torch
 from orchestrator.transports import frames
 from orchestrator.transports.base import ProtocolError, Received, Tag
 from orchestrator.transports.shared_memory import Mapping
+from orchestrator.transports.tls import buffered
 
 UNREACHABLE_S: Final = 5
 """Between hosts: a peer whose host has answered nothing for this long is lost, where nothing else is asked for."""
@@ -136,7 +137,8 @@ class Link:
                 self._poller.watch(self._socket.fileno(), self._on_ready, select.EPOLLIN | select.EPOLLOUT)
 
     def read(self) -> bool:
-        """Read until a frame is complete (True) or the socket has nothing more (False)."""
+        """Read until a frame is complete (True) or the socket has nothing more (False). Of what came encrypted all is read that
+        was decrypted with it: the poller does not know of that."""
         while not self.ended:
             try:
                 count = self._socket.recv_into(self._wanted)
@@ -149,7 +151,7 @@ class Link:
                 self._end("it closed the connection")
                 return False
             self._wanted = self._wanted[count:]
-            if not self._wanted and self._advance():
+            if not self._wanted and self._advance() and not buffered(self._socket):
                 return True
         return False
 

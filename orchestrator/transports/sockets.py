@@ -1,13 +1,14 @@
 """Connecting the members of one generation over sockets: Unix sockets on one host, TCP between hosts.
 
-    listener = Listener(secret, tcp_host=None)        # once per member; its addresses are told to the others
+    listener = Listener(secret, tcp_host=None, credentials=None)    # once per member; its addresses are told to the others
     transport = connect(listener, rank, generation, {peer: address, ...}, regions, timeout_s)
 
 A listener outlives generations, a transport does not: a new generation has new connections (rule C2). Of each pair
 the lower rank dials. Whoever calls is asked for its generation first: one of an earlier generation is refused and
 closed, one of a later generation is kept until this member gets there. Then both prove the secret (`handshake.py`),
 and on one host exchange the descriptors of their regions. An address is a list that JSON can carry: ["unix", name] or
-["tcp", host, port].
+["tcp", host, port]. With the run's certificate connections over TCP are encrypted (`tls.py`). Who is refused ends nothing: the
+listener tells of it, and goes on.
 
 Unix sockets have random names in the abstract namespace: nothing in a file system, nothing left behind, gone with the
 process; only processes of the same user are heard. The connection ends where the network namespace does, as a host
@@ -47,6 +48,7 @@ from orchestrator.transports.handshake_socket import Handshake, Result
 from orchestrator.transports.links import UNREACHABLE_S, Link, peer_credentials
 from orchestrator.transports.shared_memory import Descriptor, SharedRegions
 from orchestrator.transports.socket_transport import FAREWELL, SocketTransport
+from orchestrator.transports.tls import Credentials, Side, Tls, buffered
 
 Address = Sequence[str | int]
 
@@ -57,12 +59,22 @@ _MAX_CALLERS: Final = 256  # kept for later; more than that are not members
 class Listener:
     """Where a member can be reached, for as long as it lives. One thread connects; `cancel` may come from any other."""
 
-    def __init__(self, secret: bytes, tcp_host: str | None = None) -> None:
-        """secret: shared by the members of a run. tcp_host: the address of this host on which other hosts reach it."""
+    def __init__(
+        self,
+        secret: bytes,
+        tcp_host: str | None = None,
+        credentials: Credentials | None = None,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        """secret: shared by the members of a run. tcp_host: the address of this host on which other hosts reach it.
+        credentials: of the run, where connections over TCP are encrypted. tell: takes a line about who was refused."""
         if len(secret) < MIN_SECRET_BYTES:
             remedy = "use secrets.token_bytes(32)"
             raise ValueError(f"a secret has at least {MIN_SECRET_BYTES} bytes, this one {len(secret)}; {remedy}")
         self.secret = secret
+        self.tls = None if credentials is None else Tls(credentials)
+        self._tell = tell
+        self._told: set[tuple[str, str]] = set()
         self.addresses: dict[str, list[str | int]] = {}
         self.sockets: list[socket.socket] = []
         self.callers: list[Handshake[Hello]] = []  # not answered yet: of a later generation, or without a hello
@@ -100,6 +112,12 @@ class Listener:
             if self.wake >= 0:
                 os.close(self.wake)
             self.wake = -1
+
+    def refused(self, host: str, why: str) -> None:
+        """A caller from there was; said once for each reason."""
+        if self._tell is not None and (host, why) not in self._told and len(self._told) < _MAX_CALLERS:
+            self._told.add((host, why))
+            self._tell(f"refused a connection from {host}: {why}")
 
     def keep(self, caller: Handshake[Hello]) -> None:
         """For a later `connect`."""
@@ -224,11 +242,19 @@ class _Assembly:
         if connection.family == socket.AF_UNIX and peer_credentials(connection)[1] != os.geteuid():
             connection.close()
             return
-        self._hear(Handshake(connection, hear()))
+        self._hear(Handshake(self._encrypted(connection, "acceptor", "who called"), hear()))
 
     def _hear(self, caller: Handshake[Hello]) -> None:
         self._greetings.add(caller)
-        self._carry_on(caller, self._greetings, self._answer, lambda _error: None)
+        self._carry_on(caller, self._greetings, self._answer, partial(self._tell_refused, _host_of(caller.connection)))
+
+    def _encrypted(self, connection: socket.socket, side: Side, peer: str) -> socket.socket:
+        tls = self._listener.tls
+        return connection if tls is None or connection.family == socket.AF_UNIX else tls.wrap(connection, side, peer)
+
+    def _tell_refused(self, host: str, error: Exception) -> None:
+        if isinstance(error, PermissionError | ProtocolError):
+            self._listener.refused(host, str(error))
 
     def _answer(self, caller: Handshake[Hello]) -> None:
         hello = caller.result
@@ -243,7 +269,8 @@ class _Assembly:
             descriptors = self._offered(caller.connection)
             protocol = accept(self._me, hello, [descriptor.size_bytes for descriptor in descriptors])
             handshake = Handshake(caller.connection, protocol, descriptors)
-            self._begin_handshake(hello.dialer, handshake, partial(self._note, hello.dialer))
+            host = _host_of(caller.connection)
+            self._begin_handshake(hello.dialer, handshake, partial(self._note, hello.dialer, host))
 
     def _expects(self, hello: Hello) -> bool:
         return hello.acceptor == self._me.rank and hello.dialer in self._missing and hello.dialer < self._me.rank
@@ -253,6 +280,7 @@ class _Assembly:
             connection = _dialed(address)
         except OSError as error:
             _raise_as_loss(peer, error)
+        connection = self._encrypted(connection, "dialer", f"who answers for member {peer} at {_shown(address)}")
         descriptors = self._offered(connection)
         protocol = dial(self._me, peer, [descriptor.size_bytes for descriptor in descriptors])
         self._begin_handshake(peer, Handshake(connection, protocol, descriptors), partial(_raise_as_loss, peer))
@@ -274,11 +302,15 @@ class _Assembly:
             handshake.close()
             raise
         handshake.close_fds()
-        self._transport.adopt(Link(peer, handshake.connection, memory, self._poller, self._unreachable_s))
+        link = Link(peer, handshake.connection, memory, self._poller, self._unreachable_s)
+        self._transport.adopt(link)
         self._missing.discard(peer)
+        if buffered(handshake.connection):
+            link.read()
 
-    def _note(self, claimed: int, error: Exception) -> None:
+    def _note(self, claimed: int, host: str, error: Exception) -> None:
         """Anybody can call in a member's name, so a failed caller ends nothing; the deadline tells why, if it comes."""
+        self._tell_refused(host, error)
         if isinstance(error, PermissionError):
             self._refused[claimed] = error
 
@@ -347,6 +379,18 @@ def _mapped(handshake: Handshake[Sizes]) -> list[shared_memory.Mapping]:
     return [
         shared_memory.map_peer(Descriptor(fd, size)) for fd, size in zip(handshake.received_fds, sizes, strict=True)
     ]
+
+
+def _shown(address: Address) -> str:
+    return ":".join(map(str, address[1:]))
+
+
+def _host_of(connection: socket.socket) -> str:
+    """Of who called; a caller that has hung up may have none."""
+    try:
+        return "this host" if connection.family == socket.AF_UNIX else str(connection.getpeername()[0])
+    except OSError:
+        return "a host that hung up"
 
 
 def _tcp_family(host: str) -> socket.AddressFamily:

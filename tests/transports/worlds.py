@@ -15,9 +15,11 @@ import torch
 from orchestrator.transports.base import Regions, Tag, Transport
 from orchestrator.transports.shared_memory import SharedRegions
 from orchestrator.transports.sockets import Listener, connect
+from orchestrator.transports.tls import Credentials, make_credentials
 from tests.transports.memory import Hub, LocalRegions
 
 SECRET = b"known to the members of this run"
+CREDENTIALS = make_credentials()
 PATIENCE_S = 120.0  # for what has to come; reached only when a test fails
 TAG = Tag(generation=1, step=0, attempt=0, phase=0, chunk=0)
 
@@ -66,14 +68,15 @@ class MemoryWorld:
 class SocketWorld:
     """kind: of the addresses. With `shares` the regions that members allocate first are passed by descriptor."""
 
-    def __init__(self, kind: str, shares: bool) -> None:
+    def __init__(self, kind: str, shares: bool, credentials: Credentials | None = None) -> None:
+        self._credentials = credentials
         self.shares = shares
         self._kind = kind
         self._members: list[Member] = []
         self._listeners: list[Listener] = []
 
     def members(self, count: int) -> list[Member]:
-        self._listeners = [Listener(SECRET, tcp_host="127.0.0.1") for _ in range(count)]
+        self._listeners = [Listener(SECRET, "127.0.0.1", self._credentials) for _ in range(count)]
         addresses = {rank: listener.addresses[self._kind] for rank, listener in enumerate(self._listeners)}
 
         def join(rank: int) -> Member:
@@ -116,4 +119,5 @@ WORLDS: dict[str, Callable[[], World]] = {
     "unix, regions": lambda: SocketWorld("unix", shares=True),
     "unix, inline": lambda: SocketWorld("unix", shares=False),
     "tcp": lambda: SocketWorld("tcp", shares=False),
+    "tls": lambda: SocketWorld("tcp", shares=False, credentials=CREDENTIALS),
 }

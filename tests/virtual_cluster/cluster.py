@@ -331,7 +331,7 @@ class Cluster:
 class Listener:
     """In place of `sockets.Listener`."""
 
-    def __init__(self, secret: bytes, tcp_host: str | None = None) -> None:  # noqa: ARG002
+    def __init__(self, *_arguments: Any) -> None:
         self.addresses = {"unix": "a socket", "tcp": "a port"}
         self.cancelled = -1
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from orchestrator.engine.member.shard_slots import ShardSlots
     from orchestrator.plan import Plan
     from orchestrator.transports.base import Transport
+    from orchestrator.transports.tls import Credentials
 
 Role = Literal["worker", "server"]
 Answer = dict[str, Any]
@@ -63,10 +64,11 @@ def with_imports(heartbeat: Answer) -> Answer:
 
 
 class MemberActor:
-    """One member's process: a worker or a server, with its event queue and its lease. project: the folder from which
-    the pipeline is imported; None where Ray has already made a copy the working directory."""
+    """One member's process: a worker or a server, with its event queue and its lease. secrets: by which members know each
+    other, and with which they encrypt, where they do; project: the folder from which the pipeline is imported; None where Ray
+    has already made a copy the working directory."""
 
-    def __init__(self, role: Role, plan: Plan, secret: bytes, project: str | None) -> None:
+    def __init__(self, role: Role, plan: Plan, secrets: tuple[bytes, Credentials | None], project: str | None) -> None:
         _hide_gpus()
         from orchestrator.engine.member.crash_record import CrashRecord
         from orchestrator.engine.member.heartbeat import Heartbeat
@@ -82,7 +84,7 @@ class MemberActor:
         sys.path.insert(0, str(Path.cwd()))
         self._role = role
         self._plan = plan
-        self._secret = secret
+        self._secrets = secrets
         self._slots: tuple[int, int] | None = None
         self._weights: Weights | None = None  # while they are read in pieces
         self._crash_record = CrashRecord()
@@ -171,7 +173,9 @@ class MemberActor:
         # Only who may need it is reachable by TCP: a private Ray opens no port.
         by_tcp = self._plan.exchange.between_nodes
         address = str(ray.util.get_node_ip_address()) if by_tcp else None  # type: ignore[no-untyped-call]
-        self._listener = Listener(self._secret, address)
+        secret, credentials = self._secrets
+        refused = lambda line: self._emit({"event": "caller_refused", "why": line})  # noqa: E731
+        self._listener = Listener(secret, address, credentials, refused)
         self._regions = SharedRegions()
         self._checkpoint_client = CheckpointClient(self._emit)
         services = ProcessServices(

@@ -20,6 +20,7 @@ from orchestrator.engine.member.crash_record import CrashRecordReader
 from orchestrator.engine.member.generation import Generation
 from orchestrator.errors import RunFailed, WorkerLost
 from orchestrator.plan import Plan
+from orchestrator.transports.tls import Credentials
 
 _POLL_S = 2.0  # how long an idle actor holds a poll, at most
 _HEARTBEAT_SHARE = 0.25  # of the time after which a member counts as stuck
@@ -72,13 +73,14 @@ class _Member:
 
 
 class Members:
-    """All members of a run, by id. secret: with which they authenticate to each other."""
+    """All members of a run, by id. secret: with which they authenticate to each other; credentials: with which they encrypt,
+    where they do."""
 
-    def __init__(self, plan: Plan, secret: bytes) -> None:
+    def __init__(self, plan: Plan, secret: bytes, credentials: Credentials | None = None) -> None:
         options: dict[str, Any] = {"max_restarts": 0, "concurrency_groups": {"control": 3}}
         self._kind: Any = ray.remote(**options)(MemberActor)
         self._plan = plan
-        self._secret = secret
+        self._secrets = secret, credentials
         # How long an actor that has nothing to say may hold a poll, and so how old its heartbeat may be.
         timeouts = plan.cluster.timeouts
         self._poll_s = min(_POLL_S, timeouts.step_s * _HEARTBEAT_SHARE, timeouts.unreachable_s * _POLL_SHARE)
@@ -102,7 +104,7 @@ class Members:
 
     def start(self, member: int, role: Role, place: ActorPlacement) -> None:
         """Start its process and have it prepare; "prepared" is heard when it is ready."""
-        actor = self._kind.options(**place.options).remote(role, self._plan, self._secret, place.project)
+        actor = self._kind.options(**place.options).remote(role, self._plan, self._secrets, place.project)
         self._members[member] = _Member(actor)
         self._ask(member, "prepared", actor.prepare.remote())
         self._poll(member)

@@ -12,4 +12,4 @@ def layout(plan: Plan) -> str:
     counts = [(number, "worker"), (str(of.spares), "spare"), (str(of.servers), "server")]
     members = [f"{count} {role}{'s' * (count != '1')}" for count, role in counts if count != "0"]
     stages = f"{of.stages} stages, pipeline {plan.pipelining.name}, " if of.stages > 1 else ""
-    return f"{' and '.join(members)}, {stages}topology {plan.exchange.topology.name}"
+    return f"{' and '.join(members)}, {stages}topology {plan.exchange.topology.name}{', TLS between hosts' * plan.exchange.tls}"

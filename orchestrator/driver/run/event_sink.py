@@ -294,6 +294,10 @@ class EventSink:
         self.event(f"{role}_lost", **{role: member}, step=self.outcome.steps, why=why)
         self._progress.say(f"{role} {member} was lost after step {self.outcome.steps}: {why}")
 
+    def caller_refused(self, member: int, why: str) -> None:
+        self.event("caller_refused", member=member, why=why)
+        self._progress.say(f"member {member} {why}")
+
     def loader_lost(self, worker: int, why: str) -> None:
         self.event("loader_lost", worker=worker, why=why)
         self._progress.say(f"worker {worker}: {why}")

@@ -52,6 +52,7 @@ from orchestrator.records import lines, rests, times
 from orchestrator.settings import Settings
 from orchestrator.topologies import Schedule, build_schedule
 from orchestrator.tracking import default_uri, is_server
+from orchestrator.transports.tls import make_credentials
 
 _drawing = threading.Lock()  # matplotlib's settings are those of the whole process
 Sharing = Callable[[Plan], AbstractContextManager[RaySession]]
@@ -151,7 +152,8 @@ class Job:
             self.pending_signal.watch()
             with contextlib.ExitStack() as held:
                 actor_slots, node_check = self._actor_slots(held, ray.trouble)
-                members = held.enter_context(Members(plan, secrets.token_bytes(32)))
+                credentials = make_credentials() if plan.exchange.tls else None
+                members = held.enter_context(Members(plan, secrets.token_bytes(32), credentials))
                 # A private Ray has the priority that the user wants.
                 niceness = None if plan.cluster.address is None else os.getpriority(os.PRIO_PROCESS, 0)
                 startup = Startup.begin(run_start, members, actor_slots, node_check, niceness)

@@ -400,6 +400,8 @@ class Session:
                     self._event_sink.times(self._roles[member], member, entry)
                 case "slots_out_of_reach":
                     self._event_sink.unprotected([member], entry["why"])
+                case "caller_refused":
+                    self._event_sink.caller_refused(member, entry["why"])
                 case "loader_lost":
                     self._event_sink.loader_lost(member, entry["why"])
 

@@ -64,6 +64,12 @@ RULES: tuple[Rule, ...] = (
         "what is chosen by measuring is the layout of dense sums, not of compression={}; give it",
     ),
     _not_measured("privacy.noise_multiplier", 0, "a measurement would train with the noise of the run; give it"),
+    Case(("transport.tls",), bool).requires(
+        "transport.name",
+        lambda name: name != "shared_memory",
+        "transport.tls: with transport=shared_memory nothing travels that could be encrypted; leave transport.tls out, or set "
+        "transport=auto",
+    ),
     Case(("run.device",), lambda device: device == "cuda").requires(
         "cluster.gpus_per_worker",
         lambda gpus: gpus > 0,

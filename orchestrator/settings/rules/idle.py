@@ -142,6 +142,13 @@ RULES: tuple[Idle, ...] = (
         _STEPS,
     ),
     Idle(
+        ("transport.tls", "transport.name", "cluster.address"),
+        lambda tls, transport, address: tls and transport == "auto" and address is None,
+        "transport.tls: a private Ray has one node, whose workers share memory, so nothing is encrypted; set cluster.address "
+        "or transport=tcp, or leave it out",
+        ("transport.name", "cluster.address"),
+    ),
+    Idle(
         ("tuning.seconds", "tuning.auto"),
         lambda seconds, auto: seconds != TuningSettings.seconds and not set(auto) - {BY_MEMORY},
         "tuning.seconds: nothing is measured; leave something to a measurement, as topology=auto, or leave it out",

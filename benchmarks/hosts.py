@@ -1,0 +1,285 @@
+"""Steps over a network: two and four hosts as network namespaces, exact sums beside torch's DDP over gloo, in turns.
+
+    python -m benchmarks.hosts [--hosts 2,4] [--rate 1,10] [--models mlp,characters] [--conditions even,shards,slow]
+        [--topologies ring,peer_to_peer,hierarchical] [--workers 2] [--steps 20] [--rounds 1] [--set transport.tls=true]
+
+Needs root, ip and tc. Each host is a namespace with a wire of so many Gbit/s in each direction to a common bridge, 0.1 ms long
+where the kernel has netem; all share this machine's processors. Ours is a launch that joins a Ray with a node on each host,
+with all that a launch does; DDP is a process per worker. 8 rows a shard, AdamW.
+
+even     a shard per worker
+shards   four shards per worker; DDP adds up four micro-batches before it sends
+slow     the same; a micro-batch sleeps 50 ms, on the last host 150 ms
+
+Steps per second: of the median step, from first micro-batch to first micro-batch. MB: what crosses the busiest wire in its
+busier direction in a step, headers and all that Ray says included. The digest of each launch is compared with that of one
+worker on one host.
+
+What it does not do: give each host processors of its own. What computes on many hosts at once here takes turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.namespaces import Network, wired
+from orchestrator.topologies import TOPOLOGIES
+from tests.cluster.conftest import new_access, wait_for_line
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+ROWS = 8  # of a shard
+PORT, DDP_PORT = 6379, 29500
+DELAY = "0.1ms"
+WARM_UP = 3  # steps that are not counted: the first fits the grid and computes twice
+WAYS = ("ring", "peer_to_peer", "hierarchical")
+MODELS = {"mlp": "benchmarks.wired:Mlp", "characters": "benchmarks.wired:Text"}
+DDP = "DDP over gloo"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """shards: per worker; pace: of a micro-batch (`wired`), with `slow` for the last host."""
+
+    shards: int
+    sleep_s: float = 0.0
+    factor: float = 1.0
+
+    def pace(self, hosts: int) -> dict[str, Any]:
+        return {"sleep_s": self.sleep_s, "factor": self.factor, "slow": hosts - 1 if self.factor > 1 else -1}
+
+
+CONDITIONS = {"even": Condition(1), "shards": Condition(4), "slow": Condition(4, 0.05, 3.0)}
+
+
+class Case(NamedTuple):
+    """What contestants meet in."""
+
+    hosts: int
+    rate: int
+    model: str
+    condition: str
+
+
+@dataclass(frozen=True)
+class Course:
+    """How one contestant went. step_s: the median; bytes: a step's, of the busiest wire in its busier direction."""
+
+    step_s: float
+    bytes: float
+
+
+Found = dict[tuple[Case, str], list[Course]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    chosen = parsed(arguments)
+    if os.geteuid():
+        sys.exit("benchmarks.hosts needs root: it makes network namespaces")
+    found: Found = {}
+    digests: dict[tuple[str, int], str] = {}
+    for hosts in chosen.hosts:
+        with wired(hosts, f"{chosen.rate[0]}gbit", DELAY) as network, ray_on(network, chosen.workers) as access:
+            for note in network.notes:
+                print(f"note: {note}", file=sys.stderr)
+            for rate, model, condition in itertools.product(chosen.rate, chosen.models, chosen.conditions):
+                network.limit(f"{rate}gbit", DELAY)
+                case = Case(hosts, rate, model, condition)
+                meet(network, access, case, chosen, digests, found)
+    print(table(found))
+    return 0
+
+
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.hosts")
+    parser.add_argument("--hosts", type=_numbers, default="2,4")
+    parser.add_argument("--rate", type=_numbers, default="1,10", help="Gbit/s of each wire and direction")
+    parser.add_argument("--models", type=_among(MODELS), default="mlp,characters")
+    parser.add_argument("--conditions", type=_among(CONDITIONS), default="even,shards,slow")
+    parser.add_argument("--topologies", type=_among(TOPOLOGIES), default=",".join(there(WAYS)))
+    parser.add_argument("--workers", type=int, default=2, help="of each host")
+    parser.add_argument("--steps", type=int, default=20, help="that are counted")
+    parser.add_argument("--rounds", type=int, default=1, help="in each of which all take their turn")
+    parser.add_argument("--set", action="append", default=[], help="a further setting of the launches, key=value")
+    return parser.parse_args(arguments)
+
+
+def there(names: Sequence[str]) -> list[str]:
+    return [name for name in names if name in TOPOLOGIES]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(each) for each in text.split(",")]
+
+
+def _among(known: Any) -> Any:
+    def split(text: str) -> list[str]:
+        names = text.split(",")
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"no {', '.join(unknown)}; there are {', '.join(known)}")
+        return names
+
+    return split
+
+
+@contextlib.contextmanager
+def ray_on(network: Network, workers: int) -> Iterator[dict[str, str]]:
+    """A Ray with a node on each host; gives the environment with which a driver may join it."""
+    access = {**new_access(), "RAY_worker_niceness": "0"}
+    variables = environment(access)
+    folder = tempfile.mkdtemp(prefix="hosts-", dir="/tmp")  # short, because Unix sockets lie in it
+    common = f"--num-cpus={workers} --object-store-memory=83886080 --disable-usage-stats --block"
+    ray = f"{sys.executable} -m ray.scripts.scripts start {common}"
+    head = f"--head --port={PORT} --include-dashboard=false --temp-dir={folder}"
+    try:
+        for host in range(len(network.names)):
+            # The others see an empty folder where the first has its Ray's files, as on another machine.
+            hidden = "" if host == 0 else f"mount -t tmpfs none {folder} && "
+            joins = f"--address={network.address(0)}:{PORT}" if host else head
+            script = f"{hidden}exec {ray} {joins} --node-ip-address={network.address(host)}"
+            pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            process = network.start(host, ["sh", "-c", script], variables, **pipes)
+            wait_for_line(process, "Ray runtime started")
+        yield variables
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def environment(more: Mapping[str, str]) -> dict[str, str]:
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    return {**inherited, **more, "PYTHONPATH": str(REPOSITORY)}
+
+
+def meet(
+    network: Network,
+    access: dict[str, str],
+    case: Case,
+    chosen: argparse.Namespace,
+    digests: dict[tuple[str, int], str],
+    found: Found,
+) -> None:
+    """All contestants in turn, as often as there are rounds."""
+    workers, steps = case.hosts * chosen.workers, chosen.steps + WARM_UP
+    condition = CONDITIONS[case.condition]
+    pace, shards = condition.pace(case.hosts), condition.shards * workers
+    alone = digests.get((case.model, shards)) or digest_alone(case.model, shards, steps)
+    digests[case.model, shards] = alone
+    address = {"address": f"{network.address(0)}:{PORT}", "workers": workers}
+    for number, way in itertools.product(range(chosen.rounds), (*chosen.topologies, DDP)):
+        with tempfile.TemporaryDirectory(prefix="marks-", dir="/tmp") as folder:
+            if way == DDP:
+                ddp(network, folder, case.model, chosen.workers, condition.shards, steps, pace)
+            else:
+                settings = {**configuration(folder, case.model, shards, steps, pace), "topology": way}
+                command = ours(Path(folder), {**settings, "cluster": address}, chosen.set)
+                process = network.start(0, command, access, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                require_equal(alone, outcome(process)["digest"], f"{case}, {way}")
+            course = course_of(Path(folder))
+        found.setdefault((case, way), []).append(course)
+        said = f"{1 / course.step_s:.2f} steps/s, {course.bytes / 1e6:.2f} MB"
+        print(f"round {number + 1}: {' '.join(map(str, case))}, {way}: {said}", file=sys.stderr, flush=True)
+
+
+def digest_alone(model: str, shards: int, steps: int) -> str:
+    """Of one worker on this host, which the others have to repeat."""
+    with tempfile.TemporaryDirectory(prefix="marks-", dir="/tmp") as folder:
+        settings = configuration(folder, model, shards, steps, CONDITIONS["even"].pace(1))
+        command = ours(Path(folder), settings, [])
+        process = subprocess.Popen(
+            command, env=environment({}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        digest: str = outcome(process)["digest"]
+        return digest
+
+
+def configuration(folder: str, model: str, shards: int, steps: int, pace: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "run": {"name": "hosts", "steps": steps, "seed": 1},
+        "pipeline": {"target": MODELS[model], "args": {"folder": folder, **pace}},
+        "data": {"shards": shards, "batch_size": ROWS * shards},
+        "optimizer": {"name": "adamw", "lr": 0.001},
+        "trace": {"digest_every": 0},
+        "checkpoint": {"every": None},
+    }
+
+
+def ours(folder: Path, settings: Mapping[str, Any], more: Sequence[str]) -> list[str]:
+    (folder / "run.yaml").write_text(json.dumps(settings))
+    return [sys.executable, "-m", "orchestrator", f"conf={folder}/run.yaml", "output=json", *more]
+
+
+def outcome(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, err = process.communicate()
+    if process.returncode:
+        sys.exit(f"a launch failed:\n{err}")
+    told: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return told
+
+
+def require_equal(alone: str, digest: str, where: str) -> None:
+    if digest != alone:
+        sys.exit(f"{where}: digest {digest}, that of one worker is {alone}")
+
+
+def ddp(
+    network: Network, folder: str, model: str, workers: int, shards: int, steps: int, pace: Mapping[str, Any]
+) -> None:
+    world = len(network.names) * workers
+    common = {"model": model, "world": world, "master": f"{network.address(0)}:{DDP_PORT}", "shards": shards}
+    processes = []
+    for rank in range(world):
+        told = json.dumps({**common, **pace, "steps": steps, "rank": rank})
+        command = [sys.executable, "-m", "benchmarks.wired", folder, told]
+        processes.append(network.start(rank // workers, command, environment({}), stdin=subprocess.DEVNULL))
+    codes = [process.wait() for process in processes]
+    if any(codes):
+        sys.exit("a process of DDP failed")
+
+
+def course_of(folder: Path) -> Course:
+    """From the marks of all processes: of a host and a step the first one counts."""
+    marks: dict[int, dict[int, list[float]]] = {}
+    for path in folder.glob("[0-9]*-[0-9]*"):
+        of_host = marks.setdefault(int(path.name.partition("-")[0]), {})
+        for line in path.read_text().splitlines():
+            at, step, *wire = map(float, line.split())
+            if step >= WARM_UP:
+                of_host[int(step)] = min(of_host.get(int(step), [at, *wire]), [at, *wire])
+    common = sorted(set.intersection(*(set(of_host) for of_host in marks.values())))
+    began = [min(of_host[step][0] for of_host in marks.values()) for step in common]
+    spans = [later - earlier for earlier, later in itertools.pairwise(began)]
+    first, last = common[0], common[-1]
+    crossed = [of_host[last][way] - of_host[first][way] for of_host in marks.values() for way in (1, 2)]
+    return Course(statistics.median(spans), max(crossed) / (last - first))
+
+
+def table(found: Mapping[tuple[Case, str], Sequence[Course]]) -> str:
+    """In Markdown; medians over the rounds."""
+    lines = ["| hosts | Gbit/s | model | condition | | steps/s | / DDP | MB per step | / DDP |", f"|{'---|' * 9}"]
+    for (case, way), courses in found.items():
+        step_s, crossed = _medians(courses)
+        beside, beside_bytes = _medians(found[case, DDP])
+        figures = f"{1 / step_s:.2f} | {beside / step_s:.2f} | {crossed / 1e6:.2f} | {crossed / beside_bytes:.2f}"
+        lines.append(f"| {' | '.join(map(str, case))} | {way.replace('_', ' ')} | {figures} |")
+    return "\n".join(lines)
+
+
+def _medians(courses: Sequence[Course]) -> tuple[float, float]:
+    return statistics.median(each.step_s for each in courses), statistics.median(each.bytes for each in courses)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
