@@ -28,11 +28,12 @@ from orchestrator.numerics.layout import Layout
 from orchestrator.topologies import build_schedule
 from orchestrator.transports.shared_memory import SharedRegions
 from orchestrator.transports.sockets import Listener, connect
+from orchestrator.transports.tls import make_credentials
 
 SIZES = {"4 kB": 4 << 10, "1 MB": 1 << 20, "25 MB": 25 << 20}
 MEMBERS = (2, 4)
 TOPOLOGIES = ("ring", "peer_to_peer")
-MEDIA = {"unix": "shared memory", "tcp": "TCP"}
+MEDIA = {"unix": "shared memory", "tcp": "TCP", "tls": "TLS"}
 PATIENCE_S = 60.0
 SECRET = b"between the processes of one benchmark"
 
@@ -44,24 +45,27 @@ def member(rank: int, members: int, meeting: str, repeats: int) -> None:
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=members)
-    listener = Listener(SECRET, "127.0.0.1")
+    made: list[Any] = [make_credentials() if rank == 0 else None]
+    dist.broadcast_object_list(made)
+    plain, encrypted = Listener(SECRET, "127.0.0.1"), Listener(SECRET, "127.0.0.1", made[0])
     addresses: list[Any] = [None] * members
-    dist.all_gather_object(addresses, listener.addresses)
+    dist.all_gather_object(addresses, {**plain.addresses, "tls": encrypted.addresses["tcp"]})
     for size, size_bytes in SIZES.items():
-        rows = _compare(rank, members, size_bytes // 4, listener, addresses, repeats)
+        rows = _compare(rank, members, size_bytes // 4, (plain, encrypted), addresses, repeats)
         if rank == 0:
             for name, seconds in rows.items():
                 ratio = seconds / rows["gloo"]
                 print(f"{members:>7}  {size:<6}  {name:<36}{seconds * 1e3:>9.3f}{ratio:>8.2f}", flush=True)
     dist.barrier()
-    listener.close()
+    plain.close()
+    encrypted.close()
     dist.destroy_process_group()
 
 
 def _compare(
-    rank: int, members: int, elements: int, listener: Listener, addresses: list[Any], repeats: int
+    rank: int, members: int, elements: int, listeners: tuple[Listener, Listener], addresses: list[Any], repeats: int
 ) -> dict[str, float]:
-    """Name -> median seconds."""
+    """Name -> median seconds. listeners: in plain text and encrypted."""
     gradient = torch.randn(elements)
     own = gradient.clone()  # gloo works in place, and what it works on does not matter
     contestants: Contestants = {"gloo": lambda _: dist.all_reduce(own)}
@@ -76,6 +80,7 @@ def _compare(
                 peers = {peer: addresses[peer][medium] for peer in range(members) if peer != rank}
                 shared = regions if medium == "unix" else None
                 number = elements * 100 + len(opened)
+                listener = listeners[medium == "tls"]
                 transport = connect(listener, rank, number, peers, shared, PATIENCE_S)
                 exchange = Exchange(build_schedule(topology, members), rank, number, transport, memory, PATIENCE_S)
                 opened.append((exchange, regions))

@@ -127,6 +127,8 @@ def _take_down(network: Network) -> None:
         end_all_inside(name)
     for process in network.processes:
         process.wait()
+        for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
+            pipe.close()
     for name in (*network.names, network.hub):
         subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
     signal.signal(signal.SIGINT, asked)

@@ -145,7 +145,7 @@ class TlsSocket(socket.socket):
         into = memoryview(buffer).cast("B")
         while True:
             try:
-                return self._tls.read(nbytes or into.nbytes, into)
+                return int(self._tls.read(nbytes or into.nbytes, into))
             except ssl.SSLWantReadError:
                 if not self._fetch():
                     return 0

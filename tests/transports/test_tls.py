@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +31,10 @@ NOW = datetime.now(UTC)
 EXPIRED = make_credentials(NOW - timedelta(days=9), NOW - timedelta(days=8))
 EARLY = make_credentials(NOW + timedelta(days=8), NOW + timedelta(days=9))
 OTHERS = make_credentials()
+
+
+def side_by_side(*tasks: Callable[[], Any]) -> list[Any]:
+    return together(tasks)
 
 
 def pair(one: Credentials = CREDENTIALS, other: Credentials = CREDENTIALS) -> tuple[TlsSocket, TlsSocket]:
@@ -76,7 +81,7 @@ def test_what_is_sent_arrives_however_little_the_kernel_takes(size: int) -> None
     one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     data = random.Random(size).randbytes(size)
     for sender, reader in ((one, other), (other, one)):
-        assert together([partial(send, sender, data), partial(read, reader, size)])[1] == data
+        assert side_by_side(partial(send, sender, data), partial(read, reader, size))[1] == data
     one.close()
     other.close()
 
@@ -84,7 +89,7 @@ def test_what_is_sent_arrives_however_little_the_kernel_takes(size: int) -> None
 def test_bytes_count_as_sent_when_the_kernel_has_their_records() -> None:
     """So who has nothing left to send needs nobody to go on."""
     one, other = pair()
-    together([partial(send, one, b"x"), partial(read, other, 1)])
+    side_by_side(partial(send, one, b"x"), partial(read, other, 1))
     one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     data = random.Random(1).randbytes(2_000_000)
     sent = 0
@@ -95,14 +100,14 @@ def test_bytes_count_as_sent_when_the_kernel_has_their_records() -> None:
             break
     assert sent < len(data)
     assert read(other, sent) == data[:sent]
-    together([partial(send, one, data[sent:]), partial(read, other, len(data) - sent)])
+    side_by_side(partial(send, one, data[sent:]), partial(read, other, len(data) - sent))
     one.close()
     other.close()
 
 
 def test_what_was_decrypted_is_known_to_be_there() -> None:
     one, other = pair()
-    together([partial(send, one, b"ab"), partial(read, other, 1)])
+    side_by_side(partial(send, one, b"ab"), partial(read, other, 1))
     assert tls.buffered(other)
     assert read(other, 1) == b"b"
     assert not tls.buffered(other)
@@ -158,7 +163,7 @@ def test_a_certificate_that_the_run_has_signed_is_not_the_runs() -> None:
             one.shutdown(socket.SHUT_RDWR)
             return said
 
-        said, _ = together([call, partial(quietly, partial(read, other, 1))])
+        said, _ = side_by_side(call, partial(quietly, partial(read, other, 1)))
     assert said == "the acceptor does not have the certificate of this run (another one came)"
 
 
