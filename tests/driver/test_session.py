@@ -458,6 +458,15 @@ def test_a_worker_whose_shards_lose_what_they_keep_is_told_once(tmp_path: Path) 
     assert [line for line in played.shown if "what the shards of worker 1 keep is lost with its process" in line]
 
 
+def test_a_caller_that_a_member_refused_is_told_in_one_line(tmp_path: Path) -> None:
+    why = "refused a connection from 10.0.0.9: who called has no certificate"
+    said = [prepared(0), prepared(1), entries(1, {"event": "caller_refused", "why": why}), DESCRIBED]
+    played = play(tmp_path, [*said, finished(0), finished(1)])
+    assert played.shown == [f"member 1 {why}", "note: this run cannot be repeated exactly: of a node"]
+    told = [event for event in played.journal if event["event"] == "caller_refused"]
+    assert [(event["member"], event["why"]) for event in told] == [(1, why)]
+
+
 def resting(generation: int, steps: int, loss: str) -> list[dict[str, Any]]:
     """What a worker reports of a sprint and its rest."""
     lines = [
