@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.namespaces import Network, wired
+from benchmarks.namespaces import Network, address_of, wired
 from orchestrator.topologies import TOPOLOGIES
 from tests.cluster.conftest import new_access, wait_for_line
 
@@ -148,8 +148,8 @@ def ray_on(network: Network, workers: int) -> Iterator[dict[str, str]]:
         for host in range(len(network.names)):
             # The others see an empty folder where the first has its Ray's files, as on another machine.
             hidden = "" if host == 0 else f"mount -t tmpfs none {folder} && "
-            joins = f"--address={network.address(0)}:{PORT}" if host else head
-            script = f"{hidden}exec {ray} {joins} --node-ip-address={network.address(host)}"
+            joins = f"--address={address_of(0)}:{PORT}" if host else head
+            script = f"{hidden}exec {ray} {joins} --node-ip-address={address_of(host)}"
             pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
             process = network.start(host, ["sh", "-c", script], variables, **pipes)
             wait_for_line(process, "Ray runtime started")
@@ -177,7 +177,7 @@ def meet(
     pace, shards = condition.pace(case.hosts), condition.shards * workers
     alone = digests.get((case.model, shards)) or digest_alone(case.model, shards, steps)
     digests[case.model, shards] = alone
-    address = {"address": f"{network.address(0)}:{PORT}", "workers": workers}
+    address = {"address": f"{address_of(0)}:{PORT}", "workers": workers}
     for number, way in itertools.product(range(chosen.rounds), (*chosen.topologies, DDP)):
         with tempfile.TemporaryDirectory(prefix="marks-", dir="/tmp") as folder:
             if way == DDP:
@@ -238,7 +238,7 @@ def ddp(
     network: Network, folder: str, model: str, workers: int, shards: int, steps: int, pace: Mapping[str, Any]
 ) -> None:
     world = len(network.names) * workers
-    common = {"model": model, "world": world, "master": f"{network.address(0)}:{DDP_PORT}", "shards": shards}
+    common = {"model": model, "world": world, "master": f"{address_of(0)}:{DDP_PORT}", "shards": shards}
     processes = []
     for rank in range(world):
         told = json.dumps({**common, **pace, "steps": steps, "rank": rank})

@@ -36,9 +36,6 @@ class Network:
     notes: list[str] = field(default_factory=list)
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
 
-    def address(self, host: int) -> str:
-        return f"10.79.0.{host + 1}"
-
     def start(
         self, host: int, command: Sequence[str], variables: Mapping[str, str] | None = None, **pipes: Any
     ) -> subprocess.Popen[str]:
@@ -63,6 +60,10 @@ class Network:
     def _delay(self, on_end: Sequence[str], delay: str) -> bool:
         command = [*on_end, "root", "handle", "1:", "netem", "delay", delay, "limit", "100000"]
         return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
+def address_of(host: int) -> str:
+    return f"10.79.0.{host + 1}"
 
 
 def interface(host: int) -> str:
@@ -94,14 +95,17 @@ def wired(hosts: int, rate: str, delay: str | None = None) -> Iterator[Network]:
         sys.exit("network namespaces need root: run this as root")
     mark = f"hosts-{os.getpid()}"
     network = Network([f"{mark}-{host}" for host in range(hosts)], f"{mark}-hub")
-    before = signal.signal(signal.SIGTERM, _end)
+    before = {number: signal.signal(number, _end) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         _build(network)
         network.limit(rate, delay)
         yield network
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)  # a second one would leave namespaces behind
         _take_down(network)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _build(network: Network) -> None:
@@ -117,12 +121,11 @@ def _build(network: Network) -> None:
             *("peer", "name", port, "netns", network.hub),
         )
         _run("ip", "-n", network.hub, "link", "set", port, "master", "bridge", "up")
-        _run("ip", "-n", name, "addr", "add", f"{network.address(host)}/24", "dev", end)
+        _run("ip", "-n", name, "addr", "add", f"{address_of(host)}/24", "dev", end)
         _run("ip", "-n", name, "link", "set", end, "up")
 
 
 def _take_down(network: Network) -> None:
-    asked = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would leave namespaces behind
     for name in network.names:
         end_all_inside(name)
     for process in network.processes:
@@ -131,7 +134,6 @@ def _take_down(network: Network) -> None:
             pipe.close()
     for name in (*network.names, network.hub):
         subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
-    signal.signal(signal.SIGINT, asked)
 
 
 def _end(number: int, _frame: object) -> None:

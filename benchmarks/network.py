@@ -2,10 +2,9 @@
 
     python -m benchmarks.network [--steps 5] [--rate 1gbit]            needs root, ip and tc
 
-Two hosts of one member each, joined by a cable (veth) whose both ends send at `--rate` at most (tc's token bucket). The
-members add up one matrix of 5000 x 5000 in a ring, as the engine does after each backward pass: the vote is left out, and so
-is the computation, which is the same for all. A time is the slower member's, of the median step; a digest says that both have
-the same.
+Two hosts of one member each (`namespaces`), whose wires carry `--rate` at most. The members add up one matrix of 5000 x 5000
+in a ring, as the engine does after each backward pass: the vote is left out, and so is the computation, which is the same
+for all. A time is the slower member's, of the median step; a digest says that both have the same.
 
 What it does not do: measure many hosts, or a link that loses packets.
 """
@@ -13,19 +12,18 @@ What it does not do: measure many hosts, or a link that loses packets.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import json
-import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from benchmarks.namespaces import address_of, wired
 from orchestrator.engine.exchange.collectives import Exchange, Memory
 from orchestrator.engine.step.carriers import Carriers
 from orchestrator.numerics.exact import MEANS
@@ -55,16 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.rank is not None:
         member(chosen.rank, chosen.steps)
         return 0
-    with hosts(chosen.rate) as names:
+    with wired(MEMBERS, chosen.rate) as network:
         command = [sys.executable, "-m", "benchmarks.network", f"--steps={chosen.steps}"]
         processes = [
-            subprocess.Popen(
-                ["ip", "netns", "exec", name, *command, f"--rank={rank}"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for rank, name in enumerate(names)
+            network.start(rank, [*command, f"--rank={rank}"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            for rank in range(MEMBERS)
         ]
         found = introduced(processes)
     dense = max(each["dense"]["seconds"] for each in found)
@@ -97,40 +90,10 @@ def introduced(processes: Sequence[subprocess.Popen[str]]) -> list[dict[str, Any
     return found
 
 
-@contextlib.contextmanager
-def hosts(rate: str) -> Iterator[list[str]]:
-    """Two network namespaces with a cable between them."""
-    names = [f"network-{os.getpid()}-{side}" for side in "ab"]
-    cables = [f"n{os.getpid()}{side}" for side in "ab"]
-    try:
-        for name in names:
-            _run("ip", "netns", "add", name)
-        _run(
-            *("ip", "link", "add", cables[0], "netns", names[0], "type", "veth"),
-            *("peer", "name", cables[1], "netns", names[1]),
-        )
-        for number, (name, cable) in enumerate(zip(names, cables, strict=True), 1):
-            _run("ip", "-n", name, "addr", "add", f"10.78.0.{number}/24", "dev", cable)
-            _run("ip", "-n", name, "link", "set", cable, "up")
-            _run("ip", "-n", name, "link", "set", "lo", "up")
-            limit = ("tbf", "rate", rate, "burst", "256kb", "latency", "50ms")
-            _run("tc", "-n", name, "qdisc", "add", "dev", cable, "root", *limit)
-        yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
-
-
-def _run(*command: str) -> None:
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{' '.join(command)}: {done.stderr.strip()}; this needs root, and ip and tc of iproute2")
-
-
 def member(rank: int, steps: int) -> None:
     """The life of one member: it tells its address, is told all of them, and tells what it found."""
     torch.set_num_threads(1)
-    listener = Listener(SECRET, f"10.78.0.{rank + 1}")
+    listener = Listener(SECRET, address_of(rank))
     print(json.dumps(listener.addresses["tcp"]), flush=True)
     addresses = [tuple(each) for each in json.loads(sys.stdin.readline())]
     peers: dict[int, Any] = {peer: address for peer, address in enumerate(addresses) if peer != rank}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.namespaces import wired
+from benchmarks.namespaces import address_of, wired
 from orchestrator.transports.tls import Credentials, make_credentials
 from tests.projects import REPOSITORY
 from tests.transports.captured import ELEMENTS, VALUE
@@ -28,9 +28,7 @@ def add_up(file: Path, secret: bytes, credentials: Credentials | None) -> list[s
         listening = network.start(0, [*command, "listen", str(file)], **pipes)
         assert listening.stdout is not None
         assert listening.stdout.readline() == "listening\n"
-        members = [
-            network.start(host, [*command, "add", str(host), network.address(host)], **pipes) for host in range(2)
-        ]
+        members = [network.start(host, [*command, "add", str(host), address_of(host)], **pipes) for host in range(2)]
         certificate, key = (None, None) if credentials is None else (credentials.certificate, credentials.key)
         told = {
             "secret": secret.hex(),
