@@ -2,6 +2,7 @@
 
     python -m benchmarks.hosts [--hosts 2,4] [--rate 1,10] [--models mlp,characters] [--conditions even,shards,slow]
         [--topologies ring,peer_to_peer,hierarchical] [--workers 2] [--steps 20] [--rounds 1] [--set transport.tls=true]
+        [--picture docs/hosts.svg]
 
 Needs root, ip and tc. Each host is a namespace with a wire of so many Gbit/s in each direction to a common bridge, 0.1 ms long
 where the kernel has netem; all share this machine's processors. Ours is a launch that joins a Ray with a node on each host,
@@ -99,6 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 case = Case(hosts, rate, model, condition)
                 meet(network, access, case, chosen, digests, found)
     print(table(found))
+    if chosen.picture is not None:
+        draw(found, chosen.picture)
     return 0
 
 
@@ -113,6 +116,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20, help="that are counted")
     parser.add_argument("--rounds", type=int, default=1, help="in each of which all take their turn")
     parser.add_argument("--set", action="append", default=[], help="a further setting of the launches, key=value")
+    parser.add_argument("--picture", type=Path, help="an SVG file: steps per second over those of DDP")
     return parser.parse_args(arguments)
 
 
@@ -279,6 +283,33 @@ def table(found: Mapping[tuple[Case, str], Sequence[Course]]) -> str:
 
 def _medians(courses: Sequence[Course]) -> tuple[float, float]:
     return statistics.median(each.step_s for each in courses), statistics.median(each.bytes for each in courses)
+
+
+def draw(found: Mapping[tuple[Case, str], Sequence[Course]], path: Path) -> None:
+    """A panel per condition and model, in it a group of bars per number of hosts and rate, a line where DDP is."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot
+
+    panels = list(dict.fromkeys((case.model, case.condition) for case, _ in found))
+    groups = list(dict.fromkeys((case.hosts, case.rate) for case, _ in found))
+    ways = [way for way in dict.fromkeys(way for _, way in found) if way != DDP]
+    figure, axes = pyplot.subplots(1, len(panels), figsize=(1 + 3 * len(panels), 3.2), sharey=True, squeeze=False)
+    for axis, (model, condition) in zip(axes[0], panels, strict=True):
+        for number, way in enumerate(ways):
+            cases = [Case(hosts, rate, model, condition) for hosts, rate in groups]
+            ratios = [_medians(found[case, DDP])[0] / _medians(found[case, way])[0] for case in cases]
+            places = [place + (number + 0.5) * 0.8 / len(ways) - 0.4 for place in range(len(groups))]
+            axis.bar(places, ratios, 0.8 / len(ways), label=way.replace("_", " "))
+        axis.axhline(1.0, color="black", linewidth=0.8)
+        axis.set_xticks(range(len(groups)), [f"{hosts} hosts\n{rate} Gbit/s" for hosts, rate in groups], fontsize=7)
+        axis.set_title(f"{model}, {condition}", fontsize=9)
+    axes[0][0].set_ylabel("steps per second / DDP")
+    axes[0][-1].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)
 
 
 if __name__ == "__main__":
