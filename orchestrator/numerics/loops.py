@@ -37,6 +37,7 @@ LEAST_DOUBLE: Final = 1 << 52
 EXPONENTS: Final = 900  # of elements that are taken for integers: no power of two that they need is out of range
 _MAGNITUDE: Final = numpy.int32(0x7FFF_FFFF)  # the bits of a float32 without its sign
 
+_any_intrinsic: Callable[..., Any] = intrinsic
 _inlined: Callable[..., Any] = numba.njit(error_model="numpy")
 
 
@@ -57,7 +58,7 @@ _to_floats, _to_bits = _pointer_to(types.float32), _pointer_to(types.int32)
 _to_doubles, _to_longs, _to_bytes = _pointer_to(types.float64), _pointer_to(types.int64), _pointer_to(types.int8)
 
 
-@intrinsic
+@_any_intrinsic
 def _fetch_line(_: Any, address: Any) -> Any:
     """An intrinsic: have the processor fetch the cache line that lies there, which may be nobody's, and go on meanwhile."""
 
@@ -69,7 +70,7 @@ def _fetch_line(_: Any, address: Any) -> Any:
         builder.call(prefetch, (builder.inttoptr(arguments[0], byte), to_read, near, data))
         return ir.Constant(ir.IntType(32), 0)
 
-    return types.int32(address), generate  # type: ignore[no-untyped-call]
+    return types.int32(address), generate
 
 
 @_inlined

@@ -43,7 +43,8 @@ class Received:
 
     def __init__(self, payload: torch.Tensor | Narrow, note: int) -> None:
         self.note = note
-        self.narrow, self._payload = (payload, None) if isinstance(payload, Narrow) else (None, payload)
+        self.narrow = payload if isinstance(payload, Narrow) else None
+        self._payload = None if isinstance(payload, Narrow) else payload
 
     @property
     def payload(self) -> torch.Tensor:

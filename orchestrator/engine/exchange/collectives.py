@@ -256,11 +256,11 @@ class _Placed(NamedTuple):
     action: Action
     whole: bool
     first: int
-    count: int
+    pieces: int
 
     @property
     def last(self) -> int:
-        return self.first + self.count - 1
+        return self.first + self.pieces - 1
 
 
 def _parts(turn: Sequence[Action], borders: Sequence[int], travels: Callable[[int], bool]) -> Iterator[Part]:
@@ -275,8 +275,8 @@ def _parts(turn: Sequence[Action], borders: Sequence[int], travels: Callable[[in
             whole = count == 1
             placed.append(_Placed(action, whole, _first_beat(action, whole, placed), count))
     for beat in range(max((each.last + 1 for each in placed), default=0)):
-        for action, whole, first, count in placed:
-            if first <= beat < first + count:
+        for action, whole, first, pieces in placed:
+            if first <= beat < first + pieces:
                 yield _part(action, beat - first, whole, borders)
 
 
