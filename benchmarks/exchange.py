@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from orchestrator.engine.exchange.collectives import Exchange, Memory
+from orchestrator.numerics.allocator import keep_freed_memory
 from orchestrator.numerics.exact import FAST_MEANS, MEANS
 from orchestrator.numerics.layout import Layout
 from orchestrator.topologies import build_schedule
@@ -43,6 +44,7 @@ Contestants = dict[str, Callable[[int], object]]  # name -> the all-reduce of on
 def member(rank: int, members: int, meeting: str, repeats: int) -> None:
     """The life of one process; rank 0 prints."""
     torch.set_num_threads(1)
+    keep_freed_memory()  # as a worker does
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=members)
     made: list[Any] = [make_credentials() if rank == 0 else None]
@@ -78,10 +80,9 @@ def _compare(
                 memory.suit(build_schedule(topology, members), rank)
                 memory.contribution[:elements] = gradient
                 peers = {peer: addresses[peer][medium] for peer in range(members) if peer != rank}
-                shared = regions if medium == "unix" else None
                 number = elements * 100 + len(opened)
                 listener = listeners[medium == "tls"]
-                transport = connect(listener, rank, number, peers, shared, PATIENCE_S)
+                transport = connect(listener, rank, number, peers, regions, PATIENCE_S)
                 exchange = Exchange(build_schedule(topology, members), rank, number, transport, memory, PATIENCE_S)
                 opened.append((exchange, regions))
                 contestants[f"{reduction}, {title}, {topology.replace('_', ' ')}"] = _sum(exchange, members)

@@ -46,6 +46,16 @@ def _entries() -> dict[str, tuple[str, list[Any]]]:
             "CPointer(int64), int64, int64, CPointer(int64), CPointer(int64), int64, int64, int64",
             [_AT, _LONG, _LONG, _AT, _AT, _LONG, _LONG, _LONG],
         ),
+        "narrow": ("int64, int64, boolean, int64, int64", [_LONG, _LONG, _BOOL, _LONG, _LONG]),
+        "widen": ("int64, int64, int64, int64, boolean, int64", [_LONG, _LONG, _LONG, _LONG, _BOOL, _LONG]),
+        "widen_add": (
+            "int64, int64, int64, int64, int64, int64",
+            [_LONG, _LONG, _LONG, _LONG, _LONG, _LONG],
+        ),
+        "widen_divide": (
+            "int64, int64, int64, int64, float64, boolean, int64, int64, int64, CPointer(int64)",
+            [_LONG, _LONG, _LONG, _LONG, _DOUBLE, _BOOL, _LONG, _LONG, _LONG, _AT],
+        ),
         "absorb": (
             "CPointer(int64), int64, CPointer(int64), CPointer(int64), CPointer(int64), boolean",
             [_AT, _LONG, _AT, _AT, _AT, _BOOL],

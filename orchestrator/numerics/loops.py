@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numba
 import numpy
+from llvmlite import ir
 from numba import carray, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic
 from numpy.typing import NDArray
@@ -26,8 +27,17 @@ BLOCK: Final = 4096  # elements; the layout's
 ANCHOR: Final = 1.5 * 2.0**52  # to add it and take it off again rounds to an integer, of magnitudes below WHOLE
 WHOLE: Final = 2.0**51
 LIMIT: Final = 2.0**62  # of the integers that stand for parameters
+NARROW_BLOCK: Final = 512  # elements
+FLOATS: Final = 9  # forms of a block, beside the width of its integers: float32
+WHOLES: Final = 8  # as they are
+ANCHOR_BITS: Final = 0x4338_0000_0000_0000  # of ANCHOR, as a float64
+LONG_MAGNITUDE: Final = 0x7FFF_FFFF_FFFF_FFFF
+LEAST_FLOAT: Final = (1023 - 126) << 52  # the bits of the least float32 that is not denormal, as a float64
+LEAST_DOUBLE: Final = 1 << 52
+EXPONENTS: Final = 900  # of elements that are taken for integers: no power of two that they need is out of range
 _MAGNITUDE: Final = numpy.int32(0x7FFF_FFFF)  # the bits of a float32 without its sign
 
+_any_intrinsic: Callable[..., Any] = intrinsic
 _inlined: Callable[..., Any] = numba.njit(error_model="numpy")
 
 
@@ -45,6 +55,29 @@ def _pointer_to(kind: Any) -> Any:
 
 
 _to_floats, _to_bits = _pointer_to(types.float32), _pointer_to(types.int32)
+_to_doubles, _to_longs, _to_bytes = _pointer_to(types.float64), _pointer_to(types.int64), _pointer_to(types.int8)
+
+
+@_any_intrinsic
+def _fetch_line(_: Any, address: Any) -> Any:
+    """An intrinsic: have the processor fetch the cache line that lies there, which may be nobody's, and go on meanwhile."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), (byte, number, number, number))
+        prefetch = builder.module.declare_intrinsic("llvm.prefetch", (byte,), kind)
+        to_read, near, data = (ir.Constant(number, value) for value in (0, 2, 1))
+        builder.call(prefetch, (builder.inttoptr(arguments[0], byte), to_read, near, data))
+        return ir.Constant(ir.IntType(32), 0)
+
+    return types.int32(address), generate
+
+
+@_inlined
+def _fetch(address: int, size: int) -> None:
+    """What a loop comes to next. The processor sees by itself where a loop goes on, but not across a page, as a block is."""
+    for line in range(0, size, 64):
+        _fetch_line(address + line)
 
 
 @_inlined
@@ -57,6 +90,21 @@ def _floats(address: int, elements: int) -> Any:
 def _bits(address: int, elements: int) -> Any:
     """The same as int32."""
     return carray(_to_bits(address), elements)
+
+
+@_inlined
+def _doubles(address: int, elements: int) -> Any:
+    return carray(_to_doubles(address), elements)
+
+
+@_inlined
+def _longs(address: int, elements: int) -> Any:
+    return carray(_to_longs(address), elements)
+
+
+@_inlined
+def _bytes(address: int, elements: int) -> Any:
+    return carray(_to_bytes(address), elements)
 
 
 # --- adding up. Magnitudes are bits of a float32; those of a NaN lie above those of infinity.
@@ -406,3 +454,275 @@ def _claim(
             return -1
         if _raised(cells_at, dealt[last], stamp) < stamp:
             return int(dealt[last])
+
+
+# --- a narrow form of 64-bit elements, for the wire (`narrow`). Block by block: a head of 8 bytes (form, and an exponent or a
+# shift above it), then the elements. Forms 0 to 7 are integers of so many bytes: the lower four bytes of all elements (from
+# form 4 on), then the next byte of all, and so on, which a processor writes and reads many at a time. What an element is made
+# from is compared as bits, or so that no mode of the processor (flushing of denormal numbers) can make two of them equal.
+
+
+@_inlined
+def _trailing_zeros(value: int) -> Any:
+    zeros = numpy.int64(0)
+    while not value & 0xFF:
+        value >>= 8
+        zeros += 8
+    while not value & 1:
+        value >>= 1
+        zeros += 1
+    return zeros
+
+
+@_inlined
+def _length(value: int) -> Any:
+    """Of an integer that is not negative, in bits."""
+    bits = numpy.int64(0)
+    while value:
+        value >>= 1
+        bits += 1
+    return bits
+
+
+@_inlined
+def _put_integers(integers: Array, base: int, shift: int, width: int, at: int) -> None:
+    """(integers - base) >> shift, in so many bytes."""
+    elements = integers.size
+    done = numpy.int64(0)
+    if width >= 4:
+        low = _bits(at, elements)
+        for i in range(elements):
+            low[i] = numpy.int32((integers[i] - base) >> shift)
+        done = numpy.int64(4)
+    while done < width:
+        plane = _bytes(at + done * elements, elements)
+        places = shift + 8 * done
+        for i in range(elements):
+            plane[i] = numpy.int8((integers[i] - base) >> places)
+        done += 1
+
+
+@_inlined
+def _take_integers(at: int, width: int, integers: Array) -> None:
+    elements = integers.size
+    done = numpy.int64(0)
+    if width >= 4:
+        low = _bits(at, elements)
+        for i in range(elements):
+            integers[i] = numpy.int64(low[i]) if width == 4 else numpy.int64(low[i]) & 0xFFFF_FFFF
+        done = numpy.int64(4)
+    elif width > 0:
+        first = _bytes(at, elements)
+        for i in range(elements):
+            integers[i] = numpy.int64(first[i]) if width == 1 else numpy.int64(first[i]) & 0xFF
+        done = numpy.int64(1)
+    while done < width:
+        plane = _bytes(at + done * elements, elements)
+        places = 8 * done
+        if done == width - 1:  # the sign
+            for i in range(elements):
+                integers[i] |= numpy.int64(plane[i]) << places
+        else:
+            for i in range(elements):
+                integers[i] |= (numpy.int64(plane[i]) & 0xFF) << places
+        done += 1
+
+
+@_inlined
+def _put_floats(values_at: int, elements: int, at: int) -> Any:
+    """The elements as float32. Returns the largest magnitude as bits, and whether some are other numbers."""
+    values, bits, floats = _doubles(values_at, elements), _longs(values_at, elements), _floats(at, elements)
+    largest, others = numpy.int64(0), False
+    for i in range(elements):
+        magnitude = bits[i] & LONG_MAGNITUDE
+        largest = max(largest, magnitude)
+        near = numpy.float32(values[i])
+        floats[i] = near
+        others |= (numpy.float64(near) != values[i]) | ((magnitude != 0) & (magnitude < LEAST_FLOAT))
+    return largest, others
+
+
+@_inlined
+def _look(values_at: int, elements: int) -> Any:
+    """Returns the largest magnitude as bits, and whether any of their bits is set."""
+    bits = _longs(values_at, elements)
+    largest, some = numpy.int64(0), numpy.int64(0)
+    for i in range(elements):
+        largest = max(largest, bits[i] & LONG_MAGNITUDE)
+        some |= bits[i]
+    return largest, some != 0
+
+
+@_inlined
+def _put_doubles(values_at: int, elements: int, at: int, scratch_at: int) -> Any:
+    """Returns the bytes written."""
+    head = _longs(at, 1)
+    largest, others = _put_floats(values_at, min(16, elements), at + 8)
+    if not others and largest > 0:  # of a sum the first few tell
+        largest, others = _put_floats(values_at, elements, at + 8)
+        if not others:
+            head[0] = FLOATS
+            return 8 + 4 * elements
+    else:
+        largest, some = _look(values_at, elements)
+        if not some:
+            head[0] = 0
+            return numpy.int64(8)
+    exponent = (largest >> 52) - 1023
+    if -EXPONENTS < exponent < EXPONENTS:
+        values, bits = _doubles(values_at, elements), _longs(values_at, elements)
+        scales, powers = _doubles(scratch_at, 2), _longs(scratch_at, 2)
+        powers[0], powers[1] = (1023 + 50 - exponent) << 52, (1023 - 50 + exponent) << 52
+        scale, inverse = scales[0], scales[1]
+        rounded, integers = _doubles(scratch_at, elements), _longs(scratch_at, elements)
+        strange, found = False, numpy.int64(0)
+        for i in range(elements):
+            shifted = values[i] * scale + ANCHOR
+            rounded[i] = shifted
+            magnitude = bits[i] & LONG_MAGNITUDE
+            strange |= (shifted - ANCHOR) * inverse != values[i]
+            strange |= (magnitude < LEAST_DOUBLE) & (bits[i] != 0)  # -0.0 too
+        for i in range(elements):
+            found |= integers[i] - ANCHOR_BITS
+        if not strange:
+            shift = _trailing_zeros(found)
+            width = (52 - shift + 7) // 8
+            head[0] = width | ((exponent - 50 + shift) << 8)
+            _put_integers(integers, ANCHOR_BITS, shift, width, at + 8)
+            return 8 + width * elements
+    return _put_whole(values_at, elements, at)
+
+
+@_inlined
+def _put_longs(values_at: int, elements: int, at: int) -> Any:
+    """Returns the bytes written."""
+    values, head = _longs(values_at, elements), _longs(at, 1)
+    found, span = numpy.int64(0), numpy.int64(0)
+    for i in range(elements):
+        found |= values[i]
+        span |= values[i] ^ (values[i] >> 63)
+    shift = _trailing_zeros(found) if found else numpy.int64(0)
+    width = (_length(span >> shift) + 1 + 7) // 8 if found else numpy.int64(0)
+    if width == 8:
+        return _put_whole(values_at, elements, at)
+    head[0] = width | (shift << 8)
+    _put_integers(values, 0, shift, width, at + 8)
+    return 8 + width * elements
+
+
+@_inlined
+def _put_whole(values_at: int, elements: int, at: int) -> Any:
+    head, values, whole = _longs(at, 1), _longs(values_at, elements), _longs(at + 8, elements)
+    head[0] = WHOLES
+    for i in range(elements):
+        whole[i] = values[i]
+    return 8 + 8 * elements
+
+
+def _narrow(values_at: int, elements: int, integers: bool, packed_at: int, scratch_at: int) -> int:
+    """Returns the bytes written, at most 8 for an element and 8 for each block. integers: int64, else float64; scratch: a block
+    of 8 bytes each."""
+    size = numpy.int64(0)
+    for start in range(0, elements, NARROW_BLOCK):
+        count = min(NARROW_BLOCK, elements - start)
+        _fetch(values_at + 8 * (start + NARROW_BLOCK), 8 * NARROW_BLOCK)
+        if integers:
+            size += _put_longs(values_at + 8 * start, count, packed_at + size)
+        else:
+            size += _put_doubles(values_at + 8 * start, count, packed_at + size, scratch_at)
+    return int(size)
+
+
+@_inlined
+def _take_block(
+    packed_at: int, size: int, at: int, values_at: int, elements: int, integers: bool, scratch_at: int
+) -> Any:
+    """The block that begins there. Returns where the next one does, or -1 where `_narrow` cannot have written this one."""
+    if at + 8 > size:
+        return numpy.int64(-1)
+    head = _longs(packed_at + at, 1)[0]
+    form, exponent = head & 0xFF, head >> 8
+    width = 4 if form == FLOATS else form
+    fits = 0 <= exponent < 64 if integers else -1000 <= exponent <= 1000
+    if form > (WHOLES if integers else FLOATS) or not fits or at + 8 + width * elements > size:
+        return numpy.int64(-1)
+    values, longs = _doubles(values_at, elements), _longs(values_at, elements)
+    body = packed_at + at + 8
+    if form == FLOATS:
+        floats = _floats(body, elements)
+        for i in range(elements):
+            values[i] = floats[i]
+    elif form == WHOLES:
+        whole = _longs(body, elements)
+        for i in range(elements):
+            longs[i] = whole[i]
+    elif form == 0:
+        for i in range(elements):
+            longs[i] = 0
+    else:
+        _take_integers(body, width, longs)
+        if integers:
+            for i in range(elements):
+                longs[i] = longs[i] << exponent
+        else:
+            scales, powers = _doubles(scratch_at, 1), _longs(scratch_at, 1)
+            powers[0] = (1023 + exponent) << 52
+            scale = scales[0]
+            for i in range(elements):
+                values[i] = numpy.float64(longs[i]) * scale
+    return at + 8 + width * elements
+
+
+@_inlined
+def _take_blocks(
+    packed_at: int, size: int, at: int, values_at: int, elements: int, integers: bool, scratch_at: int
+) -> Any:
+    """The same of several blocks."""
+    for start in range(0, elements, NARROW_BLOCK):
+        if at >= 0:
+            count = min(NARROW_BLOCK, elements - start)
+            at = _take_block(packed_at, size, at, values_at + 8 * start, count, integers, scratch_at)
+    return at
+
+
+def _widen(packed_at: int, size: int, values_at: int, elements: int, integers: bool, scratch_at: int) -> int:
+    """What `_narrow` was given. scratch: 8 bytes. Returns the bytes read, or -1 where it cannot have written them."""
+    return int(_take_blocks(packed_at, size, 0, values_at, elements, integers, scratch_at))
+
+
+def _widen_add(packed_at: int, size: int, base_at: int, total_at: int, elements: int, scratch_at: int) -> int:
+    """total = base + what `_narrow` was given, of float64. scratch: a block and one more. Returns as `_widen`."""
+    base, total = _doubles(base_at, elements), _doubles(total_at, elements)
+    at = numpy.int64(0)
+    for start in range(0, elements, NARROW_BLOCK):
+        count = min(NARROW_BLOCK, elements - start)
+        if at >= 0:
+            at = _take_block(packed_at, size, at, scratch_at + 8, count, False, scratch_at)
+            more = _doubles(scratch_at + 8, count)
+            for i in range(count):
+                total[start + i] = base[start + i] + more[i]
+    return int(at)
+
+
+def _widen_divide(
+    packed_at: int,
+    size: int,
+    base_at: int,
+    elements: int,
+    divisor: float,
+    inverts: bool,
+    result_at: int,
+    first_block: int,
+    scratch_at: int,
+    read_at: Pointer,
+) -> int:
+    """`_divide` of base + what `_narrow` was given. scratch: BLOCK elements and one more; read: as `_widen` returns."""
+    base, read = _doubles(base_at, elements), carray(read_at, 1)
+    found, at = numpy.int64(0), numpy.int64(0)
+    for start in range(0, elements, BLOCK):
+        at = _take_blocks(packed_at, size, at, scratch_at + 8, BLOCK, False, scratch_at)
+        last = _doubles(scratch_at + 8, BLOCK)
+        summed = _quotients(base[start : start + BLOCK], last, divisor, inverts, result_at + 4 * start)
+        found += summed * (first_block + start // BLOCK + 1)
+    read[0] = at
+    return int(found)

@@ -5,6 +5,7 @@ the result. The same object is executed, simulated, drawn and checked:
 
     matrix(schedule)         runs it on the identity matrix: an exact topology gives ones for every worker and chunk
     program(schedule, rank)  what one member does, in order: sends never wait, so no order of the members can deadlock
+    turns(schedule, rank)    the same, as far as it can be done piece by piece
 
 A topology answers for one member at a time (`Pattern`), and `program` costs what that member does, not all moves.
 
@@ -190,12 +191,19 @@ def program(schedule: Schedule, rank: int, only: Collection[int] | None = None) 
     `only` keeps the actions of these chunks and drops the others', for models too small to fill all of them.
     Raises ValueError when this member would send what it does not have, get a result twice or finish nothing.
     """
+    return tuple(action for turn in turns(schedule, rank, only) for action in turn)
+
+
+def turns(schedule: Schedule, rank: int, only: Collection[int] | None = None) -> tuple[tuple[Action, ...], ...]:
+    """The `program`, cut before the receives of each round. So a turn holds the receives of one round at most, and the sends of
+    one, the next. Where chunks travel in pieces, a turn is done piece by piece: what has come is handed on while the rest
+    comes, and between two members both name the same order."""
     chunks = range(schedule.chunks)
     kept = frozenset(chunks if only is None else only)
     unknown = sorted(chunk for chunk in kept if chunk not in chunks)
     if unknown:
         raise ValueError(f"there are no chunks {unknown} in this schedule; chunks are 0 to {schedule.chunks - 1}")
-    return tuple(_Member(schedule, rank, kept).actions())
+    return tuple(_Member(schedule, rank, kept).turns())
 
 
 def require_positive(**numbers: int) -> None:
@@ -217,18 +225,18 @@ class _Member:
         self.has_result: set[int] = set()
         self.awaited = Counter(move.chunk for _, move in self.moves if move.target == rank and move.kind == "add")
 
-    def actions(self) -> Iterator[Action]:
-        for chunk in sorted(self.base):
-            if self.schedule.owners[chunk] == self.rank and not self.awaited[chunk]:
-                yield self.finish(chunk)
+    def turns(self) -> Iterator[tuple[Action, ...]]:
+        turn: list[Action] = [
+            self.finish(chunk)
+            for chunk in sorted(self.base)
+            if self.schedule.owners[chunk] == self.rank and not self.awaited[chunk]
+        ]
         for number, group in groupby(self.moves, key=itemgetter(0)):
             moves = [move for _, move in group]
-            for move in moves:
-                if move.source == self.rank:
-                    yield self.send(number, move)
-            for move in moves:
-                if move.target == self.rank:
-                    yield from self.receive(number, move)
+            turn += [self.send(number, move) for move in moves if move.source == self.rank]
+            yield tuple(turn)
+            turn = [action for move in moves if move.target == self.rank for action in self.receive(number, move)]
+        yield tuple(turn)
 
     def send(self, number: int, move: Move) -> Send:
         region: Region

@@ -14,27 +14,46 @@ what that means is the controller's business.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import torch
 
+from orchestrator.numerics.narrow import Narrow
+
 
 class Tag(NamedTuple):
-    """What a message is; `receive` names the tag it expects and anything else is a `ProtocolError`."""
+    """What a message is; `receive` names the tag it expects and anything else is a `ProtocolError`. piece: of a chunk that
+    travels in several."""
 
     generation: int
     step: int
     attempt: int
     phase: int
     chunk: int
+    piece: int = 0
 
 
-class Received(NamedTuple):
-    """payload: 1-D, possibly a view of the sender's memory (not to be written); note: 64 bits beside it, signed."""
+class Received:
+    """payload: 1-D, possibly a view of the sender's memory (not to be written); note: 64 bits beside it, signed. narrow: the
+    payload as it has travelled, where that is shorter, for who adds it up at once; it is widened when it is asked for."""
 
-    payload: torch.Tensor
-    note: int
+    __slots__ = ("_payload", "narrow", "note")
+
+    def __init__(self, payload: torch.Tensor | Narrow, note: int) -> None:
+        self.note = note
+        self.narrow = payload if isinstance(payload, Narrow) else None
+        self._payload = None if isinstance(payload, Narrow) else payload
+
+    @property
+    def payload(self) -> torch.Tensor:
+        """Raises ProtocolError where what came is nobody's payload."""
+        if self._payload is None:
+            assert self.narrow is not None
+            with intact():
+                self._payload = self.narrow.widened()
+        return self._payload
 
 
 class PeerLost(ConnectionError):
@@ -66,7 +85,25 @@ class ProtocolError(AssertionError):
     """A message came that the schedule does not foresee: a fault of ours, never of a user."""
 
 
+@contextmanager
+def intact() -> Iterator[None]:
+    """For work with what came in narrow form: bytes that are none are a fault of ours."""
+    try:
+        yield
+    except ValueError as error:
+        raise ProtocolError(str(error)) from error
+
+
 class Transport(Protocol):
+    @property
+    def sent_bytes(self) -> int:
+        """Of the payloads that were sent so far: as many as travel, or, where a payload is shared, as it has. Right after a
+        `flush`."""
+
+    def travels(self, peer: int) -> bool:
+        """Whether payloads travel between this member and `peer`; both say the same. Then a large one is better sent in
+        pieces: while one is on the wire, the next is made ready here and the last is used there."""
+
     def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
         """Hand a 1-D contiguous tensor to `peer`; returns at once, before `peer` has read it.
 

@@ -13,6 +13,10 @@ Why TCP_USER_TIMEOUT is not set: the kernel also ends a connection whose *living
 that is gone while nothing is under way; while something is, `is_unreachable` looks for unanswered retransmissions in
 TCP_INFO.
 
+Between hosts a payload of 64-bit elements travels in narrow form (`numerics.narrow`), and is only narrowed when its turn on
+the wire comes, where its memory stays as it is: so nothing is copied, and what has just been narrowed is still in the cache
+when the kernel takes it.
+
 What it does not do: name the frames it expects, wait for one, or decide what a loss means.
 """
 
@@ -27,10 +31,13 @@ import struct
 import termios
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import torch
 
+from orchestrator.numerics import narrow
+from orchestrator.numerics.narrow import Narrow
 from orchestrator.transports import frames
 from orchestrator.transports.base import ProtocolError, Received, Tag
 from orchestrator.transports.shared_memory import Mapping
@@ -38,6 +45,11 @@ from orchestrator.transports.tls import buffered
 
 UNREACHABLE_S: Final = 5
 """Between hosts: a peer whose host has answered nothing for this long is lost, where nothing else is asked for."""
+
+
+_NARROWED_ELEMENTS: Final = 512  # fewer are not worth the pass
+
+Parts = list[memoryview]  # of one message, to be written one after the other
 
 
 class Poller:
@@ -75,7 +87,7 @@ class Poller:
 
 class Link:
     """The connection with `peer`; owns the socket. `memory`: the peer's regions, mapped here; unreachable_s: between hosts,
-    after how many seconds without any answer the peer is lost."""
+    after how many seconds without any answer the peer is lost; sent_bytes: of payloads, as they travel, so far."""
 
     def __init__(
         self,
@@ -93,7 +105,10 @@ class Link:
         self.memory = tuple(memory)
         self._poller = poller
         self._socket = connection
-        self._send_queue: deque[memoryview] = deque()
+        self.sent_bytes = 0
+        self._sending: Parts = []  # what is left of the message that is being written
+        self._queue: deque[Callable[[], Parts]] = deque()  # later messages
+        self._narrowed = torch.empty(0, dtype=torch.uint8)  # where the one that is being written was narrowed
         self._header = bytearray(frames.HEADER_BYTES)
         self._body: tuple[frames.Frame, torch.Tensor] | None = None  # announced by the header, being read
         self._wanted = memoryview(self._header)
@@ -113,28 +128,23 @@ class Link:
     @property
     def flushed(self) -> bool:
         """Nothing that was written is still to be handed to the kernel."""
-        return not self._send_queue
+        return not self._sending
 
-    def write(self, header: bytes, body: memoryview) -> None:
-        """Send what goes at once and keep a copy of the rest. Writing to a link that has ended does nothing."""
-        if self._send_queue:
+    def write(self, frame: frames.Frame, payload: torch.Tensor | None = None, *, stays: bool = False) -> None:
+        """Send what goes at once, and the rest as the socket takes it. payload: of an INLINE frame. stays: it lies in memory
+        that stays as it is until the peer has read it; else a copy is kept of what does not go at once. Writing to a link
+        that has ended does nothing."""
+        if self._sending:
             self._flush()
         if self.ended:
             return
-        sent, idle = 0, not self._send_queue
-        if idle:
-            try:
-                sent = self._socket.sendmsg((header, body), (), socket.MSG_NOSIGNAL)
-            except BlockingIOError:
-                pass
-            except OSError as error:
-                self._fail(error)
-                return
-        if sent < len(header) + len(body):
-            rest = header[sent:], body[max(0, sent - len(header)) :]
-            self._send_queue.append(memoryview(b"".join(rest)))
-            if idle:
-                self._poller.watch(self._socket.fileno(), self._on_ready, select.EPOLLIN | select.EPOLLOUT)
+        if self._sending:
+            self._queue.append(self._waiting(frame, payload, stays))
+            return
+        self._sending = self._parts(frame, payload)
+        self._flush(began=True)
+        if self._sending and not stays and not self._is_narrowed(payload):
+            self._sending = [memoryview(b"".join(self._sending))]
 
     def read(self) -> bool:
         """Read until a frame is complete (True) or the socket has nothing more (False). Of what came encrypted all is read that
@@ -191,29 +201,71 @@ class Link:
             frame, payload = self._body
         else:
             frame, payload = self._begin_frame()
-            if frame.kind == frames.INLINE and frame.elements:
+            if frame.kind in (frames.INLINE, frames.NARROW) and payload.numel():
                 self._body, self._wanted = (frame, payload), frames.raw(payload)
                 return False
         self._body, self._wanted = None, memoryview(self._header)
         if frame.kind == frames.FAREWELL:
             self.left = True
+        elif frame.kind == frames.NARROW:
+            self.inbox.append((frame.tag, Received(Narrow(payload, frame.dtype, frame.elements), frame.note)))
         else:
             self.inbox.append((frame.tag, Received(payload, frame.note)))
         return True
 
     def _begin_frame(self) -> tuple[frames.Frame, torch.Tensor]:
-        """The frame that the header announces and its payload, which is still to be read if it travels inline."""
+        """The frame that the header announces and its payload, or the bytes of it, which are still to be read if it travels."""
         try:
             frame = frames.decode(self._header)
             if frame.kind == frames.REGION:
                 return frame, self.memory[frame.region].tensor(frame.dtype, frame.offset_bytes, frame.elements)
+            if frame.kind == frames.NARROW:
+                return frame, torch.empty(frame.narrow_bytes, dtype=torch.uint8)
             return frame, torch.empty(frame.elements, dtype=frame.dtype)
         except (ProtocolError, ValueError, IndexError) as error:
             self._end(f"it sent what is no frame: {error}")
             raise ProtocolError(f"member {self.peer} sent what is no frame: {error}") from error
 
+    def _is_narrowed(self, payload: torch.Tensor | None) -> bool:
+        return (
+            self.is_remote
+            and payload is not None
+            and payload.dtype in narrow.DTYPES
+            and payload.numel() >= _NARROWED_ELEMENTS
+        )
+
+    def _parts(self, frame: frames.Frame, payload: torch.Tensor | None) -> Parts:
+        """The message. Narrowed, it lies in memory of this link until the next one is made."""
+        if payload is None or not payload.numel():
+            return [memoryview(frames.encode(frame))]
+        if self._is_narrowed(payload):
+            self._narrowed = _at_least(frames.HEADER_BYTES + narrow.most_bytes(payload.numel()), self._narrowed)
+            return [self._narrowed_message(frame, payload, self._narrowed)]
+        self.sent_bytes += payload.numel() * payload.itemsize
+        return [memoryview(frames.encode(frame)), frames.raw(payload)]
+
+    def _waiting(self, frame: frames.Frame, payload: torch.Tensor | None, stays: bool) -> Callable[[], Parts]:
+        """What makes the message when its turn comes."""
+        if payload is None or not self._is_narrowed(payload):
+            parts = self._parts(frame, payload)
+            parts = parts if stays else [memoryview(b"".join(parts))]
+            return lambda: parts
+        if stays:
+            return partial(self._parts, frame, payload)
+        into = torch.empty(frames.HEADER_BYTES + narrow.most_bytes(payload.numel()), dtype=torch.uint8)
+        message = self._narrowed_message(frame, payload, into)
+        return lambda: [message]
+
+    def _narrowed_message(self, frame: frames.Frame, payload: torch.Tensor, into: torch.Tensor) -> memoryview:
+        """Header and payload, one after the other. into: long enough."""
+        size = narrow.narrow(payload.detach(), into[frames.HEADER_BYTES :])
+        self.sent_bytes += size
+        message = frames.raw(into)[: frames.HEADER_BYTES + size]
+        message[: frames.HEADER_BYTES] = frames.encode(frame._replace(kind=frames.NARROW, narrow_bytes=size))
+        return message
+
     def _on_ready(self) -> None:
-        if self._send_queue:
+        if self._sending:
             self._flush()
         self.read()
 
@@ -221,19 +273,28 @@ class Link:
         self.drain()
         self._end("its process has ended")
 
-    def _flush(self) -> None:
+    def _flush(self, *, began: bool = False) -> None:
+        """Write what the socket takes. began: nothing was under way before, so nobody waits yet for the socket to take more."""
         try:
-            while self._send_queue:
-                sent = self._socket.send(self._send_queue[0], socket.MSG_NOSIGNAL)
-                self._send_queue[0] = self._send_queue[0][sent:]
-                if not self._send_queue[0]:
-                    self._send_queue.popleft()
+            while self._sending:
+                self._forget_sent(self._socket.sendmsg(self._sending, (), socket.MSG_NOSIGNAL))
+                if not self._sending and self._queue:
+                    self._sending = self._queue.popleft()()
         except BlockingIOError:
+            if began:
+                self._poller.watch(self._socket.fileno(), self._on_ready, select.EPOLLIN | select.EPOLLOUT)
             return
         except OSError as error:
             self._fail(error)
             return
-        self._poller.watch(self._socket.fileno(), self._on_ready)
+        if not began:
+            self._poller.watch(self._socket.fileno(), self._on_ready)
+
+    def _forget_sent(self, sent: int) -> None:
+        while self._sending and sent >= len(self._sending[0]):
+            sent -= len(self._sending.pop(0))
+        if sent:
+            self._sending[0] = self._sending[0][sent:]
 
     def _fail(self, error: OSError) -> None:
         """Nothing can be written any more; what the peer wrote before, perhaps a farewell, still counts."""
@@ -244,10 +305,16 @@ class Link:
         if self.ended:
             return
         self.ended = why
-        self._send_queue.clear()
+        self._sending = []
+        self._queue.clear()
         self._poller.forget(self._socket.fileno())
         if self._pidfd is not None:
             self._poller.forget(self._pidfd)
+
+
+def _at_least(size_bytes: int, memory: torch.Tensor) -> torch.Tensor:
+    """That memory, or new one where it is too small."""
+    return memory if memory.numel() >= size_bytes else torch.empty(size_bytes, dtype=torch.uint8)
 
 
 def peer_credentials(connection: socket.socket) -> tuple[int, int]:

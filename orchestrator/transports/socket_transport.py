@@ -34,8 +34,8 @@ from orchestrator.transports.shared_memory import SharedRegions
 
 _LEFT: Final = "it has left"
 _CHECK_S: Final = 1.0  # how often hosts of remote peers are looked after, while waiting
-_NOTHING: Final = memoryview(b"")
-FAREWELL: Final = frames.encode(frames.Frame(frames.FAREWELL, Tag(0, 0, 0, 0, 0)))
+_FAREWELL: Final = frames.Frame(frames.FAREWELL, Tag(0, 0, 0, 0, 0))
+FAREWELL: Final = frames.encode(_FAREWELL)
 
 
 class SocketTransport:
@@ -47,6 +47,7 @@ class SocketTransport:
         self._shared = len(regions.descriptors) if regions else 0  # peers know those; later ones are copied
         self._links: dict[int, Link] = {}
         self._remote: list[Link] = []
+        self._shared_bytes = 0
         self._next_check = 0.0
         self._using = threading.Lock()  # held by whoever sends, receives or closes
         self._ending = threading.Lock()  # guards the two below, and that the sockets are not closed yet
@@ -63,16 +64,27 @@ class SocketTransport:
         if link.is_remote:
             self._remote.append(link)
 
+    @property
+    def sent_bytes(self) -> int:
+        return self._shared_bytes + sum(link.sent_bytes for link in self._links.values())
+
+    def travels(self, peer: int) -> bool:
+        return self._links[peer].is_remote
+
     def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
         if payload.dim() != 1 or not payload.is_contiguous() or payload.device.type != "cpu":
             raise ValueError(f"a payload is 1-D, contiguous, on the CPU; this one: {payload.shape} on {payload.device}")
         with self._using:
             link = self._link(peer)
-            place = self._place(link, payload)
-            region, offset = place or (0, 0)
-            kind = frames.REGION if place else frames.INLINE
-            frame = frames.Frame(kind, tag, payload.dtype, payload.numel(), note, region, offset)
-            link.write(frames.encode(frame), _NOTHING if place else frames.raw(payload))
+            place = self._place(payload)
+            if place and not link.is_remote:
+                region, offset = place
+                frame = frames.Frame(frames.REGION, tag, payload.dtype, payload.numel(), note, region, offset)
+                self._shared_bytes += payload.numel() * payload.itemsize
+                link.write(frame)
+            else:
+                frame = frames.Frame(frames.INLINE, tag, payload.dtype, payload.numel(), note)
+                link.write(frame, payload, stays=place is not None)
             if link.left or link.ended:
                 self._check_open()  # it may be our own abort that ended it
                 raise PeerLeft(peer, _LEFT) if link.left else PeerLost(peer, link.ended)
@@ -161,8 +173,9 @@ class SocketTransport:
             raise ProtocolError(f"member {peer} is none of the peers of this transport: {sorted(self._links)}")
         return self._links[peer]
 
-    def _place(self, link: Link, payload: torch.Tensor) -> tuple[int, int] | None:
-        if not self._shared or self._regions is None or link.is_remote:
+    def _place(self, payload: torch.Tensor) -> tuple[int, int] | None:
+        """In which of the regions that this transport was given, and where there."""
+        if not self._shared or self._regions is None:
             return None
         place = self._regions.locate(payload)
         return place if place and place[0] < self._shared else None
@@ -195,7 +208,7 @@ class SocketTransport:
         """Flush what was sent, and a farewell. Between hosts wait until the peers' kernels have it: closing a TCP
         socket that has unread data discards what it was still to send."""
         for link in self._links.values():
-            link.write(FAREWELL, _NOTHING)
+            link.write(_FAREWELL)
         pending = list(self._links.values())
         while pending and not self._aborted and (remaining := deadline - time.monotonic()) > 0:
             pending = [link for link in pending if not (link.flushed and link.acknowledged())]

@@ -186,7 +186,11 @@ class Scripted:
         self._inner = inner
         self._meet = meet
         self._meet_sending = meet_sending
-        self.close, self.abort = inner.close, inner.abort
+        self.travels, self.close, self.abort = inner.travels, inner.close, inner.abort
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._inner.sent_bytes
 
     def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
         self._meet()

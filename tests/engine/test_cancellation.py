@@ -30,6 +30,11 @@ class Telling:
         self.waits = threading.Event()
         self._inner = inner
         self.send, self.flush, self.close, self.abort = inner.send, inner.flush, inner.close, inner.abort
+        self.travels = inner.travels
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._inner.sent_bytes
 
     def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
         self.waits.set()

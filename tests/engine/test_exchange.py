@@ -13,12 +13,16 @@ from typing import TypeVar
 import numpy
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from orchestrator.engine.exchange import collectives
 from orchestrator.engine.exchange.collectives import Exchange, Memory
 from orchestrator.numerics.exact import FAST_MEANS, INTEGERS, MEANS, Sums, wrap
 from orchestrator.numerics.layout import BLOCK, Layout
 from orchestrator.topologies import Schedule
 from tests.topologies.cases import NAMES, variants
+from tests.transports.memory import Hub, LocalRegions
 from tests.transports.worlds import PATIENCE_S, WORLDS, Member, World, together
 
 PHASE = 7
@@ -140,3 +144,73 @@ def test_payloads_of_any_length_come_to_every_worker(name: str, workers: int) ->
 def test_payloads_travel_over_every_transport(kind: str, name: str) -> None:
     schedule = next(variants(name, 3, (2,)))
     check_gathered(schedule, exchanged(schedule, partial(gather_twice, schedule), world=WORLDS[kind]()))
+
+
+class PartlyTravelling:
+    """A world in which payloads travel between some pairs and are shared between others."""
+
+    shares = True
+
+    def __init__(self, travels: Callable[[int, int], bool]) -> None:
+        self._travels = travels
+
+    def members(self, count: int) -> list[Member]:
+        hub, regions = Hub(count, travels=self._travels), [LocalRegions() for _ in range(count)]
+        return [Member(hub.transport(rank, regions[rank]), regions[rank]) for rank in range(count)]
+
+    def close(self) -> None: ...
+
+
+def mean_in_pieces(schedule: Schedule, blocks: int, world: World | None) -> list[tuple[torch.Tensor, int, int]]:
+    """Result, fingerprint and sent bytes of each member; contributions like those of two shards of a worker."""
+    layout = Layout.of([("w", torch.empty(blocks * BLOCK - 5))])
+
+    def add_up(exchange: Exchange, member: Member, rank: int) -> tuple[torch.Tensor, int, int]:
+        regions = member.regions if world is None or world.shares else LocalRegions()
+        memory = Memory(layout, regions, sums=MEANS)
+        memory.suit(schedule, rank)
+        if rank < schedule.workers:
+            dice = torch.Generator().manual_seed(rank)
+            memory.contribution.copy_(torch.randn(layout.size, generator=dice).double().mul(2.0**30).round())
+        prints = [exchange.add_up(memory, step, 0, PHASE, 3.0) for step in range(2)]
+        assert prints[0] == prints[1]
+        return memory.result.clone(), prints[0], exchange.sent_bytes
+
+    return exchanged(schedule, add_up, world)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(
+    workers=st.integers(2, 6),
+    blocks=st.integers(1, 23),
+    piece=st.integers(1, 3),
+    travelling=st.sets(st.tuples(st.integers(0, 4), st.integers(1, 8))),
+)
+@settings(max_examples=15)
+def test_pieces_and_whole_chunks_give_the_same_bits(
+    name: str, workers: int, blocks: int, piece: int, travelling: set[tuple[int, int]]
+) -> None:
+    """Whatever pairs of members send in pieces, and however many pieces a chunk has."""
+    for schedule in variants(name, workers, (1, 3)):
+        whole = mean_in_pieces(schedule, blocks, PartlyTravelling(lambda _low, _high: False))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(collectives, "_PIECE", piece * BLOCK)
+            found = mean_in_pieces(schedule, blocks, PartlyTravelling(lambda *pair: pair in travelling))
+            all_pieces = mean_in_pieces(schedule, blocks, PartlyTravelling(lambda _low, _high: True))
+        for ends in (found, all_pieces):
+            for (result, fingerprint_, sent), (result_, whole_print, whole_sent) in zip(ends, whole, strict=True):
+                assert torch.equal(result, result_)
+                assert (fingerprint_, sent) == (whole_print, whole_sent)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pieces_travel_in_narrow_form_and_are_counted_as_they_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = next(variants(name, 3, (2,)))
+    whole = mean_in_pieces(schedule, 40, None)
+    monkeypatch.setattr(collectives, "_PIECE", 4 * BLOCK)
+    narrow = mean_in_pieces(schedule, 40, WORLDS["tcp"]())
+    for (result, fingerprint_, sent), (result_, whole_print, whole_sent) in zip(narrow, whole, strict=True):
+        assert torch.equal(result, result_)
+        assert fingerprint_ == whole_print
+        assert sent <= whole_sent
+    assert sum(sent for _, _, sent in narrow) < 0.85 * sum(sent for _, _, sent in whole)

@@ -293,7 +293,11 @@ class Mortal:
         self._hub, self._rank, self._left = hub, rank, fatal
         self._inner = inner
         self.receive, self.poll, self.flush = inner.receive, inner.poll, inner.flush
-        self.close, self.abort = inner.close, inner.abort
+        self.travels, self.close, self.abort = inner.travels, inner.close, inner.abort
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._inner.sent_bytes
 
     def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
         if self._left == 0:
@@ -309,7 +313,11 @@ class Dawdling:
         self._hub = hub
         self._inner = inner
         self.send, self.poll, self.flush = inner.send, inner.poll, inner.flush
-        self.close, self.abort = inner.close, inner.abort
+        self.travels, self.close, self.abort = inner.travels, inner.close, inner.abort
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._inner.sent_bytes
 
     def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
         if (peer, tag.step) == (0, 1):

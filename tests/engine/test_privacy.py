@@ -181,7 +181,11 @@ class Seen:
         self._inner = inner
         self._seen = seen
         self.send, self.flush, self.poll = inner.send, inner.flush, inner.poll
-        self.close, self.abort = inner.close, inner.abort
+        self.travels, self.close, self.abort = inner.travels, inner.close, inner.abort
+
+    @property
+    def sent_bytes(self) -> int:
+        return int(self._inner.sent_bytes)
 
     def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
         received: Received = self._inner.receive(peer, tag, timeout_s)

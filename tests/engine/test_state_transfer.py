@@ -58,7 +58,11 @@ class Altering:
     def __init__(self, inner: Transport, victim: int) -> None:
         self._numbers, self._victim, self._inner = itertools.count(), victim, inner
         self.receive, self.poll, self.flush = inner.receive, inner.poll, inner.flush
-        self.close, self.abort = inner.close, inner.abort
+        self.travels, self.close, self.abort = inner.travels, inner.close, inner.abort
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._inner.sent_bytes
 
     def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
         if next(self._numbers) == self._victim:

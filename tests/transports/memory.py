@@ -14,7 +14,7 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -69,9 +69,15 @@ LEFT = _State.LEFT
 
 class Hub:
     """Connects `members` threads: the pairs of `links`, or everybody with everybody. Make one per generation;
-    `transport(rank)` once per member."""
+    `transport(rank)` once per member. travels: what `Transport.travels` answers for a pair, the smaller rank first."""
 
-    def __init__(self, members: int, links: Collection[tuple[int, int]] | None = None) -> None:
+    def __init__(
+        self,
+        members: int,
+        links: Collection[tuple[int, int]] | None = None,
+        travels: Callable[[int, int], bool] = lambda _low, _high: False,
+    ) -> None:
+        self.travels = travels
         self.states = [_State.HERE] * members
         self.changed = threading.Condition()
         self.messages: dict[tuple[int, int], inboxes.Inbox] = {
@@ -102,11 +108,16 @@ class MemoryTransport:
         self._rank = rank
         self._regions = regions
         self._inboxes = {peer: inbox for (peer, to), inbox in hub.messages.items() if to == rank}
+        self.sent_bytes = 0
+
+    def travels(self, peer: int) -> bool:
+        return self._hub.travels(min(self._rank, peer), max(self._rank, peer))
 
     def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
         if payload.dim() != 1 or not payload.is_contiguous() or payload.device.type != "cpu":
             raise ValueError(f"a payload is 1-D, contiguous, on the CPU; this one: {payload.shape} on {payload.device}")
         shared = self._regions is not None and self._regions.holds(payload)
+        self.sent_bytes += payload.numel() * payload.itemsize
         passed = payload.detach() if shared else payload.detach().clone()
         with self._hub.changed:
             self._check(peer)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from orchestrator.transports import frames, links
-from orchestrator.transports.base import PeerLost
+from orchestrator.transports.base import PeerLost, ProtocolError
 from orchestrator.transports.frames import Frame
 from orchestrator.transports.handshake import Identity, Sizes, accept, dial, hear
 from orchestrator.transports.handshake_socket import Handshake
@@ -82,7 +82,7 @@ def test_who_cannot_write_any_more_still_reads_the_last_words(
     link = Link(4, ends[0], [], poller)
     ends[1].send(MESSAGE + FAREWELL)
     ends[1].close()
-    link.write(MESSAGE, memoryview(b""))
+    link.write(Frame(frames.INLINE, TAG))
     assert len(link.inbox) == 1
     assert link.left
     link.close()
@@ -151,7 +151,7 @@ def test_between_hosts_silence_ends_a_link_as_soon_as_was_asked_for(
 
 def test_between_hosts_close_waits_until_the_peers_kernel_has_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     unacknowledged = [70, 70, 0]
-    world = SocketWorld("tcp", shares=False)
+    world = SocketWorld("tcp", regions=False)
     member, _ = world.members(2)
     monkeypatch.setattr(links, "_unacknowledged_bytes", lambda _connection: unacknowledged.pop(0))
     member.transport.close()
@@ -171,11 +171,11 @@ def test_an_abort_during_send_is_not_taken_for_a_loss_of_the_peer(monkeypatch: p
     aborting = threading.Thread(target=member.abort)
     write = Link.write
 
-    def abort_and_write(link: Link, header: bytes, body: memoryview) -> None:
+    def abort_and_write(link: Link, frame: Frame, payload: torch.Tensor | None = None, *, stays: bool = False) -> None:
         aborting.start()
         with pytest.raises(PeerLost):
             peer.receive(0, TAG, PATIENCE_S)
-        write(link, header, body)
+        write(link, frame, payload, stays=stays)
 
     monkeypatch.setattr(Link, "write", abort_and_write)
     with pytest.raises(ConnectionAbortedError):
@@ -184,3 +184,81 @@ def test_an_abort_during_send_is_not_taken_for_a_loss_of_the_peer(monkeypatch: p
     peer.abort()
     for listener in listeners:
         listener.close()
+
+
+@pytest.fixture
+def hosts(poller: Poller) -> Iterator[tuple[Link, Link]]:
+    """Two links of member 4 with itself, as between hosts."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+    made = []
+    for end in (one, other):
+        end.setblocking(False)
+        made.append(Link(4, end, [], poller))
+    yield made[0], made[1]
+    for link in made:
+        link.close()
+
+
+LARGE = torch.arange(3_000_000, dtype=torch.float64)  # more than a kernel buffers, in narrow form too
+
+
+def inline(payload: torch.Tensor) -> Frame:
+    return Frame(frames.INLINE, TAG, payload.dtype, payload.numel())
+
+
+def received(link: Link, poller: Poller, count: int) -> list[torch.Tensor]:
+    while len(link.inbox) < count:
+        assert poller.wait(PATIENCE_S)
+    return [link.inbox.popleft()[1].payload for _ in range(count)]
+
+
+def test_what_stays_is_narrowed_when_its_turn_comes(hosts: tuple[Link, Link], poller: Poller) -> None:
+    sender, receiver = hosts
+    last = torch.ones(1000, dtype=torch.float64)
+    for payload in (LARGE, last):
+        sender.write(inline(payload), payload, stays=True)
+    sent = sender.sent_bytes
+    assert not sender.flushed
+    assert LARGE.numel() * 4 < sent < LARGE.numel() * 4.1
+    last.fill_(3)  # which its owner may not do
+    first, second = received(receiver, poller, 2)
+    assert torch.equal(first, LARGE)
+    assert bool((second == 3).all())
+    assert not sender._sending
+    assert sent + 4000 <= sender.sent_bytes <= sent + 4016
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.float32], ids=str)
+def test_what_does_not_stay_is_sent_as_it_was(hosts: tuple[Link, Link], poller: Poller, dtype: torch.dtype) -> None:
+    sender, receiver = hosts
+    payloads = [LARGE.to(dtype), torch.ones(1000, dtype=dtype), torch.ones(3, dtype=dtype)]
+    for payload in payloads:
+        sender.write(inline(payload), payload)
+        payload.add_(1)
+    came = received(receiver, poller, 3)
+    assert all(torch.equal(each + 1, payload) for each, payload in zip(came, payloads, strict=True))
+
+
+def test_an_end_in_the_middle_of_a_narrow_payload_is_a_loss(hosts: tuple[Link, Link], poller: Poller) -> None:
+    sender, receiver = hosts
+    sender.write(inline(LARGE), LARGE, stays=True)
+    assert not sender.flushed
+    sender.close()
+    while not receiver.ended:
+        assert poller.wait(PATIENCE_S)
+    assert receiver.lost
+    assert not receiver.inbox
+
+
+def test_bytes_that_are_no_narrow_payload_are_a_fault(hosts: tuple[Link, Link], poller: Poller) -> None:
+    sender, receiver = hosts
+    sender.write(inline(LARGE[:512]), LARGE[:512])
+    while not receiver.inbox:
+        assert poller.wait(PATIENCE_S)
+    (_, came) = receiver.inbox.popleft()
+    assert came.narrow is not None
+    came.narrow.packed[0] = 77
+    with pytest.raises(ProtocolError, match=r"2056 bytes that came are not 512 x torch\.float64"):
+        _ = came.payload

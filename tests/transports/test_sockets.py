@@ -416,6 +416,29 @@ def test_flush_has_a_deadline(make: Make) -> None:
     assert raised.value.peer == 1
 
 
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_a_deadline_in_the_middle_of_a_payload_leaves_everything_as_it_was(make: Make, kind: str) -> None:
+    """And so does a call-off, for which waits are cut into slices."""
+    members = make(kind, 2)
+    sender, receiver = together([partial(members.connect, rank) for rank in range(2)])
+    payload = torch.arange(5_000_000, dtype=torch.float64)  # more than a kernel buffers
+    sender.send(1, TAG, payload)
+    with pytest.raises(DeadlineExceeded):
+        receiver.receive(0, TAG, 0.05)
+    with pytest.raises(DeadlineExceeded):
+        sender.flush(0.0)
+
+    def receive() -> torch.Tensor:
+        return receiver.receive(0, TAG, PATIENCE_S).payload
+
+    def flush() -> torch.Tensor:
+        sender.flush(PATIENCE_S)
+        return payload
+
+    came, sent = together([receive, flush])
+    assert torch.equal(came, sent)
+
+
 @pytest.mark.parametrize(
     "garbage",
     [
@@ -426,11 +449,14 @@ def test_flush_has_a_deadline(make: Make) -> None:
     ],
     ids=["no frame", "no such region", "too long", "outside"],
 )
-def test_what_is_no_frame_is_a_fault_and_ends_the_link(make: Make, garbage: bytes) -> None:
+def test_what_is_no_frame_is_a_fault_and_ends_the_link(
+    make: Make, garbage: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     members, regions = make("unix", 2), SharedRegions()
     regions.allocate(10, torch.float32)
     first, second = together([partial(members.connect, rank, regions=regions) for rank in range(2)])
-    first.links[1].write(garbage, memoryview(b""))
+    monkeypatch.setattr(frames, "encode", lambda _frame: garbage)
+    first.send(1, TAG, torch.empty(0))
     with pytest.raises(ProtocolError, match="member 0 sent what is no frame"):
         second.receive(0, TAG, PATIENCE_S)
     with pytest.raises(PeerLost, match="no frame"):

@@ -66,11 +66,13 @@ class MemoryWorld:
 
 
 class SocketWorld:
-    """kind: of the addresses. With `shares` the regions that members allocate first are passed by descriptor."""
+    """kind: of the addresses. With `regions` those that members allocate first are the transport's, which passes them by
+    descriptor on one host, and sends from them without a copy between hosts."""
 
-    def __init__(self, kind: str, shares: bool, credentials: Credentials | None = None) -> None:
+    def __init__(self, kind: str, regions: bool, credentials: Credentials | None = None) -> None:
         self._credentials = credentials
-        self.shares = shares
+        self.shares = regions and kind == "unix"
+        self._regions = regions
         self._kind = kind
         self._members: list[Member] = []
         self._listeners: list[Listener] = []
@@ -82,7 +84,7 @@ class SocketWorld:
         def join(rank: int) -> Member:
             regions = PreparedRegions()
             peers = {peer: address for peer, address in addresses.items() if peer != rank}
-            shared = regions.shared if self.shares else None
+            shared = regions.shared if self._regions else None
             return Member(connect(self._listeners[rank], rank, TAG.generation, peers, shared, PATIENCE_S), regions)
 
         self._members = together([partial(join, rank) for rank in range(count)])
@@ -116,8 +118,10 @@ class PreparedRegions:
 
 WORLDS: dict[str, Callable[[], World]] = {
     "memory": MemoryWorld,
-    "unix, regions": lambda: SocketWorld("unix", shares=True),
-    "unix, inline": lambda: SocketWorld("unix", shares=False),
-    "tcp": lambda: SocketWorld("tcp", shares=False),
-    "tls": lambda: SocketWorld("tcp", shares=False, credentials=CREDENTIALS),
+    "unix, regions": lambda: SocketWorld("unix", regions=True),
+    "unix, inline": lambda: SocketWorld("unix", regions=False),
+    "tcp, regions": lambda: SocketWorld("tcp", regions=True),
+    "tcp": lambda: SocketWorld("tcp", regions=False),
+    "tls, regions": lambda: SocketWorld("tcp", regions=True, credentials=CREDENTIALS),
+    "tls": lambda: SocketWorld("tcp", regions=False, credentials=CREDENTIALS),
 }

@@ -350,6 +350,11 @@ class Wire:
         self._member = present[rank]
         self._present = present
         self._peers = [peer for peer, to in hub.messages if to == rank]
+        self.travels = self._inner.travels
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._inner.sent_bytes
 
     def send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
         self._cluster.misfortune.sends(self._member, tag)

@@ -7,6 +7,9 @@ and only float32 travels back. `add_up` does that for any memory, also for one o
 are. `gather` brings every worker's payload, of any length, to every worker. No result depends on the order of messages,
 so any schedule gives the same bits.
 
+Between hosts a chunk of a sum travels in pieces, each a message of its own that is added, finished and handed on when it has
+come, while the next is on the wire. For a piece that is the program of its chunk, in the same order (`schedule.turns`).
+
 Memory, per member (rule C1): `contribution` is written by the compute phase, `partial` only by this module and only by
 members that add before they hand on, and `result` once: whoever writes the next one has heard from everybody that the
 last one was read (`tests/topologies/test_happens_before.py`).
@@ -14,10 +17,12 @@ last one was read (`tests/topologies/test_happens_before.py`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
@@ -25,13 +30,14 @@ from orchestrator.engine.exchange.footprint import completes, filled, partial_pl
 from orchestrator.numerics import exact
 from orchestrator.numerics.layout import BLOCK, Layout
 from orchestrator.topologies.gathering import gathering, spreading
-from orchestrator.topologies.schedule import Action, Add, Base, Copy, Finish, Region, Schedule, Send, program
-from orchestrator.transports.base import Regions, Tag, Transport
+from orchestrator.topologies.schedule import Action, Add, Base, Copy, Finish, Region, Schedule, Send, program, turns
+from orchestrator.transports.base import Received, Regions, Tag, Transport, intact
 
 # Phases, part of every message's tag.
 VOTE, SUM, EVALUATION_VOTE, EVALUATION, END, STATE_TRANSFER, SPRINT, REST, HEIRS = range(9)
 LATTICE, LATTICE_KEYS = 12, 13  # of clipped contributions
 COMPRESSED = 16  # the first phase of a compression
+_PIECE: Final = 64 * BLOCK  # elements of a sum that travel as one message
 # Where a member waits until the others have come as far, and does not go on with what it did (`CancellableTransport.waits`).
 VOTES = dict.fromkeys((VOTE, EVALUATION_VOTE, END), False)
 
@@ -72,31 +78,41 @@ class Moment:
     attempt: int
     phase: int
 
-    def tag(self, chunk: int) -> Tag:
-        return Tag(self.generation, self.step, self.attempt, self.phase, chunk)
+    def tag(self, chunk: int, piece: int = 0) -> Tag:
+        return Tag(self.generation, self.step, self.attempt, self.phase, chunk, piece)
+
+
+class Part(NamedTuple):
+    """An action on a piece of its chunk, or on the whole of it: the elements of the vector from start to stop."""
+
+    action: Action
+    piece: int
+    whole: bool
+    start: int
+    stop: int
 
 
 class Way(NamedTuple):
-    """How one member adds up vectors of one size: the borders of chunks, its actions, and where its partial sums lie."""
+    """How one member adds up vectors of one size: the borders of chunks, what it does, and where its partial sums lie."""
 
     borders: tuple[int, ...]
-    actions: tuple[Action, ...]
+    parts: tuple[Part, ...]
     partial_places: dict[int, slice]
 
-    def place(self, memory: Memory, region: Region | Base, chunk: int) -> torch.Tensor:
-        """The memory of this chunk in that region."""
+    def place(self, memory: Memory, region: Region | Base, part: Part) -> torch.Tensor:
+        """The memory of this part in that region."""
         if region == "partial":
-            return memory.partial[self.partial_places[chunk]]
+            moved = self.partial_places[part.action.chunk].start - self.borders[part.action.chunk]
+            return memory.partial[part.start + moved : part.stop + moved]
         whole = memory.contribution if region == "contribution" else memory.result
-        return whole[self.borders[chunk] : self.borders[chunk + 1]]
+        return whole[part.start : part.stop]
 
 
 class Exchange:
     """One member's collective operations in one generation. They raise what the transport raises: PeerLost,
     DeadlineExceeded.
 
-    generation: its number. sent_bytes: of the payloads that were given to the transport so far, whether they travel or are
-    shared.
+    generation: its number. sent_bytes: of the payloads of its calls so far, as the transport counts them.
     """
 
     def __init__(
@@ -120,13 +136,13 @@ class Exchange:
         """The elementwise maximum of all members' int64 vectors, which have the same length; every member gets it."""
         moment = Moment(self.generation, step, attempt, phase)
         current = vector.clone()
-        for action in self._vote_program:
-            if isinstance(action, Send):
-                self._send(action.peer, moment.tag(action.chunk), current)
-            elif not isinstance(action, Finish):
-                received = self._transport.receive(action.peer, moment.tag(action.chunk), self._timeout_s).payload
-                torch.maximum(current, received, out=current)
-        self._transport.flush(self._timeout_s)
+        with self._counted():
+            for action in self._vote_program:
+                if isinstance(action, Send):
+                    self._transport.send(action.peer, moment.tag(action.chunk), current)
+                elif not isinstance(action, Finish):
+                    received = self._transport.receive(action.peer, moment.tag(action.chunk), self._timeout_s).payload
+                    torch.maximum(current, received, out=current)
         return current
 
     def total(self, step: int, attempt: int, divisor: float) -> int:
@@ -139,31 +155,33 @@ class Exchange:
         if memory.finished is not None:
             return exact.wrap(memory.finished)
         moment = Moment(self.generation, step, attempt, phase)
-        way = self._way(memory.layout)
-        prints: dict[int, int] = {}
-        last: tuple[Add, torch.Tensor] | None = None  # what is still to be added to the chunk that is finished next
-        for action, following in zip(way.actions, [*way.actions[1:], None], strict=False):
-            chunk = action.chunk
+        with self._counted():
+            return self._add_up(memory, moment, self._way(memory.layout), divisor)
+
+    def _add_up(self, memory: Memory, moment: Moment, way: Way, divisor: float) -> int:
+        prints: defaultdict[int, dict[int, int]] = defaultdict(dict)  # by chunk and piece
+        last: tuple[Add, Received] | None = None  # what is still to be added to the part that is finished next
+        for part, following in zip(way.parts, [*way.parts[1:], None], strict=False):
+            action = part.action
+            chunk, tag = action.chunk, moment.tag(action.chunk, part.piece)
             if isinstance(action, Send):
-                payload = way.place(memory, action.region, chunk)
-                self._send(action.peer, moment.tag(chunk), payload, prints.get(chunk, 0))
+                self._transport.send(action.peer, tag, way.place(memory, action.region, part), _note(part, prints))
             elif isinstance(action, Finish):
-                base = way.place(memory, last[0].base if last else action.base, chunk)
+                base = way.place(memory, last[0].base if last else action.base, part)
                 more = last[1] if last else None
-                result = way.place(memory, "result", chunk)
-                prints[chunk] = memory.sums.finish(base, divisor, result, way.borders[chunk] // BLOCK, more)
+                result = way.place(memory, "result", part)
+                prints[chunk][part.piece] = _finish(memory.sums, base, divisor, result, part.start // BLOCK, more)
                 last = None
             else:
-                received = self._transport.receive(action.peer, moment.tag(chunk), self._timeout_s)
+                received = self._transport.receive(action.peer, tag, self._timeout_s)
                 if isinstance(action, Copy):
-                    way.place(memory, "result", chunk).copy_(received.payload)
-                    prints[chunk] = received.note
-                elif completes(action, following):
-                    last = (action, received.payload)
+                    way.place(memory, "result", part).copy_(received.payload)
+                    prints[chunk][part.piece] = received.note
+                elif completes(action, following.action if following else None):
+                    last = (action, received)
                 else:
-                    _add(way, memory, action, received.payload)
-        self._transport.flush(self._timeout_s)
-        return exact.wrap(sum(prints.values()))
+                    _add(way, memory, part, action.base, received)
+        return exact.wrap(sum(sum(of_pieces.values()) for of_pieces in prints.values()))
 
     def gather(self, step: int, attempt: int, phase: int, payload: torch.Tensor) -> list[torch.Tensor]:
         """Every worker's payload, by rank; nothing for a server, which only forwards and whose own payload is not sent.
@@ -173,15 +191,15 @@ class Exchange:
         """
         moment = Moment(self.generation, step, attempt, phase)
         held: dict[int, torch.Tensor] = {}
-        for action in self._gather_program:
-            if isinstance(action, Send):
-                self._send(action.peer, moment.tag(action.chunk), held[action.chunk])
-            elif isinstance(action, Finish):
-                held[action.chunk] = payload
-            else:
-                tag = moment.tag(action.chunk)
-                held[action.chunk] = self._transport.receive(action.peer, tag, self._timeout_s).payload
-        self._transport.flush(self._timeout_s)
+        with self._counted():
+            for action in self._gather_program:
+                if isinstance(action, Send):
+                    self._transport.send(action.peer, moment.tag(action.chunk), held[action.chunk])
+                elif isinstance(action, Finish):
+                    held[action.chunk] = payload
+                else:
+                    tag = moment.tag(action.chunk)
+                    held[action.chunk] = self._transport.receive(action.peer, tag, self._timeout_s).payload
         workers = self._schedule.workers
         return [held[worker] for worker in range(workers)] if self._rank < workers else []
 
@@ -196,13 +214,13 @@ class Exchange:
         wants them."""
         moment = Moment(self.generation, step, attempt, phase)
         held = dict(own)
-        for action in actions:
-            if isinstance(action, Send):
-                self._send(action.peer, moment.tag(action.chunk), held[action.chunk])
-            elif not isinstance(action, Finish):
-                tag = moment.tag(action.chunk)
-                held[action.chunk] = self._transport.receive(action.peer, tag, self._timeout_s).payload
-        self._transport.flush(self._timeout_s)
+        with self._counted():
+            for action in actions:
+                if isinstance(action, Send):
+                    self._transport.send(action.peer, moment.tag(action.chunk), held[action.chunk])
+                elif not isinstance(action, Finish):
+                    tag = moment.tag(action.chunk)
+                    held[action.chunk] = self._transport.receive(action.peer, tag, self._timeout_s).payload
         return held
 
     @cached_property
@@ -212,13 +230,18 @@ class Exchange:
     def _way(self, layout: Layout) -> Way:
         if layout.size not in self._ways:
             borders = layout.borders(self._schedule.chunks)
-            actions = program(self._schedule, self._rank, only=filled(borders))
-            self._ways[layout.size] = Way(borders, actions, partial_places(layout, self._schedule, self._rank))
+            ordered = turns(self._schedule, self._rank, only=filled(borders))
+            parts = tuple(part for turn in ordered for part in _parts(turn, borders, self._transport.travels))
+            self._ways[layout.size] = Way(borders, parts, partial_places(layout, self._schedule, self._rank))
         return self._ways[layout.size]
 
-    def _send(self, peer: int, tag: Tag, payload: torch.Tensor, note: int = 0) -> None:
-        self.sent_bytes += payload.numel() * payload.itemsize
-        self._transport.send(peer, tag, payload, note)
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """One call: what it has sent goes on its way before it returns, and is counted."""
+        before = self._transport.sent_bytes
+        yield
+        self._transport.flush(self._timeout_s)
+        self.sent_bytes += self._transport.sent_bytes - before
 
     def close(self) -> None:
         self._transport.close()
@@ -227,9 +250,86 @@ class Exchange:
         self._transport.abort()
 
 
-def _add(way: Way, memory: Memory, action: Add, payload: torch.Tensor) -> None:
-    partial = way.place(memory, "partial", action.chunk)
-    if action.base == "nothing":
-        partial.copy_(payload)
+class _Placed(NamedTuple):
+    """An action of a turn: it goes in so many pieces, of which one is done in each beat from `first` on."""
+
+    action: Action
+    whole: bool
+    first: int
+    pieces: int
+
+    @property
+    def last(self) -> int:
+        return self.first + self.pieces - 1
+
+
+def _parts(turn: Sequence[Action], borders: Sequence[int], travels: Callable[[int], bool]) -> Iterator[Part]:
+    """A turn piece by piece, beat by beat. Payloads that do not travel go whole."""
+    placed: list[_Placed] = []
+    for action in turn:
+        if isinstance(action, Finish):  # with the addition before it, which is of its chunk
+            before = placed[-1] if placed and placed[-1].action.chunk == action.chunk else None
+            placed.append(before._replace(action=action) if before else _Placed(action, True, 0, 1))
+        else:
+            count = _pieces(borders, action.chunk) if travels(action.peer) else 1
+            whole = count == 1
+            placed.append(_Placed(action, whole, _first_beat(action, whole, placed), count))
+    for beat in range(max((each.last + 1 for each in placed), default=0)):
+        for action, whole, first, pieces in placed:
+            if first <= beat < first + pieces:
+                yield _part(action, beat - first, whole, borders)
+
+
+def _first_beat(action: Send | Add | Copy, whole: bool, placed: Sequence[_Placed]) -> int:
+    """After what was done with its chunk before, piece by piece where both go in pieces; and between two members one message
+    after the other, in the order that both know."""
+    first = 0
+    for each in placed:
+        other = each.action
+        if other.chunk == action.chunk:
+            first = max(first, each.last if whole else each.first)
+        alike = isinstance(other, Send) == isinstance(action, Send)
+        if alike and not isinstance(other, Finish) and other.peer == action.peer:
+            first = max(first, each.last)
+    return first
+
+
+def _part(action: Action, piece: int, whole: bool, borders: Sequence[int]) -> Part:
+    start, end = borders[action.chunk], borders[action.chunk + 1]
+    if whole:
+        return Part(action, piece, whole, start, end)
+    start += piece * _PIECE
+    return Part(action, piece, whole, start, min(start + _PIECE, end))
+
+
+def _pieces(borders: Sequence[int], chunk: int) -> int:
+    return -(-(borders[chunk + 1] - borders[chunk]) // _PIECE)
+
+
+def _note(part: Part, prints: Mapping[int, Mapping[int, int]]) -> int:
+    """What is said of a part beside it: its fingerprint, once it is finished."""
+    of_pieces = prints.get(part.action.chunk, {})
+    return exact.wrap(sum(of_pieces.values())) if part.whole else of_pieces.get(part.piece, 0)
+
+
+def _finish(
+    sums: exact.Sums, base: torch.Tensor, divisor: float, result: torch.Tensor, first_block: int, last: Received | None
+) -> int:
+    if last is not None and last.narrow is not None and sums is exact.MEANS:
+        with intact():
+            return last.narrow.finish(base, divisor, result, first_block)
+    return sums.finish(base, divisor, result, first_block, None if last is None else last.payload)
+
+
+def _add(way: Way, memory: Memory, part: Part, base: Base, received: Received) -> None:
+    partial = way.place(memory, "partial", part)
+    if base != "nothing" and received.narrow is not None and memory.sums is exact.MEANS:
+        with intact():
+            received.narrow.added(way.place(memory, base, part), partial)
+    elif base != "nothing":
+        torch.add(way.place(memory, base, part), received.payload, out=partial)
+    elif received.narrow is not None:
+        with intact():
+            received.narrow.widened(partial)
     else:
-        torch.add(way.place(memory, action.base, action.chunk), payload, out=partial)
+        partial.copy_(received.payload)

@@ -35,8 +35,13 @@ class CancellableTransport:
         self.activity: Activity = "state_transfer"
         self.waits: Mapping[int, bool] = {}
         self.send = inner.send
+        self.travels = inner.travels
         self.close = inner.close
         self.abort = inner.abort
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._inner.sent_bytes
 
     def receive(self, peer: int, tag: Tag, timeout_s: float) -> Received:
         times = self._heartbeat.times

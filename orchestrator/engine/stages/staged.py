@@ -180,6 +180,13 @@ class Among:
         self.abort = transport.abort
         self.poll = transport.poll
 
+    @property
+    def sent_bytes(self) -> int:
+        return self._transport.sent_bytes
+
+    def travels(self, peer: int) -> bool:
+        return self._transport.travels(self._ranks[peer])
+
     def send(self, peer: int, tag: Any, payload: torch.Tensor, note: int = 0) -> None:
         self._transport.send(self._ranks[peer], tag, payload, note)
 

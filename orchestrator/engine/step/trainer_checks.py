@@ -12,14 +12,15 @@ from orchestrator.errors import NonFinite, PipelineRaised
 
 
 class SentBytes:
-    """Tells what the members send in a step, when it changes: from step to step it mostly is the same."""
+    """Tells what the members send in a step, when it changes: from step to step it mostly is the same, but for a few bytes
+    where payloads travel in narrow form."""
 
     def __init__(self, services: ProcessServices) -> None:
         self._services = services
         self._told = UNKNOWN
 
     def tell(self, step: int, sent_bytes: int) -> None:
-        if sent_bytes not in (UNKNOWN, self._told):
+        if sent_bytes != UNKNOWN and (self._told == UNKNOWN or abs(sent_bytes - self._told) > self._told / 20):
             self._told = sent_bytes
             self._services.emit({"event": "sent", "step": step, "bytes": sent_bytes})
 

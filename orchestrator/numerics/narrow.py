@@ -1,0 +1,95 @@
+"""Elements of 8 bytes in fewer, without losing a bit: what sums need where they travel.
+
+A contribution to an exact sum is a multiple of a power of two, and so is every sum of such. Within a block of 512 neighbours
+they are integers of about five bytes, and the contribution of a single shard is a float32. `narrow` writes each block in the
+shortest of the forms that give the same bits back, and as it is where none does: infinities, NaN, -0.0 beside sums, wide
+ranges. That is decided by computing the elements back and comparing, so nothing can be lost (`loops`, where the form is).
+
+What it does not do: compress. Blocks that need eight bytes take eight, and one byte in 512 more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from orchestrator.numerics import layout
+from orchestrator.numerics.compiled import inverts
+from orchestrator.numerics.exact import LOOPS, start_of
+
+DTYPES: Final = (torch.float64, torch.int64)
+BLOCK: Final = 512  # elements, as in `loops`
+HEAD_BYTES: Final = 8  # of a block
+
+# Of all threads, for a loop holds the interpreter's lock; nothing in it outlives a call.
+_scratch: Final = torch.empty(layout.BLOCK + 1, dtype=torch.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """Elements in narrow form: the bytes (uint8), and what and how many they are. What takes them raises ValueError for bytes
+    that `narrow` has not written."""
+
+    packed: torch.Tensor
+    dtype: torch.dtype
+    elements: int
+
+    def widened(self, into: torch.Tensor | None = None) -> torch.Tensor:
+        values = torch.empty(self.elements, dtype=self.dtype) if into is None else into
+        assert (values.numel(), values.dtype) == (self.elements, self.dtype)
+        integers = self.dtype == torch.int64
+        self._check(LOOPS["widen"](*self._given, start_of(values), self.elements, integers, _scratch.data_ptr()))
+        return values
+
+    def added(self, base: torch.Tensor, into: torch.Tensor) -> None:
+        """into = base + the elements, all float64."""
+        assert base.numel() == into.numel() == self.elements
+        start, to = start_of(base, torch.float64), start_of(into, self.dtype)
+        self._check(LOOPS["widen_add"](*self._given, start, to, self.elements, _scratch.data_ptr()))
+
+    def finish(self, base: torch.Tensor, divisor: float, result: torch.Tensor, first_block: int) -> int:
+        """`exact.finish` of base with the elements as what is added last."""
+        assert base.numel() == result.numel() == self.elements
+        read = torch.empty(1, dtype=torch.int64)
+        found = LOOPS["widen_divide"](
+            *self._given,
+            start_of(base, self.dtype),
+            self.elements,
+            divisor,
+            inverts(divisor),
+            start_of(result, torch.float32),
+            first_block,
+            _scratch.data_ptr(),
+            start_of(read),
+        )
+        self._check(int(read))
+        return found
+
+    @property
+    def _given(self) -> tuple[int, int]:
+        return start_of(self.packed, torch.uint8), self.packed.numel()
+
+    def _check(self, read_bytes: int) -> None:
+        if read_bytes != self.packed.numel():
+            told = f"{self.elements} x {self.dtype}"
+            raise ValueError(f"{self.packed.numel()} bytes that came are not {told} in narrow form")
+
+
+def least_bytes(elements: int) -> int:
+    """Of so many elements in narrow form."""
+    return HEAD_BYTES * -(-elements // BLOCK)
+
+
+def most_bytes(elements: int) -> int:
+    return 8 * elements + least_bytes(elements)
+
+
+def narrow(values: torch.Tensor, into: torch.Tensor) -> int:
+    """Write float64 or int64 values in narrow form; returns the number of bytes. into: `most_bytes` of uint8, its start a
+    multiple of 8."""
+    assert into.numel() >= most_bytes(values.numel())
+    assert values.dtype in DTYPES
+    at = start_of(into, torch.uint8)
+    return LOOPS["narrow"](start_of(values), values.numel(), values.dtype == torch.int64, at, _scratch.data_ptr())
