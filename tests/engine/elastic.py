@@ -473,7 +473,7 @@ class Elastic:
         if planned.lost or resumes:
             where = str(len(self.saved.complete) - 1) if self.saved.complete else INITIAL
             restorers = tuple(stage_of.index(stage) for stage in range(self._layout.stages))
-            if where != INITIAL:
+            if planned.lost and where != INITIAL:
                 for rank in restorers:  # the driver has heard what came before a checkpoint when it is complete
                     workers[rank].said[:0] = self.saved.heard[int(where)]
             behind = tuple((restorers[stage], rank) for rank, stage in enumerate(stage_of) if rank not in restorers)

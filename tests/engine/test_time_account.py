@@ -160,7 +160,7 @@ def test_a_vote_is_waited_for_a_sum_is_exchanged_and_a_stage_goes_on(clock: Cloc
         clock.now += 1
         return Received(torch.zeros(1), 0)
 
-    inner: Any = SimpleNamespace(send=None, close=None, abort=None, receive=receive, flush=lambda _: None)
+    inner: Any = SimpleNamespace(send=None, travels=None, close=None, abort=None, receive=receive, flush=lambda _: None)
     transport = CancellableTransport(inner, heartbeat)
     transport.activity, transport.waits = "exchange", {**VOTES, **WAITS}
     heartbeat.enter(0)

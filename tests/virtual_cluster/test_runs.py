@@ -60,9 +60,14 @@ def test_so_it_does_where_the_model_is_cut_into_stages(first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [{}, {"shard_state": True}, {"staged": True}], ids=["whole", "shard state", "stages"])
-def test_so_it_does_where_speeds_change_all_the_time_and_shards_move(kind: dict[str, bool]) -> None:
-    told = [runs.live(seed, uneven=True, **kind) for seed in range(TOGETHER)]
+@pytest.mark.parametrize(
+    ("kind", "first"),
+    [({}, 72), ({"shard_state": True}, 0), ({"staged": True}, 0)],
+    ids=["whole", "shard state", "stages"],
+)
+def test_so_it_does_where_speeds_change_all_the_time_and_shards_move(kind: dict[str, bool], first: int) -> None:
+    """Of whole models without a state only those of several hosts are dealt anew: within a host shards are claimed."""
+    told = [runs.live(seed, uneven=True, **kind) for seed in range(first, first + TOGETHER)]
     assert sum(each.redealt for each in told)
 
 
