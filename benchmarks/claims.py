@@ -5,8 +5,9 @@
 Four workers. A micro-batch sleeps 100 ms and computes for less than 2, so two cores are enough. `straggler`: one worker takes
 three times as long; `stalls`: a micro-batch takes five times as long with probability 0.1. `digits`: the network of the demo as
 it is, which nothing disturbs but what else the machine does; so it needs more rounds, and its ratio is that of neighbours. In
-each round both sides take turns, in changing order. Steps per second are counted from the first evaluation to the last, as the
-workers mark them; both sides of a condition have to end with the same digest."""
+each round both sides take turns, in changing order, both with `cluster.deal=equal`: else the dealt side is balanced by speed.
+Steps per second are counted from the first evaluation to the last, as the workers mark them; both sides of a condition have to
+end with the same digest."""
 
 from __future__ import annotations
 
@@ -104,7 +105,7 @@ def run(condition: Condition, steps: int, *, claims: bool) -> Course:
             "pipeline": {"target": f"benchmarks.stalling:{condition.pipeline}", "args": args},
             "data": {"shards": condition.shards, "batch_size": ROWS * condition.shards},
             "optimizer": {"name": "adamw", "lr": 0.002},
-            "cluster": {"workers": WORKERS, "claims": claims},
+            "cluster": {"workers": WORKERS, "claims": claims, "deal": "equal"},
             "evaluation": {"every": steps // EVALUATIONS},
         }
         (folder / "run.yaml").write_text(json.dumps(settings))
