@@ -98,7 +98,7 @@ def computed(name: str) -> str:
     try:
         with torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's of what is new or slow
-            return _hash(results(PAGE[name], name))
+            return hash_of(results(PAGE[name], name))
     finally:
         torch.set_num_threads(threads)
 
@@ -109,7 +109,7 @@ def operators_of(name: str) -> list[str]:
     return sorted(operators)
 
 
-def _hash(tensors: Iterable[torch.Tensor]) -> str:
+def hash_of(tensors: Iterable[torch.Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
         plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
