@@ -68,6 +68,7 @@ def resolve(settings: Settings) -> Plan:
             privacy=_privacy(settings),
             subset=_unless("all", data.subset),
             seed=data.subset.options.get("shared_seed"),
+            order=data.order,
         ),
         update=_update(settings),
         exchange=_exchange(settings),

@@ -174,6 +174,10 @@ class DataSettings:
     inputs: tuple[str, ...] = field(
         default=(), metadata=result("The files and folders that the pipeline reads.", NONE_EMPTY)
     )
+    order: Variant = field(
+        default_factory=partial(Variant, "shuffled"),
+        metadata=variant("an order", result("In which order an epoch visits the training samples.")),
+    )
     partition: Variant = field(
         default_factory=partial(Variant, "shared"),
         metadata=variant("a partition", result("How the training samples are divided among the shards.")),
