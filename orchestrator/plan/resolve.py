@@ -69,6 +69,8 @@ def resolve(settings: Settings) -> Plan:
             subset=_unless("all", data.subset),
             seed=data.subset.options.get("shared_seed"),
             order=data.order,
+            cache_bytes=round(data.cache_gb * 1e9),
+            cache_folder=data.cache_folder,
         ),
         update=_update(settings),
         exchange=_exchange(settings),

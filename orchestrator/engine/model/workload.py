@@ -24,6 +24,7 @@ from orchestrator.data.order import Epochs, evaluation_batches
 from orchestrator.data.poisson import PoissonSampler
 from orchestrator.engine.model import construction
 from orchestrator.errors import NonFinite, PipelineRaised
+from orchestrator.files import cache
 from orchestrator.numerics import streams
 from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.pipeline import Pipeline, has_rate, naming, takes_step
@@ -78,6 +79,7 @@ class Workload:
         self.pipeline = construction.make_pipeline(kind, run.pipeline.args, seed)
         with naming("reading the parameters of loss()"):
             self._takes_step = takes_step(self.pipeline)
+        cache.use(data.cache_bytes, data.cache_folder)
         with naming("datasets()"), streams.seeded(seed if data.seed is None else data.seed, "datasets"):
             self._train, self._validation = self._datasets()
         self.model = construction.first_model(self.pipeline, run)
