@@ -93,6 +93,9 @@ class Cache:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if not _is_at(path, descriptor):
                 return  # another process had it, and has finished or given up
+            if self.has(file):  # or had finished before this one began
+                path.unlink()
+                return
             try:
                 self._take_room(descriptor, file, wait)
                 self._copy(descriptor, file, place)
@@ -116,10 +119,11 @@ class Cache:
                     if file.size:
                         os.posix_fallocate(descriptor, 0, file.size)
                     return
-                in_use = self._files()[0]
+                in_use = [path for path in self._files() if not _is_at(path, descriptor)]
             if not wait:
-                raise NoRoom(in_use.name)
-            _wait_for(in_use)
+                raise NoRoom(file.path)
+            if in_use:
+                _wait_for(in_use[0])
 
     @contextmanager
     def _deciding(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils.data import IterableDataset
 
 from orchestrator import Files, Pipeline
 from orchestrator.files import cache
@@ -38,8 +39,12 @@ class InMemory:
         return row(number)
 
 
+class Addressed(InMemory, IterableDataset[Any]):
+    """As MosaicML's StreamingDataset is: an IterableDataset that has a length and is read by number."""
+
+
 class OfRows(Pipeline):
-    """place: of Files; None: the same samples in memory."""
+    """place: of Files; None: the same samples in memory; "addressed": of a class that also says it is a stream."""
 
     def __init__(self, place: str | None = None) -> None:
         self._place = place
@@ -48,7 +53,8 @@ class OfRows(Pipeline):
         return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
 
     def datasets(self) -> tuple[Any, Any]:
-        return (InMemory() if self._place is None else Files(self._place)), None
+        kinds = {None: InMemory, "addressed": Addressed}
+        return (kinds[self._place]() if self._place in kinds else Files(str(self._place))), None
 
     def collate(self, items: Sequence[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.tensor([each["x"] for each in items]), torch.tensor([each["y"] for each in items])
@@ -105,6 +111,10 @@ def test_a_cache_that_holds_little_changes_no_bit(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(cache, "_used", {"limit": limit, "folder": str(tmp_path), "tell": print})
         _same(_run("memory://engine-files"), reference)
         assert 0 < sum(path.stat().st_size for path in tmp_path.iterdir()) <= limit
+
+
+def test_what_a_data_set_inherits_from_does_not_count() -> None:
+    _same(_run("addressed"), _run(None))
 
 
 @pytest.mark.slow

@@ -442,21 +442,23 @@ NON_FINITE_REMEDY = (
 
 
 def _length(dataset: Any, which: str) -> int:
-    if isinstance(dataset, torch.utils.data.IterableDataset):
-        raise PipelineRaised(
-            f"the {which} dataset is an IterableDataset",
-            "use a map-style dataset (__len__ and __getitem__): exact order needs samples that can be addressed",
-        )
     with naming(f"len() of the {which} dataset"):
-        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        if not _is_addressed(dataset):
             raise PipelineRaised(
                 f"the {which} dataset is a {type(dataset).__name__}",
-                "it needs __len__ and __getitem__ (a map-style dataset)",
+                "it needs __len__ and __getitem__ (a map-style dataset): exact order needs samples that can be addressed",
             )
         length = len(dataset)
     if length == 0 and which == "training":
         raise PipelineRaised("the training dataset is empty", "look at what datasets() reads")
     return length
+
+
+def _is_addressed(dataset: Any) -> bool:
+    """Whether samples are read by number, whatever the class inherits from: torch's IterableDataset only seems to have
+    __getitem__, MosaicML's StreamingDataset has it."""
+    read = getattr(type(dataset), "__getitem__", None)
+    return hasattr(dataset, "__len__") and read not in (None, torch.utils.data.Dataset.__getitem__)
 
 
 def _files(dataset: Any) -> Sequence[int] | None:
