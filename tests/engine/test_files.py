@@ -42,6 +42,9 @@ class InMemory:
 class Addressed(InMemory, IterableDataset[Any]):
     """As MosaicML's StreamingDataset is: an IterableDataset that has a length and is read by number."""
 
+    def __iter__(self) -> Iterator[Any]:
+        raise AssertionError("it is read by number")
+
 
 class OfRows(Pipeline):
     """place: of Files; None: the same samples in memory; "addressed": of a class that also says it is a stream."""
