@@ -28,11 +28,12 @@ prepare_environment()
 
 from orchestrator.control.shard_assignment import assign_shards  # noqa: E402
 from orchestrator.data.fetching import fetch  # noqa: E402
-from orchestrator.data.order import Order, Sampler  # noqa: E402
+from orchestrator.data.order import Epochs  # noqa: E402
 from orchestrator.engine.worker import Generation, ProcessServices, Worker  # noqa: E402
 from orchestrator.numerics.streams import seeded  # noqa: E402
 from orchestrator.pipeline import find  # noqa: E402
 from orchestrator.plan.resolve import resolve  # noqa: E402
+from orchestrator.sampling.orders import shuffled  # noqa: E402
 from orchestrator.settings import Settings, load  # noqa: E402
 from orchestrator.topologies import build_schedule  # noqa: E402
 from orchestrator.updates import optimizers  # noqa: E402
@@ -78,7 +79,7 @@ class PlainLoop:
         self._optimizer = optimizers.build(settings.optimizer.name, settings.optimizer.options, self._model)
         self._shards = settings.data.shards
         self._clip = settings.gradient.clip
-        self._sampler = Sampler(Order(settings.run.seed, len(self._train), settings.data.batch_size, self._shards))
+        self._sampler = shuffled(Epochs(settings.run.seed, len(self._train), settings.data.batch_size, self._shards))
 
     def step(self, step: int) -> float:
         """The mean loss, read once as every training loop does."""

@@ -10,6 +10,7 @@
     |   +-- WorkerLost                1   a worker or a server died
     |   +-- Stalled                   1   nothing moved for `cluster.step_timeout_s`
     |   +-- CheckpointDamaged         1   a checkpoint is incomplete, or not what was written
+    |   +-- DataDamaged               1   a data file is missing, or not what its manifest says
     |   +-- ClusterUnavailable        1   Ray cannot start, or cannot give what the run asks for
     +-- NotRerunnable                 4   the run cannot be repeated exactly, and exactness was asked for
     +-- Interrupted                 130   SIGINT, SIGTERM or SIGHUP
@@ -91,6 +92,10 @@ class Stalled(RunFailed):
 
 
 class CheckpointDamaged(RunFailed):
+    pass
+
+
+class DataDamaged(RunFailed):
     pass
 
 

@@ -288,6 +288,18 @@ _ALL = (
         refused=lambda _: _NO_RUN,
     ),
     Verb(
+        "index",
+        "index=FOLDER|URL [reader=NAME] [output=json]",
+        {
+            "index=FOLDER": (
+                "write files.json into a folder, here or in an object store, with the samples, bytes and hash of each "
+                "file in it, for Files of a pipeline; reader=NAME: how they are read, where their names do not tell"
+            )
+        },
+        takes=(_JSON, "reader=NAME"),
+        refused=lambda given: {"index": given.value},
+    ),
+    Verb(
         "doctor",
         "doctor [output=json]",
         {

@@ -33,6 +33,7 @@ import torch
 
 from orchestrator.data.fetching import fetch
 from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised, RunFailed, from_dict
+from orchestrator.files import cache
 from orchestrator.numerics import determinism, digests, streams
 from orchestrator.pipeline import find, naming
 
@@ -58,6 +59,7 @@ class Recipe:
     threads: int
     arithmetic: determinism.Arithmetic = "native"
     data_seed: int | None = None  # of datasets(), where it is not that of the run
+    cache: tuple[int, str | None] | None = None  # of files from elsewhere: its bytes, and its folder
 
 
 Lost = Callable[[str], None]  # hears of each loader that died
@@ -226,6 +228,8 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """A loader's life."""
     recipe = Recipe(**_read(requests))
     determinism.prepare_thread(recipe.threads, arithmetic=recipe.arithmetic)
+    if recipe.cache is not None:
+        cache.use(*recipe.cache)
     failure: OrchestratorError | None = None
     try:
         with naming("the pipeline's __init__"), streams.seeded(recipe.seed, "pipeline"):

@@ -1,16 +1,18 @@
 """Which samples micro-batch (step, shard) holds: a pure function of seed, sizes, step and shard; never of the workers.
 
-An epoch visits every sample once, in an order drawn from (seed, epoch). Step t takes the next rows, as many as its batch has;
-the last step of an epoch takes what is left. A step's samples are dealt to its shards in contiguous runs whose lengths differ
-by at most one, so a last batch that is not full is uneven, and shards are empty when it has fewer samples than there are
-shards.
+An epoch visits every sample once. Step t takes the next rows, as many as its batch has; the last step of an epoch takes what is
+left. A step's rows are dealt to its shards in contiguous runs whose lengths differ by at most one, so a last batch that is not
+full is uneven, and shards are empty when it has fewer rows than there are shards.
 
-How many rows a step has is a function of the step (`values.Steps`).
+How many rows a step has is a function of the step (`values.Steps`). In which order an epoch visits the samples is a table
+(`sampling/orders.py`), which asks here for positions.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -19,13 +21,15 @@ from orchestrator.values import Steps
 
 
 @dataclass(frozen=True)
-class Order:
-    """The order of `samples` training samples. batch_size: rows of a step; shards: of the run."""
+class Epochs:
+    """Epochs of `samples` training samples. batch_size: rows of a step; shards: of the run; files: how many samples each
+    file of the training set holds, None where it has no files."""
 
     seed: int
     samples: int
     batch_size: Steps
     shards: int
+    files: Sequence[int] | None = field(default=None, compare=False)
 
     def steps_of(self, epochs: int) -> int:
         """How many steps the first so many epochs take."""
@@ -45,7 +49,31 @@ class Order:
     def rows(self, step: int, shard: int) -> tuple[int, int, int]:
         """(epoch, first, last): micro-batch (step, shard) is positions [first, last) of that epoch's order."""
         epoch, start, length = self._batch(step)
-        return epoch, start + length * shard // self.shards, start + length * (shard + 1) // self.shards
+        return epoch, start + _share(length, shard, self.shards), start + _share(length, shard + 1, self.shards)
+
+    def own_rows(self, step: int, shard: int) -> tuple[int, int, int]:
+        """(epoch, first, last): micro-batch (step, shard) is rows [first, last) of all that this shard has in that epoch."""
+        epoch = self._batch(step)[0]
+        before = 0
+        for first, steps, size in _alike(self, epoch):
+            own = _share(size, shard + 1, self.shards) - _share(size, shard, self.shards)
+            if step < first + steps:
+                before += (step - first) * own
+                return epoch, before, before + own
+            before += steps * own
+        raise AssertionError("the epoch ended before the step")
+
+    def run(self, epoch: int, shard: int) -> tuple[int, int]:
+        """(start, end): a division of the epoch's positions into a run per shard, as long as what it has in that epoch."""
+        alike = _alike(self, epoch)
+        start, end = (
+            sum(steps * _share(size, each, self.shards) for _, steps, size in alike) for each in (shard, shard + 1)
+        )
+        return start, end
+
+    def permutation(self, epoch: int) -> torch.Tensor:
+        """Of all samples, int64."""
+        return streams.permutation(self.seed, "order", epoch, self.samples)
 
     def _batch(self, step: int) -> tuple[int, int, int]:
         """(epoch, position in it, rows) of a step."""
@@ -70,21 +98,23 @@ class Order:
         return -(-(self.samples - offset) // size) + (epochs - epoch - 1) * -(-self.samples // size)
 
 
-class Sampler:
-    """Looks positions up in the order of their epoch; keeps two epochs, since one may be fetched ahead of the other's end."""
+def _share(rows: int, shard: int, shards: int) -> int:
+    """How many of a step's rows the shards before this one have."""
+    return rows * shard // shards
 
-    def __init__(self, order: Order) -> None:
-        self.order = order
-        self._permutations: dict[int, torch.Tensor] = {}
 
-    def indices(self, step: int, shard: int) -> list[int]:
-        """The samples of micro-batch (step, shard), as indices into the dataset; empty when it has none."""
-        epoch, first, last = self.order.rows(step, shard)
-        if epoch not in self._permutations:
-            self._permutations = {kept: order for kept, order in self._permutations.items() if abs(kept - epoch) == 1}
-            self._permutations[epoch] = streams.permutation(self.order.seed, "order", epoch, self.order.samples)
-        indices: list[int] = self._permutations[epoch][first:last].tolist()
-        return indices
+@functools.lru_cache(8)
+def _alike(epochs: Epochs, epoch: int) -> list[tuple[int, int, int]]:
+    """(first step, number of steps, rows of each): the steps of an epoch, those of equal size together."""
+    step, left = epochs.steps_of(epoch), epochs.samples
+    found = []
+    for _, end, size in epochs.batch_size.stretches():
+        while left and (end is None or step < end):
+            rows = min(size, left)
+            steps = left // rows if end is None else min(left // rows, end - step)
+            found.append((step, steps, rows))
+            step, left = step + steps, left - steps * rows
+    return found
 
 
 def evaluation_batches(samples: int, rows: int) -> list[range]:

@@ -224,8 +224,10 @@ class Worker:
             return
         if self._loaders is None:
             compute, source = run.compute, run.pipeline
+            data = self._plan.data
             recipe = Recipe(
-                source.target, dict(source.args), run.seed, compute.threads, compute.arithmetic, self._plan.data.seed
+                *(source.target, dict(source.args), run.seed, compute.threads, compute.arithmetic, data.seed),
+                cache=(data.cache_bytes, data.cache_folder),
             )
             lost = lambda why: self._services.emit({"event": "loader_lost", "why": why})  # noqa: E731
             self._loaders = Loaders(recipe, loaders, lost)

@@ -93,8 +93,9 @@ class Run:
 class Data:
     """batch_size: rows of a whole step; loaders: processes per worker that fetch batches ahead; partition: which samples a
     shard draws from, None for all; subset: which samples the run has at all, None for all; seed: of `datasets()`, None: that of
-    the run; sampling: with which weights, None for each once in a pass; local: how long a shard trains
-    by itself in a step of the run, None for a single micro-batch; privacy: None where contributions are added as they are."""
+    the run; order: in which an epoch visits the samples; sampling: with which weights, None for each once in a pass; local: how
+    long a shard trains by itself in a step of the run, None for a single micro-batch; privacy: None where contributions are
+    added as they are; cache_bytes, cache_folder: of files from elsewhere on each node, None: in the user's cache folder."""
 
     shards: int
     batch_size: Steps
@@ -105,6 +106,9 @@ class Data:
     privacy: Privacy | None = None
     subset: Variant | None = None
     seed: int | None = None
+    order: Variant = field(default_factory=lambda: Variant("shuffled"))
+    cache_bytes: int = 10**10
+    cache_folder: str | None = None
 
 
 @dataclass(frozen=True)

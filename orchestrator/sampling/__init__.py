@@ -1,10 +1,11 @@
 """Which training samples a shard draws from, and how likely: tables of pure functions over the numbers of the samples. Who
 draws from them, step by step, is `orchestrator.data`.
 
-    population.py     what a run gives to an entry of the first two tables
+    population.py     what a run gives to an entry of the next two tables
     partitions/       who owns which sample
     samplings.py      how likely a shard draws each sample of its part
     subsets.py        which samples a run has at all
+    orders.py         in which order an epoch visits them
 
 numpy is imported where a function computes: the settings read these tables, and do without it.
 """

@@ -1,9 +1,10 @@
 """The whole configuration, its keys, and how a key is found.
 
-Behind `topology`, `sync`, `schedule` and `contribution`, behind `data.partition`, `data.sampling` and `data.subset` and behind
-`cluster.pipeline` stands a table each (`orchestrator.table`): their sections have a name, and the options of what it names.
-Which options there are, and what they must be, says the table's entry. A section is known by its dotted path: `data.partition`
-is one within `data`. Settings are validated where they are built, in `Settings.__post_init__`, whoever builds them.
+Behind `topology`, `sync`, `schedule` and `contribution`, behind `data.order`, `data.partition`, `data.sampling` and
+`data.subset` and behind `cluster.pipeline` stands a table each (`orchestrator.table`): their sections have a name, and the
+options of what it names. Which options there are, and what they must be, says the table's entry. A section is known by its
+dotted path: `data.partition` is one within `data`. Settings are validated where they are built, in `Settings.__post_init__`,
+whoever builds them.
 
 What it does not do: check what needs torch or the user's code (options of the optimizer, the target of the pipeline, variants
 of the user's own).
@@ -23,6 +24,7 @@ from typing import Annotated, Any, Literal
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.pipeline_orders import PIPELINING
+from orchestrator.sampling.orders import ORDERS
 from orchestrator.sampling.partitions import PARTITIONS
 from orchestrator.sampling.samplings import SAMPLINGS
 from orchestrator.sampling.subsets import SUBSETS
@@ -69,6 +71,7 @@ TABLES: dict[str, Table[Any]] = {
         SCHEDULES,
         CONTRIBUTIONS,
         COMPRESSIONS,
+        ORDERS,
         PARTITIONS,
         SAMPLINGS,
         SUBSETS,

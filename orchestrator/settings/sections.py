@@ -171,8 +171,20 @@ class DataSettings:
         default=0,
         metadata=execution("Processes per worker that fetch batches ahead; 0: the worker fetches them.", at_least(0)),
     )
+    cache_gb: float = field(
+        default=10.0,
+        metadata=execution("Of files from elsewhere (`Files`), how many gigabytes a node keeps on its disk.", POSITIVE),
+    )
+    cache_folder: str | None = field(
+        default=None,
+        metadata=execution("Where a node keeps them; null: in the user's cache folder.", NOT_EMPTY),
+    )
     inputs: tuple[str, ...] = field(
         default=(), metadata=result("The files and folders that the pipeline reads.", NONE_EMPTY)
+    )
+    order: Variant = field(
+        default_factory=partial(Variant, "shuffled"),
+        metadata=variant("an order", result("In which order an epoch visits the training samples.")),
     )
     partition: Variant = field(
         default_factory=partial(Variant, "shared"),

@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.data.order import Order, Sampler
+from orchestrator.data.order import Epochs
+from orchestrator.sampling.orders import shuffled
 from orchestrator.values import Steps
 from tests.commands.watching import WatchedRun
 from tests.projects import REPOSITORY, Done, Project
@@ -42,7 +43,7 @@ cluster: {{workers: 2}}
 optimizer: {{name: adam, lr: 0.01}}
 trace: {{digest_every: 10, tensors_every: 5}}
 """
-MARKED = Sampler(Order(SEED, ROWS, Steps.constant(BATCH), SHARDS)).indices(12, 1)[
+MARKED = shuffled(Epochs(SEED, ROWS, Steps.constant(BATCH), SHARDS)).indices(12, 1)[
     0
 ]  # a sample that is first drawn at step 12
 FIELDS = ["run_id", "rerun_of", "status", "verdict", "first_divergence", "differences", "explanation"]

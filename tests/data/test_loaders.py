@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from orchestrator.data.loaders import Key, Loaders, Recipe, upcoming
-from orchestrator.data.order import Order, Sampler
+from orchestrator.data.order import Epochs
 from orchestrator.errors import Inconsistent, PipelineRaised, RunFailed
+from orchestrator.sampling.orders import shuffled
 from orchestrator.values import Steps
 from tests.engine import faulty
 from tests.engine import pipelines as p
@@ -112,7 +113,7 @@ def test_batches_of_any_kind_prove_the_same_in_two_processes() -> None:
 
 
 def test_what_comes_next_is_what_a_worker_computes_next() -> None:
-    sampler = Sampler(Order(seed=0, samples=10, batch_size=Steps.constant(4), shards=4))
+    sampler = shuffled(Epochs(seed=0, samples=10, batch_size=Steps.constant(4), shards=4))
     keys = [(key.step, key.shard) for key in upcoming(0, 2, (1, 2, 3), range(4), sampler.indices)]
     assert keys == [(0, 3), (1, 1), (1, 2), (1, 3), (2, 1), (2, 3)]
     assert list(upcoming(2, 3, (1, 2, 3), range(4), sampler.indices)) == []

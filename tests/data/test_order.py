@@ -11,11 +11,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator.data.fetching import fetch
-from orchestrator.data.order import Order, Sampler, evaluation_batches
+from orchestrator.data.order import Epochs, evaluation_batches
+from orchestrator.sampling.orders import shuffled
 from orchestrator.values import Steps
 
 orders = st.builds(
-    Order,
+    Epochs,
     seed=st.integers(0, 2**63 - 1),
     samples=st.integers(1, 60),
     batch_size=st.integers(1, 40).map(Steps.constant),
@@ -23,23 +24,23 @@ orders = st.builds(
 )
 
 
-def _step(order: Order, step: int) -> list[list[int]]:
+def _step(order: Epochs, step: int) -> list[list[int]]:
     """The indices of each shard."""
-    sampler = Sampler(order)
+    sampler = shuffled(order)
     return [sampler.indices(step, shard) for shard in range(order.shards)]
 
 
 @given(orders, st.integers(0, 3))
-@example(Order(seed=0, samples=1, batch_size=Steps.constant(40), shards=12), 2)
-@example(Order(seed=0, samples=5, batch_size=Steps.constant(8), shards=4), 0)
-def test_an_epoch_visits_every_sample_once(order: Order, epoch: int) -> None:
+@example(Epochs(seed=0, samples=1, batch_size=Steps.constant(40), shards=12), 2)
+@example(Epochs(seed=0, samples=5, batch_size=Steps.constant(8), shards=4), 0)
+def test_an_epoch_visits_every_sample_once(order: Epochs, epoch: int) -> None:
     steps = range(epoch * order.steps_per_epoch, (epoch + 1) * order.steps_per_epoch)
     seen = Counter(index for step in steps for shard in _step(order, step) for index in shard)
     assert seen == Counter(range(order.samples))
 
 
 @given(orders, st.integers(0, 200))
-def test_a_step_is_dealt_in_runs_of_nearly_equal_length(order: Order, step: int) -> None:
+def test_a_step_is_dealt_in_runs_of_nearly_equal_length(order: Epochs, step: int) -> None:
     rows = [order.rows(step, shard) for shard in range(order.shards)]
     assert {epoch for epoch, _, _ in rows} == {step // order.steps_per_epoch}
     assert all(end == start for (_, _, end), (_, start, _) in itertools.pairwise(rows))
@@ -51,10 +52,10 @@ def test_a_step_is_dealt_in_runs_of_nearly_equal_length(order: Order, step: int)
 
 
 @given(orders, st.integers(0, 20))
-def test_a_sampler_has_no_memory(order: Order, step: int) -> None:
+def test_a_sampler_has_no_memory(order: Epochs, step: int) -> None:
     """Any worker, at any time, in any order of asking, finds the same samples."""
     expected = _step(order, step)
-    wanderer = Sampler(order)
+    wanderer = shuffled(order)
     for other in (step + 7, 0, step + 1):
         wanderer.indices(other, 0)
     for shard in reversed(range(order.shards)):
@@ -73,7 +74,7 @@ changing = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 40)), max_size=3
 @given(st.integers(1, 60), changing)
 def test_batches_may_change_with_the_step(samples: int, sizes: Steps) -> None:
     """As if the epochs were walked step by step: each sample once in each."""
-    order = Order(5, samples, sizes, 40)
+    order = Epochs(5, samples, sizes, 40)
     epoch = offset = 0
     for step in range(40):
         length = min(sizes.at(step), samples - offset)
@@ -89,15 +90,15 @@ def test_batches_may_change_with_the_step(samples: int, sizes: Steps) -> None:
 
 
 def test_a_last_batch_that_is_not_full_leaves_shards_empty() -> None:
-    order = Order(seed=3, samples=22, batch_size=Steps.constant(10), shards=5)
+    order = Epochs(seed=3, samples=22, batch_size=Steps.constant(10), shards=5)
     assert order.steps_per_epoch == 3
     assert [len(shard) for shard in _step(order, 2)] == [0, 0, 1, 0, 1]
     assert [len(shard) for shard in _step(order, 3)] == [2] * 5
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    order = Order(seed=3, samples=30, batch_size=Steps.constant(30), shards=1)
-    other = Order(seed=4, samples=30, batch_size=Steps.constant(30), shards=1)
+    order = Epochs(seed=3, samples=30, batch_size=Steps.constant(30), shards=1)
+    other = Epochs(seed=4, samples=30, batch_size=Steps.constant(30), shards=1)
     assert len({tuple(_step(order, 0)[0]), tuple(_step(order, 1)[0]), tuple(_step(other, 0)[0])}) == 3
 
 
@@ -106,7 +107,7 @@ KNOWN = [[9, 10], [19, 8], [7, 13], [16, 3], [11, 17]]
 
 def test_a_known_order() -> None:
     """The order of samples belongs to every recorded run."""
-    assert _step(Order(seed=7, samples=22, batch_size=Steps.constant(10), shards=5), 1) == KNOWN
+    assert _step(Epochs(seed=7, samples=22, batch_size=Steps.constant(10), shards=5), 1) == KNOWN
 
 
 @given(st.integers(0, 100), st.integers(1, 30))

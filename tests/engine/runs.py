@@ -159,6 +159,7 @@ def settings_for(
     partition: dict[str, Any] | None = None,
     sampling: dict[str, Any] | None = None,
     subset: dict[str, Any] | None = None,
+    order: dict[str, Any] | None = None,
     compression: dict[str, Any] | None = None,
     local: dict[str, Any] | None = None,
     privacy: dict[str, Any] | None = None,
@@ -169,7 +170,7 @@ def settings_for(
 ) -> Settings:
     options, mode = dict(optimizer or {}), dict(sync or {"name": "bsp"})
     parts, draws = {"name": "shared", **(partition or {})}, {"name": "uniform", **(sampling or {})}
-    used = {"name": "all", **(subset or {})}
+    used, visited = {"name": "all", **(subset or {})}, {"name": "shuffled", **(order or {})}
     return Settings(
         run=RunSettings(
             steps=None if epochs else steps, epochs=epochs, seed=seed, precision=precision, recompute=recompute
@@ -182,6 +183,7 @@ def settings_for(
             partition=Variant(name=parts.pop("name"), options=parts),
             sampling=Variant(name=draws.pop("name"), options=draws),
             subset=Variant(name=used.pop("name"), options=used),
+            order=Variant(name=visited.pop("name"), options=visited),
         ),
         cluster=ClusterSettings(
             workers=Workers.parse(layout.workers),

@@ -65,6 +65,8 @@ CASES: list[dict[str, Any]] = [
     {"batch_size": GROWING, "schedule": {"name": "cosine", "warmup": 2, "scale": "sqrt", "base_batch": 5}},
     {"schedule": {"scale": "linear", "base_batch": 5, "warmup": 3}, "optimizer": {"name": "lars", "weight_decay": 0.1}},
     {"optimizer": {"name": "lamb", "lr": 0.05, "weight_decay": 0.1}, "clip": 0.5},
+    {"order": {"name": "blocks", "files": 2, "samples": 3}, "epochs": 2},
+    {"order": {"name": "blocks", "samples": 4}, "batch_size": {0: 5, 1: 22, 3: 9}, "epochs": 3},
     {"subset": {"name": "bagging", "member": 1}, "epochs": 2},
     {"subset": {"name": "disjoint", "member": 1, "members": 2, "shared_seed": 4}},
     {"subset": {"name": "bagging", "member": 2}, "partition": DIRICHLET, "sampling": {"name": "weighted"}},

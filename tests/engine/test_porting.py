@@ -14,10 +14,11 @@ import pytest
 import torch
 import yaml
 
-from orchestrator.data.order import Order, Sampler
+from orchestrator.data.order import Epochs
 from orchestrator.engine.model import construction
 from orchestrator.numerics.streams import seeded
 from orchestrator.plan.resolve import resolve
+from orchestrator.sampling.orders import shuffled
 from orchestrator.settings import load
 from orchestrator.values import Steps
 from tests.engine.runs import Layout, settings_for, train
@@ -67,7 +68,7 @@ def test_they_are_trained_as_by_two_optimizers(written: dict[str, Any]) -> None:
         turn: torch.optim.Adam(network.parameters(), lr=rate, betas=(0.5, 0.999))
         for turn, (network, rate) in networks.items()
     }
-    sampler = Sampler(Order(7, len(rows), Steps.constant(24), 1))
+    sampler = shuffled(Epochs(7, len(rows), Steps.constant(24), 1))
     for step in range(6):
         model.zero_grad()
         batch = pipeline.collate([rows[index] for index in sampler.indices(step, 0)])

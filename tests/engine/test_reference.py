@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.data.order import Order, Sampler
+from orchestrator.data.order import Epochs
 from orchestrator.numerics.streams import seeded
+from orchestrator.sampling.orders import shuffled
 from orchestrator.values import Steps
 from tests.engine import pipelines as p
 from tests.engine.runs import SGD, Layout, train
@@ -30,7 +31,7 @@ class Loop:
         with seeded(SEED, "model"):
             self.model = pipeline.model()
         self.model.train()
-        self._sampler = Sampler(Order(SEED, pipeline.rows, Steps.constant(BATCH), shards))
+        self._sampler = shuffled(Epochs(SEED, pipeline.rows, Steps.constant(BATCH), shards))
 
     def loss(self, step: int, shard: int) -> torch.Tensor:
         indices = self._sampler.indices(step, shard)

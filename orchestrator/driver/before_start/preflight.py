@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 from orchestrator import pipeline
 from orchestrator.checkpoints.storage import try_out
 from orchestrator.control.shard_assignment import assign_stages, deal, hosts_of
+from orchestrator.data.order import Epochs
 from orchestrator.driver.before_start import private
 from orchestrator.errors import ConfigurationError, NotRerunnable
 from orchestrator.numerics import cuda
@@ -21,7 +22,7 @@ from orchestrator.provenance.code import git, imported, pushed, secrets, worktre
 from orchestrator.provenance.data import dvc_files, remote_state, versions
 from orchestrator.provenance.data.hashing import Scan, scan_input
 from orchestrator.records import masking
-from orchestrator.sampling import samplings, subsets
+from orchestrator.sampling import orders, samplings, subsets
 from orchestrator.sampling.partitions import PARTITIONS
 from orchestrator.sampling.partitions import laws as partition_laws
 from orchestrator.settings import ScheduleSettings, Settings, Workers, flat
@@ -37,6 +38,7 @@ from orchestrator.updates.compressions import laws as compression_laws
 from orchestrator.updates.contributions import CONTRIBUTIONS
 from orchestrator.updates.schedules import SCHEDULES
 from orchestrator.updates.schedules import laws as schedule_laws
+from orchestrator.values import Steps
 
 ORCHESTRATOR = ("orchestrator",)  # this package is part of the environment, by the hash of its source
 _FEW_WORKERS, _SOME_WORKERS, _MANY_WORKERS = 5, 8, 64  # to look at all moves of more takes seconds
@@ -194,6 +196,11 @@ def _variant_problems(settings: Settings) -> list[str]:
     subset = settings.data.subset
     compression = settings.compression
     problems: list[str] = []
+    order_of_samples = settings.data.order
+    if is_reference(order_of_samples.name):
+        problems += orders.ORDERS.problems(order_of_samples.name, order_of_samples.options) or orders.problems(
+            order_of_samples.name, order_of_samples.options, *_small_epoch(shards)
+        )
     if is_reference(partition.name):
         problems += PARTITIONS.problems(partition.name, partition.options) or partition_laws.problems(
             partition.name, partition.options, shards
@@ -232,6 +239,12 @@ def _variant_problems(settings: Settings) -> list[str]:
             compression.name, compression.options, settings.data.shards
         )
     return problems
+
+
+def _small_epoch(shards: int) -> tuple[Callable[[], Epochs], int]:
+    """On which an order of the user's own is tried, and how many steps it has."""
+    epochs = Epochs(1, 40 * shards + 3, Steps.constant(8 * shards), shards)
+    return lambda: epochs, epochs.steps_per_epoch
 
 
 def _sync_problems(settings: Settings) -> list[str]:

@@ -20,15 +20,17 @@ from orchestrator.data.drawn import Drawn, PassSampler, WeightedSampler
 from orchestrator.data.fetching import fetch
 from orchestrator.data.labels import Labels
 from orchestrator.data.loaders import Key, Loaders, upcoming
-from orchestrator.data.order import Order, Sampler, evaluation_batches
+from orchestrator.data.order import Epochs, evaluation_batches
 from orchestrator.data.poisson import PoissonSampler
 from orchestrator.engine.model import construction
 from orchestrator.errors import NonFinite, PipelineRaised
+from orchestrator.files import cache
 from orchestrator.numerics import streams
 from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.pipeline import Pipeline, has_rate, naming, takes_step
 from orchestrator.plan import Data, Run, Variant
 from orchestrator.privacy.keys import Keys
+from orchestrator.sampling.orders import ORDERS, Order
 from orchestrator.sampling.partitions import PARTITIONS
 from orchestrator.sampling.subsets import chosen
 from orchestrator.updates import optimizers
@@ -77,6 +79,7 @@ class Workload:
         self.pipeline = construction.make_pipeline(kind, run.pipeline.args, seed)
         with naming("reading the parameters of loss()"):
             self._takes_step = takes_step(self.pipeline)
+        cache.use(data.cache_bytes, data.cache_folder)
         with naming("datasets()"), streams.seeded(seed if data.seed is None else data.seed, "datasets"):
             self._train, self._validation = self._datasets()
         self.model = construction.first_model(self.pipeline, run)
@@ -85,7 +88,7 @@ class Workload:
         self._labels = Labels(self.pipeline, self._train, samples, seed, self.subset)
         samples = samples if self.subset is None else len(self.subset)
         self.division = divide(self._labels, data)
-        self.order, self._sampler = _order(seed, samples, data, self.division)
+        self.order, self._sampler = _order(seed, samples, data, self.division, _files(self._train))
         self._stretch = _stretch(data, self._sampler)
         self._weighs = data.privacy is None
         self._in_rounds = data.local is not None
@@ -404,12 +407,12 @@ class Workload:
 
 
 def _order(
-    seed: int, samples: int, data: Data, division: Division | None
-) -> tuple[Order | Drawn, Sampler | PassSampler | WeightedSampler | ClientSampler]:
+    seed: int, samples: int, data: Data, division: Division | None, files: Sequence[int] | None
+) -> tuple[Epochs | Drawn, Order | PassSampler | WeightedSampler | ClientSampler]:
     """The sampler may be a PoissonSampler, which is asked by client."""
     if division is None:
-        order = Order(seed, samples, data.batch_size, data.shards)
-        return order, Sampler(order)
+        epochs = Epochs(seed, samples, data.batch_size, data.shards, files)
+        return epochs, ORDERS.build(data.order.name, data.order.options)(epochs)
     drawn = Drawn(samples, data.batch_size, data.shards)
     if data.privacy is not None and data.privacy.noise:
         return drawn, PoissonSampler(seed, data, division.parts)
@@ -439,21 +442,34 @@ NON_FINITE_REMEDY = (
 
 
 def _length(dataset: Any, which: str) -> int:
-    if isinstance(dataset, torch.utils.data.IterableDataset):
-        raise PipelineRaised(
-            f"the {which} dataset is an IterableDataset",
-            "use a map-style dataset (__len__ and __getitem__): exact order needs samples that can be addressed",
-        )
     with naming(f"len() of the {which} dataset"):
-        if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        if not _is_addressed(dataset):
             raise PipelineRaised(
                 f"the {which} dataset is a {type(dataset).__name__}",
-                "it needs __len__ and __getitem__ (a map-style dataset)",
+                "it needs __len__ and __getitem__ (a map-style dataset): exact order needs samples that can be addressed",
             )
         length = len(dataset)
     if length == 0 and which == "training":
         raise PipelineRaised("the training dataset is empty", "look at what datasets() reads")
     return length
+
+
+def _is_addressed(dataset: Any) -> bool:
+    """Whether samples are read by number, whatever the class inherits from: torch's IterableDataset only seems to have
+    __getitem__, MosaicML's StreamingDataset has it."""
+    read = getattr(type(dataset), "__getitem__", None)
+    return hasattr(dataset, "__len__") and read not in (None, torch.utils.data.Dataset.__getitem__)
+
+
+def _files(dataset: Any) -> Sequence[int] | None:
+    """How many samples each file of a training set holds, where it says so (`file_lengths`)."""
+    lengths = getattr(dataset, "file_lengths", None)
+    if lengths is not None and sum(lengths) != len(dataset):
+        raise PipelineRaised(
+            f"file_lengths of the training dataset add up to {sum(lengths)}, and its length is {len(dataset)}",
+            "let file_lengths say how many samples each file holds, in the order of the indices",
+        )
+    return lengths
 
 
 def _evaluated(step: int, batch: int) -> str:

@@ -48,7 +48,19 @@ def _too_few_levels(_: str, bits: int | None, shards: int) -> str:
     )
 
 
+def _order_of_all(key: str, fit: str) -> Rule:
+    """Where shards draw from something else than all samples in turn, no order of these is followed."""
+    return Case(("data.order.name",), lambda order: order != "shuffled").requires(
+        f"{key}.name",
+        fit,
+        f"data.order: {{1}} orders all training samples, and with {key}={{0}} shards have others; leave one of the two out",
+    )
+
+
 RULES: tuple[Rule, ...] = (
+    _order_of_all("data.partition", "shared"),
+    _order_of_all("data.sampling", "uniform"),
+    _order_of_all("data.subset", "all"),
     Rule(
         ("run.steps", "run.epochs"),
         lambda steps, epochs: steps is None and epochs is None,

@@ -1,0 +1,52 @@
+"""`index`: the manifest of a folder of files, which `Files` of a pipeline reads."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.commands.answer import Answer, reported
+from orchestrator.commands.arguments import Arguments
+from orchestrator.files.index import index
+from orchestrator.files.manifest import NAME
+from orchestrator.values import megabytes
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """What a manifest says. size: of all files, in bytes."""
+
+    place: str
+    reader: str
+    files: int
+    samples: int
+    size: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "index": f"{self.place.rstrip('/')}/{NAME}",
+            "reader": self.reader,
+            "files": self.files,
+            "samples": self.samples,
+            "bytes": self.size,
+        }
+
+    def as_text(self) -> str:
+        return (
+            f"{self.place.rstrip('/')}/{NAME}: {self.files} files for {self.reader}, {self.samples:,} samples, "
+            f"{megabytes(self.size)}"
+        )
+
+
+def run(given: Arguments) -> Answer:
+    """Raises ConfigurationError, DataDamaged."""
+    found = index(given.value, given.get("reader"), {}, _progress)
+    files = found.files
+    size, samples = sum(file.size for file in files), sum(file.samples for file in files)
+    return reported(Indexed(given.value, found.reader, len(files), samples, size), given)
+
+
+def _progress(done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{done} of {total} files", end="\n" if done == total else "", file=sys.stderr, flush=True)

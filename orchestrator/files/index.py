@@ -1,0 +1,80 @@
+"""Writing the manifest of a folder of files: each is read once, for its samples, its bytes and their MD5."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import ConfigurationError, DataDamaged
+from orchestrator.files import manifest
+from orchestrator.files.manifest import File, Manifest
+from orchestrator.files.places import Place, place_of
+from orchestrator.files.readers import READERS, SUFFIXES, by_name
+
+Tell = Callable[[int, int], None]
+
+
+def index(named: str, reader: str | None, options: Mapping[str, Any], tell: Tell = lambda _done, _of: None) -> Manifest:
+    """named: a folder, or an fsspec URL of one; reader: of all its files, None to go by their names; tell: hears how many files
+    are done. Raises ConfigurationError, DataDamaged."""
+    place = place_of(named)
+    try:
+        names = [name for name in place.names() if not _is_hidden(name)]
+    except OSError as error:
+        raise ConfigurationError([f"index={named}: {error}"]) from error
+    chosen, names = _chosen(named, reader, names)
+    read = READERS.build(chosen, options)
+    files = []
+    for name in names:
+        files.append(_described(place, name, read))
+        tell(len(files), len(names))
+    found = Manifest(chosen, tuple(files), dict(options))
+    data = found.written()
+    manifest.read(data, place.describe(manifest.NAME))
+    place.write(manifest.NAME, data)
+    return found
+
+
+def _is_hidden(name: str) -> bool:
+    return name == manifest.NAME or any(part.startswith((".", "_")) for part in name.split("/"))
+
+
+def _chosen(named: str, reader: str | None, names: Sequence[str]) -> tuple[str, list[str]]:
+    """The reader, and the files that it reads."""
+    if reader is not None:
+        suffixes = tuple(suffix for suffix, known in SUFFIXES.items() if known == reader)
+        found = [name for name in names if not suffixes or name.endswith(suffixes)]
+        if not found:
+            raise ConfigurationError([f"index={named}: there is no file for reader={reader}"])
+        return reader, found
+    known = {name: by_name(Path(name)) for name in names}
+    readers = sorted({each for each in known.values() if each is not None})
+    if len(readers) != 1:
+        what = f"files for {' and '.join(readers)}" if readers else "no file whose name tells how to read it"
+        raise ConfigurationError(
+            [f"index={named}: there is {what}"], f"name one of: reader={', reader='.join(READERS)}"
+        )
+    return readers[0], [name for name, each in known.items() if each is not None]
+
+
+def _described(place: Place, name: str, read: Callable[..., Any]) -> File:
+    digest, size = hashlib.md5(usedforsecurity=False), 0
+    with tempfile.NamedTemporaryFile() as copy:
+        for chunk in place.chunks(name):
+            digest.update(chunk)
+            size += len(chunk)
+            if place.folder is None:
+                copy.write(chunk)
+        copy.flush()
+        try:
+            samples = read(Path(copy.name) if place.folder is None else place.folder / name, name)
+        except ValueError as error:
+            raise DataDamaged(
+                f"{place.describe(name)} {error}", "leave it out of the folder, or write it anew"
+            ) from error
+        count = len(samples)
+        samples.close()
+    return File(name, count, size, digest.hexdigest())

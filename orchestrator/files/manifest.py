@@ -1,0 +1,78 @@
+"""Which files a training set has, and what each holds: `files.json` beside them, written once.
+
+    {"format": "files-1", "reader": "jsonl", "options": {}, "files": [["a.jsonl", 1000, 52311, "d41d8cd9..."], ...]}
+
+Each file: its path below the manifest's folder, its samples, its bytes and the MD5 of these, as DVC has it. The order of the
+files is that of the samples' indices.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from orchestrator.errors import DataDamaged
+
+NAME = "files.json"
+_FORMAT = "files-1"
+
+
+class File(NamedTuple):
+    """path: below the folder of the manifest; size: in bytes."""
+
+    path: str
+    samples: int
+    size: int
+    md5: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """reader: of all files, by its name in the table; options: of it."""
+
+    reader: str
+    files: tuple[File, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def written(self) -> bytes:
+        described = {"format": _FORMAT, **asdict(self), "files": [list(file) for file in self.files]}
+        return json.dumps(described, separators=(",", ":")).encode()
+
+
+def read(data: bytes, where: str) -> Manifest:
+    """where: for messages. Raises DataDamaged."""
+    try:
+        described = json.loads(data)
+        if described["format"] != _FORMAT:
+            raise ValueError(f"its format is {described['format']!r}, not {_FORMAT!r}")
+        files = tuple(File(str(path), int(n), int(size), str(md5)) for path, n, size, md5 in described["files"])
+        manifest = Manifest(str(described["reader"]), files, dict(described["options"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise _unfit(where, f"is no list of files: {type(error).__name__}: {error}") from error
+    problem = _problem(manifest.files)
+    if problem is not None:
+        raise _unfit(where, problem)
+    return manifest
+
+
+def _problem(files: Iterable[File]) -> str | None:
+    listed = tuple(files)
+    if not listed:
+        return "lists no file"
+    path, times = Counter(file.path for file in listed).most_common(1)[0]
+    if times > 1:
+        return f"lists {path} {times} times"
+    for file in listed:
+        if PurePosixPath(file.path).is_absolute() or ".." in PurePosixPath(file.path).parts:
+            return f"lists {file.path}, which is not below its folder"
+        if file.samples < 0 or file.size < 0:
+            return f"says of {file.path} that it has {file.samples} samples in {file.size} bytes"
+    return None if any(file.samples for file in listed) else "lists files without samples"
+
+
+def _unfit(where: str, problem: str) -> DataDamaged:
+    return DataDamaged(f"{where} {problem}", "write it anew: python -m orchestrator index=FOLDER")

@@ -1,0 +1,108 @@
+"""Where files lie: a folder of this machine, or whatever fsspec reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+from orchestrator.errors import ConfigurationError
+
+_CHUNK = 4 << 20
+
+
+class Place(Protocol):
+    """folder: None where files have to be fetched before they are read."""
+
+    @property
+    def folder(self) -> Path | None: ...
+
+    def describe(self, path: str) -> str:
+        """A file, for messages."""
+
+    def names(self) -> list[str]:
+        """The paths of all files, in the order of their names. Raises OSError."""
+
+    def chunks(self, path: str) -> Iterator[bytes]:
+        """A file's bytes. Raises OSError: FileNotFoundError and PermissionError where to try again is in vain."""
+
+    def write(self, path: str, data: bytes) -> None:
+        """Raises OSError."""
+
+
+def place_of(named: str | Path) -> Place:
+    """A path or file:// URL is a folder; another URL goes to fsspec. Raises ConfigurationError."""
+    scheme, separator, rest = str(named).partition("://")
+    if not separator or isinstance(named, Path):
+        return _Folder(Path(named))
+    return _Folder(Path(unquote(urlsplit(f"//{rest}").path))) if scheme == "file" else _Remote(named)
+
+
+class _Folder:
+    def __init__(self, folder: Path) -> None:
+        self.folder = self._folder = folder
+
+    def describe(self, path: str) -> str:
+        return str(self._folder / path)
+
+    def names(self) -> list[str]:
+        if not self._folder.is_dir():
+            raise FileNotFoundError(f"{self._folder} is no folder")
+        return sorted(path.relative_to(self._folder).as_posix() for path in self._folder.rglob("*") if path.is_file())
+
+    def chunks(self, path: str) -> Iterator[bytes]:
+        with (self._folder / path).open("rb") as stream:
+            while chunk := stream.read(_CHUNK):
+                yield chunk
+
+    def write(self, path: str, data: bytes) -> None:
+        unfinished = self._folder / f".{path}-{os.getpid()}"
+        try:
+            unfinished.write_bytes(data)
+            unfinished.replace(self._folder / path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
+class _Remote:
+    folder = None
+
+    def __init__(self, url: str) -> None:
+        import fsspec
+
+        try:
+            self._files, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
+        except ImportError as error:
+            raise ConfigurationError([f"{url} needs a package that is missing: {error}"]) from error
+        except Exception as error:
+            raise ConfigurationError([f"{url} cannot be used: {type(error).__name__}: {error}"]) from error
+        self._root = root.rstrip("/")
+        self._url = url.rstrip("/")
+
+    def describe(self, path: str) -> str:
+        return f"{self._url}/{path}"
+
+    def names(self) -> list[str]:
+        return sorted(name[len(self._root) + 1 :] for name in self._act("find", self._root))
+
+    def chunks(self, path: str) -> Iterator[bytes]:
+        with self._act("open", f"{self._root}/{path}", "rb", cache_type="none") as stream:
+            while chunk := self._called(stream.read, _CHUNK):
+                yield chunk
+
+    def write(self, path: str, data: bytes) -> None:
+        self._act("pipe_file", f"{self._root}/{path}", data)
+
+    def _act(self, verb: str, *arguments: Any, **options: Any) -> Any:
+        return self._called(getattr(self._files, verb), *arguments, **options)
+
+    def _called(self, function: Any, *arguments: Any, **options: Any) -> Any:
+        """Every library behind fsspec has errors of its own."""
+        try:
+            return function(*arguments, **options)
+        except OSError:
+            raise
+        except Exception as error:
+            raise OSError(f"{type(error).__name__}: {error}") from error

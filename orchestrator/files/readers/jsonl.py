@@ -1,0 +1,52 @@
+"""A JSON value per line; compressed by gzip where the name ends in .gz. Empty lines are no samples."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import mmap
+from pathlib import Path
+from typing import Any
+
+
+def jsonl(path: Path, name: str) -> _Lines:
+    return _Lines(path, name)
+
+
+class _Lines:
+    def __init__(self, path: Path, name: str) -> None:
+        import numpy
+
+        if name.endswith(".gz"):
+            try:
+                self._bytes: Any = gzip.decompress(path.read_bytes())
+            except (EOFError, gzip.BadGzipFile) as error:
+                raise ValueError(f"is no whole gzip file: {error}") from error
+            self.held = len(self._bytes)
+        else:
+            self._bytes = _mapped(path)
+            self.held = 0
+        found = numpy.flatnonzero(numpy.frombuffer(self._bytes, numpy.uint8) == ord("\n"))
+        ends = found if len(self._bytes) and self._bytes[-1:] == b"\n" else numpy.append(found, len(self._bytes))
+        starts = numpy.concatenate(([0], ends[:-1] + 1))
+        full = ends > starts
+        self._starts, self._ends = starts[full], ends[full]
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, number: int) -> Any:
+        line = self._bytes[self._starts[number] : self._ends[number]]
+        try:
+            return json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"has a line that is not JSON, sample {number}: {error}") from error
+
+    def close(self) -> None:
+        self._bytes = b""
+
+
+def _mapped(path: Path) -> Any:
+    with path.open("rb") as stream:
+        empty = not path.stat().st_size
+        return b"" if empty else mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)

@@ -1,0 +1,54 @@
+"""A tar file in the layout of WebDataset: members that share a name up to its first dot are one sample, a dictionary of their
+bytes by what follows it, and `__key__`.
+
+Source: Aizman, Maltby and Breuel, "High performance I/O for large scale deep learning" (2019).
+"""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+from typing import Any
+
+
+def tar(path: Path, name: str) -> _Members:  # noqa: ARG001
+    return _Members(path)
+
+
+class _Members:
+    held = 0
+
+    def __init__(self, path: Path) -> None:
+        self._samples: list[tuple[str, dict[str, tuple[int, int]]]] = []  # key; start and size by extension
+        try:
+            with tarfile.open(path, "r:") as archive:
+                for member in archive:
+                    if member.isfile():
+                        self._note(member)
+        except tarfile.TarError as error:
+            raise ValueError(f"is no whole tar file without compression: {error}") from error
+        self._stream = path.open("rb")
+
+    def _note(self, member: tarfile.TarInfo) -> None:
+        folder, slash, base = member.name.rpartition("/")
+        stem, _, extension = base.partition(".")
+        key = f"{folder}{slash}{stem}"
+        if not self._samples or self._samples[-1][0] != key:
+            self._samples.append((key, {}))
+        self._samples[-1][1][extension] = member.offset_data, member.size
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        key, parts = self._samples[number]
+        found: dict[str, Any] = {"__key__": key}
+        for extension, (start, size) in parts.items():
+            self._stream.seek(start)
+            found[extension] = self._stream.read(size)
+            if len(found[extension]) != size:
+                raise ValueError(f"ends within {key}.{extension}")
+        return found
+
+    def close(self) -> None:
+        self._stream.close()

@@ -1,0 +1,212 @@
+"""Data sets of many files: samples by number whatever the format, and never a wrong one."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator import Files
+from orchestrator.errors import ConfigurationError, DataDamaged
+from orchestrator.files import cache, manifest
+from orchestrator.files.index import index
+from orchestrator.files.manifest import File, Manifest
+
+ROWS = [[{"text": f"{file}-{row}", "n": row} for row in range(count)] for file, count in enumerate((3, 1, 4))]
+
+
+def _jsonl(rows: list[dict[str, Any]]) -> bytes:
+    return "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+
+
+def _tar(rows: list[dict[str, Any]]) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for row in rows:
+            for extension, text in (("txt", row["text"]), ("meta.n", str(row["n"]))):
+                member = tarfile.TarInfo(f"part/{row['text']}.{extension}")
+                member.size = len(text)
+                archive.addfile(member, io.BytesIO(text.encode()))
+    return packed.getvalue()
+
+
+def _arrow(rows: list[dict[str, Any]]) -> bytes:
+    sink = pyarrow.BufferOutputStream()
+    table = pyarrow.Table.from_pylist(rows)
+    with pyarrow.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def _parquet(rows: list[dict[str, Any]]) -> bytes:
+    sink = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), sink, row_group_size=2)
+    return bytes(sink.getvalue())
+
+
+def _as_is(sample: Any) -> Any:
+    return sample
+
+
+def _of_tar(sample: dict[str, Any]) -> dict[str, Any]:
+    assert sample["__key__"] == f"part/{sample['txt'].decode()}"
+    return {"text": sample["txt"].decode(), "n": int(sample["meta.n"])}
+
+
+FORMATS: dict[str, Any] = {
+    "jsonl": (_jsonl, _as_is),
+    "jsonl.gz": (lambda rows: gzip.compress(_jsonl(rows)), _as_is),
+    "parquet": (_parquet, _as_is),
+    "arrow": (_arrow, _as_is),
+    "tar": (_tar, _of_tar),
+}
+
+
+def _folder(at: Path, suffix: str = "jsonl") -> Path:
+    at.mkdir(parents=True, exist_ok=True)
+    for number, rows in enumerate(ROWS):
+        (at / f"{number}.{suffix}").write_bytes(FORMATS[suffix][0](rows))
+    index(str(at), None, {})
+    return at
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_samples_are_found_by_number_in_every_format(suffix: str, tmp_path: Path) -> None:
+    files = Files(_folder(tmp_path / "set", suffix))
+    expected = [row for rows in ROWS for row in rows]
+    read = FORMATS[suffix][1]
+    assert len(files) == len(expected)
+    assert list(files.file_lengths) == [3, 1, 4]
+    for number in (7, 0, 3, 2, 5, 1, 6, 4):
+        assert read(files[number]) == expected[number]
+    with pytest.raises(IndexError):
+        files[8]
+    files.close()
+
+
+def test_files_that_are_a_sample_each(tmp_path: Path) -> None:
+    for label in ("cat", "dog"):
+        (tmp_path / label).mkdir()
+        (tmp_path / label / "1.png").write_bytes(label.encode())
+    index(str(tmp_path), "whole", {})
+    assert [Files(tmp_path)[number] for number in (0, 1)] == [
+        {"bytes": label.encode(), "name": f"{label}/1.png", "label": label} for label in ("cat", "dog")
+    ]
+
+
+@given(
+    st.lists(st.tuples(st.text(min_size=1), st.integers(0, 9), st.integers(0, 10**12)), max_size=9),
+    st.dictionaries(st.text(), st.integers()),
+)
+def test_a_manifest_is_read_as_it_was_written(files: list[tuple[str, int, int]], options: dict[str, int]) -> None:
+    made = Manifest("jsonl", tuple(File(path, n, size, "0" * 32) for path, n, size in files), options)
+    try:
+        assert manifest.read(made.written(), "here") == made
+    except DataDamaged as error:
+        assert "times" in error.message or "lists" in error.message  # noqa: PT017
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "not json": (b"{", "is no list of files: JSONDecodeError"),
+    "another format": (b'{"format": "files-9"}', "its format is 'files-9'"),
+    "twice": (Manifest("jsonl", (File("a", 1, 1, ""), File("a", 1, 1, ""))).written(), "lists a 2 times"),
+    "outside": (Manifest("jsonl", (File("../a", 1, 1, ""),)).written(), "lists ../a, which is not below its folder"),
+    "nothing": (Manifest("jsonl", ()).written(), "lists no file"),
+    "empty": (Manifest("jsonl", (File("a", 0, 1, ""),)).written(), "lists files without samples"),
+}
+
+
+@pytest.mark.parametrize("which", WRONG)
+def test_a_manifest_that_is_none_is_refused(which: str) -> None:
+    data, said = WRONG[which]
+    with pytest.raises(DataDamaged, match="write it anew") as refused:
+        manifest.read(data, "s3://b/files.json")
+    assert refused.value.message.startswith("s3://b/files.json ")
+    assert said in refused.value.message
+
+
+def _truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def _other_rows(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b"\n", b" ", 1))
+
+
+def _no_json(path: Path) -> None:
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+
+
+DAMAGED: dict[str, tuple[Any, str]] = {
+    "missing": (Path.unlink, "cannot be read: No such file"),
+    "truncated": (_truncated, "has 69 bytes; its manifest says 72"),
+    "other rows": (_other_rows, "samples; its manifest says 3"),
+    "no json": (_no_json, "has a line that is not JSON, sample 0"),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGED)
+def test_a_damaged_file_is_named_and_not_read(how: str, tmp_path: Path) -> None:
+    folder = _folder(tmp_path)
+    damage, said = DAMAGED[how]
+    damage(folder / "0.jsonl")
+    files = Files(folder)
+    with pytest.raises(DataDamaged, match="put back what was there") as refused:
+        files[0]
+    assert refused.value.message.startswith(f"{folder / '0.jsonl'} ")
+    assert said in refused.value.message
+    assert files[3]["text"] == "1-0"
+
+
+def test_a_folder_without_manifest_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(DataDamaged, match=f"write it: python -m orchestrator index={tmp_path}"):
+        Files(tmp_path)
+
+
+def test_what_cannot_be_indexed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is no folder"):
+        index(str(tmp_path / "nowhere"), None, {})
+    with pytest.raises(ConfigurationError, match="no file whose name tells how to read it"):
+        index(str(tmp_path), None, {})
+    (tmp_path / "a.parquet").write_bytes(b"no parquet")
+    with pytest.raises(DataDamaged, match=r"a\.parquet is no Parquet file"):
+        index(str(tmp_path), None, {})
+    (tmp_path / "a.jsonl").write_bytes(b"{}\n")
+    with pytest.raises(ConfigurationError, match="files for jsonl and parquet") as refused:
+        index(str(tmp_path), None, {})
+    assert "reader=jsonl" in str(refused.value)
+    with pytest.raises(ConfigurationError, match="'parkett' is not on offer"):
+        index(str(tmp_path), "parkett", {})
+
+
+def test_files_of_an_object_store_are_read_through_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = fsspec.filesystem("memory")
+    for number, rows in enumerate(ROWS):
+        store.pipe_file(f"/corpus/{number}.jsonl", _jsonl(rows))
+    index("memory://corpus", None, {})
+    monkeypatch.setattr(cache, "_used", {})
+    cache.use(120, str(tmp_path))
+    files = Files("memory://corpus")
+    texts = [row["text"] for rows in ROWS for row in rows]
+    assert [files[number]["text"] for number in (7, 0, 3, 6, 1)] == [texts[number] for number in (7, 0, 3, 6, 1)]
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 120
+    store.pipe_file("/corpus/1.jsonl", b"x" * len(_jsonl(ROWS[1])))
+    files.close()
+    for path in tmp_path.iterdir():
+        path.unlink()
+    with pytest.raises(DataDamaged, match=r"corpus/1\.jsonl has 24 bytes with the MD5"):
+        files[3]
+    store.rm_file("/corpus/1.jsonl")
+    with pytest.raises(DataDamaged, match=r"corpus/1\.jsonl cannot be read"):
+        files[3]
+    files.close()
