@@ -81,6 +81,16 @@ def capture(device: str = "cpu", *, portable: bool = False) -> Environment:
     )
 
 
+def surroundings() -> dict[str, Any]:
+    """What another process of this environment can tell of it without torch, as a node of a record does."""
+    found = dict(sorted(packages.installed()))
+    return {
+        "packages": {name: version for name, (version, _) in found.items()},
+        "builds": {name: build for name, (_, build) in found.items()},
+        "bits": {**_interpreter(), **_processor(), "orchestrator": packages.own_sha256()},
+    }
+
+
 def variables() -> dict[str, str]:
     """The variables that may change bits, so that a rerun can set them as they were. Nothing that looks like a secret."""
     return _chosen(lambda name: bool(_BITS.fullmatch(name)) and not _NO_BITS.fullmatch(name))
