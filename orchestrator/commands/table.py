@@ -144,7 +144,7 @@ _ALL = (
     ),
     Verb(
         "rerun",
-        "rerun=RUN_ID|CRATE [environment=ignore|rebuild] [stages=true] [explain=true] [trust=true] [key=value ...]",
+        "rerun=RUN_ID|CRATE [environment=ignore|rebuild] [stages|explain|trust=true] [key=value ...]",
         {
             "rerun=RUN_ID": (
                 "repeat that run exactly, in a clean checkout of its code with its data, and compare: exact, diverged "

@@ -17,10 +17,11 @@ from pathlib import Path
 from orchestrator.commands.rerun.repeater import Repeater
 from orchestrator.driver.terminal import child_process, signals
 from orchestrator.driver.terminal.progress import duration
-from orchestrator.errors import Interrupted, NotRerunnable, RunFailed
+from orchestrator.errors import Interrupted, RunFailed
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.data import dvc_files, stages
 from orchestrator.provenance.data.stages import Pipeline, Stage
+from orchestrator.provenance.data.versions import Input
 from orchestrator.provenance.environment import layers, lock, node
 from orchestrator.records.comparison import compare
 from orchestrator.records.preparation import Preparation, Repeated
@@ -43,7 +44,7 @@ def prepared(repeater: Repeater, *, check_environment: bool) -> Iterator[tuple[P
         yield found, {path: place for path, place in _places(repeater, restored, pipeline) if place.exists()}
 
 
-def commands(bundle: Path, folder: Path, inputs: Sequence[stages.Input]) -> list[str]:
+def commands(bundle: Path, folder: Path, inputs: Sequence[Input]) -> list[str]:
     """The stages that would be executed, "name: command"; nothing is. bundle: of the code; folder: for a checkout of it.
     Raises NotRerunnable."""
     with checkout.disposable(bundle, folder) as restored:
@@ -102,11 +103,7 @@ def _surroundings(repeater: Repeater) -> Iterator[str]:
         _, builds = layers.found_in(rebuilt.kept)
         yield from (f"package {name}: another build" for name in lock.other_builds(rebuilt.lock, builds))
         return
-    here = node.surroundings()
-    recorded = [
-        {**each, "bits": {key: value for key, value in each.get("bits", {}).items() if key in here["bits"]}}
-        for each in repeater.original.environments
-    ]
-    if not recorded:
-        raise NotRerunnable("the record tells of no environment", "environment=ignore leaves it out")
-    yield from compare({"environments": recorded}, {"environments": [here]}).inputs(check_environment=True)
+    recorded, here = repeater.original.environments, node.surroundings()
+    told = set.intersection(*(set(each.get("bits", {})) for each in (*recorded, here)))
+    nodes = [{**each, "bits": {key: each["bits"][key] for key in told}} for each in (*recorded, here)]
+    yield from compare({"environments": nodes[:-1]}, {"environments": nodes[-1:]}).inputs(check_environment=True)

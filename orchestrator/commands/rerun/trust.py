@@ -8,7 +8,7 @@ store, and no protection against one who writes another's name into it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -56,7 +56,7 @@ class WouldExecute:
             "modules from elsewhere": _list(self.elsewhere),
             "folders searched for modules": _list(self.search_path),
             **(
-                {"packages that pip would install": _list(self.installs)}
+                {"packages that would be installed": _list(self.installs)}
                 if self.installs
                 else {"packages, recorded -> here": _list(self.packages)}
             ),
@@ -104,13 +104,18 @@ def examine(
         modules=own,
         elsewhere=sorted(set(modules) - set(own)),
         packages=_differing(bits.get("packages", {})),
-        installs=[f"{name} {version}" for name, version in bits.get("packages", {}).items()] if rebuilding else [],
+        installs=_installed(bits) if rebuilding else [],
         variables=dict(bits.get("bits", {}).get("variables", {})),
         search_path=list(code.get("search_path", [])),
         data={item.path: item.md5 for item in original.inputs},
         initial=settings.initial.name,
         stages=list(stages),
     )
+
+
+def _installed(node: Mapping[str, Any]) -> list[str]:
+    of_conda = [f"{each['name']} {each['version']} {each['build']}" for each in node.get("conda", ())]
+    return [f"{name} {version}" for name, version in node.get("packages", {}).items()] + of_conda
 
 
 def _differing(recorded: dict[str, str]) -> list[str]:

@@ -163,7 +163,9 @@ def changed(top: Path, stage: Stage) -> list[str]:
     try:
         with dvc_files.opened(top) as repository:
             (found,) = repository.stage.collect(stage.address)
-            told = [phrase for dep in found.deps for path, how in dep.status().items() for phrase in _phrases(path, how)]
+            told = [
+                phrase for dep in found.deps for path, how in dep.status().items() for phrase in _phrases(path, how)
+            ]
             return [*sorted(told), *(["its command is another one"] if found.changed_stage() else [])]
     except (DvcException, OSError) as error:
         raise NotRerunnable(f"DVC cannot look at stage {stage.name}: {error}", _REMEDY) from None
