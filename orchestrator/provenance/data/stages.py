@@ -162,9 +162,14 @@ def changed(top: Path, stage: Stage) -> list[str]:
 
     try:
         with dvc_files.opened(top) as repository:
-            (found,) = repository.stage.collect(stage.address)
+            (found,) = repository.stage.collect(
+                str(top / stage.address)
+            )  # what is relative, DVC takes from where we are
             told = [
-                phrase for dep in found.deps for path, how in dep.status().items() for phrase in _phrases(path, how)
+                phrase
+                for dep in found.deps
+                for how in dep.status().values()
+                for phrase in _phrases(os.path.relpath(dep.fs_path, top) if dep.protocol == "local" else str(dep), how)
             ]
             return [*sorted(told), *(["its command is another one"] if found.changed_stage() else [])]
     except (DvcException, OSError) as error:
