@@ -196,7 +196,11 @@ def test_an_environment_of_conda_is_made_anew_below_what_pip_installs(
 ) -> None:
     """It is kept; a file of the channel that was replaced is refused, with nothing left of it."""
     tool = tmp_path / "micromamba"
-    tool.write_text(STAND_IN.format(python=sys.executable, base=str(Path(sys._base_executable).resolve())))
+    tool.write_text(
+        STAND_IN.format(
+            python=sys.executable, base=str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
+        )
+    )
     tool.chmod(0o755)
     recorded, deep = scene.recorded(scales="scales-1.0-py3-none-any.whl"), write_conda(tmp_path, "deep", "DEEP = 3\n")
     told = json.loads(recorded.files.environment.read_text())
