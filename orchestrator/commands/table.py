@@ -83,6 +83,7 @@ _NO_SWEEP: dict[str, Any] = {"sweep_id": None, "status": None, "trials": [], "be
 _NO_RERUN = dict.fromkeys(("run_id", "rerun_of", "status", "verdict", "first_divergence")) | {
     "differences": [],
     "explanation": None,
+    "stages": None,
 }
 _NO_COMPARISON = {"runs": [], "differences": [], "first_divergence": None, "files": []} | dict.fromkeys(
     ("ancestor", "drift", "picture")
@@ -143,14 +144,15 @@ _ALL = (
     ),
     Verb(
         "rerun",
-        "rerun=RUN_ID|CRATE [environment=ignore|rebuild] [explain=true] [trust=true] [key=value ...]",
+        "rerun=RUN_ID|CRATE [environment=ignore|rebuild] [stages|explain|trust=true] [key=value ...]",
         {
             "rerun=RUN_ID": (
                 "repeat that run exactly, in a clean checkout of its code with its data, and compare: exact, diverged "
                 "(with the first step that differs), or inputs-differ (with what differs); explain=true: where it has "
                 "diverged, run that step once more, to tell chance within it from other causes; environment=rebuild: "
                 "in a new virtual environment with the recorded packages and interpreter, which pip installs; "
-                "wheels=FOLDER: wheels for it, besides pip's index"
+                "wheels=FOLDER: wheels for it, besides pip's index; stages=true: execute the DVC stages that made its data, "
+                "too, and name the first that makes other data"
             ),
             "rerun=CRATE": (
                 "the same with a record that was sent, a zip or folder of export=; key=PATH: the public key that has "

@@ -33,6 +33,7 @@ _SHARES: tuple[Share, ...] = ("result", "outcome", "execution")
 _HEADINGS = {"result": "determines the result", "outcome": "the outcome", "execution": "only the execution"}
 _WIDTH = 60
 _OWN = "orchestrator"
+_WHOLE = ("packages_sha256", "conda_sha256")
 
 
 class Run(Outcome, total=False):
@@ -202,13 +203,18 @@ def _packages(node: Mapping[str, Any]) -> dict[str, Any]:
             *(str(build[key])[:12] for key in ("commit", "sha256") if build.get(key)),
         ]
         found[name] = f"{version} ({', '.join(tells)})" if tells else version
-    return found
+    return found | {f"{each['name']} of conda": _of_conda(each) for each in node.get("conda", ())}
+
+
+def _of_conda(package: Mapping[str, Any]) -> str:
+    digest = package.get("sha256") or package.get("md5")
+    return f"{package['version']} {package['build']}" + (f" ({digest[:12]})" if digest else "")
 
 
 def _part(nodes: Iterable[Mapping[str, Any]], part: str) -> dict[str, Any]:
-    """Flat, without the hash over packages that are compared one by one."""
+    """Flat, without the hashes over packages that are compared one by one."""
     found = _together(_flat(node.get(part, {})) for node in nodes)
-    return {name: value for name, value in found.items() if name != "packages_sha256"}
+    return {name: value for name, value in found.items() if name not in _WHOLE}
 
 
 def _together(nodes: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

@@ -171,7 +171,7 @@ def _repeat_elsewhere(somewhere: Somewhere, place: Path) -> None:
     asked = there.run(f"rerun={place / 'run.zip'}", "environment=rebuild", "output=json")
     assert (asked.code, asked.report["error"]["kind"]) == (2, "Untrusted")
     assert "scales 1.0" in asked.report["would_execute"]["installs"]
-    assert "packages that pip would install: " in asked.err
+    assert "packages that would be installed: " in asked.err
     done = there.run(f"rerun={place / 'run.zip'}", "environment=rebuild", "trust=true", "output=json")
     assert done.code == 0, done.err
     assert "building the environment" not in done.err

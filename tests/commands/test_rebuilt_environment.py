@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import platform
 import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import zipfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +24,7 @@ from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import ConfigurationError, Interrupted, NotRerunnable, UsageError
 from orchestrator.provenance.code.checkout import Restored
-from orchestrator.provenance.environment import layers, own_wheel, packages
+from orchestrator.provenance.environment import conda, layers, own_wheel, packages
 from orchestrator.tracking import Past
 
 PAST = Past("a" * 32, "a", "e", "FINISHED", 0, 1, {}, None)
@@ -144,6 +147,88 @@ def test_it_is_made_once_as_recorded_and_layers_stand_above_it(scene: Scene, tmp
     assert evaluated(first, restored, "sys.prefix") == str(above)
     assert layers.own_sha256(above) == packages.own_sha256()
     assert layers.found_in(first.kept)[0] == {"scales": "1.0"}
+
+
+# In the place of micromamba: unpacks what an explicit list names, checks md5, writes conda-meta; the interpreter is ours.
+STAND_IN = """\
+#!{python}
+import hashlib, json, pathlib, sys, tarfile
+create, yes, _, prefix, _, listed = sys.argv[1:]
+assert (create, yes) == ("create", "--yes")
+place = pathlib.Path(prefix)
+(place / "conda-meta").mkdir(parents=True)
+(place / "bin").mkdir()
+(place / "bin" / "python").symlink_to({base!r})
+head, *lines = pathlib.Path(listed).read_text().splitlines()
+assert head == "@EXPLICIT"
+for line in lines:
+    url, _, md5 = line.partition("#")
+    file = pathlib.Path(url.removeprefix("file://"))
+    if hashlib.md5(file.read_bytes()).hexdigest() != md5:
+        sys.exit(f"error: {{file.name}} is not what was asked for")
+    with tarfile.open(file) as archive:
+        archive.extractall(place, filter="data")
+    told = json.loads((place / "info" / "index.json").read_text())
+    told |= {{"url": url, "md5": md5, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}}
+    (place / "conda-meta" / f"{{told['name']}}.json").write_text(json.dumps(told))
+"""
+
+
+def write_conda(folder: Path, name: str, text: str) -> conda.Package:
+    """A package with one module, in the format of conda."""
+    files = {
+        f"lib/python{'.'.join(map(str, sys.version_info[:2]))}/site-packages/{name}.py": text,
+        "info/index.json": json.dumps({"name": name, "version": "1.0", "build": "py_0"}),
+    }
+    file = folder / f"{name}-1.0-py_0.tar.bz2"
+    with tarfile.open(file, "w:bz2") as archive:
+        for path, content in files.items():
+            entry = tarfile.TarInfo(path)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content.encode()))
+    md5, sha256 = (hashlib.new(kind, file.read_bytes()).hexdigest() for kind in ("md5", "sha256"))
+    return conda.Package(name, "1.0", "py_0", f"file://{file}", md5, sha256)
+
+
+@pytest.mark.slow
+def test_an_environment_of_conda_is_made_anew_below_what_pip_installs(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is kept; a file of the channel that was replaced is refused, with nothing left of it."""
+    tool = tmp_path / "micromamba"
+    tool.write_text(
+        STAND_IN.format(
+            python=sys.executable, base=str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
+        )
+    )
+    tool.chmod(0o755)
+    recorded, deep = scene.recorded(scales="scales-1.0-py3-none-any.whl"), write_conda(tmp_path, "deep", "DEEP = 3\n")
+    told = json.loads(recorded.files.environment.read_text())
+    told["nodes"]["here"]["conda"] = conda.as_record([deep])
+    recorded.files.environment.write_text(json.dumps(told))
+    with monkeypatch.context() as without:
+        without.setenv("PATH", str(tmp_path / "none"))
+        without.delenv("MAMBA_EXE", raising=False)
+        with pytest.raises(NotRerunnable, match="no micromamba, mamba or conda on PATH"):
+            rebuild.rebuild(recorded, scene.folder, [scene.wheels], scene.said)
+    monkeypatch.setenv("MAMBA_EXE", str(tool))
+    rebuilt = rebuild.rebuild(recorded, scene.folder, [scene.wheels], scene.said)
+    assert rebuilt.of_conda is not None
+    assert conda.installed(rebuilt.of_conda) == [deep]
+    (tmp_path / "place" / "code").mkdir(parents=True)
+    restored = Restored(tmp_path / "place" / "code", tmp_path / "place" / "code", "t", "c", None)
+    code(restored)
+    rebuilt.build_above(restored)
+    assert evaluated(rebuilt, restored, "scales.SCALE, __import__('deep').DEEP") == "1 3"
+    again = rebuild.rebuild(recorded, scene.folder, [scene.wheels], scene.said)
+    assert f"the environment of conda is the one in {again.of_conda}" in scene.said.lines
+    shutil.rmtree(rebuilt.of_conda)
+    write_conda(tmp_path, "deep", "DEEP = 4\n")
+    with pytest.raises(
+        NotRerunnable, match=r"micromamba says:\n  error: deep-1.0-py_0.tar.bz2 is not what was asked for"
+    ):
+        rebuild.rebuild(recorded, scene.folder, [scene.wheels], scene.said)
+    assert not rebuilt.of_conda.exists()
 
 
 @pytest.mark.slow

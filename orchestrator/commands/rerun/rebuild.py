@@ -3,6 +3,9 @@
 Packages of an index are installed once and kept in `.orchestrator/environments/`, named by the hash of what they are. What
 comes from the repository of the run, and this package itself, is put above them for each repetition. What was installed is
 compared with the record before anything runs in it. pip is called here and nowhere else.
+
+Where the environment was one of conda, its packages, the interpreter among them, are made anew first, by micromamba from the
+explicit list of the record; what pip had installed comes above them. They are kept in a folder of their own.
 """
 
 from __future__ import annotations
@@ -22,10 +25,10 @@ from typing import Any
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal import child_process, signals
 from orchestrator.driver.terminal.progress import ProgressDisplay, duration
-from orchestrator.errors import ConfigurationError, Interrupted, NotRerunnable, OrchestratorError, UsageError
+from orchestrator.errors import ConfigurationError, Interrupted, NotRerunnable, OrchestratorError, UsageError, few
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.code.checkout import Restored
-from orchestrator.provenance.environment import interpreters, layers, lock, own_wheel, packages
+from orchestrator.provenance.environment import conda, interpreters, layers, lock, own_wheel, packages
 from orchestrator.provenance.environment.lock import Lock
 
 FOLDER = "environments"
@@ -37,7 +40,8 @@ _NAMED = 8
 @dataclass(frozen=True)
 class Rebuilt:
     """An environment made from a record. kept: the folder with the packages of an index; pylock: the files that they came from;
-    as_recorded: whether all of them are the recorded builds; wheels: folders where pip looks besides its index."""
+    as_recorded: whether all of them are the recorded builds; wheels: folders where pip looks besides its index; of_conda: the
+    environment of conda below it."""
 
     lock: Lock
     interpreter: interpreters.Interpreter
@@ -45,6 +49,7 @@ class Rebuilt:
     pylock: str
     as_recorded: bool
     wheels: Sequence[Path]
+    of_conda: Path | None = None
 
     def above(self, restored: Restored) -> Path:
         """Where the thin environment for code that was restored is: beside it, and gone with it."""
@@ -74,7 +79,8 @@ class Rebuilt:
 
     def variables(self, environment: Mapping[str, str], restored: Restored) -> dict[str, str]:
         """Of a process in there."""
-        return layers.variables(environment, [self.above(restored), self.kept])
+        below = [] if self.of_conda is None else [self.of_conda]
+        return layers.variables(environment, [self.above(restored), self.kept, *below])
 
     def _own(self, restored: Restored, place: Path) -> str:
         """How pip gets this package as it was: made of what runs here where that is the same source, from a folder of wheels,
@@ -106,21 +112,24 @@ def rebuild(original: Recorded, folder: Path, wheels: Sequence[Path], display: P
     Raises ConfigurationError, NotRerunnable for what cannot be had, and Interrupted."""
     file = original.files.pylock
     recorded = lock.of(original.environments, file.read_text(encoding="utf-8") if file.exists() else None)
-    interpreter = interpreters.choose(recorded.python, recorded.implementation, interpreters.here(recorded.python))
+    below = _of_conda(recorded, folder / FOLDER, display) if recorded.of_conda else None
+    found = interpreters.here(recorded.python) if below is None else interpreters.at(layers.python_of(below))
+    interpreter = interpreters.choose(recorded.python, recorded.implementation, found)
     if interpreter.version != recorded.python:
         display.say(f"note: {interpreter.path} is another build of Python {interpreter.release}: {interpreter.version}")
     kept = folder / FOLDER / recorded.key(interpreter.version)[:16]
     with _alone(kept, display):
         built = layers.kept(kept)
         if built is None:
-            built = _build(recorded, interpreter, kept, wheels, display)
+            built = _build(recorded, interpreter, kept, below, wheels, display)
         else:
             display.say(f"the environment of run {original.past.run_id} is the one in {kept}")
     others = lock.other_builds(recorded, built.builds)
     if others:
-        named = ", ".join(others[:_NAMED]) + (f" and {len(others) - _NAMED} more" if others[_NAMED:] else "")
-        display.say(f"note: of {named} there are other builds of the recorded versions here than the recorded ones")
-    return Rebuilt(recorded, interpreter, kept, built.pylock, not others, wheels)
+        display.say(
+            f"note: of {few(others, _NAMED)} there are other builds of the recorded versions here than the recorded ones"
+        )
+    return Rebuilt(recorded, interpreter, kept, built.pylock, not others, wheels, below)
 
 
 def wheels_in(given: Path | None, *more: Path) -> list[Path]:
@@ -139,12 +148,55 @@ def refuse_cluster(address: str | None) -> None:
         )
 
 
+def _of_conda(recorded: Lock, folder: Path, display: ProgressDisplay) -> Path:
+    """The environment of conda with exactly the recorded packages; the one that was kept, where there is one. Raises
+    NotRerunnable and Interrupted."""
+    place = folder / f"conda-{conda.sha256_of(recorded.of_conda)[:16]}"
+    with _alone(place, display):
+        if place.is_dir() and not conda.differing(recorded.of_conda, conda.installed(place)):
+            display.say(f"the environment of conda is the one in {place}")
+            return place
+        shutil.rmtree(place, ignore_errors=True)
+        display.say(f"making an environment of conda: {len(recorded.of_conda)} packages; this may take minutes")
+        try:
+            _make_of_conda(recorded.of_conda, place)
+        except OrchestratorError:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+    return place
+
+
+def _make_of_conda(recorded: Sequence[conda.Package], place: Path) -> None:
+    """It is there as a whole, or one of these is raised: NotRerunnable, Interrupted."""
+    made = place.with_name(f"{place.name}.txt")
+    made.write_text(conda.explicit(recorded), encoding="utf-8")
+    tool = conda.command(place, made)
+    done = _child(tool, place.parent, os.environ)
+    if done.code != 0:
+        raise _refused(
+            Path(tool[0]).name, done.out, "the channels are those of the list; a private one wants its login"
+        )
+    others = conda.differing(recorded, conda.installed(place))
+    if others:
+        raise NotRerunnable(
+            f"the environment cannot be rebuilt: of {few(others, _NAMED)} other packages came than the recorded ones",
+            "their files in the channel were replaced; look for the recorded ones elsewhere",
+        )
+
+
 def _build(
-    recorded: Lock, interpreter: interpreters.Interpreter, kept: Path, wheels: Sequence[Path], display: ProgressDisplay
+    recorded: Lock,
+    interpreter: interpreters.Interpreter,
+    kept: Path,
+    below: Path | None,
+    wheels: Sequence[Path],
+    display: ProgressDisplay,
 ) -> layers.Built:
     started = time.monotonic()
     display.say(f"building the environment: {len(recorded.pinned)} packages, {interpreter.path}; this may take minutes")
     layers.create(kept, interpreter)
+    if below is not None:
+        layers.put_above(kept, below)
     try:
         reports = _install(recorded, kept, wheels)
     except OrchestratorError:
@@ -180,20 +232,30 @@ def _pip(environment: Path, arguments: Sequence[str], wheels: Sequence[Path]) ->
     """Raises NotRerunnable with what pip said, and Interrupted."""
     links = [argument for folder in wheels for argument in ("--find-links", str(folder))]
     command = layers.pip(environment, *links, *arguments)
-    with signals.posted() as pending_signal:
-        done = child_process.run(
-            command, environment, layers.variables(os.environ, [environment]), pending_signal, together=True
+    done = _child(command, environment, layers.variables(os.environ, [environment]))
+    if done.code != 0:
+        raise _refused(
+            "pip",
+            done.out,
+            "wheels=FOLDER names a folder with wheels; the indexes are those of pip's own settings (python -m pip config list)",
         )
+
+
+def _child(command: Sequence[str], folder: Path, variables: Mapping[str, str]) -> child_process.Done:
+    """Raises Interrupted."""
+    with signals.posted() as pending_signal:
+        done = child_process.run(command, folder, variables, pending_signal, together=True)
         if pending_signal.signal is not None:
             raise Interrupted("the environment is not built: interrupted")
-    if done.code == 0:
-        return
-    said = [line for line in done.out.splitlines() if line.strip()]
+    return done
+
+
+def _refused(who: str, out: str, remedy: str) -> NotRerunnable:
+    """With what the program said."""
+    said = [line for line in out.splitlines() if line.strip()]
     errors = [line for line in said if line.lstrip().startswith(("ERROR:", "error:"))] or said
-    raise NotRerunnable(
-        "the environment cannot be rebuilt; pip says:" + "".join(f"\n  {line}" for line in errors[-_SHOWN_LINES:]),
-        "wheels=FOLDER names a folder with wheels; the indexes are those of pip's own settings (python -m pip config list)",
-    )
+    told = "".join(f"\n  {line}" for line in errors[-_SHOWN_LINES:])
+    return NotRerunnable(f"the environment cannot be rebuilt; {who} says:{told}", remedy)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from orchestrator.driver.terminal.progress import ProgressDisplay
 from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, RunFailed, from_dict
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.data import restoring
+from orchestrator.provenance.data.versions import Input
 from orchestrator.provenance.environment import node
 from orchestrator.tracking import Store, is_server
 
@@ -35,7 +36,8 @@ from orchestrator.tracking import Store, is_server
 class Repeater:
     """project: where the command was typed; folder: its `.orchestrator`; overrides: of the settings, those that leave the
     result as it is; carried: where the data are that came with the record, by path; None of a record that did not travel;
-    rebuilt: the environment to repeat it in, None for the one that runs here."""
+    rebuilt: the environment to repeat it in, None for the one that runs here; made: where the data are that its stages made
+    again, by path."""
 
     project: Path
     folder: Path
@@ -45,6 +47,7 @@ class Repeater:
     display: ProgressDisplay
     carried: Mapping[str, Path] | None = None
     rebuilt: Rebuilt | None = None
+    made: Mapping[str, Path] = field(default_factory=dict)
 
     def repeat(self, tags: Mapping[str, str], last: int | None = None) -> dict[str, Any]:
         """A run in a clean checkout of its own, ended after step `last`; the object that it reports."""
@@ -74,25 +77,39 @@ class Repeater:
     @contextmanager
     def _restored(self) -> Iterator[checkout.Restored]:
         """The code and the data of the original, as long as the block lasts."""
-        original, display = self.original, self.display
-        with checkout.disposable(original.files.bundle, self.folder / "worktrees") as restored:
-            display.say(f"the code of run {original.past.run_id} is restored: tree {restored.tree[:12]}")
-            if self.rebuilt is not None:
-                self.rebuilt.build_above(restored)
-            for item in self._restore_data(restored):
-                display.say(f"  {item.path}: from the {item.source}")
-                for note in item.notes:
-                    display.say(f"  note: {note}")
+        with self.code() as restored:
+            self.bring(restored, self.original.inputs)
             restoring.lend_storage(restored.project, self.project, restored.root)
             initial.lend(self.original.initial.digest, self.folder, restored.project)
             yield restored
 
-    def _launch(self, what: str, restored: checkout.Restored, enough: Callable[[], bool]) -> dict[str, Any]:
-        """Run it again as a command in the restored tree until it ends or there is enough of it; the object that it reports."""
+    @contextmanager
+    def code(self) -> Iterator[checkout.Restored]:
+        """The code of the original and the environment for it, as long as the block lasts."""
+        original = self.original
+        with checkout.disposable(original.files.bundle, self.folder / "worktrees") as restored:
+            self.display.say(f"the code of run {original.past.run_id} is restored: tree {restored.tree[:12]}")
+            if self.rebuilt is not None:
+                self.rebuilt.build_above(restored)
+            yield restored
+
+    def bring(self, restored: checkout.Restored, inputs: Sequence[Input]) -> None:
+        """Recorded data into the restored tree. Raises NotRerunnable."""
+        for item in self._restore_data(restored, inputs):
+            self.display.say(f"  {item.path}: from the {item.source}")
+            for note in item.notes:
+                self.display.say(f"  note: {note}")
+
+    def environment(self, restored: checkout.Restored) -> tuple[str, dict[str, str]]:
+        """The interpreter for the restored code, and the variables of its process."""
         python, variables = sys.executable, dict(os.environ)
         if self.rebuilt is not None:
             python, variables = self.rebuilt.python(restored), self.rebuilt.variables(variables, restored)
-        variables = _variables(self.original, restored.root, variables)
+        return python, _variables(self.original, restored.root, variables)
+
+    def _launch(self, what: str, restored: checkout.Restored, enough: Callable[[], bool]) -> dict[str, Any]:
+        """Run it again as a command in the restored tree until it ends or there is enough of it; the object that it reports."""
+        python, variables = self.environment(restored)
         with self._store() as uri:
             command = [
                 *(python, "-m", "orchestrator", what),
@@ -119,16 +136,17 @@ class Repeater:
         with serving.served(self.store.uri) as address:
             yield address
 
-    def _restore_data(self, restored: checkout.Restored) -> list[restoring.Restored]:
+    def _restore_data(self, restored: checkout.Restored, inputs: Sequence[Input]) -> list[restoring.Restored]:
         """Where the record has travelled, the folder of the command need not know of the data: then the remotes that the
         restored code names are asked. Raises NotRerunnable."""
-        inputs, top = self.original.inputs, restored.root
+        places = {path: ("crate", place) for path, place in (self.carried or {}).items()}
+        places |= {path: ("stages", place) for path, place in self.made.items()}
         try:
-            return restoring.restore(restored.project, inputs, self.project, top=top, carried=self.carried)
+            return restoring.restore(restored.project, inputs, self.project, top=restored.root, places=places)
         except NotRerunnable:
             if self.carried is None:
                 raise
-            return restoring.restore(restored.project, inputs, restored.project, top=top, carried=self.carried)
+            return restoring.restore(restored.project, inputs, restored.project, top=restored.root, places=places)
 
     def tag(self, tags: Mapping[str, Mapping[str, str]]) -> None:
         """run id -> its new tags."""

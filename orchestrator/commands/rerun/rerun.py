@@ -13,7 +13,7 @@ from orchestrator.errors import UsageError
 from orchestrator.provenance.crates import crate
 
 # Settings of this command, not of the repeated run.
-_OWN = ("environment", "explain", "key", "output", "tracking.uri", "trust", "wheels")
+_OWN = ("environment", "explain", "key", "output", "stages", "tracking.uri", "trust", "wheels")
 
 
 def run(given: Arguments) -> Answer:
@@ -25,6 +25,7 @@ def run(given: Arguments) -> Answer:
         key=given.path("key"),
         rebuilding=environment == "rebuild",
         wheels=given.path("wheels"),
+        preparing=given.flag("stages"),
     )
     if wanted.wheels is not None and not wanted.rebuilding:
         raise UsageError("wheels= names a folder of wheels for environment=rebuild, which is not asked for", "add it")
@@ -32,11 +33,14 @@ def run(given: Arguments) -> Answer:
     past = None if crate.is_crate(given.value) or wanted.key is not None else find_sweep(given.value, given.uri)
     if past is None:
         done = rerun(given.value, passed, given.uri, wanted)
-        return _said(done, f"run {done.run_id} repeats run", given)
+        who = "the preparation of" if done.run_id is None else f"run {done.run_id} repeats"
+        return _said(done, f"{who} run", given)
     if wanted.explaining:
         raise UsageError("explain=true: a sweep has many runs", "name the one of its trials that has diverged")
     if wanted.rebuilding:
         raise UsageError("environment=rebuild: a sweep has many runs", "name one of its trials")
+    if wanted.preparing:
+        raise UsageError("stages=true: a sweep has many runs", "name one of its trials")
     all_done = rerun_sweep(past, passed, given.uri, check_environment=wanted.check_environment)
     return _said(all_done, f"{past.kind} {all_done.sweep_id} repeats {past.kind}", given)
 

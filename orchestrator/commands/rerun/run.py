@@ -9,6 +9,8 @@ command was typed, a new one if need be. Of a record that is not one's own nothi
 
 With `environment=rebuild` it runs in an environment made from the record (rebuild.py).
 
+With `stages=true` the preparation of its data is repeated first (preparation.py).
+
 With `explain=true` the repetition has digests of every tensor after each step, and when it diverges, a second one goes as far
 as the first step that differs, to see what comes out the same there and what does not.
 """
@@ -22,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.commands.compare import changed_files
-from orchestrator.commands.rerun import rebuild, trust
+from orchestrator.commands.rerun import preparation, rebuild, trust
 from orchestrator.commands.rerun.repeater import Repeater, failure
 from orchestrator.driver.before_start import initial, private
 from orchestrator.driver.folders import RunFolder, project_folder
@@ -35,6 +37,7 @@ from orchestrator.provenance.environment import container
 from orchestrator.records import lines
 from orchestrator.records.comparison import compare
 from orchestrator.records.explanation import Explanation, explain
+from orchestrator.records.preparation import Preparation
 from orchestrator.records.verdict import Divergence, Verdict, judge
 from orchestrator.tracking import Past, Store
 
@@ -49,7 +52,8 @@ def exit_code(error: OrchestratorError | None, verdict: str | None) -> int:
 @dataclass(frozen=True)
 class Rerun:
     """run_id: of the repetition, None where none was started; rerun_of: the original, or what was given as its name where that
-    names none; verdict: None without one; explained: by which second run, and what it showed."""
+    names none; verdict: None without one; explained: by which second run, and what it showed; prepared: what the stages
+    that made its data came to, where they were asked for."""
 
     run_id: str | None
     rerun_of: str
@@ -57,9 +61,12 @@ class Rerun:
     differences: list[dict[str, Any]] = field(default_factory=list)
     explained: tuple[str, Explanation] | None = None
     error: OrchestratorError | None = None
+    prepared: Preparation | None = None
 
     @property
     def word(self) -> str | None:
+        if self.prepared is not None and self.prepared.parted is not None:
+            return self.prepared.word
         return None if self.verdict is None else self.verdict.word
 
     @property
@@ -69,14 +76,17 @@ class Rerun:
     @property
     def text(self) -> str:
         """The verdict for a person, with what explains it; empty without one."""
+        if self.prepared is not None and (self.prepared.parted is not None or self.verdict is None):
+            return self.prepared.text
         if self.verdict is None:
             return ""
+        before = "" if self.prepared is None else f"\n{self.prepared.text}"
         if self.explained is not None:
-            return f"{self.verdict.text}\n{self.explained[1].text}"
+            return f"{self.verdict.text}{before}\n{self.explained[1].text}"
         if self.verdict.word != "diverged":
-            return self.verdict.text
+            return f"{self.verdict.text}{before}"
         ask = f"rerun={self.rerun_of} explain=true runs that step once more, to tell chance within it from other causes"
-        return f"{self.verdict.text}\n{ask}"
+        return f"{self.verdict.text}{before}\n{ask}"
 
     def as_dict(self) -> dict[str, Any]:
         report: dict[str, Any] = {
@@ -87,6 +97,7 @@ class Rerun:
             "first_divergence": None if self.verdict is None else self.verdict.first_divergence,
             "differences": self.differences,
             "explanation": None,
+            "stages": None if self.prepared is None else self.prepared.as_list(),
         }
         if self.explained is not None:
             run_id, found = self.explained
@@ -98,7 +109,8 @@ class Rerun:
 class Wanted:
     """What the command asks for. check_environment: another environment leaves no run exact; explaining: what has diverged is
     looked into by a second repetition; trusted: the code of others may be executed; key: that has to have signed a crate;
-    rebuilding: in an environment made from the record; wheels: a folder of wheels for it."""
+    rebuilding: in an environment made from the record; wheels: a folder of wheels for it; preparing: the stages that made
+    its data are executed again."""
 
     check_environment: bool = True
     explaining: bool = False
@@ -106,6 +118,7 @@ class Wanted:
     key: Path | None = None
     rebuilding: bool = False
     wheels: Path | None = None
+    preparing: bool = False
 
 
 def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) -> Rerun:
@@ -123,7 +136,7 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) 
         if not (wanted.trusted or trust.is_own(original)):
             original.require()
             whose = f"run {original.past.run_id} was launched by {original.past.user or 'somebody unknown'}"
-            raise trust.Untrusted(whose, trust.examine(original, overrides, rebuilding=wanted.rebuilding))
+            raise trust.Untrusted(whose, _examined(original, overrides, folder, wanted))
         return _repeat(Repeater(project, folder, store, original, overrides, for_stream()), wanted)
     path = Path(name)
     if not path.exists():
@@ -138,12 +151,19 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) 
         passed = [*_ELSEWHERE, *overrides]
         original.require()
         if not wanted.trusted:
-            found = trust.examine(original, passed, rebuilding=wanted.rebuilding)
+            found = _examined(original, passed, folder, wanted)
             raise trust.Untrusted(f"{path} is a record that was sent to you", found)
         if came.weights is not None:
             initial.keep(came.weights, original.initial.digest, folder, f"of {path}")
         store = Store(uri, folder)
         return _repeat(Repeater(project, folder, store, original, passed, display, came.carried), wanted)
+
+
+def _examined(original: Recorded, overrides: Sequence[str], folder: Path, wanted: Wanted) -> trust.WouldExecute:
+    """What would be executed. Raises ConfigurationError and NotRerunnable."""
+    bundle, place = original.files.bundle, folder / "worktrees"
+    stages = preparation.commands(bundle, place, original.inputs) if wanted.preparing else []
+    return trust.examine(original, overrides, rebuilding=wanted.rebuilding, stages=stages)
 
 
 def _repeat(repeater: Repeater, wanted: Wanted) -> Rerun:
@@ -163,12 +183,24 @@ def _repeat(repeater: Repeater, wanted: Wanted) -> Rerun:
     if settings.tracking.register is not None:  # a repetition is no newer version
         more.append("tracking.register=null")
     repeater = replace(repeater, overrides=[*repeater.overrides, *more, *_replay(original)])
+    if not wanted.preparing:
+        return _trained(repeater, wanted)
+    with preparation.prepared(repeater, check_environment=wanted.check_environment) as (prepared, places):
+        repeater.tag({original.past.run_id: {"preparation": prepared.word}})
+        if prepared.parted is not None:
+            return Rerun(None, original.past.run_id, None, prepared=prepared)
+        return _trained(replace(repeater, made=places), wanted, prepared)
+
+
+def _trained(repeater: Repeater, wanted: Wanted, prepared: Preparation | None = None) -> Rerun:
+    """The run itself. prepared: what its stages came to, which is told with its verdict."""
+    original = repeater.original
     report = repeater.repeat({"rerun_of": original.past.run_id})
     run_id = report["run_id"]
     if report["status"] != "finished":
-        return Rerun(run_id, original.past.run_id, None, error=why_not(original, report))
+        return Rerun(run_id, original.past.run_id, None, error=why_not(original, report), prepared=prepared)
     repeated = Recorded(repeater.store.find(run_id), RunFolder(repeater.folder, run_id))
-    done = judged(original, repeated, check_environment=wanted.check_environment)
+    done = replace(judged(original, repeated, check_environment=wanted.check_environment), prepared=prepared)
     if wanted.explaining and done.word == "diverged":
         done = _explain(repeater, repeated, done)
     _publish(repeater, repeated, done)

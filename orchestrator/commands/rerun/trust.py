@@ -8,8 +8,8 @@ store, and no protection against one who writes another's name into it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from orchestrator.driver.recording.recorded import Recorded
@@ -29,7 +29,7 @@ class WouldExecute:
     """command: as it is started in the restored code; names: of code that the settings name, the pipeline first; modules: that
     the run had imported from its own code, and from elsewhere; packages: those that are not as they were, "name recorded ->
     here"; installs: those that pip would install, with environment=rebuild; variables: that are set; data: path -> md5;
-    initial: the model whose weights it begins with."""
+    initial: the model whose weights it begins with; stages: of DVC that are executed before, "name: command"."""
 
     command: list[str]
     names: list[str]
@@ -43,6 +43,7 @@ class WouldExecute:
     search_path: list[str]
     data: dict[str, str]
     initial: str | None
+    stages: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -55,13 +56,14 @@ class WouldExecute:
             "modules from elsewhere": _list(self.elsewhere),
             "folders searched for modules": _list(self.search_path),
             **(
-                {"packages that pip would install": _list(self.installs)}
+                {"packages that would be installed": _list(self.installs)}
                 if self.installs
                 else {"packages, recorded -> here": _list(self.packages)}
             ),
             "variables": _list([f"{name}={value}" for name, value in self.variables.items()]),
             "data": _list([f"{path} ({md5})" for path, md5 in self.data.items()]),
             "weights at the start": self.initial,
+            "stages of DVC": "; ".join(self.stages),
         }
         return "\n".join(f"  {what}: {said}" for what, said in rows.items() if said)
 
@@ -82,9 +84,11 @@ def is_own(original: Recorded) -> bool:
     return original.past.user == user()
 
 
-def examine(original: Recorded, overrides: Sequence[str], *, rebuilding: bool = False) -> WouldExecute:
-    """Read it from the record; imports nothing of it. rebuilding: the environment is made from the record, too. Raises
-    ConfigurationError and NotRerunnable."""
+def examine(
+    original: Recorded, overrides: Sequence[str], *, rebuilding: bool = False, stages: Sequence[str] = ()
+) -> WouldExecute:
+    """Read it from the record; imports nothing of it. rebuilding: the environment is made from the record, too; stages: as
+    in WouldExecute. Raises ConfigurationError and NotRerunnable."""
     settings = original.settings(overrides)
     code, bits = original.code, next(iter(original.environments), {})
     modules: dict[str, Any] = code.get("modules", {})
@@ -100,12 +104,18 @@ def examine(original: Recorded, overrides: Sequence[str], *, rebuilding: bool = 
         modules=own,
         elsewhere=sorted(set(modules) - set(own)),
         packages=_differing(bits.get("packages", {})),
-        installs=[f"{name} {version}" for name, version in bits.get("packages", {}).items()] if rebuilding else [],
+        installs=_installed(bits) if rebuilding else [],
         variables=dict(bits.get("bits", {}).get("variables", {})),
         search_path=list(code.get("search_path", [])),
         data={item.path: item.md5 for item in original.inputs},
         initial=settings.initial.name,
+        stages=list(stages),
     )
+
+
+def _installed(node: Mapping[str, Any]) -> list[str]:
+    of_conda = [f"{each['name']} {each['version']} {each['build']}" for each in node.get("conda", ())]
+    return [f"{name} {version}" for name, version in node.get("packages", {}).items()] + of_conda
 
 
 def _differing(recorded: dict[str, str]) -> list[str]:

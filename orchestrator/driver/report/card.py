@@ -242,12 +242,23 @@ def _node(name: str, node: Mapping[str, Any]) -> list[Block]:
         "packages": ", ".join(f"{package} {packages[package]}" for package in _PACKAGES if package in packages),
         "all packages": f"{len(packages)}, SHA-256 {bits.get('packages_sha256')}",
         "system": f"{host.get('os')}, {bits.get('system')} {host.get('kernel')}, {bits.get('libc')}",
+        "libraries of the system": ", ".join(_libraries(bits, host)) or None,
+        "conda": f"{len(node['conda'])} packages, SHA-256 {bits.get('conda_sha256')}" if node.get("conda") else None,
         "processor": f"{bits.get('cpu', host.get('cpu'))}, {host.get('cores')} cores, kernels for {bits.get('capability')}",
         "memory": None if host.get("memory_bytes") is None else f"{host['memory_bytes'] / 2**30:.1f} GiB",
         "GPU": _gpu(bits.get("gpu") or {}),
         "variables": ", ".join(f"{key}={value}" for key, value in bits.get("variables", {}).items()) or None,
     }
     return [Heading(f"Node {name}"), Facts({key: value for key, value in rows.items() if value})]
+
+
+def _libraries(bits: Mapping[str, Any], host: Mapping[str, Any]) -> list[str]:
+    """Those that torch was linked to, with the package that brought each."""
+    brought = host.get("libraries", {})
+    return [
+        f"{name} {digest[:12]} ({brought.get(name, 'of no package')})"
+        for name, digest in bits.get("libraries", {}).items()
+    ]
 
 
 def _gpu(found: Mapping[str, Any]) -> str:

@@ -100,7 +100,7 @@ def outs(project: Path) -> list[Out]:
         return []
     found: list[Out] = []
     held: set[str] = set()
-    with _opened(base) as repository:
+    with opened(base) as repository:
         for folder, below, files in os.walk(base):
             here = Path(folder)
             if here != base and ".dvc" in below:  # a DVC project of its own
@@ -120,7 +120,7 @@ def lacking(project: Path, remote: str, kind: str, md5s: Iterable[str]) -> list[
     top = root(project)
     assert top is not None
     wanted = sorted(set(md5s))
-    with _opened(top) as repository, quiet():
+    with opened(top) as repository, quiet():
         there = set(repository.cloud.get_remote_odb(remote, hash_name=kind).oids_exist(wanted))
     return [md5 for md5 in wanted if md5 not in there]
 
@@ -203,7 +203,7 @@ def _readable(top: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _opened(top: Path) -> Iterator[Any]:
+def opened(top: Path) -> Iterator[Any]:
     """The project for DVC's own code, to be read: its locks and its state lie elsewhere, and git is left out."""
     from dvc.repo import Repo
 
@@ -226,10 +226,10 @@ def _outs_of(repository: Any, file: Path, project: Path) -> Iterator[Out]:
         stages = load_file(repository, str(file)).stages
         for name in list(stages):
             with contextlib.suppress(DvcException):
-                yield from [_out(out, name, file, project) for out in stages[name].outs if out.protocol == "local"]
+                yield from [out_of(out, name, file, project) for out in stages[name].outs if out.protocol == "local"]
 
 
-def _out(out: Any, name: str | None, file: Path, project: Path) -> Out:
+def out_of(out: Any, name: str | None, file: Path, project: Path) -> Out:
     """name: of the stage, None in a `.dvc` file. The lock is what tells a stage's versions."""
     source = next((dep for dep in out.stage.deps if hasattr(dep, "def_repo")), None)
     imported = None

@@ -24,8 +24,8 @@ from orchestrator.provenance.data.versions import Input
 
 @dataclass(frozen=True)
 class Restored:
-    """source: "work tree" (the snapshot brought it, or it lies at an absolute path), "crate", "cache", "remote", "import" or
-    "folder";
+    """source: "work tree" (the snapshot brought it, or it lies at an absolute path), "cache", "remote", "import", "folder", or
+    as `restore` was told;
     notes: what a person should know, such as an object of the cache that was found damaged."""
 
     path: str
@@ -39,20 +39,20 @@ def restore(
     source: Path,
     *,
     top: Path | None = None,
-    carried: Mapping[str, Path] | None = None,
+    places: Mapping[str, tuple[str, Path]] | None = None,
 ) -> list[Restored]:
     """Make every input in the work tree `target` what was recorded, byte for byte.
 
     target: the project's folder in a disposable work tree, changed; top: that work tree's first folder, when the project is
-    not it; source: the project's folder where the command was typed, only read; carried: path of an input -> a place that has
-    its bytes, which is taken first. Raises NotRerunnable with all that failed.
+    not it; source: the project's folder where the command was typed, only read; places: path of an input -> a place that has
+    its bytes, which is taken first, and how that is called. Raises NotRerunnable with all that failed.
     """
     kept = dvc_files.storage(source)
     with tempfile.TemporaryDirectory(prefix="orchestrator-dvc-") as scratch:
         store = _Objects(source, kept, Path(scratch))
         jobs = [_Job(item, target, source, top or target) for item in inputs]
         for job in [job for job in jobs if not job.is_done()]:
-            job.bring((carried or {}).get(job.item.path), store)
+            job.bring((places or {}).get(job.item.path), store)
     problems = [problem for job in jobs if (problem := job.problem) is not None]
     if problems:
         raise NotRerunnable(
@@ -117,9 +117,10 @@ class _Job:
             self.reasons.append("the code's snapshot brings other bytes (git may convert line ends)")
         return False
 
-    def bring(self, carried: Path | None, store: _Objects) -> None:
-        """From the first of its sources that has the recorded bytes."""
-        self.from_crate(carried)
+    def bring(self, given: tuple[str, Path] | None, store: _Objects) -> None:
+        """From the first of its sources that has the recorded bytes. given: a place that should have them."""
+        if given is not None:
+            self.from_place(*given)
         if self.source is None:
             self.from_dvc(store)
         if self.source is None:
@@ -140,9 +141,9 @@ class _Job:
                 self.reasons.append("what DVC has recorded is not what was read then")
         self.notes += [note for note in store.take_notes() if note not in self.notes]
 
-    def from_crate(self, place: Path | None) -> None:
-        if place is not None and not self._from_place(place, hashing.scan(place), "crate"):
-            self.reasons.append("the crate has other bytes")
+    def from_place(self, name: str, place: Path) -> None:
+        if not self._from_place(place, hashing.scan(place), name):
+            self.reasons.append(f"the {name} {'have' if name.endswith('s') else 'has'} other bytes")
 
     def from_folder(self) -> None:
         """The bytes that lie where the command was typed, if they are still those; data that DVC never had come back so."""

@@ -23,8 +23,9 @@ _REFERENCE = re.compile(r"[\w.:/@-]+")
 
 
 def dockerfile(run_id: str, environments: Sequence[Mapping[str, Any]]) -> str | None:
-    """The text; None of a run whose workers never told of an environment. environments: per node; the first one counts."""
-    if not environments:
+    """The text; None of a run whose workers never told of an environment, and of one of conda, which micromamba makes anew.
+    environments: per node; the first one counts."""
+    if not environments or environments[0].get("conda"):
         return None
     node = environments[0]
     head = f"# Builds the environment of training run {run_id}, and repeats the run in it.\n" + _usage(run_id, node)

@@ -66,6 +66,11 @@ def here(version: str) -> list[Interpreter]:
     return list(_asked(paths))
 
 
+def at(path: str) -> list[Interpreter]:
+    """The one at a path, if it is one."""
+    return list(_asked([path]))
+
+
 def _asked(paths: Iterable[str]) -> Iterable[Interpreter]:
     seen: set[str] = set()
     for path in dict.fromkeys(paths):

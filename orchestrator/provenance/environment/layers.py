@@ -139,7 +139,7 @@ def variables(environment: Mapping[str, str], folders: Sequence[Path]) -> dict[s
 
 def _site(environment: Path) -> Path:
     """Its folder of packages; its interpreter's version is in the path."""
-    (site,) = (environment / "lib").glob("python*/site-packages")
+    (site,) = {place.resolve() for place in (environment / "lib").glob("python*/site-packages")}
     return site
 
 

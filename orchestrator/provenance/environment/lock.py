@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from orchestrator.errors import NotRerunnable, bulleted
-from orchestrator.provenance.environment import packages
+from orchestrator.provenance.environment import conda, packages
 from orchestrator.records import masking
 
 OWN = "orchestrator"
@@ -69,7 +69,8 @@ class Own:
 
 @dataclass(frozen=True)
 class Lock:
-    """python: `sys.version`; implementation: CPython, ...; machine: x86_64, ...."""
+    """python: `sys.version`; implementation: CPython, ...; machine: x86_64, ...; of_conda: the packages of its environment,
+    with the interpreter among them; none where it is none of conda."""
 
     python: str
     implementation: str
@@ -77,11 +78,13 @@ class Lock:
     pinned: tuple[Pinned, ...]
     local: tuple[Local, ...]
     own: Own
+    of_conda: tuple[conda.Package, ...] = ()
 
     def key(self, python: str) -> str:
         """Names an environment of the pinned packages, in an interpreter whose `sys.version` is given."""
         rows = [[each.name, each.version, each.build, each.url] for each in self.pinned]
-        told = json.dumps([python, self.implementation, self.machine, rows])
+        below = [conda.sha256_of(self.of_conda)] if self.of_conda else []
+        told = json.dumps([python, self.implementation, self.machine, rows, *below])
         return hashlib.sha256(told.encode()).hexdigest()
 
 
@@ -99,7 +102,7 @@ def of(environments: Sequence[Mapping[str, Any]], pylock: str | None = None) -> 
         build, origin = builds.get(name, {}), origins.get(name, {})
         if not (_NAME.fullmatch(name) and _VERSION.fullmatch(str(version))):
             problems.append(f"{name!r} {version!r}: no index has a package of such a name or version")
-        elif name == OWN:
+        elif name == OWN or "conda" in origin:
             continue
         elif "path" in origin:
             local.append(Local(name, version, str(origin["path"]), bool(origin.get("editable"))))
@@ -119,7 +122,8 @@ def of(environments: Sequence[Mapping[str, Any]], pylock: str | None = None) -> 
     released = OWN in versions and not build.get("editable") and "directory" not in origin
     own = Own(versions.get(OWN), bits.get(OWN), origin.get("path"), released)
     python, implementation = str(bits.get("python", "")), str(bits.get("implementation", ""))
-    return Lock(python, implementation, str(bits.get("machine", "")), tuple(pinned), tuple(local), own)
+    of_conda = conda.from_record(node.get("conda", ()))
+    return Lock(python, implementation, str(bits.get("machine", "")), tuple(pinned), tuple(local), own, of_conda)
 
 
 def requirements(lock: Lock) -> list[str]:
@@ -176,7 +180,11 @@ def placed(environment: Mapping[str, Any], top: str) -> dict[str, Any]:
 
 def _alike(environments: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     told = {
-        json.dumps([each.get("packages"), each.get("bits", {}).get("python")], sort_keys=True) for each in environments
+        json.dumps(
+            [each.get("packages"), *(each.get("bits", {}).get(key) for key in ("python", "conda_sha256"))],
+            sort_keys=True,
+        )
+        for each in environments
     }
     if len(told) > 1:
         raise NotRerunnable(

@@ -12,14 +12,14 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.numerics import cuda
 from orchestrator.numerics.determinism import cpu_model
-from orchestrator.provenance.environment import packages
+from orchestrator.provenance.environment import conda, libraries, packages
 from orchestrator.records import masking
 
 _BITS = re.compile(
@@ -36,26 +36,29 @@ _INSTRUCTION_SETS = re.compile(r"sse4_[12]|avx\w*|fma|f16c|amx\w*|asimd\w*|neon|
 class Environment:
     """packages: name -> version; builds: name -> what tells two builds of that version apart: `sha256` of the files it
     installed, `commit`, or `editable` with its `location`. origins: name -> where it came from, of what did not come from an
-    index (packages.py). bits and host as above."""
+    index (packages.py, or `conda`). bits and host as above; conda: the packages of its environment (conda.py)."""
 
     packages: dict[str, str]
     builds: dict[str, dict[str, Any]]
     origins: dict[str, dict[str, Any]]
     bits: dict[str, Any]
     host: dict[str, Any]
+    conda: Sequence[conda.Package] = ()
 
     @property
     def packages_sha256(self) -> str:
         return packages.sha256_of(self.packages, self.builds)
 
     def as_dict(self) -> dict[str, Any]:
-        """bits with the hash of all packages in it: the environment's part of the identity (`records.identity`)."""
+        """bits with the hashes of all packages in it: the environment's part of the identity (`records.identity`)."""
+        of_conda = {"conda_sha256": conda.sha256_of(self.conda)} if self.conda else {}
         return {
-            "bits": {**self.bits, "packages_sha256": self.packages_sha256},
+            "bits": {**self.bits, "packages_sha256": self.packages_sha256, **of_conda},
             "packages": self.packages,
             "builds": self.builds,
             "origins": self.origins,
             "host": self.host,
+            **({"conda": conda.as_record(self.conda)} if self.conda else {}),
         }
 
 
@@ -63,10 +66,14 @@ def capture(device: str = "cpu", *, portable: bool = False) -> Environment:
     """This process's environment. device: what computes; only when it is `cuda` do GPUs belong to the bits. portable: whether
     the processor does not, as under `run.arithmetic: portable`."""
     found = dict(sorted(packages.installed()))
+    place = conda.prefix()
+    brought = {} if place is None else conda.python_packages(place)
+    linked = _libraries(place)
     bits = {
         **_interpreter(),
         **({} if portable else _processor()),
         **_torch(),
+        "libraries": {name: libraries.sha256(file) for name, file in linked.items()},
         "orchestrator": packages.own_sha256(),
         "variables": variables(),
     }
@@ -75,10 +82,21 @@ def capture(device: str = "cpu", *, portable: bool = False) -> Environment:
     return Environment(
         packages={name: version for name, (version, _) in found.items()},
         builds={name: build for name, (_, build) in found.items()},
-        origins=packages.origins(),
+        origins=packages.origins() | {name: {"conda": told} for name, told in brought.items() if name in found},
         bits=bits,
-        host={**_host(), **(_processor() if portable else {})},
+        host={**_host(), "libraries": _described(linked), **(_processor() if portable else {})},
+        conda=() if place is None else conda.installed(place),
     )
+
+
+def surroundings() -> dict[str, Any]:
+    """What another process of this environment can tell of it without torch, as a node of a record does."""
+    found = dict(sorted(packages.installed()))
+    return {
+        "packages": {name: version for name, (version, _) in found.items()},
+        "builds": {name: build for name, (_, build) in found.items()},
+        "bits": {**_interpreter(), **_processor(), "orchestrator": packages.own_sha256()},
+    }
 
 
 def variables() -> dict[str, str]:
@@ -118,6 +136,19 @@ def _torch() -> dict[str, Any]:
         "torch_config_sha256": hashlib.sha256(torch.__config__.show().encode()).hexdigest(),
         "capability": torch.backends.cpu.get_cpu_capability(),
     }
+
+
+def _libraries(place: Path | None) -> dict[str, Path]:
+    """Those of the system that torch was linked to. place: of the environment of conda."""
+    import torch
+
+    return libraries.of_system(Path(torch._C.__file__), place)
+
+
+def _described(linked: Mapping[str, Path]) -> dict[str, str]:
+    """Name -> the package of the system that has brought it, where that is known."""
+    owners = libraries.packages_of(linked.values())
+    return {name: owners[file] for name, file in linked.items() if file in owners}
 
 
 def _host() -> dict[str, Any]:
