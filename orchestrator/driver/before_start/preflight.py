@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from orchestrator import pipeline
+from orchestrator import pipeline, writers
 from orchestrator.checkpoints.storage import try_out
 from orchestrator.control.shard_assignment import assign_stages, deal, hosts_of
 from orchestrator.driver.before_start import private
@@ -94,6 +94,7 @@ def check(settings: Settings, project: Path) -> Provenance:
         *_input_problems(settings, project),
         *_checkpoint_problems(settings),
         *_device_problems(settings),
+        *writers.problems(settings.tracking.also),
     ]
     if problems:
         raise ConfigurationError(problems)
@@ -295,6 +296,8 @@ def _stage_problems(settings: Settings) -> list[str]:
         problems.append(
             "optimizer: the pipeline's optimizer() may look at all parameters; name one, as optimizer=adamw"
         )
+    if pipeline.defines(target, "on_evaluation"):
+        problems.append("pipeline: on_evaluation() gets the whole model; leave it out")
     return [f"{problem}, or cluster.stages=1, because a worker has one stage only" for problem in problems]
 
 

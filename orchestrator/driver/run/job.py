@@ -130,7 +130,10 @@ class Job:
             saved = storage_of(plan, files) if outcome.checkpoint == outcome.steps else None
             if (trouble := record.keep_model(outcome, saved)) is not None:
                 display.say(f"note: {trouble}")
+        heard = len(outcome.not_told)
         outcome.not_recorded = record.close(outcome)
+        for trouble in outcome.not_told[heard:]:
+            display.say(f"warning: {trouble}")
         if outcome.not_recorded is not None:
             display.say(summary.not_recorded(outcome.not_recorded, tracker.run_id, record.store.name))
         if outcome.error is None:
