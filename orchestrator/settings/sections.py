@@ -59,6 +59,7 @@ def execution(doc: str, must: Any = None, *, layout: bool = False, watched: bool
     return {"about": About(doc, "execution", must, layout, watched)}
 
 
+PORT = Must("from 1 to 65535", lambda port: bool(1 <= port <= 65535))
 SEED = Must("at least 0 and below 2**63", lambda seed: bool(0 <= seed < 2**63))
 TARGET = matching(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", "package.module:Class")
 ADDRESS = matching(r"([^\s/:\[\]]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", "host:port")
@@ -475,6 +476,10 @@ class TuningSettings:
 class TrackingSettings:
     uri: str | None = field(default=None, metadata=execution("The MLflow store; null: the project's own.", NOT_EMPTY))
     every_s: float = field(default=1.0, metadata=execution("Seconds between two writes to the store.", POSITIVE))
+    metrics_port: int | None = field(
+        default=None,
+        metadata=execution("The port at which a private Ray shows the run's metrics to Prometheus; null: none.", PORT),
+    )
     also: tuple[str, ...] = field(
         default=(),
         metadata=execution("Who is told of the run beside MLflow, by their own packages: tensorboard, wandb.", WRITTEN),

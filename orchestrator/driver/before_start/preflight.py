@@ -10,6 +10,7 @@ from pathlib import Path
 
 from orchestrator import pipeline, writers
 from orchestrator.checkpoints.storage import try_out
+from orchestrator.cluster.sessions import metrics
 from orchestrator.control.shard_assignment import assign_stages, deal, hosts_of
 from orchestrator.driver.before_start import private
 from orchestrator.errors import ConfigurationError, NotRerunnable
@@ -95,6 +96,7 @@ def check(settings: Settings, project: Path) -> Provenance:
         *_checkpoint_problems(settings),
         *_device_problems(settings),
         *writers.problems(settings.tracking.also),
+        *_metrics_problems(settings),
     ]
     if problems:
         raise ConfigurationError(problems)
@@ -367,6 +369,11 @@ def _device_problems(settings: Settings) -> list[str]:
         return []
     problem = cuda.build_problem()
     return [] if problem is None else [problem]
+
+
+def _metrics_problems(settings: Settings) -> list[str]:
+    lacking = None if settings.tracking.metrics_port is None else metrics.lacking()
+    return [] if lacking is None else [f"tracking.metrics_port: {lacking}"]
 
 
 def _input_problems(settings: Settings, project: Path) -> list[str]:
