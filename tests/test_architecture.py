@@ -39,6 +39,7 @@ FLOORS = [
     "updates",
     "sampling",
     "pipeline",
+    "writers",
     "synchrony",
     "pipeline_orders",
     "topologies",
@@ -53,7 +54,7 @@ FLOORS = [
 ROOMS = {
     "commands": [
         *("completion", "table", "conf", "resume", "jobs", "export", "rerun", "tune", "sweep", "launch", "ui"),
-        *("compare", "doctor", "help", "look", "runs", "simulate", "watch", "answer", "arguments"),
+        *("compare", "doctor", "help", "look", "new", "runs", "simulate", "template", "watch", "answer", "arguments"),
     ],
     "driver": ["sweep", "run", "recording", "before_start", "report", "folders", "terminal"],
     "cluster": ["placement", "slurm", "sessions", "actors", "ray_jobs"],

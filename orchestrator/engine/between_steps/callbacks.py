@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import torch
 
@@ -53,8 +53,7 @@ class Recipe:
     arithmetic: determinism.Arithmetic
 
 
-@dataclass(frozen=True)
-class _Call:
+class _Call(NamedTuple):
     """state: the model's, as torch saves it."""
 
     step: int
@@ -149,6 +148,7 @@ class Callbacks:
             self._changed.wait_for(lambda: bool(self._waiting) or self._closed)
             call = None if self._closed else self._waiting.popleft()
             self._calling = None if call is None else call.step
+            self._changed.notify_all()
             return call
 
     def _answer(self, call: _Call) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class Callbacks:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            pickle.dump(call, process.stdin)
+            pickle.dump(tuple(call), process.stdin)
             process.stdin.flush()
             answer: dict[str, Any] = pickle.load(process.stdout)
             return answer
@@ -264,7 +264,7 @@ def _main(requests: IO[bytes], answers: IO[bytes]) -> None:
     def read() -> None:
         with contextlib.suppress(EOFError):
             while True:
-                calls.put(pickle.load(requests))
+                calls.put(_Call(*pickle.load(requests)))
         os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()
@@ -284,7 +284,4 @@ if __name__ == "__main__":
     _requests, _answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what is written past Python must not get into the answers
     with contextlib.suppress(BrokenPipeError, KeyboardInterrupt, EOFError):
-        # What is pickled is of this module by its name, not of __main__.
-        from orchestrator.engine.between_steps import callbacks
-
-        callbacks._main(_requests, _answers)
+        _main(_requests, _answers)
