@@ -106,15 +106,14 @@ class Tracker:
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Remember metrics; they are sent by `flush`, `tick` or `end`. A resumed run computes some steps again, and what the
-        store knows of them it is not told twice."""
+        store knows of them it is not told twice; listeners are, who may have lost it."""
         told = {_key(key): float(value) for key, value in values.items()}
-        if self._known:
-            told = {key: value for key, value in told.items() if _point(key, step, value) not in self._known}
-        if not told:
-            return
-        self._add({"metrics": told, "step": step, "ms": _now_ms()})
         for listener in self.listeners:
             listener(step, told)
+        if self._known:
+            told = {key: value for key, value in told.items() if _point(key, step, value) not in self._known}
+        if told:
+            self._add({"metrics": told, "step": step, "ms": _now_ms()})
 
     def tick(self) -> None:
         """Send what has waited long enough; after a failure not before `_PATIENCE_S`."""

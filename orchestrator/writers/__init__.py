@@ -2,7 +2,8 @@
 
 A writer is a class: `name(run: Told)` begins, in a thread of its own (`feed.py`), and its instances have
 
-    metrics(step, values)    of a step, an evaluation, a recovery; in the order of the driver
+    metrics(step, values)    of a step, an evaluation, a recovery; in the order of the driver, after a resume some again
+    flush()                  where a class has it: there is nothing more to tell for a moment; who is killed then loses nothing
     end(status, results)     "finished", "failed" or "killed", with what the run came to
 
 so adding one is a file and a line in `WRITERS`. A writer has no part in the result: what it raises ends what it is told, with a

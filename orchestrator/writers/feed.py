@@ -74,8 +74,11 @@ class _Stream:
     def _write(self, run: Told) -> None:
         try:
             writer = WRITERS[self._name](run)
+            flush = getattr(writer, "flush", lambda: None)
             while (call := self._calls.get()) is not None:
                 call(writer)
+                if self._calls.empty():
+                    flush()
         except Exception as error:  # of a package or of the user's code: the run does not depend on it
             first = (str(error).splitlines() or [""])[0]
             self._fail(f"{self._name} is told nothing any more: {type(error).__name__}: {first}")

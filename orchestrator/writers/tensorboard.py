@@ -24,7 +24,7 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         self._settings = run.settings
-        self._writer = SummaryWriter(str(run.folder / FOLDER), purge_step=run.since)  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(run.folder / FOLDER), purge_step=run.since)
         self._text("settings", "\n".join(f"    {key}: {value}" for key, value in run.settings.items()))
         if run.note is not None:
             self._text("note", run.note)
@@ -39,7 +39,10 @@ class TensorBoard:
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+            self._writer.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        self._writer.flush()
 
     def end(self, status: Status, results: Mapping[str, Any]) -> None:
         """With the settings and results, by which its page HPARAMS compares runs."""
@@ -48,12 +51,13 @@ class TensorBoard:
         self._text("end", ", ".join([status, *(f"{key} {value}" for key, value in results.items())]))
         shown = {key: _plain(value) for key, value in self._settings.items()}
         measured = {key: value for key, value in results.items() if key.startswith(_RESULTS)}
+        events: Any = self._writer.file_writer
         for summary in hparams(shown, measured):  # type: ignore[no-untyped-call]
-            self._writer.file_writer.add_summary(summary)
-        self._writer.close()  # type: ignore[no-untyped-call]
+            events.add_summary(summary)
+        self._writer.close()
 
     def _text(self, name: str, text: str) -> None:
-        self._writer.add_text(f"run/{name}", text)  # type: ignore[no-untyped-call]
+        self._writer.add_text(f"run/{name}", text)
 
 
 def _plain(value: Any) -> bool | float | str:
