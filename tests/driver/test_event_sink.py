@@ -39,6 +39,21 @@ def test_drift_is_told_once_with_the_run_that_it_is_since(tmp_path: Path) -> Non
     assert (event["event"], event["run"], event["drifted"]) == ("data_compared", "before", ["0[1]"])
 
 
+def test_a_callback_that_failed_is_a_warning_and_what_one_found_is_a_metric(tmp_path: Path) -> None:
+    shown: list[str] = []
+    told: list[Any] = []
+    tracker: Any = SimpleNamespace(metrics=lambda step, values: told.append((step, values)))
+    record: Any = SimpleNamespace(tracker=tracker, journal=LineFile(tmp_path / "j"))
+    progress: Any = SimpleNamespace(say=shown.append)
+    sink = EventSink(record, Audience(progress))
+    sink.called_back({"event": "called_back", "step": 9, "seconds": 0.5, "metrics": {"worst": 2.0}})
+    sink.called_back({"event": "called_back", "step": 19, "failed": "on_evaluation() raised ValueError: no"})
+    record.journal.close()
+    assert [event["step"] for event in lines.read(tmp_path / "j")] == [9, 19]
+    assert told == [(9, {"callback/worst": 2.0})]
+    assert shown == ["warning: on_evaluation after step 20, the run goes on: on_evaluation() raised ValueError: no"]
+
+
 def test_metrics_are_sent_before_a_checkpoint_of_their_steps_counts() -> None:
     """Or a run that is resumed from it would never send those of a driver that was killed before its next `tick`."""
     done: list[str] = []

@@ -244,7 +244,8 @@ class EventSink:
         """Record a call of the pipeline's on_evaluation."""
         step, metrics = entry["step"], entry.get("metrics", {})
         self.event(**{**entry, "metrics": {key: _plain(value) for key, value in metrics.items()}})
-        self._tracker.metrics(step, {f"callback/{name}": value for name, value in metrics.items()})
+        if metrics:
+            self._tracker.metrics(step, {f"callback/{name}": value for name, value in metrics.items()})
         if "failed" in entry:
             self._progress.say(f"warning: on_evaluation after step {step + 1}, the run goes on: {entry['failed']}")
 
