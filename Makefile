@@ -24,6 +24,11 @@ PROJECT := .[examples,dev]
 DASHBOARD := aiohttp-cors colorful distlib google-api-core googleapis-common-protos grpcio opencensus opencensus-context \
 	opentelemetry-exporter-prometheus prometheus_client proto-plus py-spy python-discovery smart_open virtualenv wrapt
 
+OTHERS := clearml cwevals furl googleapis-common-protos grpcio httpcore httpx lightning lightning-utilities Markdown \
+	opentelemetry-exporter-http-transport opentelemetry-exporter-otlp-common opentelemetry-exporter-otlp-proto-common \
+	opentelemetry-exporter-otlp-proto-http orderedmultidict pathlib2 PyJWT pytorch-lightning sniffio tensorboard \
+	tensorboard-data-server torchmetrics wandb xxhash
+
 S3 := aiobotocore aioitertools boto3 botocore dvc-s3 jmespath moto py-partiql-parser responses s3fs s3transfer xmltodict
 
 COMMA := ,
@@ -31,7 +36,7 @@ COMMA := ,
 # each index that lacks a package, hundreds of times where one of several is a folder.
 SHOWN_IF_IT_FAILS = { $(2) >$(1) 2>&1 || { status=$$?; cat $(1) >&2; echo "it failed: $(2)" >&2; exit $$status; } ; }
 
-.PHONY: dashboard docs s3 setup demo demo-kill data test test-long check lint pure claims clean
+.PHONY: dashboard docs others s3 setup demo demo-kill data test test-long check lint pure claims clean
 
 setup: $(STAMP)
 
@@ -90,7 +95,12 @@ s3: setup
 	@test -d $(VENV)/s3 || $(call SHOWN_IF_IT_FAILS,$(VENV)/s3.log,\
 		python -m pip install --constraint constraints.txt --no-deps --target $(VENV)/s3 $(S3))
 
-test-long: test dashboard s3
+# The trackers and trainers of others, which tests of docs/coming-from.md and of tracking.also execute.
+others: setup
+	@test -d $(VENV)/others || $(call SHOWN_IF_IT_FAILS,$(VENV)/others.log,\
+		python -m pip install --constraint constraints.txt --no-deps --target $(VENV)/others $(OTHERS))
+
+test-long: test dashboard s3 others
 	python -m pytest -n 2 $(MANY) -m "$(PURE)"
 	$(BY_FILE) $(MANY) -m long
 

@@ -101,6 +101,18 @@ class Pipeline:
         tensor, a list or an array; None where there are none."""
         return None
 
+    def on_evaluation(
+        self,
+        step: int,  # noqa: ARG002
+        metrics: Mapping[str, float],  # noqa: ARG002
+        model: torch.nn.Module,  # noqa: ARG002
+    ) -> Mapping[str, float] | None:
+        """Called after each evaluation, to look at the model, to draw or to tell somebody. step: the last one done; metrics:
+        what the evaluation found; model: a copy, in evaluation mode, on the CPU. Numbers that it returns are recorded as
+        callback/NAME. It runs in a process of its own beside the training, of which it can change nothing; what it raises is
+        a warning."""
+        return None
+
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer | None:  # noqa: ARG002
         """An optimizer over the model's parameters, instead of the configuration's `optimizer`: one of torch.optim, or of a
         class that steps without a closure and keeps what it remembers in `state` and `param_groups`, not in attributes."""

@@ -235,6 +235,28 @@ def are_speeds(texts: Collection[str]) -> bool:
     return len(found) == len(texts) and all(address and 0 < speed < math.inf for address, speed in found.items())
 
 
+_LABEL = re.compile(r"([\w.-]+)(?:=(.+))?")
+
+
+def labels_of(texts: Iterable[str]) -> dict[str, str | None]:
+    """From NAME or NAME=VALUE each, in order; None where there is no value. Raises ValueError."""
+    found: dict[str, str | None] = {}
+    for text in texts:
+        label = _LABEL.fullmatch(text)
+        if label is None or label[1] in found:
+            raise ValueError(f"no label, or one of a name that stands before: {text!r}")
+        found[label[1]] = label[2]
+    return found
+
+
+def are_labels(texts: Collection[str]) -> bool:
+    try:
+        labels_of(texts)
+    except ValueError:
+        return False
+    return True
+
+
 POSITIVE = Field(gt=0)
 NOT_NEGATIVE = Field(ge=0)
 NOT_EMPTY = Field(min_length=1)

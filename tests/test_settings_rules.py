@@ -17,6 +17,7 @@ NOISY = "privacy.clipping_norm=1.0 privacy.noise_multiplier=1.0 privacy.delta=1e
 STAGES = "cluster.stages=2 cluster.workers=4"
 # What is given, in words without blanks, and where the one sentence about it begins.
 REFUSED = {
+    "tracking.metrics_port=9100 cluster.address=h:1": "tracking.metrics_port: the Ray at h:1 shows metrics at its own port",
     "run.steps=null": "run.steps or run.epochs: one is required",
     "data.batch_size=4 data.shards=8": "data.batch_size: 4 rows for 8 shards",
     "data.batch_size={0:64,100:128}": "data.batch_size: 128 rows from step 100 on",

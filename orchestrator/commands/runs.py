@@ -18,7 +18,7 @@ from orchestrator.commands.arguments import Arguments
 from orchestrator.driver.folders import NAME, project_folder
 from orchestrator.driver.recording import unsent
 from orchestrator.errors import UsageError
-from orchestrator.tracking import Past, Store, is_server
+from orchestrator.tracking import LABEL, Past, Store, is_server
 
 USUAL = ("run", "started", "status", "name", "steps", "results", "digest", "rerun")
 _SHOWN_METRICS = 2
@@ -97,12 +97,15 @@ def cell(past: Past, name: str) -> str:
         return _CELLS[name](past)
     if name in past.metrics:
         return f"{past.metrics[name]:.6g}"
+    if name.startswith(LABEL):
+        return past.labels.get(name.removeprefix(LABEL), "")
     return past.settings.get(name, "")
 
 
 def _check_names(found: Sequence[Past], names: Iterable[str]) -> None:
     """Raises UsageError for a name that no run has."""
     known = {*_CELLS, *(key for past in found for key in (*past.metrics, *past.settings))}
+    known |= {f"{LABEL}{label}" for past in found for label in past.labels}
     for name in names:
         if name not in known:
             near = difflib.get_close_matches(name, sorted(known), 3)

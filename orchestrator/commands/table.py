@@ -323,6 +323,16 @@ _ALL = (
         speaks=True,
     ),
     Verb(
+        "new",
+        "new NAME",
+        {
+            "new": (
+                "new NAME: make a project to start from in the folder NAME, with data by a DVC stage, a pipeline, "
+                "conf/NAME.yaml and a test; it trains at once"
+            )
+        },
+    ),
+    Verb(
         "help",
         "help=KEY",
         {"help=KEY": "what a setting is, what it may be and its default; of a section, such as optimizer: all in it"},

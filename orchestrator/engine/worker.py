@@ -18,6 +18,7 @@ import torch
 from orchestrator.checkpoints.weights import Weights
 from orchestrator.data.loaders import Loaders, Recipe
 from orchestrator.engine.admission import portability, proof
+from orchestrator.engine.between_steps.callbacks import Callbacks
 from orchestrator.engine.between_steps.timing import Timing
 from orchestrator.engine.loop import Loop
 from orchestrator.engine.member.cancellation import CancellableTransport, live
@@ -32,7 +33,7 @@ from orchestrator.engine.worker_hooks import WorkerHooks, WorkerState
 from orchestrator.errors import ConfigurationError
 from orchestrator.numerics import allocator, cuda, determinism, staging
 from orchestrator.numerics.digests import model_digest
-from orchestrator.pipeline import find, naming
+from orchestrator.pipeline import defines, find, naming
 from orchestrator.plan import Plan
 from orchestrator.records.progress import Progress
 from orchestrator.transports.base import Regions
@@ -50,6 +51,7 @@ class Worker:
         self._staging = staging.on(plan.run.compute.device)
         self._state: WorkerState | None = None
         self._loaders: Loaders | None = None
+        self._callbacks: Callbacks | None = None
 
     def prepare(self) -> dict[str, Any]:
         """Build pipeline, model, optimizer and memory; returns the run manifest, on which all workers must agree, JSON-able.
@@ -63,6 +65,8 @@ class Worker:
         self._prepare_thread()
         source = plan.run.pipeline
         kind = find(source.target, source.args)
+        if defines(kind, "on_evaluation"):
+            self._callbacks = Callbacks(plan, self._services.emit)
         self._services.heartbeat.beat("prepare")
         self._workload = Workload(kind, plan.run, plan.data, self._staging)
         construction.refuse_statistics(self._workload.model, plan)
@@ -136,7 +140,10 @@ class Worker:
         return replace(ended, held=held, staged=staged, holds_sum=self._state.held.holds_sum)
 
     def close(self) -> None:
-        """Stop the loader processes. Safe to call twice."""
+        """Stop the processes beside this one. Safe to call twice."""
+        if self._callbacks is not None:
+            self._callbacks.close()
+        self._callbacks = None
         if self._loaders is not None:
             self._loaders.close()
         self._loaders = None
@@ -189,6 +196,7 @@ class Worker:
         self._execution.held.start(run_manifest["steps"])
         loop = Loop(self._plan, run_manifest, timing, services.heartbeat)
         state = WorkerState(self._plan, services, self._execution.held, self._execution.boundary, loop, timing)
+        state.callbacks = self._callbacks
         if state.held.keeps_shard_state or self._plan.cluster.members.stages > 1:
             state.keep_initial()
         return state
@@ -214,6 +222,10 @@ class Worker:
             self._services.tell_times(at_once=True)
         if halted != "finished":
             return Ended(halted, self.progress, why="all members agreed")
+        if self._callbacks is not None:
+            last = state.loop.run_state.steps - 1
+            beat = lambda: self._services.heartbeat.beat("evaluate", last)  # noqa: E731
+            self._callbacks.finish(beat, self._plan.cluster.timeouts.step_s)
         self.close()
         return Ended("finished", self.progress, digest=state.boundary.digest())
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from orchestrator.checkpoints.state import TrainingState
 from orchestrator.engine.between_steps import evaluation, state_transfer
+from orchestrator.engine.between_steps.callbacks import Callbacks
 from orchestrator.engine.between_steps.replica_state import ReplicaState
 from orchestrator.engine.between_steps.replicated import Boundary
 from orchestrator.engine.between_steps.run_state import RunState
@@ -33,7 +34,7 @@ from orchestrator.records.progress import Progress
 @dataclass
 class WorkerState:
     """What a worker keeps between generations. has_state: of the run; a fresh worker has only the initial one. initial: makes
-    that anew, where a loss may send the run back to it."""
+    that anew, where a loss may send the run back to it; callbacks: None of a pipeline without."""
 
     plan: Plan
     services: ProcessServices
@@ -43,6 +44,7 @@ class WorkerState:
     timing: Timing
     has_state: bool = False
     initial: Callable[[], TrainingState] | None = None
+    callbacks: Callbacks | None = None
 
     @property
     def progress(self) -> Progress | None:
@@ -137,6 +139,8 @@ class WorkerHooks:
         if metrics is not None:
             step = self._state.loop.run_state.steps - 1
             self._services.emit({"event": "evaluated", "step": step, "metrics": dict(metrics), **again})
+            if self._state.callbacks is not None and self._rank == 0:
+                self._state.callbacks.call(step, metrics, self._state.boundary.state())
         self._services.tell_times()
 
     def save(self, run_state: RunState) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from orchestrator.table import Variant
+from orchestrator.table import Variant, is_reference
 from orchestrator.values import (
     A_LINE,
     NONE_EMPTY,
@@ -24,10 +24,12 @@ from orchestrator.values import (
     Must,
     Steps,
     Workers,
+    are_labels,
     are_speeds,
     at_least,
     matching,
 )
+from orchestrator.writers import WRITERS
 
 MOST_NOISE = 1000.0  # of `privacy.lattice`, which needs torch
 KeyPath = tuple[str, ...]
@@ -57,6 +59,7 @@ def execution(doc: str, must: Any = None, *, layout: bool = False, watched: bool
     return {"about": About(doc, "execution", must, layout, watched)}
 
 
+PORT = Must("from 1 to 65535", lambda port: bool(1 <= port <= 65535))
 SEED = Must("at least 0 and below 2**63", lambda seed: bool(0 <= seed < 2**63))
 TARGET = matching(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*", "package.module:Class")
 ADDRESS = matching(r"([^\s/:\[\]]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", "host:port")
@@ -65,6 +68,13 @@ CHANCE = Must("greater than 0 and less than 1", lambda delta: bool(0 < delta < 1
 MODEL = matching(
     r"models:/[^/@:]+(@[^/@:]+|/\d+)|models:/m-[0-9a-f]+|runs:/[0-9a-z]+(/[^@:]+)?",
     "models:/NAME@ALIAS, models:/NAME/VERSION or runs:/RUN_ID",
+)
+LABELS = Must(
+    "a list of NAME or NAME=VALUE, names of letters, digits and . - _ each once, on one line each", are_labels
+)
+WRITTEN = Must(
+    f"a list of {', '.join(WRITERS)} or your own as package.module:name, each once",
+    lambda names: len({*names}) == len(names) and all(name in WRITERS or is_reference(name) for name in names),
 )
 REGISTERED = matching(r"[^/@:]+(@[^/@:]+)?", "NAME or NAME@ALIAS, without / and :")
 HEX_DIGEST = matching(r"[0-9a-f]{64}", "a digest, 64 hexadecimal digits")
@@ -114,6 +124,16 @@ class RunSettings:
     )
     experiment: str = field(
         default="default", metadata=execution("The experiment of the tracker that the run is filed under.", A_LINE)
+    )
+    note: str | None = field(
+        default=None,
+        metadata=execution("What this run is for, in words; above its results and on its card.", NOT_EMPTY),
+    )
+    tags: tuple[str, ...] = field(
+        default=(),
+        metadata=execution(
+            "Labels of the run, NAME or NAME=VALUE; runs where=tag.NAME=VALUE finds it by them.", LABELS
+        ),
     )
     seed: int = field(default=0, metadata=result("The seed of all randomness.", SEED))
     steps: int | None = field(
@@ -468,6 +488,14 @@ class TuningSettings:
 class TrackingSettings:
     uri: str | None = field(default=None, metadata=execution("The MLflow store; null: the project's own.", NOT_EMPTY))
     every_s: float = field(default=1.0, metadata=execution("Seconds between two writes to the store.", POSITIVE))
+    metrics_port: int | None = field(
+        default=None,
+        metadata=execution("The port at which a private Ray shows the run's metrics to Prometheus; null: none.", PORT),
+    )
+    also: tuple[str, ...] = field(
+        default=(),
+        metadata=execution("Who is told of the run beside MLflow, by their own packages: tensorboard, wandb.", WRITTEN),
+    )
     register: str | None = field(
         default=None,
         metadata=execution(

@@ -3,6 +3,7 @@
 from orchestrator.tracking.store import (
     EXECUTION,
     KIND,
+    LABEL,
     PARENT,
     Past,
     Store,
@@ -18,6 +19,7 @@ from orchestrator.tracking.tracker import Tracker
 __all__ = [
     "EXECUTION",
     "KIND",
+    "LABEL",
     "PARENT",
     "Past",
     "Store",

@@ -39,6 +39,7 @@ _FROM_SYSTEM = re.compile(r"\[Errno -?\d+\] ([^\"')]+)")  # what the operating s
 USER = "mlflow.user"
 PARENT = "mlflow.parentRunId"  # MLflow's own pages show a run below this one
 KIND = "orchestrator.kind"
+LABEL = "tag."  # begins a label of the user's, `run.tags`, so that none takes the place of one of the record's own
 EXECUTION = "system/"  # begins a metric that says how a run was executed: MLflow's pages have those apart from results
 PID, STARTED, HOST, BOOT = (f"orchestrator.{name}" for name in ("pid", "pid_started", "host", "boot_id"))
 
@@ -62,7 +63,8 @@ def default_uri(folder: Path) -> str:
 class Past:
     """A run that the store knows. steps: completed ones; None when it ended before its first; rerun_of: the run that it
     repeats; verdict: of itself as a rerun, or else of the last rerun of it; user: who launched it, by their own account;
-    settings: as text, by dotted key; kind: "run", or what it is the record of; parent: of which it is a part."""
+    settings: as text, by dotted key; labels: of `run.tags`, by name; kind: "run", or what it is the record of; parent: of which
+    it is a part."""
 
     run_id: str
     name: str
@@ -79,6 +81,7 @@ class Past:
     settings: dict[str, str] = field(default_factory=dict)
     kind: str = "run"
     parent: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
 
 
 def user() -> str:
@@ -260,6 +263,7 @@ class Store:
             settings=dict(run.data.params),
             kind=tags.get(KIND, "run"),
             parent=tags.get(PARENT),
+            labels={key.removeprefix(LABEL): value for key, value in tags.items() if key.startswith(LABEL)},
         )
 
     def mark_orphans(self, experiment_id: str) -> list[str]:

@@ -11,7 +11,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
+Listener = Callable[[int, Mapping[str, float]], object]
 Point = tuple[str, int, float | None]  # key, step, value; None where it is no number
 _BATCH = 1000  # MLflow's limit for one request
 _PATIENCE_S = 30.0
@@ -51,6 +52,7 @@ class Tracker:
         self._pending: list[Any] = []
         self._later: list[Item] = []  # after the metrics, in order
         self.gone: list[str] = []
+        self.listeners: list[Listener] = []  # told of metrics as they are remembered
         self.trouble: str | None = None
         self._sent_at = time.monotonic()
 
@@ -104,8 +106,10 @@ class Tracker:
 
     def metrics(self, step: int, values: Mapping[str, float]) -> None:
         """Remember metrics; they are sent by `flush`, `tick` or `end`. A resumed run computes some steps again, and what the
-        store knows of them it is not told twice."""
+        store knows of them it is not told twice; listeners are, who may have lost it."""
         told = {_key(key): float(value) for key, value in values.items()}
+        for listener in self.listeners:
+            listener(step, told)
         if self._known:
             told = {key: value for key, value in told.items() if _point(key, step, value) not in self._known}
         if told:

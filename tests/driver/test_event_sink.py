@@ -22,7 +22,8 @@ def test_drift_is_told_once_with_the_run_that_it_is_since(tmp_path: Path) -> Non
     found = [Found("before", Drift((MOVED,)))]
     watch: Any = SimpleNamespace(begin=lambda: done.append("begun"), take=lambda: found.pop() if found else None)
     tracker = SimpleNamespace(tick=lambda: None, metrics=lambda *_: None, trouble=None)
-    record: Any = SimpleNamespace(tracker=tracker, journal=LineFile(tmp_path / "j"), trace=LineFile(tmp_path / "t"))
+    files = {"journal": LineFile(tmp_path / "j"), "trace": LineFile(tmp_path / "t")}
+    record: Any = SimpleNamespace(tracker=tracker, feed=None, **files)
     progress: Any = SimpleNamespace(say=shown.append, step=lambda *_: None)
     sink = EventSink(record, Audience(progress), None, watch)
     assert done == []
@@ -36,6 +37,21 @@ def test_drift_is_told_once_with_the_run_that_it_is_since(tmp_path: Path) -> Non
     record.trace.close()
     (event,) = lines.read(tmp_path / "j")
     assert (event["event"], event["run"], event["drifted"]) == ("data_compared", "before", ["0[1]"])
+
+
+def test_a_callback_that_failed_is_a_warning_and_what_one_found_is_a_metric(tmp_path: Path) -> None:
+    shown: list[str] = []
+    told: list[Any] = []
+    tracker: Any = SimpleNamespace(metrics=lambda step, values: told.append((step, values)))
+    record: Any = SimpleNamespace(tracker=tracker, journal=LineFile(tmp_path / "j"))
+    progress: Any = SimpleNamespace(say=shown.append)
+    sink = EventSink(record, Audience(progress))
+    sink.called_back({"event": "called_back", "step": 9, "seconds": 0.5, "metrics": {"worst": 2.0}})
+    sink.called_back({"event": "called_back", "step": 19, "failed": "on_evaluation() raised ValueError: no"})
+    record.journal.close()
+    assert [event["step"] for event in lines.read(tmp_path / "j")] == [9, 19]
+    assert told == [(9, {"callback/worst": 2.0})]
+    assert shown == ["warning: on_evaluation after step 20, the run goes on: on_evaluation() raised ValueError: no"]
 
 
 def test_metrics_are_sent_before_a_checkpoint_of_their_steps_counts() -> None:

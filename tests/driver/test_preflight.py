@@ -158,6 +158,8 @@ class Empty(Pipeline):
     def loss(self, model, batch): ...
 class Own(Empty):
     def optimizer(self, model): return torch.optim.SGD(model.parameters(), lr=1)
+class Called(Empty):
+    def on_evaluation(self, step, metrics, model): ...
 def served(workers: int, *, servers: int = 1): return parameter_server(workers, servers=servers)
 def free(): return build_mode("bap", {})
 def eager(place, *, more: int = 0): return Order(in_flight=place.stages - place.stage + more)
@@ -170,6 +172,8 @@ NOT_IN_STAGES = {
     "stage only",
     "pipeline.target=staged:Own": "optimizer: the pipeline's optimizer() may look at all parameters; name one, as "
     "optimizer=adamw, or cluster.stages=1, because a worker has one stage only",
+    "pipeline.target=staged:Called": "pipeline: on_evaluation() gets the whole model; leave it out, or cluster.stages=1, "
+    "because a worker has one stage only",
     "cluster.pipeline=staged:stuck": "cluster.pipeline: staged:stuck with stages of 1 + 1 members and 8 shards has a deadlock: "
     "no task can start: an order must let each stage have a shard in flight",
     "cluster.pipeline={name: 'staged:eager', mor: 1}": "cluster.pipeline.mor: staged:eager has no mor; did you mean more?",

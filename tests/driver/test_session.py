@@ -157,7 +157,13 @@ def play(
     tracker = SimpleNamespace(tick=nothing, metrics=nothing, trouble=None)
     journal, trace = LineFile(tmp_path / "journal"), LineFile(tmp_path / "trace")
     record: Any = SimpleNamespace(
-        memory=None, tracker=tracker, journal=journal, trace=trace, origin=None, describe=lambda *_: ["of a node"]
+        feed=None,
+        memory=None,
+        tracker=tracker,
+        journal=journal,
+        trace=trace,
+        origin=None,
+        describe=lambda *_: ["of a node"],
     )
     rests = None if sync == "bsp" else LineFile(tmp_path / "rests")
     record.rests, record.history = rests, [trace] if rests is None else [trace, rests]

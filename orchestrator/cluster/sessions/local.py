@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from orchestrator.cluster.sessions import agent, folders
+from orchestrator.cluster.sessions import agent, folders, metrics
 from orchestrator.cluster.sessions.environment import enter, patient, prepare_environment, replaced
 from orchestrator.errors import ClusterUnavailable, OrchestratorError
 
@@ -40,6 +40,7 @@ class LocalRay:
     cpus: how many CPUs the actors will ask for, whether or not the machine has them. start_timeout_s: how long each of
     Ray's processes may take to start, and until when a start that failed is tried again. check: called while waiting,
     may raise. runtime_envs: whether actors may ask for a runtime environment; where none does, its agent is left out.
+    metrics_port: where its agent shows metrics to Prometheus; None for no agent.
     """
 
     def __init__(
@@ -49,9 +50,11 @@ class LocalRay:
         check: Callable[[], None] = lambda: None,
         *,
         runtime_envs: bool = True,
+        metrics_port: int | None = None,
     ) -> None:
         self._cpus = cpus
         self._runtime_envs = runtime_envs
+        self._metrics_port = metrics_port
         self._start_timeout_s = start_timeout_s
         self._check = check
         self._folder: Path | None = None
@@ -59,6 +62,8 @@ class LocalRay:
     def __enter__(self) -> Self:
         _remove_abandoned()
         prepare_environment(None)
+        if self._metrics_port is not None and not metrics.is_free(self._metrics_port):
+            raise _taken(self._metrics_port)
         began = time.monotonic()
         for tries in range(1, _TRIES + 1):
             try:
@@ -76,8 +81,9 @@ class LocalRay:
     def _start(self) -> None:
         self._folder = _new_folder()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_fewer_processes())
-            stack.enter_context(_smaller_agents(self._runtime_envs))
+            shown = self._metrics_port is not None
+            stack.enter_context(_fewer_processes(agent=shown))
+            stack.enter_context(_smaller_agents(self._runtime_envs, metrics=shown))
             stack.enter_context(_awaited_raylet(self._start_timeout_s, self._check))
             stack.enter_context(patient(self._start_timeout_s))
             enter(
@@ -86,6 +92,7 @@ class LocalRay:
                 include_dashboard=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
                 _temp_dir=str(self._folder),
+                **({"_metrics_export_port": self._metrics_port} if shown else {}),
             )
 
     def trouble(self) -> str | None:
@@ -108,6 +115,13 @@ class LocalRay:
         ray.shutdown()
         if self._folder is not None:
             folders.remove(self._folder)
+
+
+def _taken(port: int) -> ClusterUnavailable:
+    return ClusterUnavailable(
+        f"tracking.metrics_port: something on this machine listens at port {port} already",
+        "take another one, or end what listens there",
+    )
 
 
 def _not_started(error: Exception, tries: int, seconds: float) -> ClusterUnavailable:
@@ -163,19 +177,21 @@ def _await_raylet(node: Any, timeout_s: float, check: Callable[[], None]) -> Non
 
 
 @contextlib.contextmanager
-def _fewer_processes() -> Iterator[None]:
+def _fewer_processes(*, agent: bool = False) -> Iterator[None]:
     """Within this a Ray starts without the autoscaler's monitor, the monitor of logs and the dashboard's server, and takes the
     dashboard for not installed, without trying to import it: it has one node, logs that nobody follows and no dashboard, and
     these cost seconds of a processor at the start of each run. Ray has no public way to leave them out; a Ray that starts them
-    in another way starts them."""
+    in another way starts them. agent: whether there is to be an agent with all it can do, which does not start without the
+    packages of a dashboard."""
     from ray._private import node, services, utils
 
     helpers: list[tuple[Any, str, object]] = [
         (node.Node, "start_monitor", None),
         (node.Node, "start_log_monitor", None),
         (services, "start_api_server", (None, None)),
-        (utils, "get_dashboard_dependency_error", ImportError("no dashboard is wanted")),
     ]
+    if not agent:
+        helpers.append((utils, "get_dashboard_dependency_error", ImportError("no dashboard is wanted")))
     with contextlib.ExitStack() as stack:
         for place, name, answer in helpers:
             start = lambda *_arguments, _answer=answer, **_options: _answer  # noqa: E731
@@ -183,13 +199,14 @@ def _fewer_processes() -> Iterator[None]:
         yield
 
 
-def _smaller_agents(runtime_envs: bool) -> contextlib.AbstractContextManager[None]:
-    """Within this the raylet of a Ray that is started gets agent.py for Ray's agent of metrics, which nobody collects, and
-    without runtime_envs for that of runtime environments too. It does not start without agents."""
+def _smaller_agents(runtime_envs: bool, *, metrics: bool = False) -> contextlib.AbstractContextManager[None]:
+    """Within this the raylet of a Ray that is started gets agent.py for Ray's agent of metrics, unless somebody collects
+    them, and without runtime_envs for that of runtime environments too. It does not start without agents."""
     from ray._private import services
 
     usual = getattr(services, _AGENT_COMMAND, None)
-    ports = {kind: names for kind, names in _AGENT_PORTS.items() if kind != "runtime_env_agent" or not runtime_envs}
+    wanted = {"runtime_env_agent": runtime_envs, "dashboard_agent": metrics}
+    ports = {kind: names for kind, names in _AGENT_PORTS.items() if not wanted[kind]}
 
     def command(kind: str, *arguments: Any, **options: Any) -> list[str]:
         assert usual is not None

@@ -182,6 +182,10 @@ def _repeat(repeater: Repeater, wanted: Wanted) -> Rerun:
     more = ["trace.tensors_every=1"] if wanted.explaining else []
     if settings.tracking.register is not None:  # a repetition is no newer version
         more.append("tracking.register=null")
+    if settings.tracking.metrics_port is not None:  # which the original may still have
+        more.append("tracking.metrics_port=null")
+    if settings.tracking.also:  # nor of interest to others: MLflow has it, with its verdict
+        more.append("tracking.also=[]")
     repeater = replace(repeater, overrides=[*repeater.overrides, *more, *_replay(original)])
     if not wanted.preparing:
         return _trained(repeater, wanted)

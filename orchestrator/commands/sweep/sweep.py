@@ -204,7 +204,8 @@ def _ray(described: Sweep, pending_signal: signals.PendingSignal, board: Board) 
     cpus, cores = cluster.cpus * members, len(os.sched_getaffinity(0))
     if cpus > cores:
         board.say(f"note: {members} processes that want {cpus:g} CPUs share {cores} cores")
-    with LocalRay(cpus, cluster.timeouts.start_s, check) as ray:
+    port = described.settings.tracking.metrics_port
+    with LocalRay(cpus, cluster.timeouts.start_s, check, metrics_port=port) as ray:
         yield ray
 
 

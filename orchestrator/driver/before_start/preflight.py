@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from orchestrator import pipeline
+from orchestrator import pipeline, writers
 from orchestrator.checkpoints.storage import try_out
+from orchestrator.cluster.sessions import metrics
 from orchestrator.control.shard_assignment import assign_stages, deal, hosts_of
 from orchestrator.data.order import Epochs
 from orchestrator.driver.before_start import private
@@ -96,6 +97,8 @@ def check(settings: Settings, project: Path) -> Provenance:
         *_input_problems(settings, project),
         *_checkpoint_problems(settings),
         *_device_problems(settings),
+        *writers.problems(settings.tracking.also),
+        *_metrics_problems(settings),
     ]
     if problems:
         raise ConfigurationError(problems)
@@ -308,6 +311,8 @@ def _stage_problems(settings: Settings) -> list[str]:
         problems.append(
             "optimizer: the pipeline's optimizer() may look at all parameters; name one, as optimizer=adamw"
         )
+    if pipeline.defines(target, "on_evaluation"):
+        problems.append("pipeline: on_evaluation() gets the whole model; leave it out")
     return [f"{problem}, or cluster.stages=1, because a worker has one stage only" for problem in problems]
 
 
@@ -377,6 +382,11 @@ def _device_problems(settings: Settings) -> list[str]:
         return []
     problem = cuda.build_problem()
     return [] if problem is None else [problem]
+
+
+def _metrics_problems(settings: Settings) -> list[str]:
+    lacking = None if settings.tracking.metrics_port is None else metrics.lacking()
+    return [] if lacking is None else [f"tracking.metrics_port: {lacking}"]
 
 
 def _input_problems(settings: Settings, project: Path) -> list[str]:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from orchestrator.driver.before_start import unshared
 from orchestrator.driver.before_start.preflight import Provenance
 from orchestrator.driver.folders import RunFolder, write_json
-from orchestrator.driver.recording import unsent
+from orchestrator.driver.recording import telling, unsent
 from orchestrator.driver.recording.record import Contents, Record
 from orchestrator.errors import ConfigurationError
 from orchestrator.provenance.code import checkout, git, snapshot, worktree
@@ -56,7 +56,9 @@ def open_record(
     work = None if provenance.work is None else _keep(provenance.work, files, tracker)
     lacking = unshared.of(provenance, store, tracker, settings.initial.name)
     earlier = [*(each.sentence for each in sent), *map(_orphan, orphans)]
-    return Record(settings, store, tracker, files, earlier, Contents(inputs, obstacles, work, lacking))
+    record = Record(settings, store, tracker, files, earlier, Contents(inputs, obstacles, work, lacking))
+    record.feed = telling.begin(settings, tracker, files)
+    return record
 
 
 def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance: Provenance, since: int) -> Record:
@@ -68,7 +70,9 @@ def reopen_record(settings: Settings, store: Store, files: RunFolder, provenance
         orphans = store.mark_orphans(tracker.experiment_id)
     files.error.unlink(missing_ok=True)
     earlier = [_orphan(run_id) for run_id in orphans]
-    return Record(settings, store, tracker, files, earlier, Contents(inputs, obstacles, provenance.work))
+    record = Record(settings, store, tracker, files, earlier, Contents(inputs, obstacles, provenance.work))
+    record.feed = telling.begin(settings, tracker, files, since)
+    return record
 
 
 def _orphan(run_id: str) -> str:

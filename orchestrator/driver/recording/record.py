@@ -40,6 +40,7 @@ from orchestrator.records.lines import LineFile
 from orchestrator.records.masking import Masker
 from orchestrator.settings import Settings, determining, flat
 from orchestrator.tracking import Store, Tracker
+from orchestrator.writers.feed import Feed
 
 _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
     "finished": "FINISHED",
@@ -98,6 +99,7 @@ class Record:
         self._work = contents.work
         self._nodes: dict[str, Any] = read_json(files.environment).get("nodes", {})
         self._code = read_json(files.code)
+        self.feed: Feed | None = None  # to the writers beside MLflow
         self._model = TrainedModel(settings, files, self._masker)
 
     @property
@@ -262,6 +264,8 @@ class Record:
             self.tracker.artifact(self.files.weights, "model")
         self._model.log(self.tracker)
         self.tracker.end(_MLFLOW[status])
+        if self.feed is not None:
+            outcome.not_told += self.feed.end(status, {**_results(outcome), "digest": outcome.digest})
         self.files.release()
         return self.tracker.trouble
 
@@ -277,13 +281,17 @@ class Record:
     def _card(self, outcome: Outcome) -> card.CardContents:
         found = determining(self._settings)
         execution = {key: value for key, value in flat(self._settings).items() if key not in found}
-        results = {"loss": outcome.loss, **outcome.metrics, "digest": outcome.digest}
+        note, tags = self._settings.run.note, self._settings.run.tags
         error = None if outcome.error is None else outcome.error.message
         lost = [f"{each['kind']} ({each['seconds']} s, {each['steps_lost']} steps lost)" for each in outcome.recoveries]
         identity = read_json(self.files.identity)
         rows = {
+            **({} if note is None else {"note": note}),
+            **({"tags": ", ".join(tags)} if tags else {}),
             "steps": outcome.steps,
-            **results,
+            "loss": outcome.loss,
+            **outcome.metrics,
+            "digest": outcome.digest,
             **({} if outcome.epsilon is None else {"epsilon": outcome.epsilon}),
             "identity": identity.get("identity"),
             "memory": self.memory,
@@ -349,6 +357,10 @@ class Record:
             [node["bits"] for node in self._nodes.values()],
             self.run_manifest["initial_parameters"],
         )
+
+
+def _results(outcome: Outcome) -> dict[str, float]:
+    return {**({} if outcome.loss is None else {"train/loss": outcome.loss}), **outcome.metrics}
 
 
 def _count(runs: list[str]) -> str:

@@ -27,7 +27,9 @@ class Layout:
 
 def description(contents: CardContents, layout: Layout) -> str:
     outcome = contents.outcome
+    note = outcome.get("note")
     parts = [
+        "" if note is None else str(note),
         _result(contents.status, outcome),
         f"**Trained:** {', '.join(_trained(contents))}",
         f"**Layout:** {'; '.join(_layout(layout, outcome.get('time')))}",

@@ -22,7 +22,8 @@ class Outcome:
     (`records.times`); shards: where they are claimed, of each worker how many it computed, and how many of those were dealt to
     others, as far as it has told; hosted: shards of each worker of the last generation; redealt: so often they were dealt anew
     by speed; slow: workers that were far slower than others, in words; schedule: of the generation with most workers, for a
-    picture; not_recorded: why MLflow does not have all of it, which does not make the run a failed one.
+    picture; not_recorded: why MLflow does not have all of it, which does not make the run a failed one;
+    not_told: which writers beside MLflow have not, and why.
     """
 
     workers: int = 0
@@ -45,6 +46,7 @@ class Outcome:
     slow: list[str] = field(default_factory=list)
     shards: dict[str, tuple[int, int]] = field(default_factory=dict)
     not_recorded: str | None = None
+    not_told: list[str] = field(default_factory=list)
     schedule: Schedule | None = None
 
     @property
@@ -90,6 +92,8 @@ class Outcome:
             report["epsilon"] = self.epsilon
         if self.not_recorded is not None:
             report["not_recorded"] = self.not_recorded
+        if self.not_told:
+            report["not_told"] = self.not_told
         return report
 
 

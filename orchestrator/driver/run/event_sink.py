@@ -118,9 +118,17 @@ class EventSink:
                 f"{self._tracker.trouble}"
             )
 
+        if self._record.feed is not None:
+            self.not_told(self._record.feed.troubles())
         found = None if self._drift_watch is None else self._drift_watch.take()
         if found is not None:
             self._drifted(found)
+
+    def not_told(self, troubles: Sequence[str]) -> None:
+        """Writers beside MLflow that are told nothing any more."""
+        self.outcome.not_told += troubles
+        for trouble in troubles:
+            self._progress.say(f"warning: {trouble}; the run goes on, and MLflow is told all of it")
 
     def _drifted(self, found: Found) -> None:
         self._record.drift_told = True
@@ -231,6 +239,15 @@ class EventSink:
         self.event("evaluated", step=step, metrics={key: _plain(value) for key, value in metrics.items()})
         shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         self._progress.say(f"after step {step + 1}: {shown}")
+
+    def called_back(self, entry: Mapping[str, Any]) -> None:
+        """Record a call of the pipeline's on_evaluation."""
+        step, metrics = entry["step"], entry.get("metrics", {})
+        self.event(**{**entry, "metrics": {key: _plain(value) for key, value in metrics.items()}})
+        if metrics:
+            self._tracker.metrics(step, {f"callback/{name}": value for name, value in metrics.items()})
+        if "failed" in entry:
+            self._progress.say(f"warning: on_evaluation after step {step + 1}, the run goes on: {entry['failed']}")
 
     def sent(self, step: int, sent_bytes: int) -> None:
         """Record what the members send in a step from this one on. Every worker reports the same; the first is enough."""

@@ -26,6 +26,7 @@ from orchestrator.cluster.placement.reservation import Need, Node, living_nodes,
 from orchestrator.cluster.sessions import RaySession
 from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.cluster.sessions.local import LocalRay
+from orchestrator.cluster.sessions.metrics import Gauges
 from orchestrator.control.membership import Requirements
 from orchestrator.driver.before_start.preflight import Provenance
 from orchestrator.driver.before_start.private import Private
@@ -130,7 +131,10 @@ class Job:
             saved = storage_of(plan, files) if outcome.checkpoint == outcome.steps else None
             if (trouble := record.keep_model(outcome, saved)) is not None:
                 display.say(f"note: {trouble}")
+        heard = len(outcome.not_told)
         outcome.not_recorded = record.close(outcome)
+        for trouble in outcome.not_told[heard:]:
+            display.say(f"warning: {trouble}")
         if outcome.not_recorded is not None:
             display.say(summary.not_recorded(outcome.not_recorded, tracker.run_id, record.store.name))
         if outcome.error is None:
@@ -161,7 +165,9 @@ class Job:
                 return self._drive(startup, opening.result(), ray)
 
     def _drive(self, startup: Startup, record: Record, ray: RaySession) -> Outcome:
-        plan = self.plan
+        plan, tracker = self.plan, record.tracker
+        if plan.cluster.address is not None or self.settings.tracking.metrics_port is not None:
+            tracker.listeners.append(Gauges(tracker.run_id, tracker.name, self.settings.run.experiment))
         say_obstacles(self.display, record.obstacles)
         for sentence in record.unshared:
             self.display.say(f"note: for others who rerun this: {sentence}")
@@ -263,7 +269,10 @@ class Job:
         if cluster.address is not None:
             return JoinedRay(cluster.address)
         members = cluster.members.total(cluster.members.most)
-        return LocalRay(cluster.cpus * members, cluster.timeouts.start_s, self._check, runtime_envs=False)
+        port = self.settings.tracking.metrics_port
+        return LocalRay(
+            cluster.cpus * members, cluster.timeouts.start_s, self._check, runtime_envs=False, metrics_port=port
+        )
 
     def _crowding(self) -> str:
         """Where members of an own, private Ray have less than a core each: how many there are."""

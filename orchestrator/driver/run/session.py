@@ -426,6 +426,8 @@ class Session:
                     self._event_sink.cannot_claim(member, entry["why"])
                 case "caller_refused":
                     self._event_sink.caller_refused(member, entry["why"])
+                case "called_back":
+                    self._event_sink.called_back(entry)
                 case "loader_lost":
                     self._event_sink.loader_lost(member, entry["why"])
 

@@ -83,6 +83,12 @@ RULES: tuple[Rule, ...] = (
         "what is chosen by measuring is the layout of dense sums, not of compression={}; give it",
     ),
     _not_measured("privacy.noise_multiplier", 0, "a measurement would train with the noise of the run; give it"),
+    Rule(
+        ("tracking.metrics_port", "cluster.address"),
+        lambda port, address: port is not None and address is not None,
+        "tracking.metrics_port: the Ray at {1} shows metrics at its own port (ray start --metrics-export-port); leave "
+        "tracking.metrics_port out",
+    ),
     Case(("transport.tls",), bool).requires(
         "transport.name",
         lambda name: name != "shared_memory",

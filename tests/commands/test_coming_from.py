@@ -1,0 +1,56 @@
+"""The page for who comes from another tool: each job there and here, executed word for word.
+
+What is not in the environment lies in a folder of its own, which `make others` fills and `make test-long` needs.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.projects import REPOSITORY, Done, Project
+
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(1200)]
+PAGE = (REPOSITORY / "docs" / "coming-from.md").read_text()
+BLOCKS = re.findall(r"^```(\w+) ?([\w./]*)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+OTHERS = Path(sys.prefix) / "others"
+HERE = "python -m orchestrator"
+
+
+def test_each_job_is_done_there_and_here(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    said: list[tuple[str, Done]] = []
+    for language, name, text in BLOCKS:
+        if language != "bash":
+            (project.path / name).parent.mkdir(exist_ok=True)
+            (project.path / name).write_text(text)
+            continue
+        for command in text.splitlines():
+            if command.startswith("cd "):
+                project.path = project.path / command.removeprefix("cd ")
+                continue
+            others = "" if command.startswith(HERE) else f"export PYTHONPATH={OTHERS} HOME={tmp_path}; "
+            done = project.shell(others + command)
+            assert done.code == 0, (command, done.out, done.err)
+            said.append((command, done))
+    _check(said)
+    assert project.leftovers() == []
+
+
+def _check(said: list[tuple[str, Done]]) -> None:
+    """The same settings give the same digest each time; there, each tool says that it has learned."""
+    same = f"{HERE} conf=spirals pipeline.args.width=48"
+    wide = [done for command, done in said if command.startswith(same) and "show=" not in command]
+    digests = {found for done in wide for found in re.findall(r"digest +(\w{64})", done.err)}
+    assert len(wide) == 7
+    assert len(digests) == 1
+    rerun = next(done for command, done in said if "rerun=last" in command)
+    assert "exact" in rerun.err + rerun.out
+    listed = next(done for command, done in said if "tag.wider" in command)
+    assert listed.out.splitlines()[1].split()[2] == "true"
+    for command in ("python train_hydra.py width=48", "python train_lightning.py"):
+        there = next(done for each, done in said if each == command)
+        assert all(float(found) > 0.9 for found in re.findall(r"^accuracy ([\d.]+)$", there.out, re.MULTILINE))
