@@ -232,7 +232,7 @@ def test_a_refused_rerun_has_the_fields_of_its_contract(answers: dict[str, Done]
     error = done.report["error"]
     assert (done.code, error["kind"]) == (2, "UsageError")
     nothing = {"run_id": None, "rerun_of": "nope", "status": "failed", "verdict": None, "first_divergence": None}
-    assert done.report == {**nothing, "differences": [], "explanation": None, "error": error}
+    assert done.report == {**nothing, "differences": [], "explanation": None, "stages": None, "error": error}
 
 
 # Pipelines that fail in the run: exit code 1, and the message.

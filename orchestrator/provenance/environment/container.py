@@ -61,7 +61,8 @@ def _instructions(node: Mapping[str, Any]) -> list[str]:
     local = local_folders(node)
     lines = [
         f"FROM {_image(node)}",
-        "ARG PIP_INDEX_URL PIP_FIND_LINKS",
+        "ARG PIP_INDEX_URL",  # one a line: Podman 4 reads no second name
+        "ARG PIP_FIND_LINKS",
         f"ARG PIP_EXTRA_INDEX_URL={_extra_index(node)}",
         "RUN command -v git || (apt-get update && apt-get install --yes --no-install-recommends git)",
         "WORKDIR /repeat",

@@ -91,11 +91,12 @@ def capture(device: str = "cpu", *, portable: bool = False) -> Environment:
 
 def surroundings() -> dict[str, Any]:
     """What another process of this environment can tell of it without torch, as a node of a record does."""
-    found = dict(sorted(packages.installed()))
+    found, place = dict(sorted(packages.installed())), conda.prefix()
     return {
         "packages": {name: version for name, (version, _) in found.items()},
         "builds": {name: build for name, (_, build) in found.items()},
         "bits": {**_interpreter(), **_processor(), "orchestrator": packages.own_sha256()},
+        "conda": [] if place is None else conda.as_record(conda.installed(place)),
     }
 
 

@@ -12,7 +12,8 @@ from tests.provenance.environment.test_lock import NODE, node
 RUN_ID = "0123456789abcdef" * 2
 EXPECTED = """\
 FROM python:3.11.7-slim-bookworm
-ARG PIP_INDEX_URL PIP_FIND_LINKS
+ARG PIP_INDEX_URL
+ARG PIP_FIND_LINKS
 ARG PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 RUN command -v git || (apt-get update && apt-get install --yes --no-install-recommends git)
 WORKDIR /repeat

@@ -32,6 +32,31 @@ def test_packages_are_those_that_are_installed(found: node.Environment) -> None:
     assert len(found.builds["torch"]["sha256"]) == 64
 
 
+def test_a_process_without_torch_tells_the_same_of_packages_and_of_conda(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = {
+        "name": "deep",
+        "version": "1.0",
+        "build": "py_0",
+        "url": "https://a.invalid/deep-1.0-py_0.conda",
+        "md5": "a" * 32,
+    }
+    (tmp_path / "conda-meta").mkdir()
+    (tmp_path / "conda-meta" / "history").write_text("")
+    for place in (sys.base_prefix, str(tmp_path)):
+        monkeypatch.setattr("sys.base_prefix", place)
+        whole, part = node.capture().as_dict(), node.surroundings()
+        assert (part["packages"], part["builds"], part["conda"]) == (
+            whole["packages"],
+            whole["builds"],
+            whole.get("conda", []),
+        )
+        assert part["bits"] == {name: whole["bits"][name] for name in part["bits"]}
+        (tmp_path / "conda-meta" / "deep.json").write_text(json.dumps(told))
+    assert [each["name"] for each in part["conda"]] == ["deep"]
+
+
 def test_it_is_plain_data_and_the_same_each_time(found: node.Environment) -> None:
     record = json.loads(json.dumps(found.as_dict()))
     assert record == found.as_dict() == node.capture().as_dict()
