@@ -22,7 +22,7 @@ import torch
 from orchestrator.checkpoints.manifest import Blob, Manifest, is_blob, manifest_name, steps_among
 from orchestrator.checkpoints.parts import read_part, read_some
 from orchestrator.checkpoints.state import TrainingState
-from orchestrator.checkpoints.storage import Storage
+from orchestrator.checkpoints.storage import Storage, bring
 from orchestrator.errors import CheckpointDamaged
 
 ABANDONED_AFTER_S = 60.0
@@ -150,6 +150,17 @@ def load(storage: Storage, manifest: Manifest, wanted: Callable[[str], bool] | N
     for blob in manifest.blobs:
         tensors.update(read_part(storage, blob) if wanted is None else read_some(storage, blob, wanted))
     return TrainingState(manifest.values, tensors)
+
+
+def carry(source: Storage, target: Storage, step: int) -> Manifest:
+    """Have the checkpoint of a step at another place, too, every byte verified. Raises CheckpointDamaged, or OSError when a
+    storage fails."""
+    manifest = read(source, step)
+    for blob in manifest.blobs:
+        read_part(source, blob)
+        bring(source, target, blob.name)
+    target.put(manifest.name, [manifest.to_json()])
+    return manifest
 
 
 def _manifest(step: int, parts: Sequence[Mapping[str, Any]]) -> Manifest:

@@ -85,10 +85,16 @@ class Worker:
         division = self._workload.division
         reference = proof.reference(self._workload, replica, sparing=in_stages)
         more = self._execution.prove(reference)
+        steps = plan.run.length(self._workload.order.steps_of)
+        if steps <= plan.run.first_step:
+            raise ConfigurationError(
+                [f"run.epochs: {steps} steps in all, and the run begins after {plan.run.first_step} of them"],
+                "give the number of epochs in all",
+            )
         return {
             **({} if division is None else {"partition": division.digest}),
             **self._subset(),
-            "steps": plan.run.length(self._workload.order.steps_of),
+            "steps": steps,
             "samples": self._workload.order.samples,
             "evaluation_batches": len(self._workload.evaluation_batches),
             "layout": replica.layout.as_dict(),

@@ -63,7 +63,11 @@ class WorkerState:
         self.services.await_copied()
         run_state = self.loop.run_state
         reached = self.loop.run_state.resumed(snapshot.run_state_of(state))
+        begins = self.plan.run.begin is not None and reached.steps == self.plan.run.first_step
         self.held.restore(state, (run_state.advances, reached.advances))
+        if begins:  # a state of another run, which may have had other settings
+            self.held.renew_options()
+            reached = reached.begun()
         self.loop.run_state = reached
         self.has_state = True
 

@@ -74,8 +74,20 @@ class Initial:
 
 
 @dataclass(frozen=True)
+class Begin:
+    """The state of another run that this one begins with. name: of the run, with its step, for messages; step: the first that
+    is computed; digest: of the state; folder: where its checkpoint lies, from the project's folder."""
+
+    name: str
+    step: int
+    digest: str
+    folder: str
+
+
+@dataclass(frozen=True)
 class Run:
-    """seed: of all randomness. Of steps and epochs one is set. initial: None where the pipeline's model is trained as it is."""
+    """seed: of all randomness. Of steps and epochs one is set. initial: None where the pipeline's model is trained as it is;
+    begin: None where the first step is step 0."""
 
     pipeline: Source
     compute: Compute
@@ -83,6 +95,11 @@ class Run:
     steps: int | None
     epochs: int | None
     initial: Initial | None = None
+    begin: Begin | None = None
+
+    @property
+    def first_step(self) -> int:
+        return 0 if self.begin is None else self.begin.step
 
     def length(self, steps_of: Callable[[int], int]) -> int:
         """In steps. steps_of: so many epochs."""

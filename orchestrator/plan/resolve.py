@@ -7,6 +7,7 @@ from typing import Any
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.plan import (
+    Begin,
     Cadence,
     Checkpoints,
     Cluster,
@@ -34,6 +35,8 @@ from orchestrator.values import Span, speeds_of
 
 INITIAL_FOLDER = ".orchestrator/initial"  # where a launch puts the weights that training begins with
 
+BEGIN_FOLDER = ".orchestrator/begin"  # likewise the checkpoints of other runs
+
 
 def resolve(settings: Settings) -> Plan:
     """Raises ConfigurationError where something is still to be measured."""
@@ -57,6 +60,7 @@ def resolve(settings: Settings) -> Plan:
             steps=run.steps,
             epochs=run.epochs,
             initial=_initial(settings),
+            begin=_begin(settings),
         ),
         data=Data(
             data.shards,
@@ -83,6 +87,14 @@ def resolve(settings: Settings) -> Plan:
 def _initial(settings: Settings) -> Initial | None:
     name, digest = settings.initial.name, settings.initial.digest
     return None if name is None else Initial(name, digest, f"{INITIAL_FOLDER}/{digest}.safetensors")
+
+
+def _begin(settings: Settings) -> Begin | None:
+    """None also where no launch has looked the run up yet."""
+    begin = settings.begin
+    if begin.name is None or begin.digest is None:
+        return None
+    return Begin(begin.name, begin.step, begin.digest, f"{BEGIN_FOLDER}/{begin.digest}")
 
 
 def _cadence(settings: Settings) -> Cadence:

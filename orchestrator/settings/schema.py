@@ -30,6 +30,7 @@ from orchestrator.settings.rules import RULES
 from orchestrator.settings.rules.rule import Rule
 from orchestrator.settings.sections import (
     About,
+    BeginSettings,
     CheckpointSettings,
     ClusterSettings,
     DataSettings,
@@ -98,6 +99,7 @@ class Settings:
     )
     transport: TransportSettings = field(default_factory=TransportSettings)
     initial: InitialSettings = field(default_factory=InitialSettings)
+    begin: BeginSettings = field(default_factory=BeginSettings)
     optimizer: OptimizerSettings = field(
         default_factory=OptimizerSettings,
         metadata=optimizer(

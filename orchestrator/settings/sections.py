@@ -67,6 +67,7 @@ MODEL = matching(
     "models:/NAME@ALIAS, models:/NAME/VERSION or runs:/RUN_ID",
 )
 REGISTERED = matching(r"[^/@:]+(@[^/@:]+)?", "NAME or NAME@ALIAS, without / and :")
+CHECKPOINT = matching(r"[0-9a-z]+(@(\d+|best))?", "RUN_ID, RUN_ID@STEP or RUN_ID@best")
 HEX_DIGEST = matching(r"[0-9a-f]{64}", "a digest, 64 hexadecimal digits")
 ABSOLUTE = Must("an absolute path, or one from ~", lambda path: str(path).startswith(("/", "~")))
 AUTO: dict[KeyPath, str] = {
@@ -400,6 +401,32 @@ class InitialSettings:
             "The digest of these weights: a launch fills it in, and where it is given, others are refused.", HEX_DIGEST
         ),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeginSettings:
+    """Where in another run this one begins. A rerun may name another run that has the same state, so only the digest determines
+    the result."""
+
+    name: str | None = field(
+        default=None,
+        metadata=execution(
+            "The run whose checkpoint training goes on from, with its optimizer and its step, as RUN, RUN@STEP or RUN@best.",
+            CHECKPOINT,
+        ),
+    )
+    digest: str | None = field(
+        default=None,
+        metadata=result(
+            "The digest of that state: a launch fills it in, and where it is given, others are refused.", HEX_DIGEST
+        ),
+    )
+
+    @property
+    def step(self) -> int:
+        """The first step of the run; known once a launch has pinned the name."""
+        step = (self.name or "").partition("@")[2]
+        return int(step) if step.isdigit() else 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.control.shard_assignment import assign_stages, deal
-from orchestrator.driver.before_start import initial, preflight
+from orchestrator.driver.before_start import begin, initial, preflight
 from orchestrator.driver.report.layout import layout
 from orchestrator.engine.model import construction
 from orchestrator.engine.stages.rehearsal import rehearse_cuts
@@ -133,7 +133,7 @@ def _shards(hosted: tuple[int, ...]) -> str:
 
 def dry_run(settings: Settings) -> DryRun:
     """Check all that a launch checks. Raises UsageError and NotRerunnable as it does."""
-    settings = initial.pinned(settings, Path.cwd())
+    settings = begin.pinned(initial.pinned(settings, Path.cwd()), Path.cwd())
     provenance = preflight.check(settings, Path.cwd())
     plan = resolve(settings)
     rehearsed, cut = construction.rehearse(plan), rehearse_cuts(plan)

@@ -89,7 +89,7 @@ class Recorded:
 
     def _require_whole(self) -> None:
         """Raises NotRerunnable for an incomplete record, with which no comparison can be called exact."""
-        steps, found = self.past.steps or 0, len(self.trace())
+        steps, found = self.past.steps or 0, self.held.begin.step + len(self.trace())
         if self.past.status == "FINISHED" and found < steps:
             raise _damaged(self.files.trace, f"it has {found} of {steps} steps")
         rested = self.rests()

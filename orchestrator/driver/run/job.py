@@ -27,6 +27,7 @@ from orchestrator.cluster.sessions import RaySession
 from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.cluster.sessions.local import LocalRay
 from orchestrator.control.membership import Requirements
+from orchestrator.driver.before_start import begin
 from orchestrator.driver.before_start.preflight import Provenance
 from orchestrator.driver.before_start.private import Private
 from orchestrator.driver.folders import RunFolder
@@ -172,6 +173,8 @@ class Job:
         time_log = TimeLog(record.files, record.tracker, self.display.say)
         event_sink = EventSink(record, self.audience, None if private is None else private.epsilon, watch, time_log)
         storage = storage_of(plan, record.files)
+        if plan.run.begin is not None and not open_storage(storage).sizes():
+            begin.put(plan.run.begin, storage)
         saving = Saving(Catalog(open_storage(storage), plan.checkpoints.keep))
         everywhere = plan.checkpoints.uri is not None
         directory = MemberDirectory(plan.exchange, this_node(), storage, everywhere=everywhere)
@@ -273,6 +276,12 @@ class Job:
         return f", on {cores} core{'s' * (cores > 1)}" * crowded
 
 
+def beginning_of(plan: Plan) -> RunStart:
+    """Where a new run begins."""
+    first = plan.run.first_step
+    return RunStart(requirements(plan, checkpoint=first or None), first, first=first)
+
+
 def requirements(plan: Plan, *, checkpoint: int | None = None, generation: int = 0, member: int = 0) -> Requirements:
     """What the plan asks of the controller. checkpoint: to begin with; generation, member: the first numbers to give."""
     members, timeouts = plan.cluster.members, plan.cluster.timeouts
@@ -328,9 +337,8 @@ def refuse_unknown(speeds: Mapping[str, float], nodes: Sequence[Node]) -> None:
 
 
 def storage_of(plan: Plan, files: RunFolder) -> str:
-    """Where the run's checkpoints lie: a path, or a URL under which several runs may lie."""
-    uri = plan.checkpoints.uri
-    return str(files.checkpoints) if uri is None else f"{uri.rstrip('/')}/{files.path.name}"
+    """Where the run's checkpoints lie."""
+    return files.checkpoints_at(plan.checkpoints.uri)
 
 
 def _schedule(plan: Plan) -> Schedule:

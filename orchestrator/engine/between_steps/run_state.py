@@ -141,6 +141,12 @@ class RunState:
             plateau=_after(self.plateau, metrics),
         )
 
+    def begun(self) -> RunState:
+        """As the first run state of another run: where the one before was stopped early, patience begins anew."""
+        if not self.stopped_early or self.stopping is None:
+            return self
+        return replace(self, stopping=Patience(self.stopping.watching))
+
     def inherited(self, heirs: tuple[Inheritance, ...]) -> RunState:
         """Where replicas run free: lost shards have gone on with what their heirs keep since the last rest."""
         return self if self.free is None else replace(self, free=replace(self.free, heirs=heirs))
