@@ -402,7 +402,7 @@ WRONG = {
     "run.seed.x=3": "run.seed.x: no such key; did you mean run.seed?",
     "data.foo=3": "data.foo: no such key; data has shards, batch_size, loaders, inputs, partition, sampling, subset",
     "zzz=3": "zzz: no such key; there are run, pipeline, data, cluster, topology, sync, reduction, transport, "
-    "initial, optimizer, contribution, compression, local, privacy, secure_aggregation, gradient, "
+    "initial, begin, optimizer, contribution, compression, local, privacy, secure_aggregation, gradient, "
     "schedule, early_stopping, checkpoint, evaluation, trace, tracking, tuning, strict, environment, output",
     "run.seed=abc": "run.seed: expected a whole number, got 'abc'",
     "run.seed=1.5": "run.seed: expected a whole number, got 1.5",

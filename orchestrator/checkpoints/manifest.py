@@ -68,6 +68,21 @@ class Manifest:
         return sum(blob.size_bytes for blob in self.blobs)
 
     @property
+    def best(self) -> list[int]:
+        """The steps of the best evaluations up to here, the best first."""
+        return [int(steps) for _, steps in self._kept.get("best", [])]
+
+    @property
+    def is_archived(self) -> bool:
+        return bool(self._kept.get("archived", False))
+
+    @property
+    def _kept(self) -> dict[str, Any]:
+        run_state = self.values.get("run_state", {}).get("dict", [])
+        found: Any = next((value for key, value in run_state if key == "kept"), {"dict": []})
+        return dict(found["dict"])
+
+    @property
     def state_digest(self) -> str:
         """Of what training goes on with, whoever wrote it: equal states have equal digests, whatever the layout."""
         tensors = {name: vars(entry) for blob in self.blobs for name, entry in blob.tensors.items()}

@@ -125,7 +125,7 @@ class WorkerHooks:
         rest: Mapping[str, Any] | None,
         metrics: Mapping[str, float] | None,
         *,
-        last: bool,
+        digest: bool,
     ) -> None:
         # Where replicas run free, what is done again after a loss comes out otherwise: the later generation counts.
         again = {} if rest is None else {"generation": self._generation.number}
@@ -133,7 +133,7 @@ class WorkerHooks:
             self._services.emit({"trace": line, **again})
         if lines:
             line, due, boundary = lines[-1], self._state.plan.cadence, self._state.boundary
-            whole = boundary.digest() if last or _is_due(line["step"], due.digest_every) else None
+            whole = boundary.digest() if digest or _is_due(line["step"], due.digest_every) else None
             single = boundary.tensor_digests() if _is_due(line["step"], due.tensors_every) else None
             self._services.emit({"trace": trace.with_digests(line, whole, single), **again})
         if rest is not None:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from orchestrator.synchrony import Mode, build_mode
 from orchestrator.table import Variant
 from orchestrator.updates.patience import Watching
+from orchestrator.updates.ranking import Best
 from orchestrator.updates.scaling import Scaling
 from orchestrator.values import Every, Span, Steps
 
@@ -245,11 +246,15 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """every: None at the end only; keep: so many, the newest; uri: under which they lie, None for the run's folder."""
+    """every: None at the end only; keep: so many, the newest; uri: under which they lie, None for the run's folder; best: those
+    of the best evaluations stay too; archive: one in so many steps for ever; is_model: the best one is the run's model."""
 
     every: Every | None
     keep: int
     uri: str | None
+    best: Best | None = None
+    archive: int | None = None
+    is_model: bool = False
 
 
 @dataclass(frozen=True)

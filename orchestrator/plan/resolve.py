@@ -30,6 +30,7 @@ from orchestrator.plan import (
 from orchestrator.settings import Settings
 from orchestrator.settings.sections import BY_MEMORY, OptimizerSettings
 from orchestrator.topologies import TOPOLOGIES
+from orchestrator.updates.ranking import Best
 from orchestrator.updates.schedules import SCHEDULES
 from orchestrator.values import Span, speeds_of
 
@@ -76,7 +77,7 @@ def resolve(settings: Settings) -> Plan:
         update=_update(settings),
         exchange=_exchange(settings),
         cluster=_cluster(settings),
-        checkpoints=Checkpoints(settings.checkpoint.every, settings.checkpoint.keep, settings.checkpoint.uri),
+        checkpoints=_checkpoints(settings),
         cadence=_cadence(settings),
         sync=settings.sync,
         pipelining=settings.cluster.pipeline,
@@ -95,6 +96,12 @@ def _begin(settings: Settings) -> Begin | None:
     if begin.name is None or begin.digest is None:
         return None
     return Begin(begin.name, begin.step, begin.digest, f"{BEGIN_FOLDER}/{begin.digest}")
+
+
+def _checkpoints(settings: Settings) -> Checkpoints:
+    chosen, best = settings.checkpoint, settings.checkpoint.best
+    ranked = None if best.metric is None else Best(best.metric, best.mode, best.keep)
+    return Checkpoints(chosen.every, chosen.keep, chosen.uri, ranked, chosen.archive, chosen.model == "best")
 
 
 def _cadence(settings: Settings) -> Cadence:

@@ -161,8 +161,9 @@ class Settings:
 
     @property
     def watches_a_metric(self) -> bool:
-        """Whether the run state of the run depends on evaluations."""
-        return self.early_stopping.patience is not None or self.schedule.name == "plateau"
+        """Whether the run state of the run, or what its model is, depends on evaluations."""
+        own = self.early_stopping.patience is not None or self.schedule.name == "plateau"
+        return own or self.checkpoint.model == "best"
 
 
 @dataclass(frozen=True, eq=False)

@@ -430,12 +430,39 @@ class BeginSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BestSettings:
+    metric: str | None = field(
+        default=None,
+        metadata=execution(
+            "The metric by which the checkpoints of the best evaluations are kept; null: of none.",
+            NOT_EMPTY,
+            watched=True,
+        ),
+    )
+    mode: Literal["min", "max"] = field(
+        default="min", metadata=execution("Whether less or more of that metric is better.", watched=True)
+    )
+    keep: int = field(default=1, metadata=execution("How many of the best ones are kept.", at_least(1)))
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
     every: Every | None = field(
         default=Every(seconds=60.0),
         metadata=execution("How often a checkpoint is written; null: only at the end and when the run is interrupted."),
     )
     keep: int = field(default=2, metadata=execution("How many checkpoints are kept, the newest ones.", at_least(1)))
+    best: BestSettings = field(default_factory=BestSettings)
+    archive: int | None = field(
+        default=None,
+        metadata=execution("Steps between two checkpoints that are kept for ever; null: none.", at_least(1)),
+    )
+    model: Literal["last", "best"] = field(
+        default="last",
+        metadata=result(
+            "Which parameters are the run's model, logged and served: the last, or those of the best evaluation."
+        ),
+    )
     uri: str | None = field(
         default=None,
         metadata=execution("Where checkpoints lie, any fsspec URL; null: in the run's folder.", NOT_EMPTY),

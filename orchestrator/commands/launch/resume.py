@@ -65,7 +65,8 @@ def resume(
         return past.run_id, _finished(past)
     if past.status == "FINISHED":
         raise UsageError(
-            f"run {past.run_id} has finished", "there is nothing to go on with; launch another one with conf="
+            f"run {past.run_id} has finished",
+            f"a new run trains on from its end: conf=NAME begin={past.run_id} run.steps=MORE",
         )
     recorded = Recorded.of(store, folder, past)
     recorded.files.lease()

@@ -17,7 +17,7 @@ from orchestrator.checkpoints import catalog
 from orchestrator.checkpoints.manifest import Manifest, steps_among
 from orchestrator.checkpoints.storage import Storage, open_storage
 from orchestrator.driver.folders import RunFolder, project_folder
-from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable
+from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable, UsageError
 from orchestrator.plan import Begin
 from orchestrator.settings import BeginSettings, Settings, flat, kept
 from orchestrator.synchrony import SYNCHRONY, build_mode
@@ -74,17 +74,20 @@ def brought(wanted: BeginSettings, store: Store, folder: Path, settings: Setting
     if wanted.name is None or held(folder, wanted.digest, wanted.step) is not None:
         return wanted
     run, _, where = wanted.name.partition("@")
-    past = store.find(run)
-    files = RunFolder(folder, past.run_id)
-    if not files.settings.exists():
-        store.fetch(past.run_id, "run", files.path)
     try:
+        past = store.find(run)
+        files = RunFolder(folder, past.run_id)
+        if not files.settings.exists():
+            store.fetch(past.run_id, "run", files.path)
         found = _kept(past, where, files, folder, settings)
-    except ConfigurationError as error:
+    except UsageError as error:
         if wanted.digest is None:
             raise
+        why = "; ".join(error.problems) if isinstance(error, ConfigurationError) else error.message
         raise NotRerunnable(
-            f"{'; '.join(error.problems)}; the run began with the state of digest {wanted.digest}", error.remedy
+            f"{why}; the run began with the state of digest {wanted.digest}, which is not in "
+            f"{place_of(folder, wanted.digest)} either",
+            "name a run that has this state, such as a rerun of that one with checkpoint.archive: begin=RUN_ID@STEP",
         ) from error
     if wanted.digest not in (None, found.digest):
         raise NotRerunnable(
@@ -171,7 +174,20 @@ def _step(past: Past, where: str, storage: Storage) -> int:
             ],
             f"name one of these; rerun={past.run_id} checkpoint.archive={where} makes it anew, in another run",
         )
+    if where == "best":
+        return _best(past, storage, steps)
     return int(where) if where.isdigit() else steps[0]
+
+
+def _best(past: Past, storage: Storage, steps: list[int]) -> int:
+    """steps: of its checkpoints, newest first. Raises ConfigurationError."""
+    found = catalog.read(storage, steps[0]).best
+    if not found:
+        raise ConfigurationError(
+            [f"begin: run {past.run_id} kept no checkpoint as its best"],
+            f"name a step, one of {', '.join(map(str, reversed(steps)))}; a run with checkpoint.best.metric keeps its best",
+        )
+    return found[0]
 
 
 def _unfit(manifest: Manifest, parent: Settings, settings: Settings) -> Iterator[str]:

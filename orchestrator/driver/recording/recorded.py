@@ -171,7 +171,7 @@ class Recorded:
     def as_run(self) -> Run:
         """The run as a value for comparisons; what the record does not hold is left out."""
         metrics = {name: value for name, value in self.past.metrics.items() if name.startswith(_RESULTS)}
-        found: Run = {"digest": self.past.digest, "metrics": metrics, "trace": self.trace()}
+        found: Run = {"digest": self.past.digest, "best": self.past.best, "metrics": metrics, "trace": self.trace()}
         if self.files.settings.exists():
             settings = self.held
             commitment = commitment_in(self.files)

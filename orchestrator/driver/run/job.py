@@ -35,6 +35,7 @@ from orchestrator.driver.recording.record import Record
 from orchestrator.driver.report import pictures, summary
 from orchestrator.driver.report.layout import layout
 from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.run import best_model
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.drift_watch import DriftWatch
 from orchestrator.driver.run.event_sink import Audience, EventSink
@@ -128,7 +129,8 @@ class Job:
         for sentence in record.compare_with_like(outcome.digest):
             display.say(sentence)
         if outcome.error is None:
-            saved = storage_of(plan, files) if outcome.checkpoint == outcome.steps else None
+            is_saved = outcome.best is not None or outcome.checkpoint == outcome.steps
+            saved = storage_of(plan, files) if is_saved else None
             if (trouble := record.keep_model(outcome, saved)) is not None:
                 display.say(f"note: {trouble}")
         outcome.not_recorded = record.close(outcome)
@@ -197,6 +199,8 @@ class Job:
                 unfinished.rename(weights)
                 told = startup.members.profile(holder) or {}
                 of_samples = () if private is None else ("profile", "partition")
+                if plan.checkpoints.is_model:
+                    outcome.best = best_model.put(storage, weights, record.files.trace)
                 record.described = {key: value for key, value in told.items() if key not in of_samples}
             except RunFailed as error:  # what was trained up to here stays in the report
                 outcome.error = error

@@ -112,6 +112,13 @@ RULES: tuple[Rule, ...] = (
         lambda digest, name: digest is not None and name is None,
         "initial.digest: it is the digest of a model's weights; set initial, such as initial=models:/NAME@ALIAS",
     ),
+    _evaluated_in_steps("checkpoint.best", "checkpoint.best.metric", lambda metric: metric is not None),
+    Rule(
+        ("checkpoint.model", "checkpoint.best.metric"),
+        lambda model, metric: model == "best" and metric is None,
+        "checkpoint.model: best needs to know what is better; set checkpoint.best, such as "
+        "checkpoint.best.metric=validation/loss",
+    ),
     Rule(
         ("begin.digest", "begin.name"),
         lambda digest, name: digest is not None and name is None,
