@@ -457,7 +457,8 @@ WRONG = {
     "data.partition=dirichlett": "data.partition.name: 'dirichlett' is not on offer; did you mean dirichlet? (there are "
     "shared, iid, contiguous, stratified, dirichlet, pathological, natural, or your own as package.module:name)",
     "data.partition.alpha=1": "data.partition.alpha: shared has no alpha; dirichlet has",
-    "data.partition.name.deep=1": "data.partition.name.deep: no such key; did you mean data.partition.name or checkpoint.keep?",
+    "data.partition.name.deep=1": "data.partition.name.deep: no such key; did you mean data.partition.name or checkpoint.keep "
+    "or checkpoint.best.keep?",
     "data.partition=": "data.partition: has no value; give it keys (name, clients, by, alpha, least, runs) or leave it out",
     "data.sampling=balance": "data.sampling.name: 'balance' is not on offer; did you mean balanced? (there are uniform, "
     "balanced, weighted, or your own as package.module:name)",

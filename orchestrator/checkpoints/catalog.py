@@ -44,8 +44,8 @@ class Saved:
 
 
 class Catalog:
-    """keep: how many good checkpoints stay, beside the best and the archived ones; abandoned_after_s: how long a blob stays that
-    belongs to none. Used by one thread of the driver."""
+    """keep: how many good checkpoints stay, beside the best and the archived ones; abandoned_after_s: how long a blob stays
+    that belongs to none. Used by one thread of the driver."""
 
     def __init__(self, storage: Storage, keep: int, *, abandoned_after_s: float = ABANDONED_AFTER_S) -> None:
         if keep < 1:
