@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,7 +59,8 @@ def test_only_the_newest_stay() -> None:
 
 def kept(step: int, best: list[int], *, archived: bool = False, order: int = 1) -> TrainingState:
     """A state whose run state tells which checkpoints stay. order: in which the optimizer came by what it keeps."""
-    state, tensors = example(step), {}
+    state = example(step)
+    tensors: dict[str, torch.Tensor] = {}
     told = {"best": [[(0.5).hex(), each] for each in best], "archived": archived, "save_here": False}
     run_state = pack({"steps": step, "save_due": archived, "kept": told}, tensors, "run_state")
     optimizer = pack(dict([("a", 1), ("b", 2.0)][::order]), tensors, "optimizer")
