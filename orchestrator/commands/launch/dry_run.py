@@ -44,6 +44,7 @@ class DryRun:
         return {
             "pipeline": run.pipeline.target,
             "parameters": self.parameters,
+            "begin": None if run.begin is None else {"name": run.begin.name, "digest": run.begin.digest},
             "steps": run.steps,
             "epochs": run.epochs,
             "batch_size": self.plan.data.batch_size.plain(),
@@ -71,6 +72,11 @@ class DryRun:
         where = f"joined Ray {cluster.address}" if cluster.address else f"private Ray, {os.cpu_count()} cores here"
         lines = [
             f"model     {run.pipeline.target}, {model}",
+            *(
+                []
+                if run.begin is None
+                else [f"begins    with the state of {run.begin.name}, digest {run.begin.digest}"]
+            ),
             f"training  {length} of {_rows(data.batch_size)} rows in {data.shards} shards, sync {self.plan.sync.name}",
             f"layout    {layout(self.plan)}; {where}",
             *self._exchanges(),

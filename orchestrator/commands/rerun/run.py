@@ -163,7 +163,7 @@ def _repeat(repeater: Repeater, wanted: Wanted) -> Rerun:
     more = ["trace.tensors_every=1"] if wanted.explaining else []
     if settings.tracking.register is not None:  # a repetition is no newer version
         more.append("tracking.register=null")
-    repeater = replace(repeater, overrides=[*repeater.overrides, *more, *_replay(original)])
+    repeater = replace(repeater, overrides=[*original.with_its_state(repeater.overrides), *more, *_replay(original)])
     report = repeater.repeat({"rerun_of": original.past.run_id})
     run_id = report["run_id"]
     if report["status"] != "finished":

@@ -155,8 +155,9 @@ def _take(storage: Storage, folder: Path, manifest: Manifest) -> None:
         whole = Path(new) / target.name
         whole.mkdir()
         catalog.carry(storage, open_storage(whole), manifest.step)
-        shutil.rmtree(target, ignore_errors=True)  # it is there and not whole
-        whole.rename(target)
+        if held(folder, target.name, manifest.step) is None:  # nobody else has just brought it
+            shutil.rmtree(target, ignore_errors=True)
+            whole.rename(target)
 
 
 def _step(past: Past, where: str, storage: Storage) -> int:
