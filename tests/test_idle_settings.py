@@ -45,6 +45,15 @@ WITHOUT_EFFECT: dict[str, tuple[str, str]] = {
         "early_stopping.min_change=0.1",
         f"early_stopping.min_change=0.1 early_stopping.patience=1 {EVERY_TEN}",
     ),
+    "checkpoint.best.mode": (
+        "checkpoint.best.mode=max",
+        f"checkpoint.best.mode=max checkpoint.best.metric=validation/accuracy {EVERY_TEN}",
+    ),
+    "checkpoint.best.keep": (
+        "checkpoint.best.keep=3",
+        f"checkpoint.best.keep=3 checkpoint.best.metric=validation/loss {EVERY_TEN}",
+    ),
+    "checkpoint.archive": ("checkpoint.archive=41", "checkpoint.archive=40"),
     "cluster.claims": ("cluster.claims=true", "cluster.claims=true cluster.workers=2"),
     "run.recompute": ("run.recompute=true", "run.recompute=true cluster.stages=2 cluster.workers=2"),
     "cluster.pipeline.name": (
@@ -68,6 +77,9 @@ OTHERS = {
     "tuning.seconds": "tuning.seconds=1 cluster.stages=auto cluster.workers=2",
 }
 SWITCHED = {  # what a later source leaves behind
+    "checkpoint.archive": ("checkpoint.archive=30", "run.steps=10"),
+    "checkpoint.best.mode": (WITHOUT_EFFECT["checkpoint.best.mode"][1], "checkpoint.best.metric=null"),
+    "checkpoint.best.keep": (WITHOUT_EFFECT["checkpoint.best.keep"][1], "checkpoint.best.metric=null"),
     "compression.reset": ("compression={name: powersgd, reset: 30}", "run.steps=10"),
     "schedule.every": ("schedule={name: steps, every: 30}", "run.steps=10"),
     "early_stopping.patience": (f"early_stopping.patience=3 {EVERY_TEN}", "run.steps=10"),

@@ -403,7 +403,7 @@ WRONG = {
     "data.foo=3": "data.foo: no such key; data has shards, batch_size, loaders, cache_gb, cache_folder, inputs, order, "
     "partition, sampling, subset",
     "zzz=3": "zzz: no such key; there are run, pipeline, data, cluster, topology, sync, reduction, transport, "
-    "initial, optimizer, contribution, compression, local, privacy, secure_aggregation, gradient, "
+    "initial, begin, optimizer, contribution, compression, local, privacy, secure_aggregation, gradient, "
     "schedule, early_stopping, checkpoint, evaluation, trace, tracking, tuning, strict, environment, output",
     "run.seed=abc": "run.seed: expected a whole number, got 'abc'",
     "run.seed=1.5": "run.seed: expected a whole number, got 1.5",
@@ -458,7 +458,8 @@ WRONG = {
     "data.partition=dirichlett": "data.partition.name: 'dirichlett' is not on offer; did you mean dirichlet? (there are "
     "shared, iid, contiguous, stratified, dirichlet, pathological, natural, or your own as package.module:name)",
     "data.partition.alpha=1": "data.partition.alpha: shared has no alpha; dirichlet has",
-    "data.partition.name.deep=1": "data.partition.name.deep: no such key; did you mean data.partition.name or checkpoint.keep?",
+    "data.partition.name.deep=1": "data.partition.name.deep: no such key; did you mean data.partition.name or checkpoint.keep "
+    "or checkpoint.best.keep?",
     "data.partition=": "data.partition: has no value; give it keys (name, clients, by, alpha, least, runs) or leave it out",
     "data.sampling=balance": "data.sampling.name: 'balance' is not on offer; did you mean balanced? (there are uniform, "
     "balanced, weighted, or your own as package.module:name)",

@@ -22,7 +22,7 @@ import torch
 from orchestrator.checkpoints.manifest import Blob, Manifest, is_blob, manifest_name, steps_among
 from orchestrator.checkpoints.parts import read_part, read_some
 from orchestrator.checkpoints.state import TrainingState
-from orchestrator.checkpoints.storage import Storage
+from orchestrator.checkpoints.storage import Storage, bring
 from orchestrator.errors import CheckpointDamaged
 
 ABANDONED_AFTER_S = 60.0
@@ -44,8 +44,8 @@ class Saved:
 
 
 class Catalog:
-    """keep: how many good checkpoints stay; abandoned_after_s: how long a blob stays that belongs to none. Used by one thread
-    of the driver."""
+    """keep: how many good checkpoints stay, beside the best and the archived ones; abandoned_after_s: how long a blob stays
+    that belongs to none. Used by one thread of the driver."""
 
     def __init__(self, storage: Storage, keep: int, *, abandoned_after_s: float = ABANDONED_AFTER_S) -> None:
         if keep < 1:
@@ -77,7 +77,7 @@ class Catalog:
         self._rejected.discard(step)
         self.unpin(blob.name for blob in manifest.blobs)
         try:
-            self._prune(step)
+            self._prune(manifest)
         except OSError as error:
             return Saved(manifest, f"old checkpoints could not be removed: {error}")
         return Saved(manifest, "")
@@ -102,12 +102,15 @@ class Catalog:
                 return Found(manifest, reasons)
         return Found(None, reasons)
 
-    def _prune(self, just_saved: int) -> None:
+    def _prune(self, just_saved: Manifest) -> None:
+        """Of the best ones those stay that were so when the newest was saved."""
         sizes = self._storage.sizes()
         manifests = {step: self._readable(step) for step in steps_among(sizes)}
         good = [step for step, manifest in manifests.items() if manifest and self._is_good(manifest, sizes)]
         oldest_kept = good[self._keep - 1] if len(good) >= self._keep else 0
-        doomed = [step for step in manifests if step < oldest_kept and step != just_saved]
+        archived = [step for step, manifest in manifests.items() if manifest and manifest.is_archived]
+        staying = {just_saved.step, *just_saved.best, *archived}
+        doomed = [step for step in manifests if step < oldest_kept and step not in staying]
         for step in reversed(doomed):
             self._storage.delete(manifest_name(step))
         referenced = _blobs(manifests[step] for step in manifests if step not in doomed) | self._pinned
@@ -150,6 +153,17 @@ def load(storage: Storage, manifest: Manifest, wanted: Callable[[str], bool] | N
     for blob in manifest.blobs:
         tensors.update(read_part(storage, blob) if wanted is None else read_some(storage, blob, wanted))
     return TrainingState(manifest.values, tensors)
+
+
+def carry(source: Storage, target: Storage, step: int) -> Manifest:
+    """Have the checkpoint of a step at another place, too, every byte verified. Raises CheckpointDamaged, or OSError when a
+    storage fails."""
+    manifest = read(source, step)
+    for blob in manifest.blobs:
+        read_part(source, blob)
+        bring(source, target, blob.name)
+    target.put(manifest.name, [manifest.to_json()])
+    return manifest
 
 
 def _manifest(step: int, parts: Sequence[Mapping[str, Any]]) -> Manifest:

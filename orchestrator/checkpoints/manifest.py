@@ -17,6 +17,7 @@ from orchestrator.errors import CheckpointDamaged
 
 FORMAT = 1
 _NAME = re.compile(r"checkpoint-(\d{12})\.json")
+_OF_THE_EXECUTION = ("save_due", "kept")  # of a run state: which checkpoints are written and stay
 _BLOB_NAME = re.compile(r"[0-9a-f]{64}\.safetensors")
 
 
@@ -65,6 +66,29 @@ class Manifest:
     @property
     def size_bytes(self) -> int:
         return sum(blob.size_bytes for blob in self.blobs)
+
+    @property
+    def best(self) -> list[int]:
+        """The steps of the best evaluations up to here, the best first."""
+        return [int(steps) for _, steps in self._kept.get("best", [])]
+
+    @property
+    def is_archived(self) -> bool:
+        return bool(self._kept.get("archived", False))
+
+    @property
+    def _kept(self) -> dict[str, Any]:
+        run_state = self.values.get("run_state", {}).get("dict", [])
+        found: Any = next((value for key, value in run_state if key == "kept"), {"dict": []})
+        return dict(found["dict"])
+
+    @property
+    def state_digest(self) -> str:
+        """Of what training goes on with, whoever wrote it: equal states have equal digests, whatever the layout."""
+        tensors = {name: vars(entry) for blob in self.blobs for name, entry in blob.tensors.items()}
+        values = {key: _unordered(value) for key, value in self.values.items() if key != "run_state"}
+        run_state = [pair for pair in self.values["run_state"]["dict"] if pair[0] not in _OF_THE_EXECUTION]
+        return _digest({"tensors": tensors, "values": values, "run_state": _unordered({"dict": run_state})})
 
     def to_json(self) -> bytes:
         """Raises ValueError or TypeError for values that JSON would change."""
@@ -118,6 +142,17 @@ def blob_name(digest: str) -> str:
 
 def is_blob(name: str) -> bool:
     return _BLOB_NAME.fullmatch(name) is not None
+
+
+def _unordered(packed: Any) -> Any:
+    """With the entries of each dictionary in one order: that of an optimizer's state follows from its history."""
+    if isinstance(packed, list):
+        return [_unordered(each) for each in packed]
+    if not isinstance(packed, dict):
+        return packed
+    if "dict" in packed:
+        return {"dict": sorted(([key, _unordered(value)] for key, value in packed["dict"]), key=_canonical)}
+    return {key: _unordered(value) for key, value in packed.items()}
 
 
 def _canonical(body: Any) -> str:

@@ -99,7 +99,11 @@ _ALL = (
                 "launch the run that conf/NAME.yaml describes; a path works too, and several, comma-separated, are "
                 "merged left to right; show=true: only print its settings, as YAML; plan=true: only check it, and say "
                 "what would run where and what keeps it from being rerun"
-            )
+            ),
+            "begin=RUN_ID@STEP": (
+                "with conf=: a new run that trains on from that checkpoint of another one, with its optimizer; @best: from "
+                "its best, and without either from its newest; conf=.orchestrator/RUN_ID/settings.yaml: with its settings"
+            ),
         },
         settings=lambda given: given.without("replay", "show", "plan"),
         refused=lambda _: _NO_RUN,

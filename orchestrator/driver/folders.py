@@ -79,6 +79,10 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
 
+    def checkpoints_at(self, uri: str | None) -> str:
+        """Where its checkpoints lie: a path, or a URL under which several runs may lie."""
+        return str(self.checkpoints) if uri is None else f"{uri.rstrip('/')}/{self.path.name}"
+
     @property
     def is_driven(self) -> bool:
         """Whether a process keeps others away from this run."""

@@ -3,7 +3,7 @@
     until the run ends or a halt was voted:
         evaluate, where that is due          also as the first thing of a generation, when the one before was given up there
         report the step                      trace line, metrics
-        take a checkpoint, where one is due  unless somebody's writer is busy: then at the next boundary
+        take a checkpoint, where one is due  unless somebody's writer is busy: then at the next boundary (one that stays: here)
         step                                 vote, sum, apply
 
 Workers and servers run the same loop. Whether to evaluate, to lower the learning rate, to save or to stop follows from what
@@ -47,9 +47,10 @@ class Hooks(Protocol):
         rest: Mapping[str, Any] | None,
         metrics: Mapping[str, float] | None,
         *,
-        last: bool,
+        digest: bool,
     ) -> None:
-        """Report the last steps: all that belongs to them is done. rest: the record of the rest that ended them, if one did."""
+        """Report the last steps: all that belongs to them is done. rest: the record of the rest that ended them, if one did;
+        digest: of all parameters, also where none is due."""
 
     def save(self, run_state: RunState) -> None:
         """Copy this member's part of a checkpoint and have it written, after the one that is being written."""
@@ -97,7 +98,7 @@ class Loop:
                 return self._stop(hooks, saving=saving and saved != self.run_state.steps)
             if agreed.halt == Halt.REGROUP:
                 return "regroup"
-            if saving and self.run_state.save_due and not agreed.busy:
+            if saving and (self.run_state.save_here or (self.run_state.save_due and not agreed.busy)):
                 self._save(hooks)
                 saved = self.run_state.steps
             outcome = executor.advance(self.run_state)
@@ -120,6 +121,7 @@ class Loop:
             outcome.free,
             evaluation_due=evaluation_due,
             save_due=save_due,
+            archived=self._timing.archive.due(before, steps),
             second_vote=outcome.second_vote,
         )
         if evaluation_due:
@@ -142,7 +144,8 @@ class Loop:
         rest = None if run_state.free is None else run_state.free.unpublished
         if run_state.unpublished or rest is not None:
             self._times.hold("report")
-            hooks.publish(run_state.unpublished, rest, metrics, last=self._ended(run_state))
+            stays = run_state.save_here or self._ended(run_state)
+            hooks.publish(run_state.unpublished, rest, metrics, digest=stays)
             self._times.release()
             run_state = run_state.published()
         self.run_state = run_state

@@ -150,7 +150,7 @@ class _Listener:
         rest: Mapping[str, Any] | None,  # noqa: ARG002
         metrics: Mapping[str, float] | None,  # noqa: ARG002
         *,
-        last: bool,  # noqa: ARG002
+        digest: bool,  # noqa: ARG002
     ) -> None:
         self._services.tell_times()
 

@@ -82,17 +82,23 @@ class Worker:
         self._execution = execution(parts)
         self._services.heartbeat.beat("prepare")
         compute = self._prepare_thread()  # once more: scripts set threads, precision and cudnn.benchmark as they begin
-        if plan.update.watches_a_metric and not self._workload.evaluation_batches:
-            raise ConfigurationError(
-                ["early_stopping and schedule=plateau watch a metric, but datasets() returned no validation set"]
-            )
+        watches = plan.update.watches_a_metric or plan.checkpoints.best is not None
+        if watches and not self._workload.evaluation_batches:
+            who = "early_stopping, schedule=plateau and checkpoint.best"
+            raise ConfigurationError([f"{who} watch a metric, but datasets() returned no validation set"])
         division = self._workload.division
         reference = proof.reference(self._workload, replica, sparing=in_stages)
         more = self._execution.prove(reference)
+        steps = plan.run.length(self._workload.order.steps_of)
+        if steps <= plan.run.first_step:
+            raise ConfigurationError(
+                [f"run.epochs: {steps} steps in all, and the run begins after {plan.run.first_step} of them"],
+                "give the number of epochs in all",
+            )
         return {
             **({} if division is None else {"partition": division.digest}),
             **self._subset(),
-            "steps": plan.run.length(self._workload.order.steps_of),
+            "steps": steps,
             "samples": self._workload.order.samples,
             "evaluation_batches": len(self._workload.evaluation_batches),
             "layout": replica.layout.as_dict(),

@@ -65,7 +65,11 @@ class WorkerState:
         self.services.await_copied()
         run_state = self.loop.run_state
         reached = self.loop.run_state.resumed(snapshot.run_state_of(state))
+        begins = self.plan.run.begin is not None and reached.steps == self.plan.run.first_step
         self.held.restore(state, (run_state.advances, reached.advances))
+        if begins:  # a state of another run, which may have had other settings
+            self.held.renew_options()
+            reached = reached.begun()
         self.loop.run_state = reached
         self.has_state = True
 
@@ -123,7 +127,7 @@ class WorkerHooks:
         rest: Mapping[str, Any] | None,
         metrics: Mapping[str, float] | None,
         *,
-        last: bool,
+        digest: bool,
     ) -> None:
         # Where replicas run free, what is done again after a loss comes out otherwise: the later generation counts.
         again = {} if rest is None else {"generation": self._generation.number}
@@ -131,7 +135,7 @@ class WorkerHooks:
             self._services.emit({"trace": line, **again})
         if lines:
             line, due, boundary = lines[-1], self._state.plan.cadence, self._state.boundary
-            whole = boundary.digest() if last or _is_due(line["step"], due.digest_every) else None
+            whole = boundary.digest() if digest or _is_due(line["step"], due.digest_every) else None
             single = boundary.tensor_digests() if _is_due(line["step"], due.tensors_every) else None
             self._services.emit({"trace": trace.with_digests(line, whole, single), **again})
         if rest is not None:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from orchestrator.synchrony import Mode, build_mode
 from orchestrator.table import Variant
 from orchestrator.updates.patience import Watching
+from orchestrator.updates.ranking import Best
 from orchestrator.updates.scaling import Scaling
 from orchestrator.values import Every, Span, Steps
 
@@ -74,8 +75,20 @@ class Initial:
 
 
 @dataclass(frozen=True)
+class Begin:
+    """The state of another run that this one begins with. name: of the run, with its step, for messages; step: the first that
+    is computed; digest: of the state; folder: where its checkpoint lies, from the project's folder."""
+
+    name: str
+    step: int
+    digest: str
+    folder: str
+
+
+@dataclass(frozen=True)
 class Run:
-    """seed: of all randomness. Of steps and epochs one is set. initial: None where the pipeline's model is trained as it is."""
+    """seed: of all randomness. Of steps and epochs one is set. initial: None where the pipeline's model is trained as it is;
+    begin: None where the first step is step 0."""
 
     pipeline: Source
     compute: Compute
@@ -83,6 +96,11 @@ class Run:
     steps: int | None
     epochs: int | None
     initial: Initial | None = None
+    begin: Begin | None = None
+
+    @property
+    def first_step(self) -> int:
+        return 0 if self.begin is None else self.begin.step
 
     def length(self, steps_of: Callable[[int], int]) -> int:
         """In steps. steps_of: so many epochs."""
@@ -232,11 +250,15 @@ class Timeouts:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """every: None at the end only; keep: so many, the newest; uri: under which they lie, None for the run's folder."""
+    """every: None at the end only; keep: so many, the newest; uri: under which they lie, None for the run's folder; best: those
+    of the best evaluations stay too; archive: one in so many steps for ever; is_model: the best one is the run's model."""
 
     every: Every | None
     keep: int
     uri: str | None
+    best: Best | None = None
+    archive: int | None = None
+    is_model: bool = False
 
 
 @dataclass(frozen=True)

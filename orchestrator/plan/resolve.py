@@ -7,6 +7,7 @@ from typing import Any
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.plan import (
+    Begin,
     Cadence,
     Checkpoints,
     Cluster,
@@ -29,10 +30,13 @@ from orchestrator.plan import (
 from orchestrator.settings import Settings
 from orchestrator.settings.sections import BY_MEMORY, OptimizerSettings
 from orchestrator.topologies import TOPOLOGIES
+from orchestrator.updates.ranking import Best
 from orchestrator.updates.schedules import SCHEDULES
 from orchestrator.values import Span, speeds_of
 
 INITIAL_FOLDER = ".orchestrator/initial"  # where a launch puts the weights that training begins with
+
+BEGIN_FOLDER = ".orchestrator/begin"  # likewise the checkpoints of other runs
 
 
 def resolve(settings: Settings) -> Plan:
@@ -57,6 +61,7 @@ def resolve(settings: Settings) -> Plan:
             steps=run.steps,
             epochs=run.epochs,
             initial=_initial(settings),
+            begin=_begin(settings),
         ),
         data=Data(
             data.shards,
@@ -75,7 +80,7 @@ def resolve(settings: Settings) -> Plan:
         update=_update(settings),
         exchange=_exchange(settings),
         cluster=_cluster(settings),
-        checkpoints=Checkpoints(settings.checkpoint.every, settings.checkpoint.keep, settings.checkpoint.uri),
+        checkpoints=_checkpoints(settings),
         cadence=_cadence(settings),
         sync=settings.sync,
         pipelining=settings.cluster.pipeline,
@@ -86,6 +91,20 @@ def resolve(settings: Settings) -> Plan:
 def _initial(settings: Settings) -> Initial | None:
     name, digest = settings.initial.name, settings.initial.digest
     return None if name is None else Initial(name, digest, f"{INITIAL_FOLDER}/{digest}.safetensors")
+
+
+def _begin(settings: Settings) -> Begin | None:
+    """None also where no launch has looked the run up yet."""
+    begin = settings.begin
+    if begin.name is None or begin.digest is None:
+        return None
+    return Begin(begin.name, begin.step, begin.digest, f"{BEGIN_FOLDER}/{begin.digest}")
+
+
+def _checkpoints(settings: Settings) -> Checkpoints:
+    chosen, best = settings.checkpoint, settings.checkpoint.best
+    ranked = None if best.metric is None else Best(best.metric, best.mode, best.keep)
+    return Checkpoints(chosen.every, chosen.keep, chosen.uri, ranked, chosen.archive, chosen.model == "best")
 
 
 def _cadence(settings: Settings) -> Cadence:

@@ -30,11 +30,13 @@ NAMED = 5  # tensors in a sentence
 
 class Outcome(TypedDict, total=False):
     """What a run computed. trace: its lines, in order of the steps; rests: the records of its rests, where it is asynchronous;
-    digest: SHA-256 of the final parameters, None of a run that did not finish."""
+    digest: SHA-256 of the final parameters, None of a run that did not finish; best: likewise of its model, where that is not
+    the last one."""
 
     trace: Sequence[Line]
     rests: Sequence[Rest]
     digest: str | None
+    best: str | None
 
 
 class Divergence(TypedDict):
@@ -116,6 +118,9 @@ def judge(original: Outcome, repeated: Outcome, differences: Sequence[str] = ())
         raise ValueError("nothing to compare: the original has no step and no final digest")
     if found is None and digest is not None and digest != repeated.get("digest"):
         found = _divergence(max(0, walk.steps - 1), "parameters", digest, repeated.get("digest"))
+    best = original.get("best")
+    if found is None and best is not None and best != repeated.get("best"):
+        found = _divergence(max(0, walk.steps - 1), "best model", best, repeated.get("best"))
     word: Word = "inputs-differ" if differences else "exact" if found is None else "diverged"
     return Verdict(word, found, walk.steps, tuple(differences), walk.tensors, finished=digest is not None)
 

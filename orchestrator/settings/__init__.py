@@ -25,6 +25,7 @@ from __future__ import annotations
 from orchestrator.settings.loading import from_sources, from_yaml, load, origins
 from orchestrator.settings.schema import Settings
 from orchestrator.settings.sections import (
+    BeginSettings,
     CheckpointSettings,
     ClusterSettings,
     DataSettings,
@@ -57,6 +58,7 @@ from orchestrator.settings.views import (
 from orchestrator.values import Every, Span, Steps, Workers
 
 __all__ = [
+    "BeginSettings",
     "CheckpointSettings",
     "ClusterSettings",
     "DataSettings",

@@ -41,9 +41,9 @@ Merged = dict[Key, dict[KeyPath, Given]]  # of an open key: what stands below it
 LENGTHS = tuple(  # of each pair, a later source that sets one clears the other
     (BY_PATH[section, "steps"], BY_PATH[section, "epochs"]) for section in ("run", "local")
 )
+PINNED = (BY_PATH["begin", "name"], BY_PATH["begin", "digest"])  # a later source that sets the first clears the second
 COMMON_OPTIONS = ("lr", "weight_decay", "momentum", "betas")  # of optimizers, whose options are no keys of the schema
 _NUM_SUGGESTIONS = 3
-
 
 Conf = str | Mapping[str, Any]
 
@@ -190,6 +190,8 @@ def _merge(merged: Merged, source: Source) -> list[str]:
         if lengths:
             for other in set(pair) - {lengths[0]}:
                 merged.pop(other, None)
+    if PINNED[0] in changed and PINNED[1] not in changed:  # it was the digest of another state
+        merged.pop(PINNED[1], None)
     for section, before in names.items():
         now = merged.get(BY_PATH[*path_of(section), "name"])
         if before is not None and now is not None and now[()].value != before[()].value:

@@ -32,6 +32,7 @@ from orchestrator.settings.rules import RULES
 from orchestrator.settings.rules.rule import Rule
 from orchestrator.settings.sections import (
     About,
+    BeginSettings,
     CheckpointSettings,
     ClusterSettings,
     DataSettings,
@@ -101,6 +102,7 @@ class Settings:
     )
     transport: TransportSettings = field(default_factory=TransportSettings)
     initial: InitialSettings = field(default_factory=InitialSettings)
+    begin: BeginSettings = field(default_factory=BeginSettings)
     optimizer: OptimizerSettings = field(
         default_factory=OptimizerSettings,
         metadata=optimizer(
@@ -162,8 +164,9 @@ class Settings:
 
     @property
     def watches_a_metric(self) -> bool:
-        """Whether the run state of the run depends on evaluations."""
-        return self.early_stopping.patience is not None or self.schedule.name == "plateau"
+        """Whether the run state of the run, or what its model is, depends on evaluations."""
+        own = self.early_stopping.patience is not None or self.schedule.name == "plateau"
+        return own or self.checkpoint.model == "best"
 
 
 @dataclass(frozen=True, eq=False)

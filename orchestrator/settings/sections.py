@@ -77,6 +77,7 @@ WRITTEN = Must(
     lambda names: len({*names}) == len(names) and all(name in WRITERS or is_reference(name) for name in names),
 )
 REGISTERED = matching(r"[^/@:]+(@[^/@:]+)?", "NAME or NAME@ALIAS, without / and :")
+CHECKPOINT = matching(r"[0-9a-z]+(@(\d+|best))?", "RUN_ID, RUN_ID@STEP or RUN_ID@best")
 HEX_DIGEST = matching(r"[0-9a-f]{64}", "a digest, 64 hexadecimal digits")
 ABSOLUTE = Must("an absolute path, or one from ~", lambda path: str(path).startswith(("/", "~")))
 AUTO: dict[KeyPath, str] = {
@@ -435,12 +436,65 @@ class InitialSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BeginSettings:
+    """Where in another run this one begins. A rerun may name another run that has the same state, so only the digest determines
+    the result."""
+
+    name: str | None = field(
+        default=None,
+        metadata=execution(
+            "The run whose checkpoint training goes on from, with its optimizer and its step, as RUN, RUN@STEP or RUN@best.",
+            CHECKPOINT,
+        ),
+    )
+    digest: str | None = field(
+        default=None,
+        metadata=result(
+            "The digest of that state: a launch fills it in, and where it is given, others are refused.", HEX_DIGEST
+        ),
+    )
+
+    @property
+    def step(self) -> int:
+        """The first step of the run; known once a launch has pinned the name."""
+        step = (self.name or "").partition("@")[2]
+        return int(step) if step.isdigit() else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestSettings:
+    metric: str | None = field(
+        default=None,
+        metadata=execution(
+            "The metric by which the checkpoints of the best evaluations are kept; null: of none.",
+            NOT_EMPTY,
+            watched=True,
+        ),
+    )
+    mode: Literal["min", "max"] = field(
+        default="min", metadata=execution("Whether less or more of that metric is better.", watched=True)
+    )
+    keep: int = field(default=1, metadata=execution("How many of the best ones are kept.", at_least(1)))
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
     every: Every | None = field(
         default=Every(seconds=60.0),
         metadata=execution("How often a checkpoint is written; null: only at the end and when the run is interrupted."),
     )
     keep: int = field(default=2, metadata=execution("How many checkpoints are kept, the newest ones.", at_least(1)))
+    best: BestSettings = field(default_factory=BestSettings)
+    archive: int | None = field(
+        default=None,
+        metadata=execution("Steps between two checkpoints that are kept for ever; null: none.", at_least(1)),
+    )
+    model: Literal["last", "best"] = field(
+        default="last",
+        metadata=result(
+            "Which parameters are the run's model, logged and served: the last, or those of the best evaluation."
+        ),
+    )
     uri: str | None = field(
         default=None,
         metadata=execution("Where checkpoints lie, any fsspec URL; null: in the run's folder.", NOT_EMPTY),

@@ -253,5 +253,5 @@ def _default(key: Key) -> str:
 
 def _determines(key: Key) -> str:
     if key.about.watched:
-        return "execution; result if early stopping or `schedule: plateau` watch a metric"
+        return "execution; result if early stopping, `schedule: plateau` or `checkpoint.model: best` watch a metric"
     return "execution; result if `reduction` is `fast`" if key.about.layout else key.about.determines

@@ -1,6 +1,7 @@
 """MLflow, and nothing else imports mlflow: one client, in the driver, buffered."""
 
 from orchestrator.tracking.store import (
+    DIGEST_OF_BEST,
     EXECUTION,
     KIND,
     LABEL,
@@ -17,6 +18,7 @@ from orchestrator.tracking.store import (
 from orchestrator.tracking.tracker import Tracker
 
 __all__ = [
+    "DIGEST_OF_BEST",
     "EXECUTION",
     "KIND",
     "LABEL",

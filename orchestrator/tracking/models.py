@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import ConfigurationError, UsageError
-from orchestrator.tracking.store import Store, is_server, reason
+from orchestrator.tracking.store import DIGEST_OF_BEST, Store, is_server, reason
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -213,7 +213,7 @@ def digest_of(store: Store, pinned: str) -> str | None:
         tags = client.get_run(name).data.tags if rest == NAME else {}
     else:
         tags = client.get_model_version(name, rest).tags if rest else client.get_logged_model(name).tags
-    return dict(tags).get(DIGEST)
+    return dict(tags).get(DIGEST_OF_BEST) or dict(tags).get(DIGEST)
 
 
 def location(store: Store, pinned: str) -> str | None:

@@ -202,6 +202,14 @@ def options(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     ]
 
 
+def given(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Of each group, the options that settings or the pipeline have given. A class that is neither torch's nor of the table may
+    count there, too, so of it nothing is told."""
+    if type(optimizer) not in OPTIMIZERS.values():
+        return [{} for _ in optimizer.param_groups]
+    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
 def differing(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> str | None:
     """The first name of an option that is not the same in both; a name of groups, where there are more in one."""
     if len(before) != len(after):

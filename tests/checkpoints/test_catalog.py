@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.checkpoints.catalog import ABANDONED_AFTER_S, Catalog, load, read
+from orchestrator.checkpoints.catalog import ABANDONED_AFTER_S, Catalog, carry, load, read
 from orchestrator.checkpoints.manifest import Blob, Manifest, is_blob, manifest_name
+from orchestrator.checkpoints.state import TrainingState, pack
+from orchestrator.checkpoints.storage import LocalFolder
 from orchestrator.errors import CheckpointDamaged
 from tests.checkpoints.stores import InMemory, events, example, same
 
@@ -50,6 +55,46 @@ def test_only_the_newest_stay() -> None:
     assert steps_in(storage) == [manifest_name(30), manifest_name(40)]
     referenced = {blob.name for step in (30, 40) for blob in read(storage, step).blobs}
     assert {name for name in storage.files if is_blob(name)} == referenced
+
+
+def kept(step: int, best: list[int], *, archived: bool = False, order: int = 1) -> TrainingState:
+    """A state whose run state tells which checkpoints stay. order: in which the optimizer came by what it keeps."""
+    state = example(step)
+    tensors: dict[str, torch.Tensor] = {}
+    told = {"best": [[(0.5).hex(), each] for each in best], "archived": archived, "save_here": False}
+    run_state = pack({"steps": step, "save_due": archived, "kept": told}, tensors, "run_state")
+    optimizer = pack(dict([("a", 1), ("b", 2.0)][::order]), tensors, "optimizer")
+    return replace(state, values={"run_state": run_state, "optimizer": optimizer})
+
+
+def test_the_best_and_the_archived_stay_beside_the_newest() -> None:
+    storage = InMemory()
+    catalog = Catalog(storage, 1)
+    for step, best in ((10, [10]), (20, [20, 10]), (30, [20, 10]), (40, [40, 20]), (50, [40, 20]), (60, [40, 20])):
+        catalog.commit(step, events(storage, kept(step, best, archived=step == 30), step))
+    assert steps_in(storage) == [manifest_name(step) for step in (20, 30, 40, 60)]
+    assert same(load(storage, read(storage, 20)), kept(20, [20, 10]))
+
+
+def test_the_digest_of_a_state_is_that_of_the_state_alone() -> None:
+    """Not of how it is divided, of which checkpoints stay, or in which order an optimizer came by what it keeps."""
+    digests = []
+    for parts, state in ((1, kept(10, [])), (3, kept(10, [10, 4], archived=True, order=-1)), (2, kept(11, []))):
+        storage = InMemory()
+        digests.append(Catalog(storage, 1).commit(10, events(storage, state, 10, parts)).manifest.state_digest)
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_checkpoint_is_carried_whole_or_refused(tmp_path: Path) -> None:
+    source, linked, copied = LocalFolder(tmp_path / "a"), LocalFolder(tmp_path / "b"), InMemory()
+    Catalog(source, 1).commit(10, events(source, kept(10, []), 10))
+    for target in (linked, linked, copied):
+        manifest = carry(source, target, 10)
+        assert same(load(target, manifest), kept(10, []))
+    blob = manifest.blobs[0].name
+    (tmp_path / "a" / blob).write_bytes(b"x" * manifest.blobs[0].size_bytes)
+    with pytest.raises(CheckpointDamaged):
+        carry(source, InMemory(), 10)
 
 
 def test_steps_are_compared_as_numbers() -> None:

@@ -57,6 +57,17 @@ def test_what_determines_the_result_may_not_and_all_of_it_is_named(recorded: Rec
         recorded.settings(["run.threads=2", "optimizer.lr=1", "cluster.workers=2"])
 
 
+def test_it_may_begin_with_a_checkpoint_of_another_run_but_with_no_other_state(recorded: Recorded) -> None:
+    with pytest.raises(ConfigurationError, match="begin: this run began with no state of another one"):
+        recorded.settings(["begin=abc@2"])
+    begun = {**RUN, "begin": {"name": "abc@2", "digest": "0" * 64}}
+    recorded.files.settings.write_text(to_yaml(load([begun], [])))
+    found = recorded.settings(["begin=def@2"]).begin
+    assert (found.name, found.step, found.digest) == ("def@2", 2, "0" * 64)
+    with pytest.raises(ConfigurationError, match=r"begin\.digest: it determines"):
+        recorded.settings([f"begin.digest={'1' * 64}"])
+
+
 PRIVATE: dict[str, Any] = {
     **RUN,
     "topology": "tree",

@@ -16,6 +16,7 @@ from orchestrator.records import trace
 from orchestrator.records.progress import Progress
 from orchestrator.settings import Every
 from orchestrator.updates.patience import Patience
+from orchestrator.updates.ranking import Best
 from tests.engine import pipelines as p
 from tests.engine.runs import settings_for
 
@@ -38,6 +39,37 @@ def test_the_progress_tells_committed_steps_and_whether_the_last_is_evaluated() 
     run_state = run_state.published()
     assert (run_state.progress, run_state.save_due) == (Progress(2), True)  # a checkpoint that was postponed stays due
     assert not run_state.saved().save_due
+
+
+def test_a_checkpoint_that_stays_is_due_at_its_very_boundary() -> None:
+    plan = resolve(settings_for(p.Mlp, evaluate_every=Every(steps=1)))
+    plan = replace(plan, checkpoints=replace(plan.checkpoints, best=Best("validation/loss", "min", 1)))
+    run_state, due = RunState.start(plan, 3), []
+    for steps, loss in enumerate((2.0, 1.0, 1.5, 0.5), start=1):
+        lines = (trace.line(steps - 1, loss, 0),)
+        run_state = run_state.committed(
+            run_state.grid, steps, lines, None, evaluation_due=True, save_due=False, archived=steps == 3
+        )
+        run_state = run_state.evaluated({"validation/loss": loss}).published()
+        due.append(run_state.save_here)
+        travelled = RunState.start(plan, 3).resumed(json.loads(json.dumps(run_state.as_dict())))
+        assert travelled == run_state
+        run_state = run_state.saved()
+        assert not run_state.save_here
+    assert due == [True, True, True, True]  # a better one, a better one, one of the archive, a better one
+    assert run_state.best is not None
+    assert run_state.best.entries == ((0.5, 4),)
+    begun = run_state.begun()
+    assert begun.best is not None
+    assert (begun.best.entries, begun.steps) == ((), 4)
+
+
+def test_a_run_that_begins_where_another_was_stopped_early_has_its_patience_anew() -> None:
+    run_state = START
+    for loss in (1.0, 2.0, 3.0):
+        run_state = run_state.evaluated({"validation/loss": loss})
+    assert run_state.stopped_early
+    assert not run_state.begun().stopped_early
 
 
 def test_patience_runs_out_by_what_was_seen() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.control.shard_assignment import assign_stages, deal
-from orchestrator.driver.before_start import initial, preflight
+from orchestrator.driver.before_start import begin, initial, preflight
 from orchestrator.driver.report.layout import layout
 from orchestrator.engine.model import construction
 from orchestrator.engine.stages.rehearsal import rehearse_cuts
@@ -44,6 +44,7 @@ class DryRun:
         return {
             "pipeline": run.pipeline.target,
             "parameters": self.parameters,
+            "begin": None if run.begin is None else {"name": run.begin.name, "digest": run.begin.digest},
             "steps": run.steps,
             "epochs": run.epochs,
             "batch_size": self.plan.data.batch_size.plain(),
@@ -71,6 +72,11 @@ class DryRun:
         where = f"joined Ray {cluster.address}" if cluster.address else f"private Ray, {os.cpu_count()} cores here"
         lines = [
             f"model     {run.pipeline.target}, {model}",
+            *(
+                []
+                if run.begin is None
+                else [f"begins    with the state of {run.begin.name}, digest {run.begin.digest}"]
+            ),
             f"training  {length} of {_rows(data.batch_size)} rows in {data.shards} shards, sync {self.plan.sync.name}",
             f"layout    {layout(self.plan)}; {where}",
             *self._exchanges(),
@@ -133,7 +139,7 @@ def _shards(hosted: tuple[int, ...]) -> str:
 
 def dry_run(settings: Settings) -> DryRun:
     """Check all that a launch checks. Raises UsageError and NotRerunnable as it does."""
-    settings = initial.pinned(settings, Path.cwd())
+    settings = begin.pinned(initial.pinned(settings, Path.cwd()), Path.cwd())
     provenance = preflight.check(settings, Path.cwd())
     plan = resolve(settings)
     rehearsed, cut = construction.rehearse(plan), rehearse_cuts(plan)

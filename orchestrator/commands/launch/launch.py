@@ -10,15 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.driver.before_start import initial, preflight, private
+from orchestrator.driver.before_start import begin, initial, preflight, private
 from orchestrator.driver.before_start.preflight import Provenance
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.recording.opening import open_record
 from orchestrator.driver.recording.record import Record
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.event_sink import Audience, Callback
-from orchestrator.driver.run.job import Beside, Job, Sharing, requirements
-from orchestrator.driver.run.session import RunStart
+from orchestrator.driver.run.job import Beside, Job, Sharing, beginning_of
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.engine.model import construction
@@ -49,7 +48,7 @@ def launch(
     Raises UsageError and NotRerunnable before anything is started; an error of the run itself is in the outcome.
     """
     project = Path.cwd()
-    settings = initial.pinned(settings, project)
+    settings = begin.pinned(initial.pinned(settings, project), project)
     provenance = preflight.check(settings, project)
     plan = resolve(settings)
     if replay is not None:
@@ -72,7 +71,7 @@ def launch(
         # MLflow and DVC take as long to import as Ray to start, so they do it side by side.
         opening = pool.submit(_open, settings, folder, provenance, origins, beside, tuning)
         job = Job(settings, plan, project, Audience(display, on_event), pending_signal, ray, secret, tuple(notes))
-        return job.complete(opening, RunStart(requirements(plan)))
+        return job.complete(opening, beginning_of(plan))
 
 
 def _open(

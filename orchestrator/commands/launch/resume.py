@@ -16,7 +16,7 @@ from orchestrator.checkpoints.catalog import Catalog
 from orchestrator.checkpoints.manifest import Manifest
 from orchestrator.checkpoints.state import TrainingState
 from orchestrator.checkpoints.storage import open_storage
-from orchestrator.driver.before_start import initial, preflight, private
+from orchestrator.driver.before_start import begin, initial, preflight, private
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.recording import unsent
 from orchestrator.driver.recording.opening import reopen_record
@@ -65,7 +65,8 @@ def resume(
         return past.run_id, _finished(past)
     if past.status == "FINISHED":
         raise UsageError(
-            f"run {past.run_id} has finished", "there is nothing to go on with; launch another one with conf="
+            f"run {past.run_id} has finished",
+            f"a new run trains on from its end: conf=NAME begin={past.run_id} run.steps=MORE",
         )
     recorded = Recorded.of(store, folder, past)
     recorded.files.lease()
@@ -73,7 +74,7 @@ def resume(
     _check_filed(recorded.held, settings)
     secret = private.of_record(settings, recorded.files, past.run_id)
     with recorded_project(recorded, project, folder, display) as place:
-        settings = initial.pinned(settings, place)
+        settings = begin.pinned(initial.pinned(settings, place), place)
         provenance = preflight.check(settings, place)  # its notes are on what a launch is about to record
         plan = resolve(settings)
         run_start = beginning_of(plan, recorded.files, display.say)
@@ -119,6 +120,7 @@ def recorded_project(recorded: Recorded, project: Path, folder: Path, display: P
         restoring.restore(restored.project, recorded.inputs, project, top=restored.root)
         restoring.lend_storage(restored.project, project, restored.root)
         initial.lend(recorded.initial.digest, folder, restored.project)
+        begin.lend(recorded.held.begin, folder, restored.project)
         with contextlib.chdir(restored.project):
             yield restored.project
 
@@ -141,7 +143,11 @@ def _changed(recorded: Recorded, project: Path) -> list[str]:
 
 def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> RunStart:
     """Where the run goes on, by what it has left; its trace is cut there. Raises CheckpointDamaged."""
-    found = Catalog(open_storage(storage_of(plan, files)), plan.checkpoints.keep).latest()
+    checkpoints, first = Catalog(open_storage(storage_of(plan, files)), plan.checkpoints.keep), plan.run.first_step
+    found = checkpoints.latest()
+    if found.manifest is None and plan.run.begin is not None:
+        begin.put(plan.run.begin, storage_of(plan, files))
+        found = found._replace(manifest=checkpoints.latest().manifest)
     for reason in found.reasons:
         say(f"warning: {reason}")
     step = None if found.manifest is None else found.manifest.step
@@ -153,15 +159,16 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
     rested = 0 if plan.lockstep or found.manifest is None else _rests_until(found.manifest, files)
     if not plan.lockstep and files.rests.exists():
         lines.cut(files.rests, rested)
-    cut = lines.cut(files.trace, step or 0) if files.trace.exists() else []
+    cut = lines.cut(files.trace, (step or 0) - first) if files.trace.exists() else []
     written = list(lines.read(files.trace)) if files.trace.exists() else []
-    if len(written) < (step or 0):
+    reached = first + len(written)
+    if reached < (step or 0):
         raise CheckpointDamaged(
-            f"the trace ends at step {len(written)}, before the checkpoint of step {step}",
+            f"the trace ends at step {reached}, before the checkpoint of step {step}",
             f"restore {files.trace} from the artifacts of the run, or launch it again",
         )
     evaluated = {event["step"]: event["metrics"] for event in journal if event["event"] == "evaluated"}
-    metrics = evaluated[max(told)] if (told := [step for step in evaluated if step < len(written)]) else {}
+    metrics = evaluated[max(told)] if (told := [step for step in evaluated if step < reached]) else {}
     generations = [event["number"] for event in journal if event["event"] == "generation_started"]
     # Spares and whoever was lost while it prepared belong to no generation, and an id is never given again (rule F9).
     members = [event[role] for event in journal for role in ("worker", "server") if role in event]
@@ -169,11 +176,12 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
         requirements(
             plan, checkpoint=step, generation=max(generations, default=-1) + 1, member=max(members, default=-1) + 1
         ),
-        len(written),
+        reached,
         trace.loss_of(written[-1]) if written else None,
         {name: float(value) for name, value in metrics.items()},  # one that is no number is a text in the journal
         cut if plan.lockstep else (),  # otherwise they are done again in another order
         rested,
+        first,
     )
 
 

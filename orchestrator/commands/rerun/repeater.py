@@ -19,7 +19,7 @@ from typing import Any
 
 from orchestrator.commands.rerun.rebuild import Rebuilt
 from orchestrator.commands.ui import serving
-from orchestrator.driver.before_start import initial
+from orchestrator.driver.before_start import begin, initial
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report import description
 from orchestrator.driver.terminal import child_process, signals
@@ -53,7 +53,7 @@ class Repeater:
         """A run in a clean checkout of its own, ended after step `last`; the object that it reports."""
         with self._restored() as restored:
             runs = restored.project / self.folder.name
-            enough = child_process.never if last is None else Reached(runs, last)
+            enough = child_process.never if last is None else Reached(runs, last, self.original.held.begin.step)
             what = f"conf={self.original.files.settings.resolve()}"
             report = self._launch(what, restored, enough)
             run_id = report["run_id"]
@@ -81,6 +81,7 @@ class Repeater:
             self.bring(restored, self.original.inputs)
             restoring.lend_storage(restored.project, self.project, restored.root)
             initial.lend(self.original.initial.digest, self.folder, restored.project)
+            begin.lend(self.original.held.begin, self.folder, restored.project)
             yield restored
 
     @contextmanager
@@ -175,11 +176,11 @@ class Repeater:
 
 
 class Reached:
-    """Whether the only run below `runs` has completed step `last`: its trace has a line per step."""
+    """Whether the only run below `runs` has completed step `last`: its trace has a line per step, from `first` on."""
 
-    def __init__(self, runs: Path, last: int) -> None:
+    def __init__(self, runs: Path, last: int, first: int = 0) -> None:
         self._runs = runs
-        self._missing = last + 1
+        self._missing = last + 1 - first
         self._read = 0  # bytes
 
     def __call__(self) -> bool:

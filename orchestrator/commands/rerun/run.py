@@ -26,7 +26,7 @@ from typing import Any
 from orchestrator.commands.compare import changed_files
 from orchestrator.commands.rerun import preparation, rebuild, trust
 from orchestrator.commands.rerun.repeater import Repeater, failure
-from orchestrator.driver.before_start import initial, private
+from orchestrator.driver.before_start import begin, initial, private
 from orchestrator.driver.folders import RunFolder, project_folder
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
@@ -174,6 +174,7 @@ def _repeat(repeater: Repeater, wanted: Wanted) -> Rerun:
     private.of_record(settings, original.files, original.past.run_id)
     if original.initial.name is not None:
         initial.brought(original.initial, repeater.store, repeater.folder)
+    begin.brought(settings.begin, repeater.store, repeater.folder)
     if wanted.rebuilding:
         rebuild.refuse_cluster(settings.cluster.address)
         travelled = [] if repeater.carried is None else [original.files.path.parent / container.WHEELS]
@@ -186,7 +187,7 @@ def _repeat(repeater: Repeater, wanted: Wanted) -> Rerun:
         more.append("tracking.metrics_port=null")
     if settings.tracking.also:  # nor of interest to others: MLflow has it, with its verdict
         more.append("tracking.also=[]")
-    repeater = replace(repeater, overrides=[*repeater.overrides, *more, *_replay(original)])
+    repeater = replace(repeater, overrides=[*original.with_its_state(repeater.overrides), *more, *_replay(original)])
     if not wanted.preparing:
         return _trained(repeater, wanted)
     with preparation.prepared(repeater, check_environment=wanted.check_environment) as (prepared, places):

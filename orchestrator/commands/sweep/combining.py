@@ -76,7 +76,7 @@ def _models(record: SweepRecord, folder: Path, ensemble: Ensemble) -> tuple[list
                 f"restore {run.weights} from the artifacts of that run",
             )
         files.append(str(run.weights.resolve()))
-        digests.append(ended.digest)
+        digests.append(record.store.find(ended.run_id).best or ended.digest)
     return files, digests
 
 

@@ -22,7 +22,7 @@ from orchestrator.commands.arguments import Arguments
 from orchestrator.commands.launch.resume import recorded_project
 from orchestrator.commands.sweep import combining
 from orchestrator.commands.sweep.trials import Trials, failed_all
-from orchestrator.driver.before_start import initial, preflight
+from orchestrator.driver.before_start import begin, initial, preflight
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report import pictures
@@ -75,6 +75,8 @@ def sweep(entry: str, overrides: Sequence[str], kind: Literal["sweep", "ensemble
     project = Path.cwd()
     if "initial.name" not in described.course.space:
         described = replace(described, settings=initial.pinned(described.settings, project))
+    if "begin.name" not in described.course.space:
+        described = replace(described, settings=begin.pinned(described.settings, project))
     _check(described, project)
     folder = project_folder(project)
     record = SweepRecord.create(described, folder, " ".join(masking.arguments(sys.argv)))

@@ -91,7 +91,7 @@ def code_of(root: Path, tree: str, modules: Mapping[str, Mapping[str, Any]]) -> 
     return found
 
 
-def last_state(storage: str, step: int) -> TrainingState | None:
+def state_of(storage: str, step: int) -> TrainingState | None:
     """What the checkpoint of a step holds; None where there is none that can be read."""
     try:
         place = open_storage(storage)

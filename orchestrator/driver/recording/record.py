@@ -21,7 +21,7 @@ from orchestrator.data.drift import Drift
 from orchestrator.driver.before_start.preflight import ORCHESTRATOR
 from orchestrator.driver.before_start.private import COMMITMENT, commitment_in
 from orchestrator.driver.folders import RunFolder, put, read_json, write_json
-from orchestrator.driver.recording import predecessor
+from orchestrator.driver.recording import lineage, predecessor
 from orchestrator.driver.recording.predecessor import Predecessor
 from orchestrator.driver.recording.trained_model import MadeOf, TrainedModel
 from orchestrator.driver.report import card, description, pictures
@@ -39,7 +39,7 @@ from orchestrator.records import identity, lines, masking, rests, times
 from orchestrator.records.lines import LineFile
 from orchestrator.records.masking import Masker
 from orchestrator.settings import Settings, determining, flat
-from orchestrator.tracking import Store, Tracker
+from orchestrator.tracking import DIGEST_OF_BEST, Store, Tracker
 from orchestrator.writers.feed import Feed
 
 _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
@@ -241,6 +241,9 @@ class Record:
             self.tracker.tag("steps", str(outcome.steps))
         if outcome.digest is not None:
             self.tracker.tag("digest", outcome.digest)
+        if outcome.best is not None:
+            self.tracker.tag(DIGEST_OF_BEST, outcome.best.digest)
+            self.tracker.tag("best_step", str(outcome.best.step))
         told = {key: self.described[key] for key in ("profile", "partition") if self.described.get(key) is not None}
         if told:
             write_json(self.files.data, {**read_json(self.files.data), **told})
@@ -282,16 +285,18 @@ class Record:
         found = determining(self._settings)
         execution = {key: value for key, value in flat(self._settings).items() if key not in found}
         note, tags = self._settings.run.note, self._settings.run.tags
+        results = {"loss": outcome.loss, **outcome.metrics, "digest": outcome.digest}
+        if outcome.best is not None:
+            results["model"] = f"of step {outcome.best.step}, the best; digest {outcome.best.digest}"
         error = None if outcome.error is None else outcome.error.message
         lost = [f"{each['kind']} ({each['seconds']} s, {each['steps_lost']} steps lost)" for each in outcome.recoveries]
         identity = read_json(self.files.identity)
+        began = lineage.sentence(lineage.chain(self.store, self._settings.begin))
         rows = {
             **({} if note is None else {"note": note}),
             **({"tags": ", ".join(tags)} if tags else {}),
             "steps": outcome.steps,
-            "loss": outcome.loss,
-            **outcome.metrics,
-            "digest": outcome.digest,
+            **results,
             **({} if outcome.epsilon is None else {"epsilon": outcome.epsilon}),
             "identity": identity.get("identity"),
             "memory": self.memory,
@@ -317,7 +322,7 @@ class Record:
             execution={key: masking.setting(key, value) for key, value in execution.items()},
             said=self._said,
             obstacles=self.obstacles,
-            trained=self._model.on_card(self.run_manifest.get("parameters"), self.described.get("layers")),
+            trained=self._model.on_card(self.run_manifest.get("parameters"), self.described.get("layers"), began),
             events=self._events(),
             pictures=sorted(self.files.pictures.glob("*")),
             before=self._drift,

@@ -49,6 +49,7 @@ class Recorded:
     def settings(self, overrides: Sequence[str] = ()) -> Settings:
         """The settings of the run, with overrides that do not change the result. Raises ConfigurationError for others, and
         for a credential that is not given again."""
+        overrides = self.with_its_state(overrides)
         again = kept.given_again(self.files.settings, overrides)
         settings = load([str(self.files.settings)], overrides)
         before, after = determining(load([str(self.files.settings)], again)), determining(settings)
@@ -59,6 +60,18 @@ class Recorded:
                 "leave these out, or launch a new run with conf=",
             )
         return settings
+
+    def with_its_state(self, overrides: Sequence[str]) -> list[str]:
+        """The overrides, by which it may begin with a checkpoint of another run, but with no other state. Raises
+        ConfigurationError."""
+        if all(each.partition("=")[0] not in ("begin", "begin.name") for each in overrides):
+            return list(overrides)
+        digest = self.held.begin.digest
+        if digest is None:
+            raise ConfigurationError(
+                ["begin: this run began with no state of another one"], "leave it out, or launch a new run with conf="
+            )
+        return [*overrides, f"begin.digest={digest}"]
 
     @property
     def held(self) -> Settings:
@@ -89,7 +102,7 @@ class Recorded:
 
     def _require_whole(self) -> None:
         """Raises NotRerunnable for an incomplete record, with which no comparison can be called exact."""
-        steps, found = self.past.steps or 0, len(self.trace())
+        steps, found = self.past.steps or 0, self.held.begin.step + len(self.trace())
         if self.past.status == "FINISHED" and found < steps:
             raise _damaged(self.files.trace, f"it has {found} of {steps} steps")
         rested = self.rests()
@@ -171,7 +184,7 @@ class Recorded:
     def as_run(self) -> Run:
         """The run as a value for comparisons; what the record does not hold is left out."""
         metrics = {name: value for name, value in self.past.metrics.items() if name.startswith(_RESULTS)}
-        found: Run = {"digest": self.past.digest, "metrics": metrics, "trace": self.trace()}
+        found: Run = {"digest": self.past.digest, "best": self.past.best, "metrics": metrics, "trace": self.trace()}
         if self.files.settings.exists():
             settings = self.held
             commitment = commitment_in(self.files)

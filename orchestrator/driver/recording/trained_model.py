@@ -34,7 +34,7 @@ class MadeOf:
 
 class TrainedModel:
     """The model of one run. Of its methods parameters: their number; layers: the model in words; as a worker told them, None
-    before one did."""
+    before one did; began: the state of other runs that it began with, in words."""
 
     def __init__(self, settings: Settings, files: RunFolder, masker: Masker) -> None:
         self._settings = settings
@@ -44,25 +44,25 @@ class TrainedModel:
 
     def keep(self, outcome: Outcome, parameters: int, layers: str | None, made_of: MadeOf) -> str | None:
         """Put the folder together as MLflow is to have it; what of that could not be done, or None."""
-        source = self._settings.pipeline
+        source, model = self._settings.pipeline, outcome.model
         told = {
             "target": source.target,
             "args": self._arguments,
             "seed": self._settings.run.seed,
-            "digest": outcome.digest,
+            "digest": model.digest,
             "parameters": parameters,
             "layers": self._words(layers),
         }
         place, work = made_of.checkpoints, made_of.work
-        state = None if place is None else model_folder.last_state(place, outcome.steps)
+        state = None if place is None else model_folder.state_of(place, model.step)
         code = {} if work is None else model_folder.code_of(work.root, work.tree, made_of.modules)
         try:
             model_folder.write(self._files.model, self._files.weights, told, made_of.packages, code, state)
         except OSError as error:
             return f"MLflow gets no model of this run: {error}"
         params = {"target": source.target, "parameters": str(parameters)}
-        tags = {models.DIGEST: str(outcome.digest)}
-        self._folder = models.ModelFolder(self._files.model, outcome.steps, params, tags, code=model_folder.CODE)
+        tags = {models.DIGEST: model.digest}
+        self._folder = models.ModelFolder(self._files.model, model.step, params, tags, code=model_folder.CODE)
         if state is not None:
             return None
         return "the model is logged without the state of its training: there is no checkpoint of the last step"
@@ -72,7 +72,7 @@ class TrainedModel:
         if self._folder is not None:
             tracker.model(self._folder, self._registration)
 
-    def on_card(self, parameters: int | None, layers: str | None) -> card.Trained:
+    def on_card(self, parameters: int | None, layers: str | None, began: str | None) -> card.Trained:
         settings, is_kept = self._settings, self._folder is not None
         begins, registration = settings.initial, self._registration
         return card.Trained(
@@ -82,7 +82,7 @@ class TrainedModel:
             self._words(layers),
             model_folder.tensors_of(self._files.weights) if is_kept else {},
             registration.uri if registration is not None and is_kept else None,
-            None if begins.name is None else f"{begins.name}, digest {begins.digest}",
+            began if begins.name is None else f"{begins.name}, digest {begins.digest}",
         )
 
     @property

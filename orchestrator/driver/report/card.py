@@ -56,7 +56,7 @@ _CAPTIONS = {
 @dataclass(frozen=True)
 class Trained:
     """The model. layers: in words, None where no worker told; tensors: of the weights, name -> dtype and shape; registered: the
-    URI by which it is found in the registry."""
+    URI by which it is found in the registry; initial: the weights or the state that it began with."""
 
     target: str
     args: Mapping[str, Any]
@@ -147,7 +147,7 @@ def _model(trained: Trained | None, run_id: str) -> list[Block]:
         "arguments": dict(trained.args) or None,
         "parameters": trained.parameters,
         "tensors": len(trained.tensors) or None,
-        "weights at the start": trained.initial,
+        "began with": trained.initial,
         "registered as": trained.registered,
     }
     found: list[Block] = [Facts(rows)]

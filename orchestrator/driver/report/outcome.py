@@ -10,6 +10,14 @@ from orchestrator.errors import NonFinite, OrchestratorError, Status, ending, st
 from orchestrator.topologies.schedule import Schedule
 
 
+@dataclass(frozen=True)
+class BestModel:
+    """step: how many were done then; digest: of its parameters."""
+
+    step: int
+    digest: str
+
+
 @dataclass
 class Outcome:
     """How a run ended, filled in while it runs.
@@ -22,8 +30,8 @@ class Outcome:
     (`records.times`); shards: where they are claimed, of each worker how many it computed, and how many of those were dealt to
     others, as far as it has told; hosted: shards of each worker of the last generation; redealt: so often they were dealt anew
     by speed; slow: workers that were far slower than others, in words; schedule: of the generation with most workers, for a
-    picture; not_recorded: why MLflow does not have all of it, which does not make the run a failed one;
-    not_told: which writers beside MLflow have not, and why.
+    picture; best: of a run whose model is not the last one; not_recorded: why MLflow does not have all of it, which does not
+    make the run a failed one; not_told: which writers beside MLflow have not, and why.
     """
 
     workers: int = 0
@@ -48,10 +56,16 @@ class Outcome:
     not_recorded: str | None = None
     not_told: list[str] = field(default_factory=list)
     schedule: Schedule | None = None
+    best: BestModel | None = None
 
     @property
     def status(self) -> Status:
         return status_of(self.error)
+
+    @property
+    def model(self) -> BestModel:
+        """Of a run that has finished: its model, the last one or the best."""
+        return self.best or BestModel(self.steps, str(self.digest))
 
     @property
     def recurs(self) -> bool:
@@ -90,6 +104,8 @@ class Outcome:
             report["staleness"] = self.staleness
         if self.epsilon is not None:
             report["epsilon"] = self.epsilon
+        if self.best is not None:
+            report["model"] = {"step": self.best.step, "digest": self.best.digest}
         if self.not_recorded is not None:
             report["not_recorded"] = self.not_recorded
         if self.not_told:

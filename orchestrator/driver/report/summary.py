@@ -22,6 +22,10 @@ def text(outcome: Outcome, title: str, layout: str, run_id: str, look: str) -> s
         ("time", times.sentence(outcome.times)),
         ("shards", times.sentence_of_shards(outcome.shards)),
         ("dealt", dealt if outcome.redealt else ""),
+        (
+            "model",
+            "" if outcome.best is None else f"of step {outcome.best.step}, the best; digest {outcome.best.digest}",
+        ),
         *(("slow", each) for each in outcome.slow),
     ]
     return (

@@ -28,6 +28,7 @@ from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.cluster.sessions.local import LocalRay
 from orchestrator.cluster.sessions.metrics import Gauges
 from orchestrator.control.membership import Requirements
+from orchestrator.driver.before_start import begin
 from orchestrator.driver.before_start.preflight import Provenance
 from orchestrator.driver.before_start.private import Private
 from orchestrator.driver.folders import RunFolder
@@ -35,6 +36,7 @@ from orchestrator.driver.recording.record import Record
 from orchestrator.driver.report import pictures, summary
 from orchestrator.driver.report.layout import layout
 from orchestrator.driver.report.outcome import Outcome
+from orchestrator.driver.run import best_model
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.drift_watch import DriftWatch
 from orchestrator.driver.run.event_sink import Audience, EventSink
@@ -128,7 +130,8 @@ class Job:
         for sentence in record.compare_with_like(outcome.digest):
             display.say(sentence)
         if outcome.error is None:
-            saved = storage_of(plan, files) if outcome.checkpoint == outcome.steps else None
+            is_saved = outcome.best is not None or outcome.checkpoint == outcome.steps
+            saved = storage_of(plan, files) if is_saved else None
             if (trouble := record.keep_model(outcome, saved)) is not None:
                 display.say(f"note: {trouble}")
         heard = len(outcome.not_told)
@@ -178,6 +181,8 @@ class Job:
         time_log = TimeLog(record.files, record.tracker, self.display.say)
         event_sink = EventSink(record, self.audience, None if private is None else private.epsilon, watch, time_log)
         storage = storage_of(plan, record.files)
+        if plan.run.begin is not None and not open_storage(storage).sizes():
+            begin.put(plan.run.begin, storage)
         saving = Saving(Catalog(open_storage(storage), plan.checkpoints.keep))
         everywhere = plan.checkpoints.uri is not None
         directory = MemberDirectory(plan.exchange, this_node(), storage, everywhere=everywhere)
@@ -200,6 +205,8 @@ class Job:
                 unfinished.rename(weights)
                 told = startup.members.profile(holder) or {}
                 of_samples = () if private is None else ("profile", "partition")
+                if plan.checkpoints.is_model:
+                    outcome.best = best_model.put(storage, weights, record.files.trace)
                 record.described = {key: value for key, value in told.items() if key not in of_samples}
             except RunFailed as error:  # what was trained up to here stays in the report
                 outcome.error = error
@@ -282,6 +289,12 @@ class Job:
         return f", on {cores} core{'s' * (cores > 1)}" * crowded
 
 
+def beginning_of(plan: Plan) -> RunStart:
+    """Where a new run begins."""
+    first = plan.run.first_step
+    return RunStart(requirements(plan, checkpoint=first or None), first, first=first)
+
+
 def requirements(plan: Plan, *, checkpoint: int | None = None, generation: int = 0, member: int = 0) -> Requirements:
     """What the plan asks of the controller. checkpoint: to begin with; generation, member: the first numbers to give."""
     members, timeouts = plan.cluster.members, plan.cluster.timeouts
@@ -337,9 +350,8 @@ def refuse_unknown(speeds: Mapping[str, float], nodes: Sequence[Node]) -> None:
 
 
 def storage_of(plan: Plan, files: RunFolder) -> str:
-    """Where the run's checkpoints lie: a path, or a URL under which several runs may lie."""
-    uri = plan.checkpoints.uri
-    return str(files.checkpoints) if uri is None else f"{uri.rstrip('/')}/{files.path.name}"
+    """Where the run's checkpoints lie."""
+    return files.checkpoints_at(plan.checkpoints.uri)
 
 
 def _schedule(plan: Plan) -> Schedule:

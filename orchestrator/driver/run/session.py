@@ -76,7 +76,7 @@ class RunStart:
 
     requirements: what it asks of the controller. When it is resumed, written, rests: how many lines of its trace and how many
     of its rests stand; loss, metrics: the last ones up to there; cut: the lines after them, with which what is computed again
-    is compared.
+    is compared. first: the step that it begins with, in a state of another run.
     """
 
     requirements: Requirements
@@ -85,6 +85,7 @@ class RunStart:
     metrics: Mapping[str, float] = field(default_factory=dict)
     cut: Sequence[Line] = ()
     rests: int = 0
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,7 @@ class Session:
         self._saving = saving
         self._event_sink = event_sink
         self._looks = looks
+        self._first = run_start.first
         self._servers: list[int] = []  # of the present generation
         self._keys = keys
         # What nobody kept is replaced by what somebody else did: then what is done again comes out otherwise.
@@ -341,6 +343,11 @@ class Session:
         self._servers = list(begin.members[begin.workers :])
         try:
             checkpoint = None if begin.restore is None else self._newest()
+            if self._first and begin.restore is not None and checkpoint is None:
+                raise CheckpointDamaged(
+                    "the state with which the run began is gone from its checkpoints",
+                    "resume the run, which brings it again",
+                )
         except CheckpointDamaged as error:
             self._decide(events.Failed(None, error))
             return

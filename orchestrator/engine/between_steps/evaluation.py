@@ -115,7 +115,7 @@ def combine(
         if name not in means:
             raise PipelineRaised(
                 f"there is no metric {name!r} to watch; there are {', '.join(means)}",
-                "see early_stopping.metric, schedule.metric",
+                "see early_stopping.metric, schedule.metric, checkpoint.best.metric",
             )
     return means
 

@@ -83,6 +83,10 @@ class ReplicaState:
         self.replica.begin_shard()
         return values
 
+    def renew_options(self) -> None:
+        """Give the optimizer the options of this run again, after the state of another run has brought its own."""
+        self._updater.renew_options()
+
     @property
     def rows(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The shards whose state is here: as of the last advance, and as of the present one."""

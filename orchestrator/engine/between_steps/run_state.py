@@ -20,6 +20,7 @@ from orchestrator.plan import Plan, Watching
 from orchestrator.records.progress import Progress
 from orchestrator.records.trace import Line
 from orchestrator.updates.patience import Patience
+from orchestrator.updates.ranking import Ranking
 
 SecondVote = tuple[tuple[int, ...], ...]  # the vectors on which it agreed
 
@@ -67,7 +68,8 @@ class RunState:
     the next boundary where it can be taken. unpublished: the trace lines since the last boundary, without digest, until
     its evaluation is done. stopping, plateau: what early stopping and the plateau schedule have seen. free: of replicas that
     run free; None in lockstep. second_vote: of a model in stages, what it agreed on for the last step: with it a worker that
-    missed its end applies the sum that it holds. It is handed over, and no part of a checkpoint.
+    missed its end applies the sum that it holds. It is handed over, and no part of a checkpoint. best: the evaluations whose
+    checkpoints stay; archived: whether that of these steps stays for ever; save_here: it has to be taken at this very boundary.
     """
 
     grid: Grid
@@ -79,13 +81,18 @@ class RunState:
     plateau: Patience | None = None
     free: Clocks | None = None
     second_vote: SecondVote = ()
+    best: Ranking | None = None
+    archived: bool = False
+    save_here: bool = False
 
     @classmethod
     def start(cls, plan: Plan, tensors: int) -> RunState:
         """The run state of a run that begins. tensors: how many its layout has."""
         grid = Grid.unset(tensors, plan.data.shards)
         free = None if plan.lockstep else Clocks((0,) * plan.data.shards)
-        return cls(grid, stopping=_patience(plan.update.stopping), plateau=_patience(plan.update.plateau), free=free)
+        best = None if plan.checkpoints.best is None else Ranking(plan.checkpoints.best)
+        stopping, plateau = _patience(plan.update.stopping), _patience(plan.update.plateau)
+        return cls(grid, stopping=stopping, plateau=plateau, free=free, best=best)
 
     @property
     def progress(self) -> Progress:
@@ -107,8 +114,9 @@ class RunState:
         return self.stopping is not None and self.stopping.exhausted > 0
 
     def watched(self) -> list[str]:
-        """The metrics on which early stopping or the schedule depend."""
-        return [patience.watching.metric for patience in (self.stopping, self.plateau) if patience is not None]
+        """The metrics on which early stopping, the schedule or the best checkpoints depend."""
+        patient = [patience.watching.metric for patience in (self.stopping, self.plateau) if patience is not None]
+        return patient if self.best is None else [*patient, self.best.of.metric]
 
     def committed(
         self,
@@ -119,6 +127,7 @@ class RunState:
         *,
         evaluation_due: bool,
         save_due: bool,
+        archived: bool = False,
         second_vote: SecondVote = (),
     ) -> RunState:
         """steps: done in all; lines: of those done now (a server has none where replicas run free)."""
@@ -130,16 +139,29 @@ class RunState:
             free=free,
             evaluation_due=evaluation_due,
             save_due=self.save_due or save_due,
+            archived=archived,
+            save_here=archived,
             second_vote=second_vote,
         )
 
     def evaluated(self, metrics: Mapping[str, float]) -> RunState:
+        best = None if self.best is None else self.best.after(metrics[self.best.of.metric], self.steps)
         return replace(
             self,
+            best=best,
+            save_here=self.save_here or (best is not None and best.has(self.steps)),
             evaluation_due=False,
             stopping=_after(self.stopping, metrics),
             plateau=_after(self.plateau, metrics),
         )
+
+    def begun(self) -> RunState:
+        """As the first run state of another run, which has none of the kept checkpoints of the one before; where that was
+        stopped early, patience begins anew."""
+        best = None if self.best is None else Ranking(self.best.of)
+        ended = self.stopped_early and self.stopping is not None
+        stopping = Patience(self.stopping.watching) if ended and self.stopping is not None else self.stopping
+        return replace(self, best=best, archived=False, save_here=False, stopping=stopping)
 
     def inherited(self, heirs: tuple[Inheritance, ...]) -> RunState:
         """Where replicas run free: lost shards have gone on with what their heirs keep since the last rest."""
@@ -150,7 +172,7 @@ class RunState:
         return replace(self, unpublished=(), free=free)
 
     def saved(self) -> RunState:
-        return replace(self, save_due=False)
+        return replace(self, save_due=False, save_here=False)
 
     def as_dict(self) -> dict[str, Any]:
         """The run state as values for JSON, without loss."""
@@ -163,7 +185,15 @@ class RunState:
             "stopping": _patience_as_dict(self.stopping),
             "plateau": _patience_as_dict(self.plateau),
             **({} if self.free is None else {"free": self.free.as_dict()}),
+            **self._kept(),
         }
+
+    def _kept(self) -> dict[str, Any]:
+        """Nothing where no checkpoint stays but the newest."""
+        if self.best is None and not self.archived:
+            return {}
+        best = [] if self.best is None else self.best.as_list()
+        return {"kept": {"best": best, "archived": self.archived, "save_here": self.save_here}}
 
     def handed_over(self) -> dict[str, Any]:
         """`as_dict`, with what only members of the present time have a use for."""
@@ -172,6 +202,7 @@ class RunState:
 
     def resumed(self, values: Mapping[str, Any]) -> RunState:
         """The run state that `as_dict` or `handed_over` described, in a run of this plan."""
+        kept = values.get("kept", {})
         return replace(
             self,
             grid=Grid(tuple(values["grid"]), self.grid.shards),
@@ -183,6 +214,9 @@ class RunState:
             plateau=_resumed(self.plateau, values["plateau"]),
             free=None if self.free is None else Clocks.from_dict(values["free"]),
             second_vote=tuple(tuple(agreed) for agreed in values.get("second_vote", ())),
+            best=None if self.best is None else self.best.resumed(kept.get("best", ())),
+            archived=kept.get("archived", False),
+            save_here=kept.get("save_here", False),
         )
 
 

@@ -61,6 +61,8 @@ class Timing:
     def __init__(self, plan: Plan, heartbeat: Heartbeat, busy: Callable[[], bool] = lambda: False) -> None:
         self.evaluation = Timer(plan.cadence.evaluation)
         self.checkpoint = Timer(plan.checkpoints.every)
+        archive = plan.checkpoints.archive
+        self.archive = Timer(None if archive is None else Every(steps=archive))
         self.keeps_time = False
         self._heartbeat = heartbeat
         self._busy = busy

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from orchestrator.engine.model import initial
+from orchestrator.engine.model import begun, initial
 from orchestrator.errors import ConfigurationError, PipelineRaised
 from orchestrator.numerics.determinism import left_as_it_was
 from orchestrator.numerics.layout import Layout
@@ -136,7 +136,9 @@ def _rehearse(plan: Plan) -> tuple[weakref.ref[torch.nn.Module], Rehearsal]:
     refuse_statistics(model, plan)
     _refuse_idle_compression(model, plan)
     make_contribution(plan.update.contribution)
-    if defines(kind, "optimizer"):  # of others the options are checked
+    if plan.run.begin is not None:
+        begun.refuse_unfit(model, make_optimizer(pipeline, model, plan), plan.run.begin, plan.update.optimizer)
+    elif defines(kind, "optimizer"):  # of others the options are checked
         make_optimizer(pipeline, model, plan)
     return weakref.ref(model), Rehearsal(_notes(model, plan), sum(each.numel() for each in model.parameters()))
 

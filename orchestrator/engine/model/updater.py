@@ -34,6 +34,7 @@ class Updater:
         self.optimizer = optimizer
         self._schedule, self._warmup, self._scaling = update.schedule, update.warmup, update.scaling
         self._rates = rates_of(optimizer)
+        self._options = optimizers.given(optimizer)
         if update.clip is not None:
             clipping = clipping or Clipping(update.clip)
         self._after = Chain(*([] if clipping is None else [clipping]))
@@ -52,6 +53,11 @@ class Updater:
             self._rate = lambda step, reductions: (
                 factor(schedules.Moment(step, steps, warmup, reductions, epoch)) * scale(step)
             )
+
+    def renew_options(self) -> None:
+        """As they were when the optimizer was built."""
+        for group, own in zip(self.optimizer.param_groups, self._options, strict=True):
+            group.update(own)
 
     def options(self) -> list[dict[str, object]]:
         """The optimizer's options, to see whether anything changes them."""

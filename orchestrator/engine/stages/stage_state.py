@@ -140,6 +140,10 @@ class StageState:
         self.replica.begin_shard()
         return values
 
+    def renew_options(self) -> None:
+        """Give the optimizer the options of this run again, after the state of another run has brought its own."""
+        self._updater.renew_options()
+
     def rows_of(self, shards: Sequence[int]) -> dict[str, torch.Tensor]:  # noqa: ARG002
         return {}
 

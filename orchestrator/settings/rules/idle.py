@@ -11,7 +11,13 @@ from typing import Any
 
 from orchestrator.pipeline_orders.orders import PIPELINING
 from orchestrator.settings.rules.rule import Idle
-from orchestrator.settings.sections import BY_MEMORY, ClusterSettings, EarlyStoppingSettings, TuningSettings
+from orchestrator.settings.sections import (
+    BY_MEMORY,
+    BestSettings,
+    ClusterSettings,
+    EarlyStoppingSettings,
+    TuningSettings,
+)
 from orchestrator.synchrony import SYNCHRONY
 from orchestrator.table import is_reference
 from orchestrator.updates.schedules import SCHEDULES
@@ -109,6 +115,16 @@ def _of_speeds(key: str, idle: Callable[[Any], bool], why: str) -> Idle:
     )
 
 
+def _of_best(key: str, default: object) -> Idle:
+    return Idle(
+        (f"checkpoint.best.{key}", "checkpoint.best.metric"),
+        lambda value, metric: value != default and metric is None,
+        f"checkpoint.best.{key}: without checkpoint.best.metric no checkpoint is kept as one of the best; set that, or leave "
+        f"checkpoint.best.{key} out",
+        ("checkpoint.best.metric",),
+    )
+
+
 RULES: tuple[Idle, ...] = (
     Idle(("schedule.warmup", "schedule.name", *_STEPS), _warmup_is_too_long, _never_changed),
     Idle(
@@ -130,6 +146,14 @@ RULES: tuple[Idle, ...] = (
         lambda patience, _, every, steps: _too_patient(
             "schedule.patience", _plateau(patience), every, steps, "schedule"
         ),
+        _STEPS,
+    ),
+    _of_best("mode", BestSettings.mode),
+    _of_best("keep", BestSettings.keep),
+    Idle(
+        ("checkpoint.archive", *_STEPS),
+        lambda every, steps: every is not None and steps is not None and every > steps,
+        "checkpoint.archive: one checkpoint in {0} steps is kept for ever, but the run has {1}: lower it, or leave it out",
         _STEPS,
     ),
     _of_stopping("metric", EarlyStoppingSettings.metric),

@@ -124,6 +124,29 @@ RULES: tuple[Rule, ...] = (
         lambda digest, name: digest is not None and name is None,
         "initial.digest: it is the digest of a model's weights; set initial, such as initial=models:/NAME@ALIAS",
     ),
+    _evaluated_in_steps("checkpoint.best", "checkpoint.best.metric", lambda metric: metric is not None),
+    Rule(
+        ("checkpoint.model", "checkpoint.best.metric"),
+        lambda model, metric: model == "best" and metric is None,
+        "checkpoint.model: best needs to know what is better; set checkpoint.best, such as "
+        "checkpoint.best.metric=validation/loss",
+    ),
+    Rule(
+        ("begin.digest", "begin.name"),
+        lambda digest, name: digest is not None and name is None,
+        "begin.digest: it is the digest of a run's state; set begin, such as begin=RUN_ID@STEP",
+    ),
+    Rule(
+        ("begin.name", "initial.name"),
+        lambda run, model: run is not None and model is not None,
+        "begin and initial: both say with which parameters training begins; leave one of them out",
+    ),
+    Rule(
+        ("begin.name", "privacy.noise_multiplier"),
+        lambda run, multiplier: run is not None and multiplier > 0,
+        "begin: the epsilon of this run would leave out what run {0} has told of its clients already; leave begin out, or "
+        "train without noise",
+    ),
     Rule(  # of epochs nobody knows the steps yet
         ("schedule.end", "schedule.warmup"),
         lambda end, warmup: end is not None and end.steps is not None and end.steps <= warmup,

@@ -1,0 +1,32 @@
+"""The runs that a run goes back to: with whose state it began, with whose that one began, and so on."""
+
+from __future__ import annotations
+
+from orchestrator.settings import BeginSettings
+from orchestrator.tracking import Store
+
+_MOST = 100  # of a record that somebody has made go round
+
+
+def chain(store: Store, begin: BeginSettings) -> list[str]:
+    """RUN@STEP of each, the nearest first, as far as the store knows them."""
+    found: list[str] = []
+    name = begin.name
+    while name is not None and len(found) < _MOST:
+        found.append(name)
+        name = _began_with(store, name.partition("@")[0])
+    return found
+
+
+def sentence(chain: list[str]) -> str | None:
+    """For a person."""
+    told = [f"step {step} of run {run}" for run, _, step in (name.partition("@") for name in chain)]
+    return ", which began with ".join(told) or None
+
+
+def _began_with(store: Store, run_id: str) -> str | None:
+    try:
+        name = store.client.get_run(run_id).data.params.get("begin.name")
+    except Exception:  # MLflow's, requests': the run is another store's, or this one is out of reach
+        return None
+    return name if name and "@" in name else None
