@@ -28,6 +28,7 @@ __all__ = [
     "Cluster",
     "Compute",
     "Data",
+    "Declared",
     "Exchange",
     "Initial",
     "Local",
@@ -105,6 +106,14 @@ class Data:
     privacy: Privacy | None = None
     subset: Variant | None = None
     seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What the pipeline may read, as the settings say: files and folders, and variables of the environment."""
+
+    inputs: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -260,6 +269,7 @@ class Plan:
         default_factory=partial(Variant, "1f1b")
     )  # of `pipeline_orders`; for several stages only
     recompute: bool = False  # whether stages compute forward passes once more; means nothing where there is one stage
+    declared: Declared = field(default_factory=Declared)
     replay: tuple[Mapping[str, Any], ...] = ()  # the records of rests that are repeated; none where replicas run live
 
     @property

@@ -12,6 +12,7 @@ from orchestrator.plan import (
     Cluster,
     Compute,
     Data,
+    Declared,
     Exchange,
     Initial,
     Local,
@@ -77,6 +78,7 @@ def resolve(settings: Settings) -> Plan:
         sync=settings.sync,
         pipelining=settings.cluster.pipeline,
         recompute=settings.run.recompute,
+        declared=Declared(data.inputs, settings.environment.variables),
     )
 
 

@@ -9,6 +9,7 @@ schedule depend on one.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -68,6 +69,7 @@ MODEL = matching(
 )
 REGISTERED = matching(r"[^/@:]+(@[^/@:]+)?", "NAME or NAME@ALIAS, without / and :")
 HEX_DIGEST = matching(r"[0-9a-f]{64}", "a digest, 64 hexadecimal digits")
+VARIABLES = Must("names of variables, without =", lambda names: all(re.fullmatch(r"[^=\0\s]+", name) for name in names))
 ABSOLUTE = Must("an absolute path, or one from ~", lambda path: str(path).startswith(("/", "~")))
 AUTO: dict[KeyPath, str] = {
     ("topology", "name"): "topology",
@@ -146,6 +148,22 @@ class RunSettings:
         default=False,
         metadata=execution(
             "With `cluster.stages`: compute forward passes once more before backward, and keep no activations in between."
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentSettings:
+    name: Literal["check", "ignore", "rebuild"] = field(
+        default="check",
+        metadata=execution(
+            "rerun=: whether an environment that differs keeps the verdict from being exact; rebuild: it is made anew."
+        ),
+    )
+    variables: tuple[str, ...] = field(
+        default=(),
+        metadata=execution(
+            "The variables that the pipeline reads: recorded, brought to every node, set again by a rerun.", VARIABLES
         ),
     )
 

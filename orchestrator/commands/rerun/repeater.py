@@ -28,6 +28,7 @@ from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, R
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.data import restoring
 from orchestrator.provenance.environment import node
+from orchestrator.records.reads import differing, settable
 from orchestrator.tracking import Store, is_server
 
 
@@ -85,7 +86,16 @@ class Repeater:
                     display.say(f"  note: {note}")
             restoring.lend_storage(restored.project, self.project, restored.root)
             initial.lend(self.original.initial.digest, self.folder, restored.project)
+            self._tell_variables()
             yield restored
+
+    def _tell_variables(self) -> None:
+        """Of those that the user's code read: which are set otherwise here, and which are in no record."""
+        set_again, other = differing(self.original.reads, os.environ)
+        for sentence in set_again:
+            self.display.say(f"  {sentence}")
+        for sentence in other:
+            self.display.say(f"  note: {sentence}")
 
     def _launch(self, what: str, restored: checkout.Restored, enough: Callable[[], bool]) -> dict[str, Any]:
         """Run it again as a command in the restored tree until it ends or there is enough of it; the object that it reports."""
@@ -181,6 +191,9 @@ def _variables(original: Recorded, root: Path, inherited: Mapping[str, str]) -> 
     now = {name: value for name, value in inherited.items() if name not in node.variables()}
     path = [str(root / entry) for entry in original.code.get("search_path", [])]
     before = [now["PYTHONPATH"]] if now.get("PYTHONPATH") else []
+    for name, value in settable(original.reads).items():
+        now.pop(name, None)
+        recorded = {**recorded, **({} if value is None else {name: value})}
     return {**now, **recorded, **({"PYTHONPATH": os.pathsep.join([*path, *before])} if path else {})}
 
 

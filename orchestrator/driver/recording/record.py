@@ -35,9 +35,10 @@ from orchestrator.plan.resolve import resolve
 from orchestrator.provenance.code import imported, worktree
 from orchestrator.provenance.data.versions import Input
 from orchestrator.provenance.environment import container, lock
-from orchestrator.records import identity, lines, masking, rests, times
+from orchestrator.records import identity, lines, masking, reads, rests, times
 from orchestrator.records.lines import LineFile
 from orchestrator.records.masking import Masker
+from orchestrator.records.reads import Reads
 from orchestrator.settings import Settings, determining, flat
 from orchestrator.tracking import Store, Tracker
 
@@ -98,6 +99,12 @@ class Record:
         self._work = contents.work
         self._nodes: dict[str, Any] = read_json(files.environment).get("nodes", {})
         self._code = read_json(files.code)
+        self._reads = reads.from_dict(read_json(files.reads))
+        self._is_code = (
+            _everything
+            if self._work is None
+            else reads.code_of(self._work.entries, str(self._work.root), self._work.project)
+        )
         self._model = TrainedModel(settings, files, self._masker)
 
     @property
@@ -123,6 +130,25 @@ class Record:
     def memory(self) -> str | None:
         """How much memory a worker needs, in words, once that is known."""
         return executions.sentence(self.run_manifest, resolve(self._settings))
+
+    @property
+    def is_strict(self) -> bool:
+        return self._settings.strict
+
+    def was_read(self, found: Reads) -> tuple[list[str], list[str]]:
+        """By the user's code, in a process of a worker. Returns the obstacles to a rerun and the notes that are new."""
+        obstacles, notes = reads.obstacles(self._undeclared), reads.notes(self._undeclared)
+        self._reads |= reads.elsewhere(found, self._is_code)
+        after = reads.obstacles(self._undeclared)
+        if self._reads:
+            write_json(self.files.reads, {**self._reads.as_dict(), "obstacles": after})
+        self.obstacles = [each for each in self.obstacles if each not in obstacles] + after
+        also = reads.notes(self._undeclared)
+        return [each for each in after if each not in obstacles], [each for each in also if each not in notes]
+
+    @property
+    def _undeclared(self) -> Reads:
+        return reads.undeclared(self._reads, self._settings.environment.variables)
 
     def keep_tuning(self, tuning: Mapping[str, Any]) -> None:
         """How settings of the execution were chosen by a measurement."""
@@ -303,6 +329,7 @@ class Record:
             outcome=rows,
             code=self._code,
             data=read_json(self.files.data),
+            reads=reads.sentences(self._reads),
             nodes=self._nodes,
             identity=identity,
             settings={key: masking.setting(key, value) for key, value in found.items()},
@@ -346,9 +373,17 @@ class Record:
                 **{key: masking.setting(key, value) for key, value in determining(self._settings).items()},
                 **({} if commitment is None else {COMMITMENT: commitment}),
             },
-            [node["bits"] for node in self._nodes.values()],
+            [
+                *(node["bits"] for node in self._nodes.values()),
+                *([{"reads": self._reads.identity()}] * bool(self._reads)),
+            ],
             self.run_manifest["initial_parameters"],
         )
+
+
+def _everything(file: reads.File) -> bool:
+    """Of a project whose code is in no snapshot, whatever lies in it may be code."""
+    return file.inside is not None
 
 
 def _count(runs: list[str]) -> str:
