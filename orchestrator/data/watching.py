@@ -264,8 +264,8 @@ _taking: tuple[int, int] | None = None  # who goes through all variables just no
 def _watch_variables() -> None:
     _Environ.__getitem__ = _read
     _Environ.__iter__ = _go_through
-    _Environ.__setitem__ = lambda self, name, value: (_assign(name), _USUAL["__setitem__"](self, name, value))[1]
-    _Environ.__delitem__ = lambda self, name: (_assign(name), _USUAL["__delitem__"](self, name))[1]
+    _Environ.__setitem__ = _set
+    _Environ.__delitem__ = _delete
 
 
 def _leave_variables() -> None:
@@ -293,6 +293,16 @@ def _go_through(self: Any) -> Iterator[Any]:
     _taking = None if frame is None else (id(frame), frame.f_lasti)
     usual: Iterator[Any] = _USUAL["__iter__"](self)
     return usual
+
+
+def _set(self: Any, name: Any, value: Any) -> None:
+    _assign(name)
+    _USUAL["__setitem__"](self, name, value)
+
+
+def _delete(self: Any, name: Any) -> None:
+    _assign(name)
+    _USUAL["__delitem__"](self, name)
 
 
 def _note(name: str, value: str | None) -> None:

@@ -193,7 +193,8 @@ def _reads(a: Run, b: Run) -> Iterator[Difference]:
     """Of what was read undeclared. What only one of them has read says nothing: the other one may be of a version that did
     not look."""
     mine, theirs = a.get("reads", {}), b.get("reads", {})
-    for what, kind in (("files", "data"), ("variables", "environment")):
+    kinds: dict[str, Kind] = {"files": "data", "variables": "environment"}
+    for what, kind in kinds.items():
         left, right = mine.get(what, {}), theirs.get(what, {})
         both = left.keys() & right.keys()
         for found in _values(kind, {name: left[name] for name in both}, {name: right[name] for name in both}):

@@ -115,6 +115,11 @@ def holds(folder: str, paths: Iterable[str]) -> bool:
     return any(is_below(path, [folder]) for path in paths)
 
 
+def in_project(file: File) -> bool:
+    """Of a project whose code is in no snapshot, whatever lies in it may be code."""
+    return file.inside is not None
+
+
 def code_of(entries: Iterable[bytes], root: str, project: str) -> Callable[[File], bool]:
     """Tells of a file whether the snapshot holds it, and of a folder whether it holds some of its files. entries: of the
     snapshot; root: of the repository; project: relative to it."""

@@ -199,7 +199,7 @@ class MemberActor:
             "node": ray.get_runtime_context().get_node_id(),
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),
             "crash_record": self._crash_record.fd,
-            "reads": self._member.reads.as_dict() if self._role == "worker" else {},
+            "reads": self._member.reads.as_dict(),
         }
 
     def _open_slots(self, shards: int, row: Mapping[str, torch.Tensor]) -> ShardSlots | None:

@@ -89,6 +89,11 @@ class Repeater:
             self._tell_variables()
             yield restored
 
+    def _declared(self) -> list[str]:
+        """What brings the variables to workers on other nodes too."""
+        names = list(self.original.reads.variables)
+        return [f"environment.variables={json.dumps(names)}"] if names else []
+
     def _tell_variables(self) -> None:
         """Of those that the user's code read: which are set otherwise here, and which are in no record."""
         set_again, other = differing(self.original.reads, os.environ)
@@ -107,6 +112,7 @@ class Repeater:
             command = [
                 *(python, "-m", "orchestrator", what),
                 *self.overrides,
+                *self._declared(),
                 *("strict=false", f"tracking.uri={uri}", "output=json"),
             ]
             with signals.posted() as pending_signal:

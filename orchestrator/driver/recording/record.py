@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from orchestrator.data import drift
 from orchestrator.data.drift import Drift
-from orchestrator.driver.before_start.preflight import ORCHESTRATOR
+from orchestrator.driver.before_start.preflight import ORCHESTRATOR, code_in
 from orchestrator.driver.before_start.private import COMMITMENT, commitment_in
 from orchestrator.driver.folders import RunFolder, put, read_json, write_json
 from orchestrator.driver.recording import predecessor
@@ -100,11 +100,7 @@ class Record:
         self._nodes: dict[str, Any] = read_json(files.environment).get("nodes", {})
         self._code = read_json(files.code)
         self._reads = reads.from_dict(read_json(files.reads))
-        self._is_code = (
-            _everything
-            if self._work is None
-            else reads.code_of(self._work.entries, str(self._work.root), self._work.project)
-        )
+        self._is_code = code_in(contents.work)
         self._model = TrainedModel(settings, files, self._masker)
 
     @property
@@ -379,11 +375,6 @@ class Record:
             ],
             self.run_manifest["initial_parameters"],
         )
-
-
-def _everything(file: reads.File) -> bool:
-    """Of a project whose code is in no snapshot, whatever lies in it may be code."""
-    return file.inside is not None
 
 
 def _count(runs: list[str]) -> str:
