@@ -190,7 +190,8 @@ class Window:
             status = Path(real).stat()
         except OSError:  # it was looked for, and is not there
             return None
-        inside, also = self._inside(place), real if real != place else None
+        inside = self._inside(place)
+        also = (self._inside(real) or real) if real != place else None
         if folder or stat.S_ISDIR(status.st_mode):
             return None if holds(place, self._inputs) else File(place, inside, also, folder=True)
         if not stat.S_ISREG(status.st_mode):

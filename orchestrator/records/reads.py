@@ -24,8 +24,9 @@ _WIDTH = 40  # of a value in a sentence
 
 @dataclass(frozen=True)
 class File:
-    """A file, or a folder that was listed. path: absolute; inside: relative to the project, None elsewhere; also: other
-    names of the same bytes (what a link leads to); sha256: None of a folder, and where there was too much to hash."""
+    """A file, or a folder that was listed. path: absolute; inside: relative to the project, None elsewhere; also: where a
+    link on the way leads to, relative to the project or absolute; sha256: None of a folder, and where there was too much to
+    hash."""
 
     path: str
     inside: str | None = None
@@ -127,10 +128,11 @@ def code_of(entries: Iterable[bytes], root: str, project: str) -> Callable[[File
     folders = {part for file in files for part in _above(file)}
 
     def is_code(file: File) -> bool:
-        if file.inside is not None:
-            path = posixpath.normpath(posixpath.join(project or ".", file.inside))
-        elif is_below(file.path, [root]):
-            path = posixpath.relpath(file.path, root)
+        name = file.also or file.name
+        if not posixpath.isabs(name):
+            path = posixpath.normpath(posixpath.join(project or ".", name))
+        elif is_below(name, [root]):
+            path = posixpath.relpath(name, root)
         else:
             return False
         return path in files or path in folders or path == "."

@@ -69,6 +69,8 @@ def test_files_of_the_snapshot_are_code() -> None:
     assert is_code(File("/repo/app", ".", folder=True))
     assert not is_code(File("/repo/app/ignored.json", "ignored.json"))
     assert not is_code(File("/elsewhere/labels.json"))
+    assert is_code(File("/link/labels.json", also="labels.json"))
+    assert not is_code(File("/repo/app/labels.json", "labels.json", also="/elsewhere/labels.json"))
 
 
 def test_files_are_told_by_the_folder_that_was_listed() -> None:

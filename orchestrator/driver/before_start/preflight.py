@@ -86,7 +86,7 @@ class Provenance:
 
 def code_in(work: worktree.WorkTree | None) -> Callable[[reads.File], bool]:
     """Tells of a file that was read whether it is code."""
-    return reads.in_project if work is None else reads.code_of(work.entries, str(work.root), work.project)
+    return reads.in_project if work is None else reads.code_of(work.entries, str(work.root.resolve()), work.project)
 
 
 def check(settings: Settings, project: Path) -> Provenance:
