@@ -68,7 +68,7 @@ WITHOUT_EFFECT: dict[str, tuple[str, str]] = {
     "trace.tensors_every": ("trace.tensors_every=41", "trace.tensors_every=40"),
     "transport.tls": ("transport.tls=true", "transport.tls=true cluster.address=head:6379"),
     "tuning.seconds": ("tuning.seconds=1", "tuning.seconds=1 topology=auto"),
-    "environment": ("environment=ignore", "environment=check"),
+    "environment.name": ("environment=ignore", "environment=check"),
     "cluster.speeds": ("cluster.speeds=[h=2]", "cluster.speeds=[h=2] cluster.address=h:1"),
 }
 OTHERS = {

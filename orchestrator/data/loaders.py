@@ -31,11 +31,15 @@ from typing import IO, Any, NamedTuple
 
 import torch
 
+from orchestrator.data import watching
 from orchestrator.data.fetching import fetch
 from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised, RunFailed, from_dict
 from orchestrator.files import cache
 from orchestrator.numerics import determinism, digests, streams
-from orchestrator.pipeline import find, naming
+from orchestrator.pipeline import Pipeline, find, naming
+from orchestrator.plan import Declared
+from orchestrator.records.reads import Reads
+from orchestrator.records.reads import from_dict as from_reads
 
 _PLAIN = "return tensors, numbers, texts and containers of them, or fetch in the workers: data.loaders=0"
 _DEATHS = 3  # of loaders in a row that were asked for one micro-batch, before it is to blame
@@ -60,6 +64,8 @@ class Recipe:
     arithmetic: determinism.Arithmetic = "native"
     data_seed: int | None = None  # of datasets(), where it is not that of the run
     cache: tuple[int, str | None] | None = None  # of files from elsewhere: its bytes, and its folder
+    inputs: tuple[str, ...] = ()  # those that the settings declare
+    variables: tuple[str, ...] = ()  # likewise
 
 
 Lost = Callable[[str], None]  # hears of each loader that died
@@ -75,9 +81,10 @@ def _never(key: Key) -> bool:  # noqa: ARG001
 
 class Loaders:
     """A few loader processes. Raises what fetching raises: PipelineRaised; RunFailed for a micro-batch that costs loader after
-    loader."""
+    loader. reads: what was read in them up to their proof."""
 
     def __init__(self, recipe: Recipe, processes: int, lost: Lost = _ignore) -> None:
+        self.reads = Reads()
         self._loaders = [_Loader(recipe, lost) for _ in range(processes)]
 
     def batch(self, key: Key, upcoming: Iterator[Key], is_over: Callable[[Key], bool] = _never) -> Any:
@@ -105,7 +112,10 @@ class Loaders:
         """Raises Inconsistent where a loader reads anything else for `key` than its worker, which has read `batch`."""
         for loader in self._loaders:
             loader.ask(key)
-        found = [_result(loader.answer()) for loader in self._loaders]
+        answers = [loader.answer() for loader in self._loaders]
+        for answer in answers:
+            self.reads |= from_reads(answer.get("reads", {}))
+        found = [_result(answer) for answer in answers]
         # The worker's own goes through pickle too, which changes how equal things lie in memory.
         expected = _fingerprint(_unpickled(_pickled(batch)))
         for read in found:
@@ -230,7 +240,18 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     determinism.prepare_thread(recipe.threads, arithmetic=recipe.arithmetic)
     if recipe.cache is not None:
         cache.use(*recipe.cache)
-    failure: OrchestratorError | None = None
+    with watching.window(Declared(recipe.inputs, recipe.variables)) as window:
+        source = _source(recipe)
+        request = _read(requests)
+        first = {} if request is None else _answer(recipe, source, Key(*request))
+    if request is not None:
+        _send(answers, _payload({**first, "reads": window.reads.as_dict()}))
+    while (request := _read(requests)) is not None:
+        _send(answers, _payload(_answer(recipe, source, Key(*request))))
+
+
+def _source(recipe: Recipe) -> tuple[Pipeline, Any] | OrchestratorError:
+    """The pipeline with its training data, or why there are none."""
     try:
         with naming("the pipeline's __init__"), streams.seeded(recipe.seed, "pipeline"):
             pipeline = find(recipe.target, recipe.args)(**recipe.args)
@@ -238,21 +259,29 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
         with naming("datasets()"), streams.seeded(data_seed, "datasets"):
             train, _ = pipeline.datasets()
     except OrchestratorError as error:
-        failure = error
-    while (request := _read(requests)) is not None:
-        key = Key(*request)
-        try:
-            if failure is not None:
-                raise failure
-            with (
-                naming(f"reading samples (step {key.step}, shard {key.shard})"),
-                streams.seeded(recipe.seed, "samples", key.step, key.shard),
-            ):
-                batch = fetch(train, key.indices, pipeline.collate)
-            payload = _pickled({"batch": batch})
-        except OrchestratorError as error:
-            payload = _pickled({"failed": error.as_dict()})
-        _send(answers, payload)
+        return error
+    return pipeline, train
+
+
+def _answer(recipe: Recipe, source: tuple[Pipeline, Any] | OrchestratorError, key: Key) -> dict[str, Any]:
+    if isinstance(source, OrchestratorError):
+        return {"failed": source.as_dict()}
+    pipeline, train = source
+    try:
+        with (
+            naming(f"reading samples (step {key.step}, shard {key.shard})"),
+            streams.seeded(recipe.seed, "samples", key.step, key.shard),
+        ):
+            return {"batch": fetch(train, key.indices, pipeline.collate)}
+    except OrchestratorError as error:
+        return {"failed": error.as_dict()}
+
+
+def _payload(answer: dict[str, Any]) -> bytes:
+    try:
+        return _pickled(answer)
+    except OrchestratorError as error:
+        return _pickled({"failed": error.as_dict()})
 
 
 def _pickled(message: object) -> bytes:

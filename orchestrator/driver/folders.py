@@ -48,6 +48,7 @@ class RunFolder:
         self.patch = self.path / "code.patch"
         self.code = self.path / "code.json"
         self.data = self.path / "data.json"
+        self.reads = self.path / "reads.json"
         self.environment = self.path / "environment.json"
         self.dockerfile = self.path / "Dockerfile"
         self.pylock = self.path / "pylock.toml"
@@ -99,7 +100,7 @@ class RunFolder:
         """The existing files that are logged under `run/`."""
         code = [self.bundle, self.patch, self.code]
         surroundings = [self.environment, self.dockerfile, self.pylock]
-        inputs = [self.settings, self.origins, *code, self.data, *surroundings, self.privacy, self.identity]
+        inputs = [self.settings, self.origins, *code, self.data, self.reads, *surroundings, self.privacy, self.identity]
         told = [self.journal, self.trace, self.rests, self.times, self.timeline, self.tuning]
         files = [*inputs, *told, self.card, self.page, self.verdict, self.error]
         return [file for file in files if file.exists()]

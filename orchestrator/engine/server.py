@@ -33,12 +33,15 @@ from orchestrator.numerics.layout import Layout
 from orchestrator.plan import Plan
 from orchestrator.records import trace
 from orchestrator.records.progress import Progress
+from orchestrator.records.reads import Reads
 from orchestrator.topologies.routes import Routes
 from orchestrator.transports.base import Regions
 
 
 class Server:
     """A member that only adds. `prepare` and `run` are called from the compute thread, as a worker's are."""
+
+    reads = Reads()  # it has no code of the user's
 
     def __init__(self, plan: Plan, regions: Regions, services: ProcessServices | None = None) -> None:
         self._plan = plan

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from orchestrator.checkpoints.weights import Weights
+from orchestrator.data import watching
 from orchestrator.data.loaders import Loaders, Recipe
 from orchestrator.engine.admission import portability, proof
 from orchestrator.engine.between_steps.callbacks import Callbacks
@@ -36,6 +37,7 @@ from orchestrator.numerics.digests import model_digest
 from orchestrator.pipeline import defines, find, naming
 from orchestrator.plan import Plan
 from orchestrator.records.progress import Progress
+from orchestrator.records.reads import Reads
 from orchestrator.transports.base import Regions
 
 __all__ = ["Ended", "Generation", "ProcessServices", "Server", "Worker"]
@@ -52,12 +54,19 @@ class Worker:
         self._state: WorkerState | None = None
         self._loaders: Loaders | None = None
         self._callbacks: Callbacks | None = None
+        self.reads = Reads()  # by the user's code, in `prepare`
 
     def prepare(self) -> dict[str, Any]:
         """Build pipeline, model, optimizer and memory; returns the run manifest, on which all workers must agree, JSON-able.
 
         Raises PipelineRaised, ConfigurationError.
         """
+        with watching.window(self._plan.declared) as window:
+            run_manifest = self._build()
+        self.reads = window.reads
+        return run_manifest
+
+    def _build(self) -> dict[str, Any]:
         plan, device = self._plan, self._plan.run.compute.device
         allocator.keep_freed_memory()
         if device == "cuda":
@@ -246,9 +255,12 @@ class Worker:
             recipe = Recipe(
                 *(source.target, dict(source.args), run.seed, compute.threads, compute.arithmetic, data.seed),
                 cache=(data.cache_bytes, data.cache_folder),
+                inputs=self._plan.declared.inputs,
+                variables=self._plan.declared.variables,
             )
             lost = lambda why: self._services.emit({"event": "loader_lost", "why": why})  # noqa: E731
             self._loaders = Loaders(recipe, loaders, lost)
             self._workload.prove(self._loaders)
+            self._services.emit({"event": "read", "reads": self._loaders.reads.as_dict()})
         self._loaders.forget()
         self._workload.fetch_ahead(self._loaders, shards, steps)

@@ -29,6 +29,7 @@ __all__ = [
     "Cluster",
     "Compute",
     "Data",
+    "Declared",
     "Exchange",
     "Initial",
     "Local",
@@ -127,6 +128,14 @@ class Data:
     order: Variant = field(default_factory=lambda: Variant("shuffled"))
     cache_bytes: int = 10**10
     cache_folder: str | None = None
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What the pipeline may read, as the settings say: files and folders, and variables of the environment."""
+
+    inputs: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -286,6 +295,7 @@ class Plan:
         default_factory=partial(Variant, "1f1b")
     )  # of `pipeline_orders`; for several stages only
     recompute: bool = False  # whether stages compute forward passes once more; means nothing where there is one stage
+    declared: Declared = field(default_factory=Declared)
     replay: tuple[Mapping[str, Any], ...] = ()  # the records of rests that are repeated; none where replicas run live
 
     @property

@@ -13,6 +13,7 @@ from orchestrator.plan import (
     Cluster,
     Compute,
     Data,
+    Declared,
     Exchange,
     Initial,
     Local,
@@ -85,6 +86,7 @@ def resolve(settings: Settings) -> Plan:
         sync=settings.sync,
         pipelining=settings.cluster.pipeline,
         recompute=settings.run.recompute,
+        declared=Declared(data.inputs, settings.environment.variables),
     )
 
 

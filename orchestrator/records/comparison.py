@@ -40,7 +40,8 @@ class Run(Outcome, total=False):
     """A recorded run. settings: flat; determining: the names of those that determine the result, all of them if not given;
     inputs: records of `provenance.data.versions.Input`; profiles: data set -> `data.profile`; environments: one
     `provenance.environment.node` per node; code_tree: the snapshot's tree; modules: what was imported by its own name, with
-    `kind` of `provenance.code.imported` and `sha256`; initial_parameters: SHA-256; metrics: the last of each."""
+    `kind` of `provenance.code.imported` and `sha256`; initial_parameters: SHA-256; metrics: the last of each; reads:
+    `Reads.identity` of `records.reads`."""
 
     settings: Mapping[str, Any]
     determining: Collection[str]
@@ -51,6 +52,7 @@ class Run(Outcome, total=False):
     modules: Mapping[str, Mapping[str, str]]
     initial_parameters: str | None
     metrics: Mapping[str, float]
+    reads: Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,7 @@ def compare(a: Run, b: Run, changed: Mapping[str, FileChange] | None = None) -> 
         *_data(a, b),
         *_settings(a, b),
         *_environments(a, b),
+        *_reads(a, b),
         *_order(a, b),
         *_outcome(a, b, parted),
     ]
@@ -185,6 +188,18 @@ def _environments(a: Run, b: Run) -> Iterator[Difference]:
     yield from _values("package", _together(map(_packages, mine)), _together(map(_packages, theirs)))
     yield from map(_of_hardware, _values("environment", _part(mine, "bits"), _part(theirs, "bits")))
     yield from map(_of_hardware, _values("environment", _part(mine, "host"), _part(theirs, "host"), "execution"))
+
+
+def _reads(a: Run, b: Run) -> Iterator[Difference]:
+    """Of what was read undeclared. What only one of them has read says nothing: the other one may be of a version that did
+    not look."""
+    mine, theirs = a.get("reads", {}), b.get("reads", {})
+    kinds: dict[str, Kind] = {"files": "data", "variables": "environment"}
+    for what, kind in kinds.items():
+        left, right = mine.get(what, {}), theirs.get(what, {})
+        both = left.keys() & right.keys()
+        for found in _values(kind, {name: left[name] for name in both}, {name: right[name] for name in both}):
+            yield replace(found, name=f"read {found.name}")
 
 
 def _of_hardware(found: Difference) -> Difference:

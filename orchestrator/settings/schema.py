@@ -37,6 +37,7 @@ from orchestrator.settings.sections import (
     ClusterSettings,
     DataSettings,
     EarlyStoppingSettings,
+    EnvironmentSettings,
     EvaluationSettings,
     GradientSettings,
     InitialSettings,
@@ -132,12 +133,7 @@ class Settings:
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     tuning: TuningSettings = field(default_factory=TuningSettings)
     strict: bool = field(default=False, metadata=execution("Refuse to start a run that could not be repeated exactly."))
-    environment: Literal["check", "ignore", "rebuild"] = field(
-        default="check",
-        metadata=execution(
-            "rerun=: whether an environment that differs keeps the verdict from being exact; rebuild: it is made anew."
-        ),
-    )
+    environment: EnvironmentSettings = field(default_factory=EnvironmentSettings)
     output: Literal["text", "json"] = field(
         default="text", metadata=execution("json: the last line of stdout is one JSON object.")
     )

@@ -9,6 +9,7 @@ schedule depend on one.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -79,6 +80,7 @@ WRITTEN = Must(
 REGISTERED = matching(r"[^/@:]+(@[^/@:]+)?", "NAME or NAME@ALIAS, without / and :")
 CHECKPOINT = matching(r"[0-9a-z]+(@(\d+|best))?", "RUN_ID, RUN_ID@STEP or RUN_ID@best")
 HEX_DIGEST = matching(r"[0-9a-f]{64}", "a digest, 64 hexadecimal digits")
+VARIABLES = Must("names of variables, without =", lambda names: all(re.fullmatch(r"[^=\0\s]+", name) for name in names))
 ABSOLUTE = Must("an absolute path, or one from ~", lambda path: str(path).startswith(("/", "~")))
 AUTO: dict[KeyPath, str] = {
     ("topology", "name"): "topology",
@@ -167,6 +169,22 @@ class RunSettings:
         default=False,
         metadata=execution(
             "With `cluster.stages`: compute forward passes once more before backward, and keep no activations in between."
+        ),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentSettings:
+    name: Literal["check", "ignore", "rebuild"] = field(
+        default="check",
+        metadata=execution(
+            "rerun=: whether an environment that differs keeps the verdict from being exact; rebuild: it is made anew."
+        ),
+    )
+    variables: tuple[str, ...] = field(
+        default=(),
+        metadata=execution(
+            "The variables that the pipeline reads: recorded, brought to every node, set again by a rerun.", VARIABLES
         ),
     )
 

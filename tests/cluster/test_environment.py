@@ -78,6 +78,12 @@ def test_workers_get_every_variable_that_changes_bits() -> None:
     assert of_workers() == {name: os.environ[name] for name in ENVIRONMENT}
 
 
+def test_workers_get_the_variables_that_are_declared_and_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCALE", "2")
+    monkeypatch.delenv("MODE", raising=False)
+    assert of_workers(["SCALE", "MODE"]) == {**of_workers(), "SCALE": "2"}
+
+
 def test_ray_does_not_take_sigterm_for_itself_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would end the driver without a word, and its run as failed."""
     import ray

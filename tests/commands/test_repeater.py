@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.commands.rerun.repeater import Reached
+from orchestrator.commands.rerun.repeater import Reached, _variables
 from orchestrator.commands.rerun.run import why_not
 from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.recording.recorded import Recorded
@@ -47,3 +47,13 @@ def test_a_repetition_that_lacks_what_the_launch_named_cannot_be_repeated(tmp_pa
     assert "no module named 'hidden'\n" in found.message
     assert found.message.endswith("\n  - hidden.py is imported, but not in the snapshot")
     assert why_not(original, {**refused, "run_id": "4567"}).exit_code == 2
+
+
+def test_a_repetition_has_the_variables_that_the_original_read(tmp_path: Path) -> None:
+    original = Recorded(Past("0123", "a run", "default", "FINISHED", 0, 3, {}, None), RunFolder(tmp_path, "0123"))
+    masked = {"masked": "***", "sha256": "0" * 64}
+    variables = {"SCALE": ["2"], "MODE": [None], "TOKEN": [masked]}
+    original.files.reads.write_text(json.dumps({"variables": variables, "obstacles": ["TOKEN: masked"]}))
+    found = _variables(original, tmp_path, {"SCALE": "3", "MODE": "fast", "TOKEN": "here", "HOME": "/home"})
+    assert found == {"SCALE": "2", "TOKEN": "here", "HOME": "/home"}
+    assert original.obstacles == ["TOKEN: masked"]

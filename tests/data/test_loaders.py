@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +27,30 @@ RECIPE = Recipe("tests.engine.pipelines:Augmented", {}, seed=3, threads=1)
 KEYS = [Key(step, shard, tuple(range(shard, shard + 3))) for step in range(2) for shard in range(2)]
 
 
+READING = """
+import os
+from pathlib import Path
+import torch
+from orchestrator import Pipeline
+
+class Rows:
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return torch.tensor(0.0 * float(os.environ["SCALE"]))
+
+class Reading(Pipeline):
+    def __init__(self, file):
+        self.scale = Path(file).read_text()
+    def model(self):
+        return torch.nn.Linear(1, 1)
+    def datasets(self):
+        return Rows(), None
+    def loss(self, model, batch):
+        return model(batch).mean()
+"""
+
+
 @pytest.fixture
 def loaders() -> Iterator[Loaders]:
     started = Loaders(RECIPE, 2)
@@ -38,6 +64,19 @@ def test_a_batch_depends_on_its_key_only(loaders: Loaders) -> None:
     backwards = [loaders.batch(key, iter(())) for key in reversed(KEYS)][::-1]
     for first, second in zip(forwards, backwards, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.ray
+def test_what_loaders_read_up_to_their_proof_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scale.txt").write_text("2")
+    (tmp_path / "reading.py").write_text(READING)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("SCALE", "3")
+    recipe = Recipe("reading:Reading", {"file": str(tmp_path / "scale.txt")}, seed=3, threads=1)
+    with contextlib.closing(Loaders(recipe, 1)) as loaders:
+        loaders.prove(KEYS[0], torch.zeros(3))
+        assert list(loaders.reads.files) == [str(tmp_path / "scale.txt")]
+        assert loaders.reads.variables == {"SCALE": ("3",)}
 
 
 @pytest.mark.ray

@@ -36,10 +36,12 @@ from orchestrator.errors import (
     Inconsistent,
     Interrupted,
     NonFinite,
+    NotRerunnable,
     RunFailed,
     WorkerLost,
 )
 from orchestrator.plan.resolve import resolve
+from orchestrator.records import reads
 from orchestrator.records.lines import LineFile, read
 from orchestrator.settings import load
 
@@ -165,6 +167,8 @@ def play(
         origin=None,
         describe=lambda *_: ["of a node"],
     )
+    record.was_read = lambda found: (reads.obstacles(found), reads.notes(found))
+    record.is_strict = settings.strict
     rests = None if sync == "bsp" else LineFile(tmp_path / "rests")
     record.rests, record.history = rests, [trace] if rests is None else [trace, rests]
     script = Script(iter(said), last_words or {}, gone=gone or set(), last_activities=last_activities or {})
@@ -545,3 +549,39 @@ def test_speeds_of_nodes_that_are_not_there_are_refused() -> None:
         ConfigurationError, match=r"10\.0\.0\.3 is no node of this Ray, which has 10\.0\.0\.1, 10\.0\.0\.2"
     ):
         refuse_unknown({"10.0.0.3": 0.5}, nodes)
+
+
+READ = {"hosts": ["api:80"], "variables": {"SCALE": ["2"]}}
+
+
+def having_read(heard: Heard) -> Heard:
+    return replace(heard, answer={**heard.answer, "reads": READ})
+
+
+def test_what_workers_and_their_loaders_have_read_is_told(tmp_path: Path) -> None:
+    told = [
+        having_read(prepared(0)),
+        prepared(1),
+        entries(0, {"event": "read", "reads": {"variables": {"MODE": ["a"]}}}),
+    ]
+    played = play(tmp_path, [*told, DESCRIBED, finished(0), finished(1)])
+    said = "\n".join(played.shown)
+    assert "this run cannot be repeated exactly: api:80: the pipeline connected there" in said
+    assert "note: SCALE=2: read from the environment by the pipeline, and set again by a rerun" in said
+    assert "note: MODE=a: read from the environment" in said
+    assert played.outcome.error is None
+
+
+def test_under_strict_a_run_that_reads_what_is_not_declared_ends_before_its_first_step(tmp_path: Path) -> None:
+    played = play(tmp_path, [having_read(prepared(0))], more=["strict=true"])
+    error = played.outcome.error
+    assert isinstance(error, NotRerunnable)
+    assert error.exit_code == 4
+    assert "api:80" in error.message
+    assert "SCALE=2" in error.message
+    assert not [each for each in played.done if each[0] == "run"]
+
+
+def test_under_strict_what_only_a_loader_reads_ends_it_too(tmp_path: Path) -> None:
+    played = play(tmp_path, [*BEGIN, entries(0, {"event": "read", "reads": READ}), DESCRIBED], more=["strict=true"])
+    assert isinstance(played.outcome.error, NotRerunnable)

@@ -91,7 +91,7 @@ class MemberActor:
         self._heartbeat = Heartbeat(self._crash_record.note, TimeAccount(spans=plan.cadence.timeline))
 
     def prepare(self) -> Answer:
-        """`{"run_manifest", "addresses", "pid", "node", "niceness", "crash_record"}`: ready to join a generation."""
+        """`{"run_manifest", "addresses", "pid", "node", "niceness", "crash_record", "reads"}`: ready to join a generation."""
         return self._answer(self._prepare)
 
     def run(
@@ -199,6 +199,7 @@ class MemberActor:
             "node": ray.get_runtime_context().get_node_id(),
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),
             "crash_record": self._crash_record.fd,
+            "reads": self._member.reads.as_dict(),
         }
 
     def _open_slots(self, shards: int, row: Mapping[str, torch.Tensor]) -> ShardSlots | None:

@@ -41,19 +41,21 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Project:
-    """What every node must have. check: called while waiting, may raise; timeout_s: how long none of them may answer."""
+    """What every node must have. check: called while waiting, may raise; timeout_s: how long none of them may answer;
+    variables: of this process, which the pipeline reads."""
 
     path: Path
     inputs: Sequence[str]
     timeout_s: float
     check: Callable[[], None]
+    variables: Sequence[str] = ()
 
 
 def prepare_workspaces(project: Project, nodes: Iterable[Node], say: Callable[[str], None]) -> dict[str, Workspace]:
     """The workspace of each node, by node id. say: told what is copied and why. Raises ClusterUnavailable."""
     every = {node.id: node for node in nodes}
     expected = node_tree.capture(project.path, project.inputs)
-    in_place = Workspace(str(project.path), {"env_vars": environment.of_workers()})
+    in_place = Workspace(str(project.path), {"env_vars": environment.of_workers(project.variables)})
     found = _survey(project, every.values(), in_place)
     if not node_tree.holds_package(project.path):
         _refuse({node: _foreign(expected, found[node]) for node in every}, every)
@@ -77,7 +79,9 @@ def unlike(project: Project, node_id: str) -> str | None:
     if node is None:
         return "the node is gone"
     expected = node_tree.capture(project.path, project.inputs)
-    found = _survey(project, [node], Workspace(str(project.path), {"env_vars": environment.of_workers()}))
+    found = _survey(
+        project, [node], Workspace(str(project.path), {"env_vars": environment.of_workers(project.variables)})
+    )
     problems = _wrong(expected, found[node.id])
     return f"node {node.name}: {_shown(problems)}" if problems else None
 

@@ -8,7 +8,7 @@ import math
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from orchestrator.numerics.determinism import ENVIRONMENT, PORTABLE
@@ -81,7 +81,8 @@ def _handlers_left_alone() -> contextlib.AbstractContextManager[None]:
     return replaced(utils, "set_sigterm_handler", lambda _handler: None)
 
 
-def of_workers() -> dict[str, str]:
-    """The variables that must be set in a worker before it imports torch: on other nodes nothing is inherited."""
+def of_workers(declared: Iterable[str] = ()) -> dict[str, str]:
+    """The variables that must be set in a worker before it imports torch: on other nodes nothing is inherited. declared: those
+    that the pipeline reads."""
     portable = PORTABLE if all(os.environ.get(name) == value for name, value in PORTABLE.items()) else {}
-    return {name: os.environ[name] for name in {**ENVIRONMENT, **portable} if name in os.environ}
+    return {name: os.environ[name] for name in (*ENVIRONMENT, *portable, *declared) if name in os.environ}

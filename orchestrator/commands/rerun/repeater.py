@@ -29,6 +29,7 @@ from orchestrator.provenance.code import checkout
 from orchestrator.provenance.data import restoring
 from orchestrator.provenance.data.versions import Input
 from orchestrator.provenance.environment import node
+from orchestrator.records.reads import differing, settable
 from orchestrator.tracking import Store, is_server
 
 
@@ -82,6 +83,7 @@ class Repeater:
             restoring.lend_storage(restored.project, self.project, restored.root)
             initial.lend(self.original.initial.digest, self.folder, restored.project)
             begin.lend(self.original.held.begin, self.folder, restored.project)
+            self._tell_variables()
             yield restored
 
     @contextmanager
@@ -101,6 +103,19 @@ class Repeater:
             for note in item.notes:
                 self.display.say(f"  note: {note}")
 
+    def _declared(self) -> list[str]:
+        """What brings the variables to workers on other nodes too."""
+        names = list(self.original.reads.variables)
+        return [f"environment.variables={json.dumps(names)}"] if names else []
+
+    def _tell_variables(self) -> None:
+        """Of those that the user's code read: which are set otherwise here, and which are in no record."""
+        set_again, other = differing(self.original.reads, os.environ)
+        for sentence in set_again:
+            self.display.say(f"  {sentence}")
+        for sentence in other:
+            self.display.say(f"  note: {sentence}")
+
     def environment(self, restored: checkout.Restored) -> tuple[str, dict[str, str]]:
         """The interpreter for the restored code, and the variables of its process."""
         python, variables = sys.executable, dict(os.environ)
@@ -115,6 +130,7 @@ class Repeater:
             command = [
                 *(python, "-m", "orchestrator", what),
                 *self.overrides,
+                *self._declared(),
                 *("strict=false", f"tracking.uri={uri}", "output=json"),
             ]
             with signals.posted() as pending_signal:
@@ -200,6 +216,9 @@ def _variables(original: Recorded, root: Path, inherited: Mapping[str, str]) -> 
     now = {name: value for name, value in inherited.items() if name not in node.variables()}
     path = [str(root / entry) for entry in original.code.get("search_path", [])]
     before = [now["PYTHONPATH"]] if now.get("PYTHONPATH") else []
+    for name, value in settable(original.reads).items():
+        now.pop(name, None)
+        recorded = {**recorded, **({} if value is None else {name: value})}
     return {**now, **recorded, **({"PYTHONPATH": os.pathsep.join([*path, *before])} if path else {})}
 
 

@@ -243,7 +243,7 @@ def _replay(original: Recorded) -> list[str]:
 
 def why_not(original: Recorded, report: dict[str, Any]) -> OrchestratorError:
     """Why a repetition came to nothing. One that could not even start may lack what was said at the launch of the original."""
-    error, known = failure(report), original.code.get("obstacles", [])
+    error, known = failure(report), original.obstacles
     if report["run_id"] is not None or isinstance(error, Interrupted) or not known:
         return error
     said = f"the launch said what would keep it from being repeated:{bulleted(known)}"

@@ -22,7 +22,7 @@ from orchestrator.privacy import accounting
 from orchestrator.provenance.code import git, imported, pushed, secrets, worktree
 from orchestrator.provenance.data import dvc_files, remote_state, versions
 from orchestrator.provenance.data.hashing import Scan, scan_input
-from orchestrator.records import masking
+from orchestrator.records import masking, reads
 from orchestrator.sampling import orders, samplings, subsets
 from orchestrator.sampling.partitions import PARTITIONS
 from orchestrator.sampling.partitions import laws as partition_laws
@@ -66,6 +66,10 @@ class Provenance:
         opens the record, unless `strict` asks earlier. Raises ConfigurationError."""
         return versions.look_up(self.project, self.scans)
 
+    @cached_property
+    def is_code(self) -> Callable[[reads.File], bool]:
+        return code_in(self.work)
+
     @property
     def has_remote(self) -> bool:
         """Whether the repository of the code is one that others may have a clone of."""
@@ -81,6 +85,11 @@ class Provenance:
     def obstacles(self) -> list[str]:
         """The obstacles to an exact rerun, each with its remedy."""
         return [*self.in_code, *(item.obstacle for item in self.inputs if item.obstacle is not None)]
+
+
+def code_in(work: worktree.WorkTree | None) -> Callable[[reads.File], bool]:
+    """Tells of a file that was read whether it is code."""
+    return reads.in_project if work is None else reads.code_of(work.entries, str(work.root.resolve()), work.project)
 
 
 def check(settings: Settings, project: Path) -> Provenance:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from orchestrator.data import drift
 from orchestrator.data.drift import Drift
-from orchestrator.driver.before_start.preflight import ORCHESTRATOR
+from orchestrator.driver.before_start.preflight import ORCHESTRATOR, code_in
 from orchestrator.driver.before_start.private import COMMITMENT, commitment_in
 from orchestrator.driver.folders import RunFolder, put, read_json, write_json
 from orchestrator.driver.recording import lineage, predecessor
@@ -35,9 +35,10 @@ from orchestrator.plan.resolve import resolve
 from orchestrator.provenance.code import imported, worktree
 from orchestrator.provenance.data.versions import Input
 from orchestrator.provenance.environment import container, lock
-from orchestrator.records import identity, lines, masking, rests, times
+from orchestrator.records import identity, lines, masking, reads, rests, times
 from orchestrator.records.lines import LineFile
 from orchestrator.records.masking import Masker
+from orchestrator.records.reads import Reads
 from orchestrator.settings import Settings, determining, flat
 from orchestrator.tracking import DIGEST_OF_BEST, Store, Tracker
 from orchestrator.writers.feed import Feed
@@ -100,6 +101,8 @@ class Record:
         self._nodes: dict[str, Any] = read_json(files.environment).get("nodes", {})
         self._code = read_json(files.code)
         self.feed: Feed | None = None  # to the writers beside MLflow
+        self._reads = reads.from_dict(read_json(files.reads))
+        self._is_code = code_in(contents.work)
         self._model = TrainedModel(settings, files, self._masker)
 
     @property
@@ -125,6 +128,25 @@ class Record:
     def memory(self) -> str | None:
         """How much memory a worker needs, in words, once that is known."""
         return executions.sentence(self.run_manifest, resolve(self._settings))
+
+    @property
+    def is_strict(self) -> bool:
+        return self._settings.strict
+
+    def was_read(self, found: Reads) -> tuple[list[str], list[str]]:
+        """By the user's code, in a process of a worker. Returns the obstacles to a rerun and the notes that are new."""
+        obstacles, notes = reads.obstacles(self._undeclared), reads.notes(self._undeclared)
+        self._reads |= reads.elsewhere(found, self._is_code)
+        after = reads.obstacles(self._undeclared)
+        if self._reads:
+            write_json(self.files.reads, {**self._reads.as_dict(), "obstacles": after})
+        self.obstacles = [each for each in self.obstacles if each not in obstacles] + after
+        also = reads.notes(self._undeclared)
+        return [each for each in after if each not in obstacles], [each for each in also if each not in notes]
+
+    @property
+    def _undeclared(self) -> Reads:
+        return reads.undeclared(self._reads, self._settings.environment.variables)
 
     def keep_tuning(self, tuning: Mapping[str, Any]) -> None:
         """How settings of the execution were chosen by a measurement."""
@@ -316,6 +338,7 @@ class Record:
             outcome=rows,
             code=self._code,
             data=read_json(self.files.data),
+            reads=reads.sentences(self._reads),
             nodes=self._nodes,
             identity=identity,
             settings={key: masking.setting(key, value) for key, value in found.items()},
@@ -359,7 +382,10 @@ class Record:
                 **{key: masking.setting(key, value) for key, value in determining(self._settings).items()},
                 **({} if commitment is None else {COMMITMENT: commitment}),
             },
-            [node["bits"] for node in self._nodes.values()],
+            [
+                *(node["bits"] for node in self._nodes.values()),
+                *([{"reads": self._reads.identity()}] * bool(self._reads)),
+            ],
             self.run_manifest["initial_parameters"],
         )
 

@@ -15,6 +15,8 @@ from orchestrator.privacy.secret import Secret
 from orchestrator.provenance.data.versions import Input, from_dict
 from orchestrator.records import lines, rests
 from orchestrator.records.comparison import Run
+from orchestrator.records.reads import Reads
+from orchestrator.records.reads import from_dict as from_reads
 from orchestrator.settings import InitialSettings, Settings, determining, flat, kept, load
 from orchestrator.synchrony import build_mode
 from orchestrator.table import is_reference
@@ -122,6 +124,16 @@ class Recorded:
         return _read(self.files.code)
 
     @property
+    def reads(self) -> Reads:
+        """What the user's code read, beside code and inputs; nothing where older versions did not look."""
+        return from_reads(_read(self.files.reads))
+
+    @property
+    def obstacles(self) -> list[str]:
+        """To an exact rerun, as its launch said."""
+        return [*self.code.get("obstacles", []), *_read(self.files.reads).get("obstacles", [])]
+
+    @property
     def environments(self) -> list[Mapping[str, Any]]:
         """The recorded environments, one per node."""
         return list(_read(self.files.environment).get("nodes", {}).values())
@@ -198,6 +210,7 @@ class Recorded:
         if recorded.get("profile"):
             found["profiles"] = {"training": recorded["profile"]}
         found["environments"] = self.environments
+        found["reads"] = self.reads.identity()
         found["code_tree"] = self.code.get("tree")
         found["modules"] = self.code.get("modules", {})
         parts = _read(self.files.identity).get("parts", {})

@@ -73,9 +73,9 @@ class CardContents:
 
     code, data, nodes, identity: the contents of the run's files, empty where there is none; settings: flat, those that
     determine the result; execution: the others. outcome: the rows of the table of results; said: what the comparison
-    with other runs found; obstacles: to an exact rerun; events: of the journal; pictures: files; before: the run before, with
-    how the data differ from its own; uri: of the MLflow store, where it is not the project's; recurs: whether it would end
-    like this again if somebody went on with it.
+    with other runs found; obstacles: to an exact rerun; reads: what else was read; events: of the journal; pictures: files;
+    before: the run before, with how the data differ from its own; uri: of the MLflow store, where it is not the project's;
+    recurs: whether it would end like this again if somebody went on with it.
     """
 
     run_id: str
@@ -92,6 +92,7 @@ class CardContents:
     execution: Mapping[str, Any]
     said: Sequence[str]
     obstacles: Sequence[str]
+    reads: Mapping[str, str] = field(default_factory=dict)
     trained: Trained | None = None
     events: Sequence[Mapping[str, Any]] = ()
     pictures: Sequence[Path] = ()
@@ -115,6 +116,7 @@ def page(contents: CardContents) -> Page:
             Section("Model", _model(contents.trained, contents.run_id)),
             Section("Code", _code(contents.code)),
             Section("Data", [*_data(contents.data, contents.before), *_shown(contents.pictures, "drift", "partition")]),
+            *([Section("What else the pipeline read", _reads(contents.reads))] if contents.reads else []),
             Section("Settings that determine the result", _settings(contents.settings)),
             Section("Seeds", _seeds(contents.settings)),
             Section("Environment", [block for name, node in contents.nodes.items() for block in _node(name, node)]),
@@ -311,6 +313,13 @@ def _checklist(contents: CardContents) -> Grid:
         ),
     ]
     return Grid(("question", "answer"), rows)
+
+
+def _reads(found: Mapping[str, str]) -> list[Block]:
+    """Beside its code, its inputs and the installed packages, in what is watched (docs/rerun.md)."""
+    rows = list(found.items())[:_LISTED]
+    more = len(found) - len(rows)
+    return [Grid(("name", "what"), rows), *([Text(f"and {more} more, in reads.json")] if more else [])]
 
 
 def _again(contents: CardContents) -> list[Block]:

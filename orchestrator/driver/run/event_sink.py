@@ -20,7 +20,8 @@ from orchestrator.driver.run.drift_watch import DriftWatch, Found
 from orchestrator.driver.run.time_log import TimeLog
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.engine.member.generation import Generation
-from orchestrator.records import trace
+from orchestrator.errors import NotRerunnable, bulleted
+from orchestrator.records import reads, trace
 from orchestrator.records.lines import LineFile
 from orchestrator.records.merging import Change
 from orchestrator.tracking import EXECUTION
@@ -100,6 +101,20 @@ class EventSink:
     def described(self, node: str, environment: Mapping[str, Any], modules: list[dict[str, Any]]) -> None:
         """Record what the process of a worker on this node is made of."""
         say_obstacles(self._progress, self._record.describe(node, environment, modules))
+
+    def was_read(self, found: Mapping[str, Any]) -> NotRerunnable | None:
+        """Record what the user's code has read; why a strict run may not go on with that."""
+        read = reads.from_dict(found)
+        obstacles, notes = self._record.was_read(read) if read else ([], [])
+        if (obstacles or notes) and self._record.is_strict:
+            listed = bulleted([*obstacles, *notes])
+            return NotRerunnable(
+                f"strict: this run reads what is not declared:{listed}", "mend these, or leave strict out"
+            )
+        say_obstacles(self._progress, obstacles)
+        for note in notes:
+            self._progress.say(f"note: {note}")
+        return None
 
     def gives_way(self, node: str, niceness: int, ours: int) -> None:
         """Note that members of a joined Ray have a lower priority than this process."""

@@ -237,7 +237,7 @@ class Job:
             return ActorSlots(slots_here, ActorPlacement(here, {**anywhere, **also})), lambda _node: None
         begins = self.plan.run.initial
         needed = [*self.settings.data.inputs, *([] if begins is None else [begins.file])]
-        project = Project(self.project, needed, timeout_s, self._check)
+        project = Project(self.project, needed, timeout_s, self._check, self.settings.environment.variables)
         workspaces = prepare_workspaces(project, {slot.node.id: slot.node for slot in slots}.values(), self.display.say)
         places = [
             ActorPlacement(workspace.project, {**slot.options, "runtime_env": dict(workspace.runtime_env)})

@@ -238,6 +238,8 @@ class Session:
             self._kill(member, unfit)
             self._decide(events.StartFailed(member, unfit))
             return
+        if self._was_read(answer.get("reads", {})):
+            return
         self._member_directory.add(member, answer["addresses"], answer["node"])
         self._ready[member] = {"pid": answer["pid"], "node": answer["node"]}
         if self._niceness is not None and answer["niceness"] > self._niceness:
@@ -253,6 +255,13 @@ class Session:
             return
         node, speed = self._member_directory.node(member), self._traits(answer["node"]).speed
         self._decide(events.Ready(member, answer["run_manifest"], can_restore, node, speed))
+
+    def _was_read(self, reads: Mapping[str, Any]) -> bool:
+        """By the user's code, in a worker or its loaders. Returns whether the run ends over it."""
+        error = self._event_sink.was_read(reads)
+        if error is not None:
+            self._decide(events.Failed(None, error))
+        return error is not None
 
     def _refuse_out_of_reach(self, member: int, node: str) -> None:
         """What a shard keeps, and the parameters of a stage, only who hosts them can write and has to restore."""
@@ -435,6 +444,8 @@ class Session:
                     self._event_sink.caller_refused(member, entry["why"])
                 case "called_back":
                     self._event_sink.called_back(entry)
+                case "read":
+                    self._was_read(entry["reads"])
                 case "loader_lost":
                     self._event_sink.loader_lost(member, entry["why"])
 

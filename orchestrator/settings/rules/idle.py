@@ -191,7 +191,7 @@ RULES: tuple[Idle, ...] = (
         ("tuning.auto",),
     ),
     Idle(
-        ("environment",),
+        ("environment.name",),
         lambda environment: environment != "check",
         "environment={0}: it is said with rerun=; a launch computes in the environment that is here: leave it out",
     ),

@@ -1,0 +1,258 @@
+"""What the user's code reads that nobody has declared: files, hosts, environment variables; as values, and what they mean for a
+rerun. Pure: `data/watching.py` sees the reads.
+
+Of a file its hash is kept, of a variable its value. A variable that looks like a credential is kept as its digest, so that a
+rerun can tell whether it was given the same one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.errors import few
+from orchestrator.records import masking
+
+Value = str | Mapping[str, str] | None  # None: it was not set; {"masked", "sha256"}: a credential
+_SHOWN = 3
+_WIDTH = 40  # of a value in a sentence
+
+
+@dataclass(frozen=True)
+class File:
+    """A file, or a folder that was listed. path: absolute; inside: relative to the project, None elsewhere; also: where a
+    link on the way leads to, relative to the project or absolute; sha256: None of a folder, and where there was too much to
+    hash."""
+
+    path: str
+    inside: str | None = None
+    also: str | None = None
+    folder: bool = False
+    size: int | None = None
+    sha256: str | None = None
+
+    @property
+    def name(self) -> str:
+        """By which it is known again in another checkout."""
+        return self.inside or self.path
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What one process has read, or several. variables: of each the values that it had, of which there is one unless processes
+    differ; more: files that were too many to be kept."""
+
+    files: Mapping[str, File] = field(default_factory=dict)  # by name
+    hosts: tuple[str, ...] = ()
+    variables: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    more: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.files or self.hosts or self.variables or self.more)
+
+    def __or__(self, other: Reads) -> Reads:
+        names = sorted({*self.variables, *other.variables})
+        variables = {name: _distinct([*self.variables.get(name, ()), *other.variables.get(name, ())]) for name in names}
+        files = dict(sorted({**self.files, **other.files}.items()))
+        hosts = tuple(sorted({*self.hosts, *other.hosts}))
+        return Reads(files, hosts, variables, max(self.more, other.more))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "files": {name: vars(file) for name, file in self.files.items()},
+            "hosts": list(self.hosts),
+            "variables": {name: [_plain(value) for value in values] for name, values in self.variables.items()},
+            "more": self.more,
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """What determines the result: hashes and values, without places."""
+        return {
+            "files": {name: file.sha256 for name, file in self.files.items() if not file.folder},
+            "variables": {name: " or ".join(map(_known, values)) for name, values in self.variables.items()},
+        }
+
+
+def from_dict(values: Mapping[str, Any]) -> Reads:
+    return Reads(
+        {name: File(**file) for name, file in values.get("files", {}).items()},
+        tuple(values.get("hosts", ())),
+        {name: tuple(found) for name, found in values.get("variables", {}).items()},
+        values.get("more", 0),
+    )
+
+
+def recorded(name: str, value: str | None) -> Value:
+    """The value of a variable as a record may hold it."""
+    masked = masking.setting(name, value)
+    if value is None or masked == value:
+        return value
+    return {"masked": str(masked), "sha256": hashlib.sha256(f"{name}\0{value}".encode()).hexdigest()}
+
+
+def elsewhere(reads: Reads, is_code: Callable[[File], bool]) -> Reads:
+    """Without files of the code."""
+    files = {name: file for name, file in reads.files.items() if not is_code(file)}
+    return Reads(files, reads.hosts, reads.variables, reads.more)
+
+
+def undeclared(reads: Reads, variables: Collection[str]) -> Reads:
+    """What the settings do not name. variables: those that they do; of files none is here that they name."""
+    left = {name: values for name, values in reads.variables.items() if name not in variables}
+    return Reads(reads.files, reads.hosts, left, reads.more)
+
+
+def is_below(path: str, folders: Iterable[str]) -> bool:
+    """Whether a path is one of these, or in one of them."""
+    return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
+
+
+def holds(folder: str, paths: Iterable[str]) -> bool:
+    """Whether any of these is in that folder."""
+    return any(is_below(path, [folder]) for path in paths)
+
+
+def in_project(file: File) -> bool:
+    """Of a project whose code is in no snapshot, whatever lies in it may be code."""
+    return file.inside is not None
+
+
+def code_of(entries: Iterable[bytes], root: str, project: str) -> Callable[[File], bool]:
+    """Tells of a file whether the snapshot holds it, and of a folder whether it holds some of its files. entries: of the
+    snapshot; root: of the repository; project: relative to it."""
+    files = {os.fsdecode(entry) for entry in entries}
+    folders = {part for file in files for part in _above(file)}
+
+    def is_code(file: File) -> bool:
+        name = file.also or file.name
+        if not posixpath.isabs(name):
+            path = posixpath.normpath(posixpath.join(project or ".", name))
+        elif is_below(name, [root]):
+            path = posixpath.relpath(name, root)
+        else:
+            return False
+        return path in files or path in folders or path == "."
+
+    return is_code
+
+
+def obstacles(reads: Reads) -> list[str]:
+    """What keeps a run that read these, undeclared, from being repeated, a sentence each with the remedy."""
+    found = []
+    if reads.files:
+        names = _folded(list(reads.files.values()))
+        more = f" and {reads.more} further files" if reads.more else ""
+        found.append(
+            f"{few(names, _SHOWN)}{more}: read by the pipeline, and neither code nor one of data.inputs; name "
+            f"{'them' if names[1:] or more else 'it'} in data.inputs"
+        )
+    if reads.hosts:
+        found.append(
+            f"{few(list(reads.hosts), _SHOWN)}: the pipeline connected there, and what came from there is in no record; fetch "
+            "it before, into a file of data.inputs"
+        )
+    masked = [name for name, values in reads.variables.items() if any(isinstance(each, Mapping) for each in values)]
+    if masked:
+        found.append(
+            f"{few(masked, _SHOWN)}: read from the environment by the pipeline, and masked in the record, so that a rerun has "
+            "to be given the same value; name it in environment.variables"
+        )
+    return [*found, *_unequal(reads)]
+
+
+def notes(reads: Reads) -> list[str]:
+    """What a rerun has again, although nobody declared it."""
+    shown = [f"{name}={_shown([value])}" for name, value in settable(reads).items()]
+    if not shown:
+        return []
+    return [
+        f"{few(shown, _SHOWN)}: read from the environment by the pipeline, and set again by a rerun; strict=true wants "
+        f"{'them' if shown[1:] else 'it'} in environment.variables, or in pipeline.args"
+    ]
+
+
+def _unequal(reads: Reads) -> list[str]:
+    names = [name for name, values in reads.variables.items() if values[1:]]
+    return [f"{few(names, _SHOWN)}: not the same at all workers; set it on every node"] if names else []
+
+
+def settable(reads: Reads) -> dict[str, str | None]:
+    """The variables that a rerun sets, None for one that it removes: those that have one value which is in the record."""
+    single = {name: values[0] for name, values in reads.variables.items() if not values[1:]}
+    return {name: value for name, value in single.items() if value is None or isinstance(value, str)}
+
+
+def differing(reads: Reads, present: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Of the environment in which a rerun is typed: a sentence for each variable that is set as it was, and for each that
+    cannot be, since its value is in no record and is another one here."""
+    given = settable(reads)
+    set_again = [
+        f"{name} is set to {_shown([value])} as recorded; here it is {_shown([recorded(name, present.get(name))])}"
+        for name, value in given.items()
+        if present.get(name) != value
+    ]
+    other = []
+    for name, values in reads.variables.items():
+        here = recorded(name, present.get(name))
+        if name not in given and here not in values:
+            how = "is not set here" if here is None else "has another value here"
+            other.append(f"{name} {how}, and its recorded one was masked; set it as it was")
+    return set_again, other
+
+
+def sentences(reads: Reads) -> dict[str, str]:
+    """For a table: what was read, by name."""
+    rows = {name: _of_file(file) for name, file in reads.files.items()}
+    rows |= dict.fromkeys(reads.hosts, "a host that it connected to")
+    return rows | {name: f"a variable, {_shown(values)}" for name, values in reads.variables.items()}
+
+
+def _of_file(file: File) -> str:
+    if file.folder:
+        return "a folder that it listed"
+    return f"a file of {file.size} bytes" + (f", sha256 {file.sha256[:12]}" if file.sha256 else ", too large to hash")
+
+
+def _folded(files: list[File]) -> list[str]:
+    """Files by their folders, where these were listed."""
+    folders = [file.name for file in files if file.folder]
+    return [file.name for file in files if not is_below(posixpath.dirname(file.name), folders)]
+
+
+def _above(path: str) -> list[str]:
+    parts = path.split("/")[:-1]
+    return ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+def _distinct(values: Iterable[Value]) -> tuple[Value, ...]:
+    found: list[Value] = []
+    for value in values:
+        if value not in found:
+            found.append(value)
+    return tuple(sorted(found, key=repr))
+
+
+def _plain(value: Value) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _shown(values: Iterable[Value]) -> str:
+    return " or ".join(
+        "(not set)" if each is None else _cut(each["masked"] if isinstance(each, Mapping) else each) for each in values
+    )
+
+
+def _known(value: Value) -> str:
+    """In a word, equal for equal values only."""
+    if isinstance(value, Mapping):
+        return f"masked, sha256 {value['sha256']}"
+    return "(not set)" if value is None else repr(value)
+
+
+def _cut(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _WIDTH else f"{line[: _WIDTH - 3]}..."
