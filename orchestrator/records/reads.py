@@ -1,8 +1,8 @@
 """What the user's code reads that nobody has declared: files, hosts, environment variables; as values, and what they mean for a
 rerun. Pure: `data/watching.py` sees the reads.
 
-Of a file its hash is kept, of a variable its value. A variable that looks like a credential is kept as its digest, so that a
-rerun can tell whether it was given the same one.
+Of a file its hash is kept, of a variable its value. A variable that looks like a credential is kept as a digest that is
+slow to guess (scrypt, RFC 7914), so that a rerun can tell whether it was given the same one.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.errors import few
+from orchestrator.errors import NotRerunnable, bulleted, few
 from orchestrator.records import masking
 
-Value = str | Mapping[str, str] | None  # None: it was not set; {"masked", "sha256"}: a credential
+Value = str | Mapping[str, str] | None  # None: it was not set; {"masked", "scrypt"}: a credential
 _SHOWN = 3
 _WIDTH = 40  # of a value in a sentence
 
@@ -91,7 +91,8 @@ def recorded(name: str, value: str | None) -> Value:
     masked = masking.setting(name, value)
     if value is None or masked == value:
         return value
-    return {"masked": str(masked), "sha256": hashlib.sha256(f"{name}\0{value}".encode()).hexdigest()}
+    digest = hashlib.scrypt(os.fsencode(value), salt=name.encode(), n=2**14, r=8, p=1, dklen=32)
+    return {"masked": str(masked), "scrypt": digest.hex()}
 
 
 def elsewhere(reads: Reads, is_code: Callable[[File], bool]) -> Reads:
@@ -175,6 +176,15 @@ def notes(reads: Reads) -> list[str]:
     ]
 
 
+def refusal(reads: Reads) -> NotRerunnable | None:
+    """Why a strict run may not go on with what nobody declared."""
+    found = [*obstacles(reads), *notes(reads)]
+    if not found:
+        return None
+    listed = bulleted(found)
+    return NotRerunnable(f"strict: this run reads what is not declared:{listed}", "mend these, or leave strict out")
+
+
 def _unequal(reads: Reads) -> list[str]:
     names = [name for name, values in reads.variables.items() if values[1:]]
     return [f"{few(names, _SHOWN)}: not the same at all workers; set it on every node"] if names else []
@@ -249,7 +259,7 @@ def _shown(values: Iterable[Value]) -> str:
 def _known(value: Value) -> str:
     """In a word, equal for equal values only."""
     if isinstance(value, Mapping):
-        return f"masked, sha256 {value['sha256']}"
+        return f"masked, scrypt {value['scrypt']}"
     return "(not set)" if value is None else repr(value)
 
 

@@ -104,6 +104,9 @@ def test_each_is_named_refused_by_strict_and_set_again_by_a_rerun(
     strict = project.run("conf=scaled.yaml", "strict=true")
     assert strict.code == 4
     assert all(name in strict.err for name in (str(tmp_path / "shift.txt"), service, "SCALE", "SERVICE_TOKEN"))
+    assert (
+        len(list((project.path / ".orchestrator").glob("*/lock"))) == 1
+    )  # the other was refused before a run was opened
     project.variables["SCALE"] = "3"
     again = project.run(f"rerun={folder.name}", "cluster.workers=3", "topology=tree", "output=json")
     assert (again.code, again.report["verdict"]) == (0, "exact"), again.err

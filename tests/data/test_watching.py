@@ -162,7 +162,7 @@ def test_a_credential_is_kept_as_its_digest(monkeypatch: pytest.MonkeyPatch) -> 
     (value,) = seen(lambda: os.environ["SERVICE_TOKEN"]).variables["SERVICE_TOKEN"]
     assert isinstance(value, Mapping)
     assert value["masked"] == "***"
-    assert len(value["sha256"]) == 64
+    assert len(value["scrypt"]) == 64
 
 
 def test_a_module_of_the_users_that_reads_as_it_is_imported_is_seen(

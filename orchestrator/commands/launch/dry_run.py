@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.commands.launch.rehearsal import rehearse
 from orchestrator.control.shard_assignment import assign_stages, deal
-from orchestrator.data import watching
-from orchestrator.driver.before_start import begin, initial, preflight
+from orchestrator.driver.before_start import begin, initial
 from orchestrator.driver.report.layout import layout
-from orchestrator.engine.model import construction
-from orchestrator.engine.stages.rehearsal import rehearse_cuts
 from orchestrator.plan import Plan
-from orchestrator.plan.resolve import resolve
 from orchestrator.records import reads
 from orchestrator.settings import Settings
 from orchestrator.topologies import asks_for_nodes, build_schedule
@@ -142,14 +139,9 @@ def _shards(hosted: tuple[int, ...]) -> str:
 def dry_run(settings: Settings) -> DryRun:
     """Check all that a launch checks. Raises UsageError and NotRerunnable as it does."""
     settings = begin.pinned(initial.pinned(settings, Path.cwd()), Path.cwd())
-    plan = resolve(settings)
-    with watching.window(plan.declared) as whole:  # the pipeline's module is imported by the first of these
-        provenance = preflight.check(settings, Path.cwd())
-        with watching.window(plan.declared) as building:
-            rehearsed, cut = construction.rehearse(plan), rehearse_cuts(plan)
-    built = replace(building.reads, variables=whole.reads.variables)
-    read = reads.undeclared(reads.elsewhere(built, provenance.is_code), settings.environment.variables)
+    found = rehearse(settings, Path.cwd())
+    provenance, built = found.provenance, found.built
     inputs = [{"path": each.path, "md5": each.md5, "keeper": each.keeper} for each in provenance.inputs]
-    notes = [*provenance.notes, *rehearsed.notes, *reads.notes(read)]
-    obstacles = [*provenance.obstacles, *reads.obstacles(read)]
-    return DryRun(plan, rehearsed.parameters, cut, notes, inputs, obstacles)
+    notes = [*provenance.notes, *built.notes, *reads.notes(found.read)]
+    obstacles = [*provenance.obstacles, *reads.obstacles(found.read)]
+    return DryRun(found.plan, built.parameters, found.cut, notes, inputs, obstacles)

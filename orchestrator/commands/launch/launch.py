@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -10,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.driver.before_start import begin, initial, preflight, private
+from orchestrator.commands.launch.rehearsal import rehearse
+from orchestrator.driver.before_start import begin, initial, private
 from orchestrator.driver.before_start.preflight import Provenance
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.recording.opening import open_record
@@ -20,15 +20,10 @@ from orchestrator.driver.run.event_sink import Audience, Callback
 from orchestrator.driver.run.job import Beside, Job, Sharing, beginning_of
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import for_stream
-from orchestrator.engine.model import construction
-from orchestrator.engine.stages.rehearsal import rehearse_cuts
 from orchestrator.errors import ConfigurationError, RunFailed, UsageError
 from orchestrator.plan import Plan
-from orchestrator.plan.resolve import resolve
 from orchestrator.records import lines, rests
 from orchestrator.settings import Settings
-
-_rehearsing = threading.Lock()  # it changes things of the whole process for a moment
 
 
 def launch(
@@ -49,13 +44,11 @@ def launch(
     """
     project = Path.cwd()
     settings = begin.pinned(initial.pinned(settings, project), project)
-    provenance = preflight.check(settings, project)
-    plan = resolve(settings)
+    found = rehearse(settings, project)
+    plan, provenance = found.plan, found.provenance
     if replay is not None:
         plan = replace(plan, replay=_rests_of(Path(replay), plan))
-    with _rehearsing:
-        notes = [*provenance.notes, *construction.rehearse(plan).notes]
-        rehearse_cuts(plan)
+    notes = [*provenance.notes, *found.built.notes]
     secret = private.of_launch(settings)
     if secret is not None and secret.new:
         notes.append(

@@ -30,7 +30,7 @@ from orchestrator.driver.report.layout import layout
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.report.page import as_html, cleaned, markdown
 from orchestrator.engine import modes as executions
-from orchestrator.errors import RunFailed, Status
+from orchestrator.errors import NotRerunnable, RunFailed, Status
 from orchestrator.plan.resolve import resolve
 from orchestrator.provenance.code import imported, worktree
 from orchestrator.provenance.data.versions import Input
@@ -129,10 +129,6 @@ class Record:
         """How much memory a worker needs, in words, once that is known."""
         return executions.sentence(self.run_manifest, resolve(self._settings))
 
-    @property
-    def is_strict(self) -> bool:
-        return self._settings.strict
-
     def was_read(self, found: Reads) -> tuple[list[str], list[str]]:
         """By the user's code, in a process of a worker. Returns the obstacles to a rerun and the notes that are new."""
         obstacles, notes = reads.obstacles(self._undeclared), reads.notes(self._undeclared)
@@ -143,6 +139,11 @@ class Record:
         self.obstacles = [each for each in self.obstacles if each not in obstacles] + after
         also = reads.notes(self._undeclared)
         return [each for each in after if each not in obstacles], [each for each in also if each not in notes]
+
+    @property
+    def refusal_of_reads(self) -> NotRerunnable | None:
+        """Why a strict run may not go on with what was read."""
+        return reads.refusal(self._undeclared) if self._settings.strict else None
 
     @property
     def _undeclared(self) -> Reads:

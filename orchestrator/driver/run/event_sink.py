@@ -20,7 +20,7 @@ from orchestrator.driver.run.drift_watch import DriftWatch, Found
 from orchestrator.driver.run.time_log import TimeLog
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.engine.member.generation import Generation
-from orchestrator.errors import NotRerunnable, bulleted
+from orchestrator.errors import NotRerunnable
 from orchestrator.records import reads, trace
 from orchestrator.records.lines import LineFile
 from orchestrator.records.merging import Change
@@ -106,11 +106,8 @@ class EventSink:
         """Record what the user's code has read; why a strict run may not go on with that."""
         read = reads.from_dict(found)
         obstacles, notes = self._record.was_read(read) if read else ([], [])
-        if (obstacles or notes) and self._record.is_strict:
-            listed = bulleted([*obstacles, *notes])
-            return NotRerunnable(
-                f"strict: this run reads what is not declared:{listed}", "mend these, or leave strict out"
-            )
+        if (obstacles or notes) and (refusal := self._record.refusal_of_reads) is not None:
+            return refusal
         say_obstacles(self._progress, obstacles)
         for note in notes:
             self._progress.say(f"note: {note}")

@@ -1,0 +1,48 @@
+"""What a launch and a plan look at before anything starts: code and data, and the pipeline built once, watched as it reads."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.data import watching
+from orchestrator.driver.before_start import preflight
+from orchestrator.driver.before_start.preflight import Provenance
+from orchestrator.engine.model import construction
+from orchestrator.engine.model.construction import Rehearsal
+from orchestrator.engine.stages.rehearsal import rehearse_cuts
+from orchestrator.plan import Declared, Plan
+from orchestrator.plan.resolve import resolve
+from orchestrator.records import reads
+from orchestrator.records.reads import Reads
+from orchestrator.settings import Settings
+
+_rehearsing = threading.Lock()  # it changes things of the whole process for a moment
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """cut: where the model is cut into stages; read: what the pipeline read here that nobody declared."""
+
+    plan: Plan
+    provenance: Provenance
+    built: Rehearsal
+    cut: dict[str, Any] | None
+    read: Reads
+
+
+def rehearse(settings: Settings, project: Path) -> Rehearsed:
+    """Raises ConfigurationError, PipelineRaised, and NotRerunnable under `strict`."""
+    declared = Declared(tuple(settings.data.inputs), tuple(settings.environment.variables))
+    with watching.window(declared) as whole:  # the pipeline's module is imported by the first of these
+        provenance = preflight.check(settings, project)
+        plan = resolve(settings)
+        with _rehearsing, watching.window(declared) as building:
+            built, cut = construction.rehearse(plan), rehearse_cuts(plan)
+    seen = replace(building.reads, variables=whole.reads.variables)
+    read = reads.undeclared(reads.elsewhere(seen, provenance.is_code), settings.environment.variables)
+    if settings.strict and (refusal := reads.refusal(read)) is not None:
+        raise refusal
+    return Rehearsed(plan, provenance, built, cut, read)
