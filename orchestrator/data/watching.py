@@ -52,7 +52,8 @@ _AT_HOME = (
     ".cache/matplotlib",
 )
 _CACHES = (".config/matplotlib", ".cache/fontconfig", ".cache/pip", ".config/pip", ".keras", ".numba_cache")
-_CODE = re.compile(r".*\.(py[cdiwx]?|pth|nb[ci]|so(\.[0-9]+)*)")  # what is imported is judged by its modules
+# What is imported is judged by its modules, and what is installed by the list of packages, beside whose names this stands.
+_CODE = re.compile(r".*(\.(py[cdiwx]?|pth|nb[ci]|so(\.[0-9]+)*)|\.(egg|dist)-info(/[^/]*)?)")
 _OF_RAY = re.compile(r"/session_(latest|\d{4}-\d\d-\d\d_[\d_-]+)(/|$)|/tmp/ray(/|$)")
 _OF_TORCH = re.compile(r"/torchinductor_[^/]+(/|$)")
 _RECORDS = "/.orchestrator/"

@@ -55,11 +55,15 @@ def test_declared_inputs_are_no_finding(project: Path, declared: str) -> None:
     assert not seen(lambda: [list(Path("data").iterdir()), Path("data/rows.txt").read_text()], [declared])
 
 
-def test_what_belongs_to_the_environment_is_no_finding() -> None:
+def test_what_belongs_to_the_environment_is_no_finding(project: Path) -> None:
+    (project / "some.egg-info").mkdir()
+    (project / "some.egg-info" / "entry_points.txt").write_text("")
+
     def read() -> None:
         for path in ("/proc/self/status", "/etc/hosts", "/dev/null", np.__file__, watching.__file__, os.__file__):
             Path(path).read_bytes()
         list(Path(np.__file__).parent.iterdir())
+        Path("some.egg-info/entry_points.txt").read_bytes()
 
     assert not seen(read)
 

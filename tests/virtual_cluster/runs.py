@@ -36,6 +36,7 @@ from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.commands.launch import resume
 from orchestrator.control.events import Timed
 from orchestrator.control.rendezvous import balancing
+from orchestrator.driver.folders import RunFolder
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import Audience, EventSink
@@ -131,13 +132,7 @@ class Run:
         self._cluster.contribution = ERROR_FEEDBACK if drawn.shard_state else None
         self._cluster.replay = replay
         self._chance.cluster = self._cluster
-        self._files: Any = SimpleNamespace(
-            path=folder,
-            journal=folder / "journal",
-            trace=folder / "trace",
-            checkpoints=folder / "checkpoints",
-            rests=folder / "rests.jsonl",
-        )
+        self._files = RunFolder(folder.parent, folder.name)
         self.told = Told(drawn, self._cluster.story, is_live=drawn.identity in ASYNCHRONOUS and not replay)
 
     def live(self) -> Told:
@@ -186,7 +181,9 @@ class Run:
             tracker = SimpleNamespace(
                 tick=_nothing, flush=_nothing, sync=_nothing, metrics=_nothing, artifact=_nothing, trouble=None
             )
-            record: Any = SimpleNamespace(tracker=tracker, journal=journal, trace=trace, origin=None, memory=None)
+            record: Any = SimpleNamespace(
+                tracker=tracker, journal=journal, trace=trace, origin=None, memory=None, feed=None
+            )
             record.rests, record.history = (None, [trace]) if plan.lockstep else (rests, [trace, rests])
             record.files, record.describe = SimpleNamespace(artifacts=list), lambda *_: []
             progress: Any = SimpleNamespace(start=_nothing, step=_nothing, say=self._say)
