@@ -140,7 +140,6 @@ class Record:
         also = reads.notes(self._undeclared)
         return [each for each in after if each not in obstacles], [each for each in also if each not in notes]
 
-    @property
     def refusal_of_reads(self) -> NotRerunnable | None:
         """Why a strict run may not go on with what was read."""
         return reads.refusal(self._undeclared) if self._settings.strict else None

@@ -106,7 +106,7 @@ class EventSink:
         """Record what the user's code has read; why a strict run may not go on with that."""
         read = reads.from_dict(found)
         obstacles, notes = self._record.was_read(read) if read else ([], [])
-        if (obstacles or notes) and (refusal := self._record.refusal_of_reads) is not None:
+        if (obstacles or notes) and (refusal := self._record.refusal_of_reads()) is not None:
             return refusal
         say_obstacles(self._progress, obstacles)
         for note in notes:
