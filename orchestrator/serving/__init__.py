@@ -1,0 +1,34 @@
+"""The trained model as MLflow serves it: the loader that an `MLmodel` file names.
+
+    model = mlflow.pyfunc.load_model("models:/NAME@newest")
+    model.predict(inputs)          # numpy array, or what the pipeline's predict() takes -> numpy array
+    model.get_raw_model()          # the torch.nn.Module, in evaluation mode
+
+Here stands what has to be done before torch is imported, which is all that makes arithmetic what the run's was; the model is in
+`served`. What it does not do: import MLflow, which calls this and not the other way round.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.numerics import determinism
+from orchestrator.serving.names import ARCHITECTURE
+
+if TYPE_CHECKING:
+    from orchestrator.serving.served import Served
+
+
+def _load_pyfunc(path: str) -> Served:
+    """Called by MLflow."""
+    folder = Path(path)
+    determinism.prepare_environment()
+    if json.loads((folder / ARCHITECTURE).read_text(encoding="utf-8")).get("arithmetic") == "portable":
+        for name, value in determinism.PORTABLE.items():  # where torch is loaded already, `served` says so
+            os.environ.setdefault(name, value)
+    from orchestrator.serving.served import load
+
+    return load(folder)
