@@ -183,6 +183,12 @@ def test_a_row_has_the_same_bits_in_every_batch_of_1_to_64_and_wherever_it_stand
         ]
 
 
+def test_how_rows_lie_in_memory_changes_no_bit() -> None:
+    model, rows = served_of("cnn"), inputs_of("cnn", 9).numpy()
+    turned = numpy.ascontiguousarray(rows.transpose(3, 2, 1, 0)).transpose(3, 2, 1, 0)
+    assert bits(model.predict(turned)) == bits(model.predict(rows))
+
+
 def test_rows_of_several_lengths_have_the_bits_that_they_have_alone() -> None:
     model = served_of("gru")
     words = inputs_of("gru", 9).tolist()

@@ -87,7 +87,8 @@ def _tiles(group: Mapping[bytes, int], rows: int) -> list[dict[int, int]]:
 def _hashes(inputs: Any, number: int) -> list[bytes]:
     """Of each row, whatever the order of the parts and whether rows come as a tensor or as a list."""
     found = [hashlib.blake2b(digest_size=16) for _ in range(number)]
-    for _, part in sorted((_named(path), part) for path, part in parts(inputs) if _has_rows(part)):
+    named = {_named(path): part for path, part in parts(inputs) if _has_rows(part)}
+    for _, part in sorted(named.items()):
         for hashed, (shape, row) in zip(found, _bytes_of_rows(part), strict=True):
             hashed.update(repr(tuple(shape)).encode())
             hashed.update(row)
@@ -197,7 +198,7 @@ def _taken(inputs: Any, indices: Sequence[int]) -> Any:
 
 def _picked(part: Any, indices: Sequence[int]) -> Any:
     if isinstance(part, torch.Tensor):
-        return part[torch.tensor(indices)]
+        return part[torch.tensor(indices)].contiguous()
     if type(part) is not list:
         return part[list(indices)]
     rows = [part[index] for index in indices]
