@@ -20,6 +20,7 @@ from orchestrator.numerics.digests import distinct_state, model_digest
 from orchestrator.numerics.streams import seeded
 from orchestrator.serving import _load_pyfunc, served
 from orchestrator.serving.names import ARCHITECTURE, WEIGHTS
+from tests.portable.answering import MODELS, bits, inputs_of, picked
 
 
 class Plain(Pipeline):
@@ -98,59 +99,6 @@ def test_another_model_than_the_trained_one_is_refused_by_name(tmp_path: Path) -
         served.load(folder)
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(50, 16)
-        self.recurrent = nn.GRU(16, 13, batch_first=True)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        found: Tensor = self.recurrent(self.embedding(tokens))[0][:, -1]
-        return found
-
-
-class Attending(Recurrent):
-    def __init__(self) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(16, 4, 48, batch_first=True)
-        self.attending = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        found: Tensor = self.attending(self.embedding(tokens)).mean(1)
-        return found
-
-
-class Joining(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(50, 8)
-        self.inner, self.first, self.second = nn.Linear(11, 37), nn.Linear(37, 5), nn.Linear(37, 2)
-
-    def forward(self, inputs: Any) -> Any:
-        hidden = self.inner(torch.cat([self.embedding(inputs["words"]).mean(1), inputs["numbers"]], 1)).tanh()
-        return {"scores": self.first(hidden), "others": [self.second(hidden)]}
-
-
-def mlp() -> nn.Module:
-    return nn.Sequential(nn.Linear(20, 65), nn.GELU(), nn.Linear(65, 33), nn.Tanh(), nn.Linear(33, 10), nn.Softmax(1))
-
-
-def cnn() -> nn.Module:
-    first = [nn.Conv2d(1, 9, 3, padding=1), nn.BatchNorm2d(9), nn.SiLU(), nn.MaxPool2d(2)]
-    return nn.Sequential(*first, nn.Conv2d(9, 17, 3), nn.BatchNorm2d(17), nn.ReLU(), nn.Flatten(), nn.Linear(68, 10))
-
-
-def inputs_of(name: str, number: int) -> Any:
-    draw = torch.Generator().manual_seed(5)
-    words, numbers = torch.randint(0, 50, (number, 6), generator=draw), torch.randn(number, 20, generator=draw)
-    images = torch.randn(number, 1, 8, 8, generator=draw)
-    by_name = {"mlp": numbers, "cnn": images, "several": {"words": words, "numbers": numbers[:, :3]}}
-    return by_name.get(name, words)
-
-
-MODELS = {"mlp": mlp, "cnn": cnn, "gru": Recurrent, "transformer": Attending, "several": Joining}
-
-
 def served_of(name: str) -> served.Served:
     """As a run leaves it whose trial was made with other rows."""
     with seeded(2, "model"):
@@ -162,12 +110,16 @@ def served_of(name: str) -> served.Served:
     return served.Served(Plain(), model, served.Answers(tried.rows))
 
 
-def picked(tree: Any, rows: Any) -> Any:
-    return tiles.mapped(lambda part: part[rows], tree)
+class Column:
+    """A table of pandas with one column, as MLflow's server makes it of `dataframe_split`."""
 
+    def __init__(self, rows: list[list[int]]) -> None:
+        self._rows = rows
 
-def bits(tree: Any) -> list[bytes]:
-    return [part.tobytes() for _, part in tiles.parts(tree, lists=True)]
+    def to_numpy(self) -> Any:
+        found = numpy.empty((len(self._rows), 1), dtype=object)
+        found[:, 0] = self._rows
+        return found
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -195,6 +147,7 @@ def test_rows_of_several_lengths_have_the_bits_that_they_have_alone() -> None:
     rows = [row[: 3 + number % 4] for number, row in enumerate(words)]
     found = model.predict(rows)
     assert found.shape == (9, 13)
+    assert bits(model.predict(Column(rows))) == bits(found)
     for row, answer in zip(rows, found, strict=True):
         assert model.predict([row])[0].tobytes() == answer.tobytes()
 

@@ -65,8 +65,7 @@ def by_tiles(call: Call, inputs: Any, rows: int) -> Any:
         for tile in _tiles({hashes[row]: row for row in group}, rows):
             used = sorted(tile)
             filled = [tile.get(place, tile[used[0]]) for place in range(rows)]
-            answer = call(_taken(inputs, filled))
-            pieces.append(mapped(lambda part, used=used: _picked(_checked(part, rows), used), answer))
+            pieces.append(_rows_of(call(_taken(inputs, filled)), rows, used))
             found |= {hashes[tile[place]]: len(found) + nth for nth, place in enumerate(used)}
     return _joined(pieces, [found[each] for each in hashes])
 
@@ -152,7 +151,7 @@ def _is_apart(call: Call, inputs: Any) -> bool:
     some = [[(row + further) % number for further in range(size)] for size in (2, 5) for row in rows]
     for chosen in [*some, list(rows)]:
         found = by_tiles(call, _taken(inputs, chosen), ROWS)
-        answers = (mapped(lambda part, at=at: part[at : at + 1], found) for at in range(len(chosen)))
+        answers = (_rows_of(found, len(chosen), [at]) for at in range(len(chosen)))
         if not all(itertools.starmap(_same, zip(answers, (alone[row] for row in chosen), strict=True))):
             return False
     return True
@@ -204,6 +203,11 @@ def _picked(part: Any, indices: Sequence[int]) -> Any:
     rows = [part[index] for index in indices]
     is_even = isinstance(rows[0], torch.Tensor) and len({row.shape for row in rows}) == 1
     return torch.stack(rows) if is_even else rows
+
+
+def _rows_of(answer: Any, rows: int, indices: Sequence[int]) -> Any:
+    """Some of the rows of an answer, which has so many. Raises NotByRows."""
+    return mapped(lambda part: _picked(_checked(part, rows), indices), answer)
 
 
 def _has_rows(part: Any) -> bool:
@@ -288,10 +292,9 @@ def _same_part(left: Any, right: Any) -> bool:
         alike = left.dtype == right.dtype and left.shape == right.shape
         return alike and bool((_bytes(left) == _bytes(right)).all())
     if isinstance(left, numpy.ndarray):
-        alike = left.dtype == right.dtype and left.shape == right.shape
-        return alike and (
-            left.tolist() == right.tolist() if left.dtype.kind == "O" else left.tobytes() == right.tobytes()
-        )
+        if left.dtype != right.dtype or left.shape != right.shape:
+            return False
+        return bool(left.tolist() == right.tolist() if left.dtype.kind == "O" else left.tobytes() == right.tobytes())
     return bool(left == right)
 
 

@@ -148,6 +148,8 @@ def _tensors(value: Any) -> Any:
         return {key: _tensors(each) for key, each in value.items()}
     if hasattr(value, "to_numpy"):  # a table of pandas
         value = value.to_numpy()
+        if value.dtype.kind == "O" and value.shape[1:] == (1,):  # a column of lists
+            value = value[:, 0]
     if type(value) is tuple:
         return tuple(_tensors(each) for each in value)
     if isinstance(value, list):

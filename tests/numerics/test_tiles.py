@@ -22,7 +22,7 @@ class Cross(nn.Module):
         self.inner = nn.Linear(6, 8)
 
     def forward(self, rows: Tensor) -> Tensor:
-        hidden = self.inner(rows)
+        hidden: Tensor = self.inner(rows)
         return torch.softmax(hidden @ hidden.T, 1) @ hidden
 
 
