@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
 def _load_pyfunc(path: str) -> Served:
     """Called by MLflow."""
     folder = Path(path)
+    told = json.loads((folder / ARCHITECTURE).read_text(encoding="utf-8"))
+    if (
+        told.get("arithmetic") == "portable" and "torch" not in sys.modules
+    ):  # else they came too late, which `served` says
+        os.environ.update(determinism.PORTABLE)
     determinism.prepare_environment()
-    if json.loads((folder / ARCHITECTURE).read_text(encoding="utf-8")).get("arithmetic") == "portable":
-        for name, value in determinism.PORTABLE.items():  # where torch is loaded already, `served` says so
-            os.environ.setdefault(name, value)
     from orchestrator.serving.served import load
 
     return load(folder)

@@ -135,6 +135,11 @@ def listed(tree: Any) -> Any:
     return tiles.mapped(lambda part: part.tolist(), tree, lists=False)
 
 
+def table(rows: list[list[int]]) -> dict[str, Any]:
+    """A request of rows of several lengths."""
+    return {"dataframe_split": {"columns": ["words"], "data": [[row] for row in rows]}}
+
+
 def row_of(answer: Any, row: int) -> Any:
     """Of what JSON made of an answer: a list of rows, or a mapping of such lists or of lists of them."""
     if isinstance(answer, dict):
@@ -157,8 +162,7 @@ def test_the_served_endpoint_gives_a_row_the_same_bits_in_every_batch(
     assert "when it is served" not in train(project, "rows:Made", name)
     rows = inputs_of(name, 64)
     with serving(project, name, tmp_path) as ask:
-        one = lambda row: row_of(ask({"inputs": listed(picked(rows, [row]))}), 0)  # noqa: E731
-        alone = [one(row) for row in range(64)]
+        alone = [row_of(ask({"inputs": listed(picked(rows, [row]))}), 0) for row in range(64)]
         order = numpy.random.default_rng(7)
         for number in range(1, 65):
             chosen = order.permutation(64)[:number].tolist()
@@ -166,7 +170,6 @@ def test_the_served_endpoint_gives_a_row_the_same_bits_in_every_batch(
             assert [row_of(answer, place) for place in range(number)] == [alone[row] for row in chosen], number
         if name == "gru":
             words = [row[: 2 + number % 3] for number, row in enumerate(rows[:9].tolist())]
-            table = lambda some: {"dataframe_split": {"columns": ["words"], "data": [[row] for row in some]}}  # noqa: E731
             assert ask(table(words)) == [ask(table([row]))[0] for row in words]
 
 
