@@ -134,6 +134,8 @@ class Job:
             saved = storage_of(plan, files) if is_saved else None
             if (trouble := record.keep_model(outcome, saved)) is not None:
                 display.say(f"note: {trouble}")
+            if (limits := record.answering()) is not None:
+                display.say(f"note: {limits}")
         heard = len(outcome.not_told)
         outcome.not_recorded = record.close(outcome)
         for trouble in outcome.not_told[heard:]:
@@ -208,6 +210,7 @@ class Job:
                 if plan.checkpoints.is_model:
                     outcome.best = best_model.put(storage, weights, record.files.trace)
                 record.described = {key: value for key, value in told.items() if key not in of_samples}
+                record.answers = startup.members.answers(holder) or record.answers
             except RunFailed as error:  # what was trained up to here stays in the report
                 outcome.error = error
                 unfinished.unlink(missing_ok=True)
