@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 RECORD, RUN, LOCK, DATA, INITIAL = "record", "run.json", "requirements.txt", "data", "initial"
+CHECKPOINTS = "checkpoints"
 FORMAT, WITH_WEIGHTS = 1, 2  # a program that reads the first only could not repeat a run that began with weights
 _SHOWN = 10
 _OWN = "orchestrator"
