@@ -185,16 +185,33 @@ _ALL = (
     ),
     Verb(
         "export",
-        "export=RUN_ID to=FOLDER|ZIP [data=true] [wheels=FOLDER] [key=PATH] [license=URL]",
+        "export=RUN_ID to=FOLDER|ZIP|FILE [data|checkpoints=true] [steps=A-B] [wheels=FOLDER] [key=PATH]",
         {
             "export=RUN_ID": (
                 "write the record into the folder or zip `to`: code, settings, environment, trace, journal, verdicts, "
                 "the weights that the run began with, and with data=true the data; wheels=FOLDER: the wheels of its "
-                "packages that are in there, too; signed with the ed25519 key of key=PATH"
+                "packages that are in there, too; checkpoints=true: those that it has kept, with which it can be audited; "
+                "signed with the ed25519 key of key=PATH; steps=A-B: instead only those lines of its trace, with their "
+                "Merkle path"
             )
         },
-        takes=(_JSON, "to=PATH", "data=true", "wheels=FOLDER", "key=PATH", "license=URL", _URI),
+        takes=(
+            *(_JSON, "to=PATH", "data=true", "checkpoints=true", "steps=A-B", "wheels=FOLDER", "key=PATH"),
+            *("license=URL", _URI),
+        ),
         refused=lambda given: {"run_id": None, "to": given.get("to")},
+    ),
+    Verb(
+        "verify",
+        "verify=FILE root=LINES:ROOT [output=json]",
+        {
+            "verify=FILE": (
+                "whether the lines that export=RUN_ID steps=A-B wrote are those of the trace with this root, which is on the "
+                "run's card and in the statement of its crate"
+            )
+        },
+        takes=(_JSON, "root=LINES:ROOT"),
+        refused=lambda _: dict.fromkeys(("run_id", "begin", "last", "root")),
     ),
     Verb(
         "runs",
