@@ -1,4 +1,5 @@
-"""`export=RUN_ID to=FOLDER|ZIP [data=true] [wheels=FOLDER] [key=PATH] [license=URL]`: a record as one crate.
+"""`export=RUN_ID to=FOLDER|ZIP [data|checkpoints=true] [wheels=FOLDER] [key=PATH] [license=URL]`: a record as one crate; with
+`steps=A-B to=FILE` instead some lines of its trace, with their Merkle path.
 
 Everything comes from the record, the data and the weights that the run began with from where a rerun takes them, hashed; the
 project is only read. The same record makes the same bytes, so two exports can be compared.

@@ -149,7 +149,7 @@ _ALL = (
     ),
     Verb(
         "rerun",
-        "rerun=RUN_ID|CRATE [audit=N] [environment=ignore|rebuild] [stages|explain|trust=true] [key=value ...]",
+        "rerun=RUN_ID|CRATE [audit=N] [environment=ignore|rebuild] [stages|explain|trust=true] [key=value]",
         {
             "rerun=RUN_ID": (
                 "repeat that run exactly, in a clean checkout of its code with its data, and compare: exact, diverged "

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import comb
 from typing import Any, NamedTuple
 
@@ -132,10 +133,9 @@ def segments_of(first: int, trace: Sequence[Line], kept: Mapping[int, str]) -> l
     A checkpoint counts if the trace tells of its parameters; the end of the trace, if it does so there."""
     known = {line["step"] + 1: str(line["parameters"]) for line in trace if "parameters" in line}
     ends = sorted(step for step in known if step in kept or step == first + len(trace))
-    begins = [first, *ends[:-1]]
     return [
         Segment(begin, end, known.get(begin) if begin > first else None, kept.get(end))
-        for begin, end in zip(begins, ends, strict=True)
+        for begin, end in pairwise([first, *ends])
     ]
 
 
