@@ -20,7 +20,7 @@ from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.event_sink import Audience, Callback
 from orchestrator.driver.run.job import Beside, Job, Sharing, beginning_of
 from orchestrator.driver.terminal import signals
-from orchestrator.driver.terminal.progress import for_stream
+from orchestrator.driver.terminal.progress import Parts, for_stream
 from orchestrator.engine.model import construction
 from orchestrator.engine.stages.rehearsal import rehearse_cuts
 from orchestrator.errors import ConfigurationError, RunFailed, UsageError
@@ -84,6 +84,7 @@ def launch(
         beside.check(provenance)
     folder = project_folder(project) if beside is None else beside.folder
     display = for_stream() if beside is None else beside.display
+    display = display if plan.segments is None else Parts(display, plan.segments.ranges)
     posted = signals.posted() if beside is None else nullcontext(beside.pending_signal)
     with posted as pending_signal, ThreadPoolExecutor(1) as pool:
         # MLflow and DVC take as long to import as Ray to start, so they do it side by side.
