@@ -70,8 +70,10 @@ def test_segments_are_repeated_on_other_workers_and_the_seed_draws_them_again(tr
     assert done.err.count("starting 3 workers") == 1
     again = project.run(f"rerun={run_id}", "audit=3", f"audit.seed={found['seed']}", "output=json")
     assert [(each["first"], each["end"]) for each in again.report["audit"]["drawn"]] == drawn
-    past = Store(None, project.path / ".orchestrator").find(run_id)
-    assert past.verdict == "audited"
+    store = Store(None, project.path / ".orchestrator")
+    past = store.find(done.report["run_id"])
+    assert (past.kind, past.rerun_of, past.parent, past.digest) == ("audit", run_id, run_id, None)
+    assert store.find(run_id).verdict == "audited"
     for verb in ("resume", "rerun"):
         refused = project.run(f"{verb}={done.report['run_id']}")
         assert (refused.code, "audit" in refused.err) == (2, True), refused.err

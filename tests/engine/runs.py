@@ -232,11 +232,11 @@ def train(
     replay: Any = (),
     wire: Any = Hub.transport,
     regions: Any = None,
-    keeping: Keeping | None = None,
+    keeping: Any = None,
     **settings: Any,
 ) -> Run:
     """The run, after checking that all its workers tell the same. replay: records of rests that are repeated. Raises the first
-    exception of a member. wire, regions: a Wire, and what makes its members' regions."""
+    exception of a member. wire, regions: a Wire, and what makes its members' regions; keeping: a Keeping."""
     members = _Members(settings_for(pipeline, layout, **settings), wire, replay, regions, layout, keeping)
     ends = members.run()
     if keeping is not None:

@@ -149,7 +149,7 @@ def audited(repeater: Repeater, drawn: Draw, *, check_environment: bool) -> Audi
         ranges = [[each.first, each.end] for each in drawn.chosen]
         file.write_text(json.dumps({"of": run_id, "storage": drawn.storage, "ranges": ranges}), encoding="utf-8")
         launched = replace(repeater, overrides=[*repeater.overrides, f"segments={file}"])
-        tags = {"audit_of": run_id} | ({PARENT: run_id} if repeater.carried is None else {})
+        tags = {"rerun_of": run_id} | ({PARENT: run_id} if repeater.carried is None else {})
         report = launched.repeat(tags)
     if report["status"] != "finished":
         return Audited(report["run_id"], run_id, None, error=failure(report))
