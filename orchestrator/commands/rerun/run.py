@@ -236,7 +236,8 @@ def _checked(path: Path, came: crate.Crate, key: Path | None) -> str:
     signed = "not signed, so anyone may have made it" if came.signed_by is None else f"signed by {came.signed_by}"
     if came.signed_by is not None:
         signed += ", as key= asks for" if key is not None else "; key=PUBLIC_KEY checks that this is who you think"
-    return f"{path}: every file is what its statement says (sha256 {came.statement_sha256}), {signed}"
+    root = "" if came.trace is None else f"\n  its trace has the root {came.trace}"
+    return f"{path}: every file is what its statement says (sha256 {came.statement_sha256}), {signed}{root}"
 
 
 def _replay(original: Recorded) -> list[str]:

@@ -47,7 +47,7 @@ class Made:
 class Crate:
     """A crate that was unpacked and checked. place: its folder; run: `run.json`; carried: path of an input -> where its bytes
     are; weights: the file of those that the run began with, where they are in it; signed_by: the fingerprint of the key, None
-    of an unsigned one."""
+    of an unsigned one; trace: the head of the Merkle tree of its trace, None of an older format."""
 
     place: Path
     run: Mapping[str, Any]
@@ -55,6 +55,7 @@ class Crate:
     weights: Path | None
     statement_sha256: str
     signed_by: str | None
+    trace: str | None
 
 
 def make(
@@ -135,7 +136,7 @@ def read(path: Path, place: Path, trusted: Ed25519PublicKey | None = None) -> Cr
             f"{path} is not what was exported:\n  - {statement.FILE}: it claims what its files do not hold",
             archive.REMEDY,
         )
-    return Crate(place, run, carried, weights, statement.sha256(said.payload), said.signed_by)
+    return Crate(place, run, carried, weights, statement.sha256(said.payload), said.signed_by, trace)
 
 
 def _problems(found: Mapping[str, str], expected: Mapping[str, str], place: Path) -> list[str]:
