@@ -35,12 +35,12 @@ from orchestrator.plan.resolve import resolve
 from orchestrator.provenance.code import imported, worktree
 from orchestrator.provenance.data.versions import Input
 from orchestrator.provenance.environment import container, lock
-from orchestrator.records import identity, lines, masking, reads, rests, times
+from orchestrator.records import identity, lines, masking, merkle, reads, rests, times
 from orchestrator.records.lines import LineFile
 from orchestrator.records.masking import Masker
 from orchestrator.records.reads import Reads
 from orchestrator.settings import Settings, determining, flat
-from orchestrator.tracking import DIGEST_OF_BEST, Store, Tracker
+from orchestrator.tracking import DIGEST_OF_BEST, TRACE, Store, Tracker
 from orchestrator.writers.feed import Feed
 
 _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
@@ -262,6 +262,8 @@ class Record:
                 lacking = RunFailed(f"{file.path} is not whole: {error.strerror}", "make room on its disk")
                 outcome.error = outcome.error or lacking
         status = outcome.status
+        outcome.trace = merkle.head([merkle.leaf(line) for line in lines.raw(self.files.trace)])
+        self.tracker.tag(TRACE, outcome.trace)
         ending: dict[str, object] = {"event": "run_ended", "status": status, "steps": outcome.steps}
         if outcome.error is not None:
             ending["error"] = outcome.error.message
@@ -330,6 +332,7 @@ class Record:
             **results,
             **({} if outcome.epsilon is None else {"epsilon": outcome.epsilon}),
             "identity": identity.get("identity"),
+            "trace": outcome.trace,
             "memory": self.memory,
             "time": times.sentence(outcome.times) or None,
             "shards": times.sentence_of_shards(outcome.shards) or None,
