@@ -31,7 +31,7 @@ from typing import IO, Any, NamedTuple
 
 import torch
 
-from orchestrator.data import watching
+from orchestrator.data import mixture, watching
 from orchestrator.data.fetching import fetch
 from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised, RunFailed, from_dict
 from orchestrator.files import cache
@@ -258,6 +258,7 @@ def _source(recipe: Recipe) -> tuple[Pipeline, Any] | OrchestratorError:
         data_seed = recipe.seed if recipe.data_seed is None else recipe.data_seed
         with naming("datasets()"), streams.seeded(data_seed, "datasets"):
             train, _ = pipeline.datasets()
+            train = mixture.whole(train)
     except OrchestratorError as error:
         return error
     return pipeline, train

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.data import mixture
 from orchestrator.data.profile import profile
 from orchestrator.errors import OrchestratorError
 from orchestrator.numerics import determinism, streams
@@ -79,6 +80,7 @@ def _serve() -> None:
             pipeline = find(recipe["target"], recipe["args"])(**recipe["args"])
         with naming("datasets()"), streams.seeded(recipe["seed"], "datasets"):
             train, _ = pipeline.datasets()
+            train = mixture.whole(train)
         with streams.seeded(0, "profile"):
             found = profile(train)
         answers.write(json.dumps(found))

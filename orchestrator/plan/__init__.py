@@ -136,7 +136,8 @@ class Run:
 class Data:
     """batch_size: rows of a whole step; loaders: processes per worker that fetch batches ahead; partition: which samples a
     shard draws from, None for all; subset: which samples the run has at all, None for all; seed: of `datasets()`, None: that of
-    the run; order: in which an epoch visits the samples; sampling: with which weights, None for each once in a pass; local: how
+    the run; order: in which an epoch visits the samples; mixture: of a training set of several sources, the weight of each;
+    sampling: with which weights, None for each once in a pass; local: how
     long a shard trains by itself in a step of the run, None for a single micro-batch; privacy: None where contributions are
     added as they are; cache_bytes, cache_folder: of files from elsewhere on each node, None: in the user's cache folder."""
 
@@ -150,6 +151,7 @@ class Data:
     subset: Variant | None = None
     seed: int | None = None
     order: Variant = field(default_factory=lambda: Variant("shuffled"))
+    mixture: Mapping[str, float] = field(default_factory=dict)
     cache_bytes: int = 10**10
     cache_folder: str | None = None
 

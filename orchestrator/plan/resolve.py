@@ -75,6 +75,7 @@ def resolve(settings: Settings) -> Plan:
             subset=_unless("all", data.subset),
             seed=data.subset.options.get("shared_seed"),
             order=data.order,
+            mixture=data.mixture,
             cache_bytes=round(data.cache_gb * 1e9),
             cache_folder=data.cache_folder,
         ),

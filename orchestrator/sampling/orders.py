@@ -115,7 +115,7 @@ class _Blocks:
         """The samples at positions of one block, which begins at a position; piece: the part of it that is shuffled."""
         import numpy
 
-        keys = _keys(self._epochs.seed, epoch, piece[0])
+        keys = keys_of(self._epochs.seed, epoch, piece[0])
         shuffled = piece[0] - begins + permuted(positions - piece[0], piece[1] - piece[0], keys)
         files = self._files_of(epoch, block)
         ends = numpy.cumsum(self._lengths(files))
@@ -128,13 +128,13 @@ class _Blocks:
         import numpy
 
         places = numpy.arange(block * self._size, min((block + 1) * self._size, self._files))
-        return permuted(places, self._files, _keys(self._epochs.seed, epoch, "files"))
+        return permuted(places, self._files, keys_of(self._epochs.seed, epoch, "files"))
 
     def _block_ends(self, epoch: int) -> Whole:
         """Positions at which the blocks of an epoch end."""
         import numpy
 
-        order = permuted(numpy.arange(self._files), self._files, _keys(self._epochs.seed, epoch, "files"))
+        order = permuted(numpy.arange(self._files), self._files, keys_of(self._epochs.seed, epoch, "files"))
         ends = numpy.cumsum(self._lengths(order))
         last = numpy.arange(self._size - 1, self._files + self._size - 1, self._size).clip(max=self._files - 1)
         kept: Whole = ends[last].copy()
@@ -204,7 +204,7 @@ def _mixed(values: Any) -> Any:
     return values ^ (values >> numpy.uint64(31))
 
 
-def _keys(*what: object) -> Any:
+def keys_of(*what: object) -> Any:
     import numpy
 
     return numpy.frombuffer(hashlib.shake_256(repr(what).encode()).digest(8 * _ROUNDS), "<u8")

@@ -219,7 +219,7 @@ def section_of(settings: Settings, name: str) -> Any:
 
 def broken_rules(values: Mapping[Key, Any], among: Sequence[Rule]) -> list[tuple[Rule, str]]:
     """The rules that the values break, each with its sentence; rules over keys without a value are left out."""
-    named = {key.name: value for key, value in values.items() if not key.is_open}
+    named = {key.name: value for key, value in values.items() if key.table is None or not key.is_open}
     for key, options in values.items():
         known = key.table.known_options() if key.table else {}
         named.update({f"{key.name}.{option}": options.get(option) for option in known})

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
+from orchestrator.sampling.mixtures import LONGEST, are_weights
 from orchestrator.table import Variant, is_reference
 from orchestrator.values import (
     A_LINE,
@@ -91,6 +92,9 @@ AUTO: dict[KeyPath, str] = {
 BY_MEMORY = "cluster.stages"  # the one of them that is not chosen by a measurement
 TUNABLE = Must(f"among {', '.join(AUTO.values())}", lambda names: set(names) <= set(AUTO.values()))
 SPEEDS = Must("a list of ADDRESS=SPEED with numbers above 0, each address once", are_speeds)
+MIXTURE = Must(
+    f"numbers above 0 by name, whole ones in at most {LONGEST} rows (0.7 and 0.3: 7 and 3 in 10)", are_weights
+)
 NO_NAME = Must("a mapping without the key 'name'", lambda options: "name" not in options)
 
 
@@ -224,6 +228,13 @@ class DataSettings:
     order: Variant = field(
         default_factory=partial(Variant, "shuffled"),
         metadata=variant("an order", result("In which order an epoch visits the training samples.")),
+    )
+    mixture: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=result(
+            "Where `datasets()` returns several training sets by name, the weight of each: its share of the rows.",
+            MIXTURE,
+        ),
     )
     partition: Variant = field(
         default_factory=partial(Variant, "shared"),

@@ -163,6 +163,7 @@ def settings_for(
     sampling: dict[str, Any] | None = None,
     subset: dict[str, Any] | None = None,
     order: dict[str, Any] | None = None,
+    mixture: dict[str, float] | None = None,
     compression: dict[str, Any] | None = None,
     local: dict[str, Any] | None = None,
     privacy: dict[str, Any] | None = None,
@@ -187,6 +188,7 @@ def settings_for(
             sampling=Variant(name=draws.pop("name"), options=draws),
             subset=Variant(name=used.pop("name"), options=used),
             order=Variant(name=visited.pop("name"), options=visited),
+            mixture=mixture or {},
         ),
         cluster=ClusterSettings(
             workers=Workers.parse(layout.workers),

@@ -66,7 +66,7 @@ class OfRows(Pipeline):
         return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def _written(folder: Path | str) -> None:
+def written(folder: Path | str) -> None:
     files, root = fsspec.core.url_to_fs(str(folder))
     files.makedirs(root, exist_ok=True)
     number = 0
@@ -98,7 +98,7 @@ def _same(run: Run, reference: Run) -> None:
 
 
 def test_files_are_the_samples_in_memory(tmp_path: Path) -> None:
-    _written(tmp_path)
+    written(tmp_path)
     reference = _run(None)
     _same(_run(tmp_path), reference)
     for layout in rotating(2, 0):
@@ -107,7 +107,7 @@ def test_files_are_the_samples_in_memory(tmp_path: Path) -> None:
 
 def test_a_cache_that_holds_little_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of files in a store that this process has. The largest file has 1,012 bytes."""
-    _written("memory://engine-files")
+    written("memory://engine-files")
     reference = _run(None)
     for limit in (1_100, 4_000):
         monkeypatch.setattr(cache, "use", lambda *_: None)
@@ -122,5 +122,5 @@ def test_what_a_data_set_inherits_from_does_not_count() -> None:
 
 @pytest.mark.slow
 def test_loaders_read_the_same(tmp_path: Path) -> None:
-    _written(tmp_path)
+    written(tmp_path)
     _same(_run(tmp_path, Layout(2), loaders=1), _run(None))

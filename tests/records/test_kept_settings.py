@@ -51,7 +51,7 @@ def texts(key: Key) -> list[str]:
 
 TEXTS = [key for key in KEYS if is_text(key.kind) and texts(key)]
 LISTS = [key for key in KEYS if typing.get_origin(without_none(unwrap(key.kind)[0])) is tuple]
-OPEN = [key for key in KEYS if key.is_open and key.name != "pipeline.args"]
+OPEN = [key for key in KEYS if key.is_open and key.name not in ("pipeline.args", "data.mixture")]
 
 
 def recorded(folder: Path, settings: Settings) -> Path:

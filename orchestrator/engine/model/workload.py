@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from orchestrator.data import mixture
 from orchestrator.data.clients import ClientSampler
 from orchestrator.data.division import Division, divide
 from orchestrator.data.drawn import Drawn, PassSampler, WeightedSampler
 from orchestrator.data.fetching import fetch
 from orchestrator.data.labels import Labels
 from orchestrator.data.loaders import Key, Loaders, upcoming
+from orchestrator.data.mixture import Mixture, Sources
 from orchestrator.data.order import Epochs, evaluation_batches
 from orchestrator.data.poisson import PoissonSampler
 from orchestrator.engine.model import construction
@@ -81,14 +83,16 @@ class Workload:
             self._takes_step = takes_step(self.pipeline)
         cache.use(data.cache_bytes, data.cache_folder)
         with naming("datasets()"), streams.seeded(seed if data.seed is None else data.seed, "datasets"):
-            self._train, self._validation = self._datasets()
+            train, self._validation = self._datasets()
+            self._train = mixture.whole(train)
+        mixture.check(self._train, data.mixture)
         self.model = construction.first_model(self.pipeline, run)
         samples = _length(self._train, "training")
         self.subset = None if data.subset is None else chosen(data.subset.name, data.subset.options, samples)
         self._labels = Labels(self.pipeline, self._train, samples, seed, self.subset)
         samples = samples if self.subset is None else len(self.subset)
         self.division = divide(self._labels, data)
-        self.order, self._sampler = _order(seed, samples, data, self.division, _files(self._train))
+        self.order, self._sampler = _order(seed, self._train, samples, data, self.division)
         self._stretch = _stretch(data, self._sampler)
         self._weighs = data.privacy is None
         self._in_rounds = data.local is not None
@@ -413,12 +417,16 @@ class Workload:
 
 
 def _order(
-    seed: int, samples: int, data: Data, division: Division | None, files: Sequence[int] | None
-) -> tuple[Epochs | Drawn, Order | PassSampler | WeightedSampler | ClientSampler]:
+    seed: int, train: Any, samples: int, data: Data, division: Division | None
+) -> tuple[Epochs | Drawn, Order | PassSampler | WeightedSampler | ClientSampler | Mixture]:
     """The sampler may be a PoissonSampler, which is asked by client."""
+    order = ORDERS.build(data.order.name, data.order.options)
+    if isinstance(train, Sources):
+        drawn = Drawn(len(train), data.batch_size, data.shards)
+        return drawn, Mixture(seed, drawn, train, data.mixture, order, _files)
     if division is None:
-        epochs = Epochs(seed, samples, data.batch_size, data.shards, files)
-        return epochs, ORDERS.build(data.order.name, data.order.options)(epochs)
+        epochs = Epochs(seed, samples, data.batch_size, data.shards, _files(train))
+        return epochs, order(epochs)
     drawn = Drawn(samples, data.batch_size, data.shards)
     if data.privacy is not None and data.privacy.noise:
         return drawn, PoissonSampler(seed, data, division.parts)

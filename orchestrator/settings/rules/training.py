@@ -57,7 +57,18 @@ def _order_of_all(key: str, fit: str) -> Rule:
     )
 
 
+def _mixture_of_all(key: str, fit: str) -> Rule:
+    return Case(("data.mixture",), bool).requires(
+        f"{key}.name",
+        fit,
+        f"data.mixture: sources are mixed in each shard, and {key}={{0}} chooses samples of one; leave one of the two out",
+    )
+
+
 RULES: tuple[Rule, ...] = (
+    _mixture_of_all("data.partition", "shared"),
+    _mixture_of_all("data.sampling", "uniform"),
+    _mixture_of_all("data.subset", "all"),
     _order_of_all("data.partition", "shared"),
     _order_of_all("data.sampling", "uniform"),
     _order_of_all("data.subset", "all"),

@@ -1,0 +1,153 @@
+"""A training set of several sources, `data.mixture: {a: 0.7, b: 0.3}`: what `datasets()` returns as {"a": ..., "b": ...}.
+
+Which source a row comes from is `sampling/mixtures.py`. Each source is gone through in epochs of its own, in the order that
+`data.order` names: of each epoch a shard has a run of its own (`Turns.run`), so that in an epoch of all shards every
+sample comes once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy
+import torch
+
+from orchestrator.errors import PipelineRaised
+from orchestrator.numerics import streams
+from orchestrator.sampling.mixtures import Pattern, counts_of
+from orchestrator.sampling.orders import Epochs, Order
+
+_MOST_ROWS = 1 << 32  # of a micro-batch
+
+
+class Sources:
+    """One map-style data set: all samples of the first source, then all of the second, and so on."""
+
+    def __init__(self, sources: Mapping[str, Any]) -> None:
+        self.by_name = dict(sources)
+        self._ends = numpy.cumsum([len(each) for each in sources.values()])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        number = int(self._ends.searchsorted(index, "right"))
+        return [*self.by_name.values()][number][index - self.first(number)]
+
+    def first(self, number: int) -> int:
+        """The index of the first sample of a source."""
+        return int(self._ends[number - 1]) if number else 0
+
+
+def whole(train: Any) -> Any:
+    """The training set that a pipeline returned, as one that is read by index."""
+    return Sources(train) if isinstance(train, Mapping) else train
+
+
+def check(train: Any, weights: Mapping[str, float]) -> None:
+    """Raises PipelineRaised where what a pipeline returned is not what `data.mixture` mixes."""
+    returned = sorted(train.by_name) if isinstance(train, Sources) else None
+    if returned is None and weights:
+        raise PipelineRaised(
+            f"datasets() returned one training set, and data.mixture names {', '.join(sorted(weights))}",
+            "return them as a mapping of these names to data sets, or leave data.mixture out",
+        )
+    if returned is not None and returned != sorted(weights):
+        raise PipelineRaised(
+            f"datasets() returned the training sets {', '.join(returned)}, and data.mixture names "
+            f"{', '.join(sorted(weights)) or 'none'}",
+            f"set data.mixture to the weight of each, such as {{{', '.join(f'{name}: 1' for name in returned)}}}",
+        )
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What an order is told of one source (`orders.Epochs`). A step is a stretch of draws by one shard within one epoch, as
+    `step_of` numbers it."""
+
+    seed: int
+    samples: int
+    shards: int
+    name: str
+    files: Sequence[int] | None = None
+
+    def step_of(self, first: int, last: int) -> int:
+        return first * _MOST_ROWS + last - first
+
+    def own_rows(self, step: int, shard: int) -> tuple[int, int, int]:
+        first, rows = divmod(step, _MOST_ROWS)
+        start, end = self.run(0, shard)
+        epoch, first = divmod(first, end - start)
+        return epoch, first, first + rows
+
+    def rows(self, step: int, shard: int) -> tuple[int, int, int]:
+        epoch, first, last = self.own_rows(step, shard)
+        start, _ = self.run(epoch, shard)
+        return epoch, start + first, start + last
+
+    def run(self, epoch: int, shard: int) -> tuple[int, int]:  # noqa: ARG002
+        return self.samples * shard // self.shards, self.samples * (shard + 1) // self.shards
+
+    def permutation(self, epoch: int) -> torch.Tensor:
+        return streams.permutation(self.seed, f"order of source {self.name}", epoch, self.samples)
+
+    def drawn(self, order: Order, shard: int, first: int, last: int) -> list[int]:
+        """The samples of these draws, which may be of several epochs."""
+        start, end = self.run(0, shard)
+        found: list[int] = []
+        while first < last:
+            until = min(last, (first // (end - start) + 1) * (end - start))
+            found += order.indices(self.step_of(first, until), shard)
+            first = until
+        return found
+
+
+class Rows(Protocol):
+    """How many rows each shard has (`drawn.Drawn`)."""
+
+    @property
+    def shards(self) -> int: ...
+
+    def rows(self, step: int, shard: int) -> tuple[int, int]: ...
+
+
+class Mixture:
+    """A sampler: which samples of `Sources` micro-batch (step, shard) holds."""
+
+    def __init__(
+        self,
+        seed: int,
+        drawn: Rows,
+        sources: Sources,
+        weights: Mapping[str, float],
+        order: Callable[[Epochs], Order],
+        files: Callable[[Any], Sequence[int] | None],
+    ) -> None:
+        """order: builds that of a source; files: of a source, as `Epochs.files`. Raises PipelineRaised."""
+        counts = counts_of(weights)
+        self._drawn = drawn
+        self._pattern = Pattern(seed, tuple(counts[name] for name in sources.by_name))
+        self._firsts = [sources.first(number) for number in range(len(sources.by_name))]
+        self._turns = []
+        for name, source in sources.by_name.items():
+            if len(source) < drawn.shards:
+                raise PipelineRaised(
+                    f"the training set {name!r} has {len(source)} samples for {drawn.shards} shards",
+                    "each shard goes through a part of its own: give it more, or lower data.shards (which changes the result)",
+                )
+            own = streams.seed_of(seed, f"source {name}")
+            self._turns.append(Turns(own, len(source), drawn.shards, name, files(source)))
+        self._orders = [order(turns) for turns in self._turns]
+
+    def indices(self, step: int, shard: int) -> list[int]:
+        """The samples of micro-batch (step, shard), as indices into the data set."""
+        first, last = self._drawn.rows(step, shard)
+        found = numpy.empty(last - first, numpy.int64)
+        for source, begin, end, rows in self._pattern.pieces(shard, first, last):
+            drawn = self._turns[source].drawn(self._orders[source], shard, begin, end)
+            found[rows] = numpy.array(drawn, numpy.int64) + self._firsts[source]
+        return found.tolist()
