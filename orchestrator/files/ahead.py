@@ -1,11 +1,4 @@
-"""Fetching the files of the samples that will be asked for, in the order in which they will be, by a process of its own.
-
-Its bytes, its hashing and the random numbers of its libraries disturb nobody there. The process reads which files are expected
-from its standard input and writes what it has fetched to its standard output, JSON in lines; it ends with its input. It
-fetches several at once, and gives up at the first difficulty: who needs the file meets it too, waits and says so.
-
-What is fetched is held by nobody: with each message what is expected is dated anew in the cache, so that it goes last.
-"""
+"""Fetching the files of the samples that will be asked for, in the order in which they will be (fetcher.py does it)."""
 
 from __future__ import annotations
 
@@ -15,16 +8,13 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import IO, Any
+from typing import Any
 
-from orchestrator.errors import OrchestratorError
 from orchestrator.files import cache
 from orchestrator.files.manifest import File
-from orchestrator.files.places import Place, place_of
+from orchestrator.files.places import Place
 
 _AT_ONCE = 4
 _PAUSE_S = 1.0
@@ -43,7 +33,7 @@ class Ahead:
         keep_only: Callable[[Iterable[int]], None],
     ) -> None:
         self._place, self._files, self._file_of, self._keep_only = place, files, file_of, keep_only
-        self._share = share
+        self.share = share
         self._expected: deque[tuple[int, ...]] = deque()  # of each micro-batch its files, the next one first
         self._uses: Counter[int] = Counter()  # in the order in which they were expected first
         self._bytes = 0
@@ -52,7 +42,7 @@ class Ahead:
 
     @property
     def is_full(self) -> bool:
-        return self._bytes >= self._share
+        return self._bytes >= self.share
 
     def expect(self, indices: Iterable[int]) -> None:
         """The samples of one more micro-batch."""
@@ -100,7 +90,7 @@ class Ahead:
         self._fetcher, self._told = None, []
 
     def _within_share(self) -> list[int]:
-        found, left = [], self._share
+        found, left = [], self.share
         for number in self._uses:
             left -= self._files[number].size
             if left < 0:
@@ -115,7 +105,7 @@ class _Fetcher:
     def __init__(self, place: str) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-m", "orchestrator.files.fetcher"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -154,79 +144,3 @@ class _Fetcher:
             for line in answers:
                 with self._lock:
                     self._bytes += int(line)
-
-
-class Expected:
-    """What the process knows of the worker's wishes: the newest, in order. Threads take from it."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._files: list[File] = []
-        self._taken: set[str] = set()  # by MD5: under way, or done since the last message
-        self._over = False
-
-    def replace(self, files: list[File]) -> list[File]:
-        """Returns those that are not expected any more."""
-        with self._changed:
-            kept = {file.md5 for file in files}
-            gone = [file for file in self._files if file.md5 not in kept]
-            self._files, self._taken = files, self._taken & kept
-            self._changed.notify_all()
-        return gone
-
-    def take(self) -> File | None:
-        """The first that nobody has taken; None at the end."""
-        with self._changed:
-            while not self._over:
-                found = next((file for file in self._files if file.md5 not in self._taken), None)
-                if found is not None:
-                    self._taken.add(found.md5)
-                    return found
-                self._changed.wait()
-        return None
-
-    def put_back(self, file: File) -> None:
-        with self._changed:
-            self._taken.discard(file.md5)
-            self._changed.notify_all()
-
-    def end(self) -> None:
-        with self._changed:
-            self._over = True
-            self._changed.notify_all()
-
-
-def serve(requests: IO[str], answers: IO[str]) -> None:
-    first = json.loads(requests.readline())
-    cache.use(*first["cache"])
-    held, place, expected = cache.current(), place_of(first["place"]), Expected()
-    lock = threading.Lock()
-
-    def fetch() -> None:
-        while (file := expected.take()) is not None:
-            try:
-                came = held.bring(file, place)
-            except (OSError, OrchestratorError):  # who reads it will say so
-                came = False
-            if came:
-                with lock:
-                    print(file.size, file=answers, flush=True)
-            elif not held.has(file):
-                time.sleep(_PAUSE_S)
-                expected.put_back(file)
-
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
-        for _ in range(_AT_ONCE):
-            threads.submit(fetch)
-        for line in requests:
-            files = [File(*each) for each in json.loads(line)]
-            for file in expected.replace(files):
-                held.forgets(file)
-            for file in reversed(files):
-                held.expects(file)
-        os._exit(0)  # what is under way is left over, and found so by its lock
-
-
-if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
-        serve(sys.stdin, sys.stdout)

@@ -127,7 +127,7 @@ class Cache:
         path = self.folder / f"{file.md5}{_PART}"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            if not caller.locks(descriptor) or not _is_at(path, descriptor):
+            if not caller.locks(path, descriptor) or not _is_at(path, descriptor):
                 return False  # another process has it, or had it, and has finished or given up
             if self.has(file):  # or had finished before this one began
                 path.unlink()
@@ -135,7 +135,8 @@ class Cache:
             try:
                 if caller.takes_room(descriptor):
                     _check(file, place, caller.copies(descriptor))
-                    path.replace(self.folder / file.md5)
+                    with self._deciding():  # who counts files meets it under one of its names
+                        path.replace(self.folder / file.md5)
                     return True
                 path.unlink()
                 return False
@@ -166,7 +167,7 @@ class Cache:
             os.close(descriptor)
 
     def _made_room(self, size: int) -> bool:
-        files = {path: path.stat().st_size for path in self._files()}
+        files = self._files()
         for path in list(files):
             if sum(files.values()) + size <= self.limit:
                 break
@@ -174,15 +175,16 @@ class Cache:
                 del files[path]
         return sum(files.values()) + size <= self.limit
 
-    def _files(self) -> list[Path]:
-        """The least recently used first."""
+    def _files(self) -> dict[Path, int]:
+        """With their bytes, the least recently used first."""
         found = []
         with os.scandir(self.folder) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
                     if entry.name not in _SIGNS:
-                        found.append((entry.stat().st_mtime_ns, entry.path))
-        return [Path(path) for _, path in sorted(found)]
+                        status = entry.stat()
+                        found.append((status.st_mtime_ns, entry.path, status.st_size))
+        return {Path(path): size for _, path, size in sorted(found)}
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,7 @@ class _Caller:
     file: File
     place: Place
 
-    def locks(self, descriptor: int) -> bool:
+    def locks(self, path: Path, descriptor: int) -> bool:
         """Whether it is for this process to fetch the file."""
         raise NotImplementedError
 
@@ -208,7 +210,7 @@ class _Caller:
 class _Ahead(_Caller):
     """It goes without."""
 
-    def locks(self, descriptor: int) -> bool:
+    def locks(self, path: Path, descriptor: int) -> bool:  # noqa: ARG002
         return _has_locked(descriptor)
 
     def takes_room(self, descriptor: int) -> bool:
@@ -227,11 +229,13 @@ class _Reader(_Caller):
 
     waits: bool
 
-    def locks(self, descriptor: int) -> bool:
+    def locks(self, path: Path, descriptor: int) -> bool:
         wait = Wait(self._where)
-        while not _has_locked(descriptor):
+        while _is_at(path, descriptor):  # else it has come, and may be locked by who reads it
+            if _has_locked(descriptor):
+                return True
             wait.look()
-        return True
+        return False
 
     def takes_room(self, descriptor: int) -> bool:
         """Raises ConfigurationError, NoRoom."""
@@ -352,6 +356,9 @@ def patience_s() -> float:
 
 def current() -> Cache:
     """Raises ConfigurationError."""
+    return Cache(folder(), _used["limit"], _used["patience_s"])
+
+
+def folder() -> Path:
     home = os.environ.get("XDG_CACHE_HOME")
-    folder = _used["folder"] or (Path(home) if home else Path.home() / ".cache") / "orchestrator" / "files"
-    return Cache(Path(folder), _used["limit"], _used["patience_s"])
+    return Path(_used["folder"] or (Path(home) if home else Path.home() / ".cache") / "orchestrator" / "files")

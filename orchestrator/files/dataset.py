@@ -71,6 +71,7 @@ class Files:
         self._cache: Cache | None = None
         self._lock = threading.RLock()  # of what is open
         self._opened: OrderedDict[int, _Opened] = OrderedDict()
+        weakref.finalize(self, _close, self._opened)
         self.file_lengths: Sequence[int] = numpy.array([file.samples for file in self._manifest.files])  # type: ignore[assignment]
         self._ends = numpy.cumsum(self.file_lengths)
 
@@ -187,10 +188,7 @@ class Files:
             self._close([next(iter(self._opened))])
 
     def _close(self, numbers: Iterable[int]) -> None:
-        for number in list(numbers):
-            opened = self._opened.pop(number)
-            opened.samples.close()
-            opened.handle.close()
+        _close({number: self._opened.pop(number) for number in list(numbers)})
 
     def close(self) -> None:
         """All files that are open."""
@@ -244,6 +242,12 @@ class Files:
             f"{self._place.describe(file.path)} {problem}",
             f"put back what was there, or write the manifest anew (python -m orchestrator index={self._place.describe('')})",
         )
+
+
+def _close(opened: dict[int, _Opened]) -> None:
+    for each in opened.values():
+        each.samples.close()
+        each.handle.close()
 
 
 class _Watch:

@@ -53,8 +53,20 @@ def listen(tell: Tell, alive: Callable[[], None] = lambda: None) -> None:
 
 
 def count(size: int, *, fetched: bool) -> None:
+    add(Taken(fetched=size) if fetched else Taken(cached=size))
+
+
+def add(read: Taken) -> None:
+    """By another process, for this thread."""
     before = _here.taken
-    _here.taken = Taken(before.fetched + size * fetched, before.cached + size * (not fetched))
+    _here.taken = Taken(before.fetched + read.fetched, before.cached + read.cached)
+
+
+def pass_on(text: str | None) -> None:
+    """What another process waits for that reads for this thread; None: it lives."""
+    if text is not None:
+        _here.tell(text)
+    _here.alive()
 
 
 def taken() -> Taken:
@@ -62,12 +74,23 @@ def taken() -> Taken:
     return found
 
 
+_fetching = 0
+
+
+def is_fetching() -> bool:
+    """Whether any thread of this process does: what is opened then is no doing of the user's code."""
+    return _fetching > 0
+
+
 @contextmanager
 def undisturbed() -> Iterator[None]:
+    global _fetching
     state = random.getstate()
+    _fetching += 1
     try:
         yield
     finally:
+        _fetching -= 1
         random.setstate(state)
 
 
