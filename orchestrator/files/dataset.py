@@ -93,6 +93,11 @@ class Files:
     def manifest(self) -> Manifest:
         return self._manifest
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether files are fetched before they are read."""
+        return self._place.folder is None
+
     def ahead(self, share: int) -> Ahead | None:
         """Fetches the files of samples that will be asked for, as many as `share` bytes of the cache hold; None where there is
         nothing to fetch. What wraps this data set, sample by sample, hands it on."""
