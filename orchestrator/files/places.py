@@ -9,8 +9,12 @@ from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from orchestrator.errors import ConfigurationError
+from orchestrator.files import waiting
 
 _CHUNK = 4 << 20
+# Of the libraries behind fsspec, by protocol: one try. Who waits for a place asks again itself, and says so (waiting.py).
+_ONE_TRY = {"s3": {"config_kwargs": {"retries": {"total_max_attempts": 1}, "connect_timeout": 10, "read_timeout": 30}}}
+_ONE_TRY["s3a"] = _ONE_TRY["s3"]
 
 
 class Place(Protocol):
@@ -70,14 +74,8 @@ class _Remote:
     folder = None
 
     def __init__(self, url: str) -> None:
-        import fsspec
-
-        try:
-            self._files, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
-        except ImportError as error:
-            raise ConfigurationError([f"{url} needs a package that is missing: {error}"]) from error
-        except Exception as error:
-            raise ConfigurationError([f"{url} cannot be used: {type(error).__name__}: {error}"]) from error
+        with waiting.undisturbed():
+            self._files, root = _opened(url)
         self._root = root.rstrip("/")
         self._url = url.rstrip("/")
 
@@ -105,4 +103,22 @@ class _Remote:
         except OSError:
             raise
         except Exception as error:
-            raise OSError(f"{type(error).__name__}: {error}") from error
+            refused = "Credentials" in type(error).__name__  # of botocore; s3fs names the others
+            raise (PermissionError if refused else OSError)(f"{type(error).__name__}: {error}") from error
+
+
+def _opened(url: str) -> Any:
+    """The file system behind fsspec, and the path in it. Raises ConfigurationError."""
+    import fsspec
+
+    scheme = url.partition("://")[0]
+    options = {} if fsspec.config.conf.get(scheme) else _ONE_TRY.get(scheme, {})
+    try:
+        files, root = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
+    except ImportError as error:
+        raise ConfigurationError([f"{url} needs a package that is missing: {error}"]) from error
+    except Exception as error:
+        raise ConfigurationError([f"{url} cannot be used: {type(error).__name__}: {error}"]) from error
+    if options:
+        files.retries = 1
+    return files, root
