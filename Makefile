@@ -47,7 +47,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 data: setup
-	dvc repro --quiet prepare_digits prepare_characters
+	dvc repro --quiet prepare_digits prepare_characters prepare_stream
 
 demo: setup
 	dvc repro --quiet prepare_digits

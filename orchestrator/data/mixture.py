@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy
 import torch
 
 from orchestrator.errors import PipelineRaised
+from orchestrator.files.ahead import Several
+from orchestrator.files.dataset import spread
 from orchestrator.numerics import streams
 from orchestrator.sampling.mixtures import Pattern, counts_of
 from orchestrator.sampling.orders import Epochs, Order
@@ -37,6 +40,40 @@ class Sources:
             raise IndexError(index)
         number = int(self._ends.searchsorted(index, "right"))
         return [*self.by_name.values()][number][index - self.first(number)]
+
+    @property
+    def file_lengths(self) -> list[int]:
+        """Of all sources; one without files is a file."""
+        lengths = [getattr(source, "file_lengths", [len(source)]) for source in self.by_name.values()]
+        return [int(length) for each in lengths for length in each]
+
+    @property
+    def is_elsewhere(self) -> bool:
+        return bool(self._elsewhere())
+
+    def need_room(self, together: int) -> None:
+        """As `Files.need_room`, for each source."""
+        for _, source in self._elsewhere():
+            source.need_room(together)
+
+    def ahead(self, share: int) -> Several | None:
+        """As `Files.ahead`, with an equal share for each source."""
+        found = self._elsewhere()
+        parts = [(source.ahead(share // len(found)), partial(self._own, number)) for number, source in found]
+        return Several(parts, share) if parts else None
+
+    def spread(self, most: int, files: int) -> list[int]:
+        """As `Files.spread`."""
+        return spread(self.file_lengths, most, files)
+
+    def _elsewhere(self) -> list[tuple[int, Any]]:
+        sources = enumerate(self.by_name.values())
+        return [(number, source) for number, source in sources if getattr(source, "is_elsewhere", False)]
+
+    def _own(self, number: int, indices: Sequence[int]) -> list[int]:
+        """Those of one source, as it numbers them."""
+        first, end = self.first(number), int(self._ends[number])
+        return [index - first for index in indices if first <= index < end]
 
     def first(self, number: int) -> int:
         """The index of the first sample of a source."""
@@ -142,6 +179,7 @@ class Mixture:
             own = streams.seed_of(seed, f"source {name}")
             self._turns.append(Turns(own, len(source), drawn.shards, name, files(source)))
         self._orders = [order(turns) for turns in self._turns]
+        self.together = max(getattr(each, "together", 1) for each in self._orders)
 
     def indices(self, step: int, shard: int) -> list[int]:
         """The samples of micro-batch (step, shard), as indices into the data set."""

@@ -144,3 +144,51 @@ class _Fetcher:
             for line in answers:
                 with self._lock:
                     self._bytes += int(line)
+
+
+class Several:
+    """Of a data set that is made of others: each fetches its own files. parts: of each its `Ahead`, and which of its samples
+    those of the whole need."""
+
+    def __init__(
+        self, parts: Sequence[tuple[Ahead | Several, Callable[[Sequence[int]], list[int]]]], share: int
+    ) -> None:
+        self._parts = parts
+        self.share = share
+
+    @property
+    def share(self) -> int:
+        return self._share
+
+    @share.setter
+    def share(self, share: int) -> None:
+        self._share = share
+        for ahead, _ in self._parts:
+            ahead.share = share // len(self._parts)
+
+    @property
+    def is_full(self) -> bool:
+        return any(ahead.is_full for ahead, _ in self._parts)
+
+    def expect(self, indices: Sequence[int]) -> None:
+        for ahead, own in self._parts:
+            ahead.expect(own(indices))
+
+    def passed(self) -> None:
+        for ahead, _ in self._parts:
+            ahead.passed()
+
+    def forget(self) -> None:
+        for ahead, _ in self._parts:
+            ahead.forget()
+
+    def tell(self) -> None:
+        for ahead, _ in self._parts:
+            ahead.tell()
+
+    def fetched(self) -> int:
+        return sum(ahead.fetched() for ahead, _ in self._parts)
+
+    def close(self) -> None:
+        for ahead, _ in self._parts:
+            ahead.close()

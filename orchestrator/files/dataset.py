@@ -113,18 +113,8 @@ class Files:
             self._close(number for number in self._opened if number not in kept)
 
     def spread(self, most: int, files: int) -> list[int]:
-        """At most so many samples, evenly spaced in so many files, which are evenly spaced too: to look at few without
-        fetching all."""
-        import numpy
-
-        full = numpy.flatnonzero(self.file_lengths)
-        chosen = full[numpy.linspace(0, len(full) - 1, min(files, len(full))).astype(int)]
-        share = max(1, most // len(chosen))
-        found: list[int] = []
-        for number in chosen:
-            first, count = int(self._ends[number]) - int(self.file_lengths[number]), int(self.file_lengths[number])
-            found += (first + numpy.linspace(0, count - 1, min(share, count)).astype(int)).tolist()
-        return found[:most]
+        """At most so many samples, evenly spaced in so many files: to look at few without fetching all."""
+        return spread(self.file_lengths, most, files)
 
     def need_room(self, together: int) -> None:
         """Raises ConfigurationError where the cache does not hold the largest so many files, which are read together."""
@@ -288,3 +278,18 @@ class _Watch:
 
 
 _WATCH = _Watch()
+
+
+def spread(lengths: Sequence[int], most: int, files: int) -> list[int]:
+    """At most so many samples, evenly spaced in so many files, which are evenly spaced too. lengths: samples of each file."""
+    import numpy
+
+    ends = numpy.cumsum(lengths)
+    full = numpy.flatnonzero(lengths)
+    chosen = full[numpy.linspace(0, len(full) - 1, min(files, len(full))).astype(int)]
+    share = max(1, most // max(1, len(chosen)))
+    found: list[int] = []
+    for number in chosen:
+        first, count = int(ends[number]) - int(lengths[number]), int(lengths[number])
+        found += (first + numpy.linspace(0, count - 1, min(share, count)).astype(int)).tolist()
+    return found[:most]

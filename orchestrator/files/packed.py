@@ -8,19 +8,23 @@ is not trained on. `counts` says how many tokens each document has; `Packed.coun
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import DataDamaged, PipelineRaised
+from orchestrator.files.ahead import Several
+from orchestrator.files.dataset import spread
 
 
 class Packed:
-    """A map-style data set. documents: one, whose samples are sequences of token numbers; length: tokens of a sequence;
-    counts: tokens of each document, in order, an array (which may be mapped: `numpy.load(file, mmap_mode="r")`). Raises
-    PipelineRaised."""
+    """A map-style data set. documents: one; length: tokens of a sequence; counts: tokens of each document, in order, an array
+    (which may be mapped: `numpy.load(file, mmap_mode="r")`); tokens: makes the token numbers of a sample, None where a sample
+    is that. Raises PipelineRaised."""
 
-    def __init__(self, documents: Any, length: int, counts: Any) -> None:
+    def __init__(
+        self, documents: Any, length: int, counts: Any, tokens: Callable[[Any], Sequence[int]] | None = None
+    ) -> None:
         import numpy
 
         if length < 1 or len(counts) != len(documents):
@@ -29,6 +33,7 @@ class Packed:
                 "give the number of tokens of each document, and a length of at least 1",
             )
         self._documents = documents
+        self._made = tokens or (lambda sample: sample)
         self._length = length
         self._counts = counts
         files = getattr(documents, "file_lengths", None)
@@ -42,18 +47,46 @@ class Packed:
         self._starts: tuple[int, Any] = (-1, None)  # of a file: at which token each of its documents begins
 
     @staticmethod
-    def counted(documents: Any, file: str | Path) -> Any:
+    def counted(documents: Any, file: str | Path, tokens: Callable[[Any], Sequence[int]] | None = None) -> Any:
         """The numbers of tokens of all documents, int32, from a file that is written where it is not there (.npy, 4 bytes a
-        document); then every document is read once."""
+        document); then every document is read once. tokens: as of `Packed`."""
         import numpy
 
         path = Path(file)
         if not path.exists():
-            counts = numpy.fromiter((len(documents[i]) for i in range(len(documents))), numpy.int32, len(documents))
+            counts = numpy.fromiter(
+                (len(documents[i] if tokens is None else tokens(documents[i])) for i in range(len(documents))),
+                numpy.int32,
+                len(documents),
+            )
             unfinished = path.with_name(f".{path.name}.unfinished.npy")
             numpy.save(unfinished, counts)
             unfinished.replace(path)
         return numpy.load(path, mmap_mode="r")
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether its documents are fetched before they are read."""
+        return bool(getattr(self._documents, "is_elsewhere", False))
+
+    def need_room(self, together: int) -> None:
+        """As `Files.need_room`."""
+        if self.is_elsewhere:
+            self._documents.need_room(together)
+
+    def ahead(self, share: int) -> Several | None:
+        """As `Files.ahead`."""
+        ahead = self._documents.ahead(share) if self.is_elsewhere else None
+        return None if ahead is None else Several([(ahead, self._documents_of)], share)
+
+    def spread(self, most: int, files: int) -> list[int]:
+        """As `Files.spread`."""
+        return spread(self.file_lengths, most, files)
+
+    def _documents_of(self, indices: Sequence[int]) -> list[int]:
+        """One of each file that these sequences are of."""
+        files = dict.fromkeys(int(self._ends.searchsorted(index, "right")) for index in indices)
+        return [int(self._last[file]) - 1 for file in files]
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -84,7 +117,7 @@ class Packed:
     def _tokens(self, document: int) -> Any:
         import numpy
 
-        tokens = numpy.asarray(self._documents[document], numpy.int64)
+        tokens = numpy.asarray(self._made(self._documents[document]), numpy.int64)
         count = int(self._counts[document])
         if tokens.shape != (count,):
             raise DataDamaged(
