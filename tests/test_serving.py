@@ -154,11 +154,13 @@ def test_rows_of_several_lengths_have_the_bits_that_they_have_alone() -> None:
 
 def test_asked_from_several_threads_it_answers_the_same_bits_and_leaves_their_settings() -> None:
     model, rows = served_of("mlp"), inputs_of("mlp", 16)
-    expected, threads = bits(model.predict(rows)), torch.get_num_threads()
+    expected, before = (
+        bits(model.predict(rows)),
+        (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()),
+    )
     with ThreadPoolExecutor(4) as pool:
         assert all(found == expected for found in pool.map(lambda _: bits(model.predict(rows)), range(16)))
-    assert torch.get_num_threads() == threads
-    assert not torch.are_deterministic_algorithms_enabled()
+    assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
 
 
 def test_parts_of_several_numbers_of_rows_are_refused_with_what_to_do() -> None:

@@ -46,7 +46,17 @@ trace: {{digest_every: 10, tensors_every: 5}}
 MARKED = shuffled(Epochs(SEED, ROWS, Steps.constant(BATCH), SHARDS)).indices(12, 1)[
     0
 ]  # a sample that is first drawn at step 12
-FIELDS = ["run_id", "rerun_of", "status", "verdict", "first_divergence", "differences", "explanation", "stages"]
+FIELDS = [
+    "run_id",
+    "rerun_of",
+    "status",
+    "verdict",
+    "first_divergence",
+    "differences",
+    "explanation",
+    "stages",
+    "audit",
+]
 OTHER_PLACE = {  # what is restored as it was recorded, and what must not matter
     "MKL_CBWR": "COMPATIBLE",
     "MKL_DYNAMIC": "TRUE",
@@ -188,7 +198,7 @@ def test_a_run_is_repeated_though_code_data_and_snapshot_are_gone(study: Study) 
     assert "data/points.csv: from the remote" in done.err
     repetition = done.report["run_id"]
     assert done.report == dict(
-        zip(FIELDS, [repetition, study.run_id, "finished", "exact", None, [], None, None], strict=True)
+        zip(FIELDS, [repetition, study.run_id, "finished", "exact", None, [], None, None, None], strict=True)
     )
     assert f"exact: all {STEPS} steps and the final parameters agree to the last bit" in done.err
     assert "the same digest as an earlier run of equal code, data, settings and environment" in done.err

@@ -87,7 +87,8 @@ REFUSED = {
     "export=nope to=x.zip key=conf/good.yaml": (2, "key=conf/good.yaml: it is no private key"),
     "export=nope to=x.zip cluster.workers=2": (
         2,
-        "export takes only output=json, to=PATH, data=true, wheels=FOLDER, key=PATH, license=URL and tracking.uri=URI",
+        "export takes only output=json, to=PATH, data=true, checkpoints=true, steps=A-B, wheels=FOLDER, key=PATH, license=URL "
+        "and tracking.uri=URI",
     ),
     "compare=one": (2, "compare=one: two runs are needed"),
     "compare=nope,never": (2, "there is no run nope"),
@@ -232,7 +233,14 @@ def test_a_refused_rerun_has_the_fields_of_its_contract(answers: dict[str, Done]
     error = done.report["error"]
     assert (done.code, error["kind"]) == (2, "UsageError")
     nothing = {"run_id": None, "rerun_of": "nope", "status": "failed", "verdict": None, "first_divergence": None}
-    assert done.report == {**nothing, "differences": [], "explanation": None, "stages": None, "error": error}
+    assert done.report == {
+        **nothing,
+        "differences": [],
+        "explanation": None,
+        "stages": None,
+        "audit": None,
+        "error": error,
+    }
 
 
 # Pipelines that fail in the run: exit code 1, and the message.
