@@ -115,7 +115,7 @@ class Streams:
     def stop(self) -> None:
         server = self.servers.pop()
         server.kill()
-        server.communicate()
+        server.wait()
 
     def most_on_disk(self, over: threading.Event) -> int:
         """Of what the cache holds until then."""
@@ -150,7 +150,7 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Streams]:
     finally:
         for server in made.servers:
             server.kill()
-            server.communicate()
+            server.wait()
 
 
 def _launch(streams: Streams, *arguments: str) -> Done:

@@ -42,7 +42,7 @@ def _indices(step: int, shard: int) -> list[int]:
 def _ahead(share: int) -> Ahead:
     files = [File(str(number), SIZE, 100, str(number)) for number in range(40)]
 
-    return Ahead(place_of(Path("/nowhere")), files, lambda index: index // SIZE, share, list)
+    return Ahead(place_of(Path("/nowhere")), files, lambda index: index // SIZE, share, lambda _: None)
 
 
 @given(share=st.integers(200, 1000))
