@@ -113,9 +113,7 @@ class Streams:
         return wait_for_line(server, "url ").split()[1]
 
     def stop(self) -> None:
-        server = self.servers.pop()
-        server.kill()
-        server.wait()
+        _end(self.servers.pop())
 
     def most_on_disk(self, over: threading.Event) -> int:
         """Of what the cache holds until then."""
@@ -124,6 +122,14 @@ class Streams:
             with contextlib.suppress(FileNotFoundError):
                 most = max(most, sum(path.stat().st_size for path in (self.project.path.parent / "cache").iterdir()))
         return most
+
+
+def _end(server: subprocess.Popen[str]) -> None:
+    """Its stdout is read, and closed, by the thread that has waited for its line."""
+    server.kill()
+    server.wait()
+    assert server.stdin is not None
+    server.stdin.close()
 
 
 @pytest.fixture(scope="module")
@@ -149,8 +155,7 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Streams]:
         yield replace(made, project=replace(project, variables=variables), port=int(url.rpartition(":")[2]))
     finally:
         for server in made.servers:
-            server.kill()
-            server.wait()
+            _end(server)
 
 
 def _launch(streams: Streams, *arguments: str) -> Done:
