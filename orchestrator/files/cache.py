@@ -230,10 +230,13 @@ class _Reader(_Caller):
     waits: bool
 
     def locks(self, path: Path, descriptor: int) -> bool:
-        wait = Wait(self._where)
+        """Raises NoRoom, unless it `waits`, where somebody wants room: that may be who fetches this file."""
+        wait, wanted = Wait(self._where), self.cache.sign(WANTED)
         while _is_at(path, descriptor):  # else it has come, and may be locked by who reads it
             if _has_locked(descriptor):
                 return True
+            if not self.waits and self.cache.sign(WANTED) != wanted:
+                raise NoRoom(self.file.path)
             wait.look()
         return False
 

@@ -263,6 +263,19 @@ def test_who_finds_no_room_waits_for_one_who_reads(tmp_path: Path) -> None:
     assert found == [_content("b", 60)]
 
 
+def test_who_waits_for_one_that_wants_room_gives_way(tmp_path: Path) -> None:
+    """One fetches a file and lacks the room that the other keeps, who waits for this file."""
+    store, cache = Store(sizes={"a": 60, "b": 60}), Cache(tmp_path, 90)
+    kept = cache.hold(_file("a", 60), store)
+    fetching = threading.Thread(target=lambda: cache.hold(_file("b", 60), store).close())
+    fetching.start()
+    with pytest.raises(NoRoom):
+        cache.hold(_file("b", 60), store, wait=False)
+    kept.close()
+    fetching.join(30)
+    assert cache.has(_file("b", 60))
+
+
 def test_two_who_want_the_same_fetch_it_once(tmp_path: Path) -> None:
     store = Store(sizes={"a": 60})
     caches = [Cache(tmp_path, 90) for _ in range(4)]

@@ -30,7 +30,7 @@ class Ahead(Protocol):
     def expect(self, indices: Sequence[int]) -> None: ...
     def passed(self) -> None: ...
     def forget(self) -> None: ...
-    def tell(self) -> None: ...
+    def tell(self, at_least: int) -> None: ...
     def fetched(self) -> int: ...
     def close(self) -> None: ...
 
@@ -65,11 +65,12 @@ class Foresight:
             following = None if self._is_far_enough else next(self._further, None)
             if following is not None:
                 self._expect(following)
-        self._ahead.tell()
+        self._ahead.tell(len(self._shards))
 
     @property
     def _is_far_enough(self) -> bool:
-        return self._ahead.is_full or len(self._expected) >= _FURTHEST
+        full = self._ahead.is_full and len(self._expected) >= len(self._shards)
+        return full or len(self._expected) >= _FURTHEST
 
     def _begin_at(self, key: Key) -> None:
         self._ahead.forget()
