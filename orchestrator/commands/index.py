@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.commands.answer import Answer, reported
 from orchestrator.commands.arguments import Arguments
+from orchestrator.errors import ConfigurationError
 from orchestrator.files.index import index
 from orchestrator.files.manifest import NAME
 from orchestrator.values import megabytes
@@ -41,10 +42,25 @@ class Indexed:
 
 def run(given: Arguments) -> Answer:
     """Raises ConfigurationError, DataDamaged."""
-    found = index(given.value, given.get("reader"), {}, _progress)
+    found = index(given.value, *_reader(given.get("reader")), _progress)
     files = found.files
     size, samples = sum(file.size for file in files), sum(file.samples for file in files)
     return reported(Indexed(given.value, found.reader, len(files), samples, size), given)
+
+
+def _reader(typed: str | None) -> tuple[str | None, dict[str, Any]]:
+    """Its name and options, of NAME or '{name: NAME, option: value}'. Raises ConfigurationError."""
+    if typed is None or not typed.startswith("{"):
+        return typed, {}
+    import yaml
+
+    try:
+        options = dict(yaml.safe_load(typed))
+        return str(options.pop("name")), options
+    except (yaml.YAMLError, TypeError, ValueError, KeyError) as error:
+        raise ConfigurationError(
+            [f"reader={typed} cannot be read: {type(error).__name__}: {error}"], "reader='{name: NAME, option: value}'"
+        ) from error
 
 
 def _progress(done: int, total: int) -> None:

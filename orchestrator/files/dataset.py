@@ -20,7 +20,7 @@ from orchestrator.files import manifest
 from orchestrator.files.cache import Cache, NoRoom, current
 from orchestrator.files.manifest import File, Manifest
 from orchestrator.files.places import place_of
-from orchestrator.files.readers import READERS, Samples
+from orchestrator.files.readers import Samples, build
 
 _MEMORY = 1 << 30
 _OPEN = 256  # files; their descriptors and maps are few bytes
@@ -54,7 +54,7 @@ class Files:
 
         self._place = place_of(place)
         self._manifest = self._read_manifest()
-        self._reader = READERS.build(self._manifest.reader, self._manifest.options)
+        self._reader = build(self._manifest.reader, self._manifest.options)
         self._memory = memory
         self._cache: Cache | None = None
         self._opened: OrderedDict[int, _Opened] = OrderedDict()

@@ -12,7 +12,8 @@ from orchestrator.errors import ConfigurationError, DataDamaged
 from orchestrator.files import manifest
 from orchestrator.files.manifest import File, Manifest
 from orchestrator.files.places import Place, place_of
-from orchestrator.files.readers import READERS, SUFFIXES, by_name
+from orchestrator.files.readers import LISTS, READERS, SUFFIXES, build, by_name
+from orchestrator.files.readers.listing import INDEX, Listed
 
 Tell = Callable[[int, int], None]
 
@@ -23,19 +24,30 @@ def index(named: str, reader: str | None, options: Mapping[str, Any], tell: Tell
     place = place_of(named)
     try:
         names = [name for name in place.names() if not _is_hidden(name)]
+        chosen, of_its_kind = _chosen(named, reader, names)
+        listed = _listed(place, chosen, names if chosen in LISTS else of_its_kind, options)
+        read = build(chosen, listed.options)
+        files = []
+        for name, count in listed.files.items():
+            files.append(_described(place, name, read, count))
+            tell(len(files), len(listed.files))
+        found = Manifest(chosen, tuple(files), READERS.resolve(chosen, listed.options))
+        data = found.written()
+        manifest.read(data, place.describe(manifest.NAME))
+        place.write(manifest.NAME, data)
     except OSError as error:
         raise ConfigurationError([f"index={named}: {error}"]) from error
-    chosen, names = _chosen(named, reader, names)
-    read = READERS.build(chosen, options)
-    files = []
-    for name in names:
-        files.append(_described(place, name, read))
-        tell(len(files), len(names))
-    found = Manifest(chosen, tuple(files), dict(options))
-    data = found.written()
-    manifest.read(data, place.describe(manifest.NAME))
-    place.write(manifest.NAME, data)
     return found
+
+
+def _listed(place: Place, reader: str, names: list[str], options: Mapping[str, Any]) -> Listed:
+    """Which files there are, how many samples each should have, and the reader's options."""
+    problems = READERS.problems(reader, options)
+    if problems:
+        raise ConfigurationError(problems)
+    if reader not in LISTS:
+        return Listed(dict.fromkeys(names), options)
+    return LISTS[reader](names, lambda name: b"".join(place.chunks(name)), options)
 
 
 def _is_hidden(name: str) -> bool:
@@ -46,7 +58,7 @@ def _chosen(named: str, reader: str | None, names: Sequence[str]) -> tuple[str, 
     """The reader, and the files that it reads."""
     if reader is not None:
         suffixes = tuple(suffix for suffix, known in SUFFIXES.items() if known == reader)
-        found = [name for name in names if not suffixes or name.endswith(suffixes)]
+        found = [name for name in names if not suffixes or name.lower().endswith(suffixes)]
         if not found:
             raise ConfigurationError([f"index={named}: there is no file for reader={reader}"])
         return reader, found
@@ -60,7 +72,8 @@ def _chosen(named: str, reader: str | None, names: Sequence[str]) -> tuple[str, 
     return readers[0], [name for name, each in known.items() if each is not None]
 
 
-def _described(place: Place, name: str, read: Callable[..., Any]) -> File:
+def _described(place: Place, name: str, read: Callable[..., Any], told: int | None) -> File:
+    """told: how many samples another list says it has. Its last sample is read: then it is whole."""
     digest, size = hashlib.md5(usedforsecurity=False), 0
     with tempfile.NamedTemporaryFile() as copy:
         for chunk in place.chunks(name):
@@ -71,10 +84,14 @@ def _described(place: Place, name: str, read: Callable[..., Any]) -> File:
         copy.flush()
         try:
             samples = read(Path(copy.name) if place.folder is None else place.folder / name, name)
+            count = len(samples)
+            if told not in (None, count):
+                raise ValueError(f"has {count} samples; {INDEX} says {told}")
+            if count:
+                samples[count - 1]
+            samples.close()
         except ValueError as error:
             raise DataDamaged(
                 f"{place.describe(name)} {error}", "leave it out of the folder, or write it anew"
             ) from error
-        count = len(samples)
-        samples.close()
     return File(name, count, size, digest.hexdigest())
