@@ -74,9 +74,7 @@ def test_members_without_key_or_extension_are_no_samples(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("reader", "package"), [("mds", "mosaicml-streaming"), ("litdata", "litdata")])
 def test_a_package_that_is_missing_is_named(reader: str, package: str) -> None:
-    with pytest.raises(
-        ConfigurationError, match=rf"reader={reader} needs the package {package}, which"
-    ) as told:
+    with pytest.raises(ConfigurationError, match=rf"reader={reader} needs the package {package}, which") as told:
         build(reader, {})
     assert "pip install" in told.value.remedy
 
