@@ -27,6 +27,10 @@ from typing import Any, ClassVar, Literal
 Status = Literal["finished", "failed", "killed"]
 
 
+class StopsWaiting(Exception):
+    """No error: whoever waits is to stop, and passes this on through the user's code."""
+
+
 class OrchestratorError(Exception):
     """An error that a user can cause or meet: one message, one remedy, one exit code. recurs: whoever goes on with the run,
     with its code, data and settings, meets it again."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import references
-from orchestrator.errors import ConfigurationError, OrchestratorError, PipelineRaised
+from orchestrator.errors import ConfigurationError, OrchestratorError, PipelineRaised, StopsWaiting
 
 if TYPE_CHECKING:
     import torch
@@ -170,7 +170,7 @@ def naming(what: str, of_one_row: Callable[[], str | None] = lambda: None) -> It
     what is said generally."""
     try:
         yield
-    except OrchestratorError:
+    except (OrchestratorError, StopsWaiting):
         raise
     except (Exception, SystemExit) as error:
         recurs = ONE_ROW in str(error)  # which rows a micro-batch has is settled

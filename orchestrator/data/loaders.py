@@ -34,7 +34,8 @@ import torch
 from orchestrator.data import watching
 from orchestrator.data.fetching import fetch
 from orchestrator.errors import Inconsistent, OrchestratorError, PipelineRaised, RunFailed, from_dict
-from orchestrator.files import cache
+from orchestrator.files import cache, waiting
+from orchestrator.files.waiting import Taken
 from orchestrator.numerics import determinism, digests, streams
 from orchestrator.pipeline import Pipeline, find, naming
 from orchestrator.plan import Declared
@@ -63,7 +64,7 @@ class Recipe:
     threads: int
     arithmetic: determinism.Arithmetic = "native"
     data_seed: int | None = None  # of datasets(), where it is not that of the run
-    cache: tuple[int, str | None] | None = None  # of files from elsewhere: its bytes, and its folder
+    cache: tuple[int, str | None, float] | None = None  # of files from elsewhere, as `files.cache.use` takes it
     inputs: tuple[str, ...] = ()  # those that the settings declare
     variables: tuple[str, ...] = ()  # likewise
 
@@ -175,8 +176,9 @@ class _Loader:
 
     def drop(self) -> None:
         """The answer is not wanted any more."""
+        answer = self._read()
         self.asked = None
-        if self._read() is None:
+        if answer is None:
             self._replace("with a request that is not wanted any more")
 
     def close(self) -> int:
@@ -200,10 +202,14 @@ class _Loader:
         return code
 
     def _read(self) -> dict[str, Any] | None:
-        """The answer; None when the process died first."""
+        """The answer; None when the process died first. Raises what `waiting.pass_on` raises; then it is still to come."""
         assert self._process.stdout is not None
-        answer: dict[str, Any] | None = _read(self._process.stdout)
-        return answer
+        while True:
+            answer: dict[str, Any] | None = _read(self._process.stdout)
+            if answer is None or "told" not in answer:
+                waiting.add(Taken(*(answer or {}).get("taken", ())))
+                return answer
+            waiting.pass_on(answer["told"])
 
     def _write(self, message: object) -> None:
         assert self._process.stdin is not None
@@ -240,6 +246,7 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     determinism.prepare_thread(recipe.threads, arithmetic=recipe.arithmetic)
     if recipe.cache is not None:
         cache.use(*recipe.cache)
+    waiting.listen(lambda text: _write(answers, {"told": text}), lambda: _write(answers, {"told": None}))
     with watching.window(Declared(recipe.inputs, recipe.variables)) as window:
         source = _source(recipe)
         request = _read(requests)
@@ -272,7 +279,7 @@ def _answer(recipe: Recipe, source: tuple[Pipeline, Any] | OrchestratorError, ke
             naming(f"reading samples (step {key.step}, shard {key.shard})"),
             streams.seeded(recipe.seed, "samples", key.step, key.shard),
         ):
-            return {"batch": fetch(train, key.indices, pipeline.collate)}
+            return {"batch": fetch(train, key.indices, pipeline.collate), "taken": tuple(waiting.taken())}
     except OrchestratorError as error:
         return {"failed": error.as_dict()}
 

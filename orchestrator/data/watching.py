@@ -28,6 +28,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from orchestrator.files import waiting
+from orchestrator.files.cache import folder as cache_folder
 from orchestrator.plan import Declared
 from orchestrator.records.reads import File, Reads, Value, holds, is_below, recorded
 
@@ -166,7 +168,7 @@ class Window:
         path = place if inside is None else f"/{inside}"
         if is_below(place, self._inputs) or _RECORDS in f"{path}/" or _CODE.fullmatch(place):
             return False
-        if _SITES & set(path.split("/")) or is_below(place, (*_installed(), *_caches())):
+        if _SITES & set(path.split("/")) or is_below(place, (*_installed(), *_caches(), str(cache_folder()))):
             return False
         return inside is not None or not (_OF_RAY.search(place) or _OF_TORCH.search(place))
 
@@ -233,7 +235,7 @@ def _end(opened: Window) -> None:
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
-    if not _windows:
+    if not _windows or waiting.is_fetching():
         return
     handler = _HANDLERS.get(event)
     if handler is None or sys._getframe(1).f_code.co_filename.startswith("<frozen importlib"):

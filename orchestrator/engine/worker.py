@@ -25,6 +25,7 @@ from orchestrator.engine.loop import Loop
 from orchestrator.engine.member.cancellation import CancellableTransport, live
 from orchestrator.engine.member.generation import Connect, Ended, Generation, ProcessServices
 from orchestrator.engine.model import construction
+from orchestrator.engine.model.foresight import Account
 from orchestrator.engine.model.replica import Replica
 from orchestrator.engine.model.updater import Updater
 from orchestrator.engine.model.workload import Workload
@@ -32,6 +33,7 @@ from orchestrator.engine.modes import Moment, Parts, execution
 from orchestrator.engine.server import Server
 from orchestrator.engine.worker_hooks import WorkerHooks, WorkerState
 from orchestrator.errors import ConfigurationError
+from orchestrator.files import waiting
 from orchestrator.numerics import allocator, cuda, determinism, staging
 from orchestrator.numerics.digests import model_digest
 from orchestrator.pipeline import defines, find, naming
@@ -61,6 +63,7 @@ class Worker:
 
         Raises PipelineRaised, ConfigurationError.
         """
+        self._listen()
         with watching.window(self._plan.declared) as window:
             run_manifest = self._build()
         self.reads = window.reads
@@ -140,6 +143,7 @@ class Worker:
         Raises this member's own errors: what a step raises (engine.step.lockstep, engine.between_steps.evaluation), what
         loading a checkpoint raises, MemoryError.
         """
+        self._listen()
         self._prepare_thread()
         self._execution.suit(generation, rank)
         if self._state is None:
@@ -159,6 +163,7 @@ class Worker:
         if self._callbacks is not None:
             self._callbacks.close()
         self._callbacks = None
+        self._workload.close()
         if self._loaders is not None:
             self._loaders.close()
         self._loaders = None
@@ -227,6 +232,7 @@ class Worker:
             state.timing.keeps_time = rank == 0
             state.held.shards = shards
             if not state.loop.ended:
+                self._look_ahead(generation, rank, run_manifest["steps"])
                 self._fetch_ahead(shards, run_manifest["steps"])
             moment = Moment(generation, rank, transport, state.timing, run_manifest, hooks.deadline_s)
             executor, exchange = self._execution.executor(moment)
@@ -235,6 +241,7 @@ class Worker:
             state.held.replica.give_up_shard()  # a step that was given up leaves the buffers as its last shard made them
             self._services.writer.copied(0)  # what was begun is written also where no further update asks for it
             self._services.tell_times(at_once=True)
+            self._workload.account.tell()
         if halted != "finished":
             return Ended(halted, self.progress, why="all members agreed")
         if self._callbacks is not None:
@@ -243,6 +250,18 @@ class Worker:
             self._callbacks.finish(beat, self._plan.cluster.timeouts.step_s)
         self.close()
         return Ended("finished", self.progress, digest=state.boundary.digest())
+
+    def _listen(self) -> None:
+        """While this thread waits for files from elsewhere, the run hears of it, and nobody takes it for dead."""
+        waiting.listen(
+            lambda what: self._services.emit({"event": "waiting", "what": what}), self._services.heartbeat.live
+        )
+
+    def _look_ahead(self, generation: Generation, rank: int, steps: int) -> None:
+        nodes = generation.nodes[: generation.workers]
+        share = self._plan.data.cache_bytes // nodes.count(nodes[rank])
+        self._workload.account = Account(self._services.emit)
+        self._workload.look_ahead(generation.shards[rank], steps, share)
 
     def _fetch_ahead(self, shards: tuple[int, ...], steps: int) -> None:
         """Have loader processes fetch batches, where the plan wants them; they outlive generations."""
@@ -254,7 +273,7 @@ class Worker:
             data = self._plan.data
             recipe = Recipe(
                 *(source.target, dict(source.args), run.seed, compute.threads, compute.arithmetic, data.seed),
-                cache=(data.cache_bytes, data.cache_folder),
+                cache=data.cache,
                 inputs=self._plan.declared.inputs,
                 variables=self._plan.declared.variables,
             )

@@ -5,9 +5,12 @@ All processes of a node share the folder; locks of the kernel (`flock`), which e
     MD5          a whole file; who reads it holds a shared lock, who removes it needs the exclusive one
     MD5.part     room that is taken for a file; who fetches it holds the exclusive lock, and without one it is left over
     room         held while it is decided who has room
+    wanted       touched by a process that finds no room: whoever keeps files open gives up those that it does not read now
+    wished       the same for files that are fetched ahead: it gives up those that it has not read for a while
 
-The least recently used file that nobody reads makes room for another. Where all are being read, who needs room has given up
-what it held itself, and waits for one of the others; so somebody always goes on.
+The least recently used file that nobody keeps open makes room for another. Who needs room has given up what it held itself, and
+waits for the others; so somebody always goes on. Whoever waits, for room, for another process or for a store, does so in
+`waiting.py`, where it is told and shows that it lives.
 """
 
 from __future__ import annotations
@@ -17,21 +20,25 @@ import fcntl
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import ConfigurationError, DataDamaged
+from orchestrator.files import waiting
 from orchestrator.files.manifest import File
 from orchestrator.files.places import Place
+from orchestrator.files.waiting import Attempt, Wait
 from orchestrator.values import megabytes
 
 _PART = ".part"
 _CHUNK = 1 << 20
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
-Tell = Callable[[str], None]
+ROOM, WANTED, WISHED = "room", "wanted", "wished"
+_SIGNS = (ROOM, WANTED, WISHED)
+_LONG_AGO = 10 * 365 * 86400 * 10**9  # in nanoseconds: a file that nobody expects is older than any that is
+STORE_TIMEOUT_S = 600.0
 
 
 class NoRoom(Exception):
@@ -50,29 +57,60 @@ class Held:
 
 
 class Cache:
-    """limit: in bytes; patience_s: for how long a place that does not answer is asked again; tell: hears that it is. Raises
-    ConfigurationError for a folder that cannot be one."""
+    """limit: in bytes; patience_s: for how long a place that does not answer is asked again. Raises ConfigurationError for a
+    folder that cannot be one."""
 
-    def __init__(self, folder: Path, limit: int, patience_s: float = 600.0, tell: Tell = lambda _: None) -> None:
+    def __init__(self, folder: Path, limit: int, patience_s: float = STORE_TIMEOUT_S) -> None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigurationError([f"data.cache_folder: {folder} cannot be used: {error.strerror}"]) from error
-        self._folder = folder
-        self._limit = limit
+        self.folder = folder
+        self.limit = limit
         self._patience_s = patience_s
-        self._tell = tell
 
     def hold(self, file: File, place: Place, *, wait: bool = True) -> Held:
         """The file of this content, fetched where it is not there. Raises DataDamaged for one that is not what the manifest
         says, or cannot be had; NoRoom, without `wait`, where all room is in use."""
+        fetched = False
         while True:
             with contextlib.suppress(FileNotFoundError):
-                return self._held(self._folder / file.md5)
-            self._fetch(file, place, wait)
+                held = self._held(self.folder / file.md5)
+                waiting.count(file.size, fetched=fetched)
+                return held
+            with waiting.undisturbed():
+                fetched = self._fetch(file, place, _Reader(self, file, place, wait))
+
+    def bring(self, file: File, place: Place) -> bool:
+        """Fetch a file that will be read later, unless it is there, or on its way, or there is no room; returns whether this
+        process has fetched it. Raises OSError, where the place does not answer, at once."""
+        return not self.has(file) and self._fetch(file, place, _Ahead(self, file, place))
 
     def has(self, file: File) -> bool:
-        return (self._folder / file.md5).exists()
+        return (self.folder / file.md5).exists()
+
+    def expects(self, file: File) -> None:
+        """It goes after all that nobody expects."""
+        self._date(file, time.time_ns())
+
+    def forgets(self, file: File) -> None:
+        """It goes before all that is expected."""
+        self._date(file, time.time_ns() - _LONG_AGO)
+
+    def sign(self, name: str) -> int:
+        """When a process was last seen to want room, or to wish for it; 0: never."""
+        try:
+            return (self.folder / name).stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def call(self, name: str) -> None:
+        (self.folder / name).touch()
+        _date(self.folder / name, time.time_ns())
+
+    def _date(self, file: File, at: int) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            _date(self.folder / file.md5, at)
 
     def _held(self, path: Path) -> Held:
         """Raises FileNotFoundError."""
@@ -81,53 +119,47 @@ class Cache:
         if not os.fstat(descriptor).st_nlink:
             os.close(descriptor)
             raise FileNotFoundError(path)
-        now = time.time_ns()  # the kernel's own times come in steps of milliseconds
-        os.utime(descriptor, ns=(now, now))
+        _date(descriptor, time.time_ns())
         return Held(path, descriptor)
 
-    def _fetch(self, file: File, place: Place, wait: bool) -> None:
-        """By this process, or by another one that it waits for."""
-        path = self._folder / f"{file.md5}{_PART}"
+    def _fetch(self, file: File, place: Place, caller: _Caller) -> bool:
+        """Whether it was fetched by this process, and not by another one that has been waited for."""
+        path = self.folder / f"{file.md5}{_PART}"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if not _is_at(path, descriptor):
-                return  # another process had it, and has finished or given up
+            if not caller.locks(path, descriptor) or not _is_at(path, descriptor):
+                return False  # another process has it, or had it, and has finished or given up
             if self.has(file):  # or had finished before this one began
                 path.unlink()
-                return
+                return False
             try:
-                self._take_room(descriptor, file, wait)
-                self._copy(descriptor, file, place)
-                path.replace(self._folder / file.md5)
+                if caller.takes_room(descriptor):
+                    _check(file, place, caller.copies(descriptor))
+                    with self._deciding():  # who counts files meets it under one of its names
+                        path.replace(self.folder / file.md5)
+                    return True
+                path.unlink()
+                return False
             except BaseException:
+                os.ftruncate(descriptor, 0)
                 path.unlink(missing_ok=True)
                 raise
         finally:
             os.close(descriptor)
 
-    def _take_room(self, descriptor: int, file: File, wait: bool) -> None:
-        if file.size > self._limit:
-            raise ConfigurationError(
-                [f"data.cache_gb: {megabytes(self._limit)} do not hold {file.path}, which has {megabytes(file.size)}"],
-                "raise it",
-            )
-        while True:
-            with self._deciding():
-                if self._made_room(file.size):
-                    os.ftruncate(descriptor, 0)
-                    if file.size:
-                        os.posix_fallocate(descriptor, 0, file.size)
-                    return
-                in_use = [path for path in self._files() if not _is_at(path, descriptor)]
-            if not wait:
-                raise NoRoom(file.path)
-            if in_use:
-                _wait_for(in_use[0])
+    def _has_taken(self, descriptor: int, size: int) -> bool:
+        """Whether there was room for so many bytes, which they have now."""
+        with self._deciding():
+            if not self._made_room(size):
+                return False
+            os.ftruncate(descriptor, 0)
+            if size:
+                os.posix_fallocate(descriptor, 0, size)
+            return True
 
     @contextmanager
     def _deciding(self) -> Iterator[None]:
-        descriptor = os.open(self._folder / "room", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(self.folder / ROOM, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
@@ -135,65 +167,150 @@ class Cache:
             os.close(descriptor)
 
     def _made_room(self, size: int) -> bool:
-        files = {path: path.stat().st_size for path in self._files()}
+        files = self._files()
         for path in list(files):
-            if sum(files.values()) + size <= self._limit:
+            if sum(files.values()) + size <= self.limit:
                 break
             if _removed(path):
                 del files[path]
-        return sum(files.values()) + size <= self._limit
+        return sum(files.values()) + size <= self.limit
 
-    def _files(self) -> list[Path]:
-        """The least recently used first."""
+    def _files(self) -> dict[Path, int]:
+        """With their bytes, the least recently used first."""
         found = []
-        with os.scandir(self._folder) as entries:
+        with os.scandir(self.folder) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
-                    if entry.name != "room":
-                        found.append((entry.stat().st_mtime_ns, entry.path))
-        return [Path(path) for _, path in sorted(found)]
+                    if entry.name not in _SIGNS:
+                        status = entry.stat()
+                        found.append((status.st_mtime_ns, entry.path, status.st_size))
+        return {Path(path): size for _, path, size in sorted(found)}
 
-    def _copy(self, descriptor: int, file: File, place: Place) -> None:
-        began, pause = time.monotonic(), _FIRST_PAUSE_S
-        while True:
-            try:
-                found = _written(descriptor, place.chunks(file.path))
-                break
-            except (FileNotFoundError, PermissionError) as error:
-                raise DataDamaged(f"{place.describe(file.path)} cannot be read: {error}", _REMEDY) from error
-            except OSError as error:
-                if time.monotonic() - began + pause > self._patience_s:
-                    raise DataDamaged(
-                        f"{place.describe(file.path)} could not be fetched for {self._patience_s:.0f} s: {error}",
-                        "see to the store and the way to it, and go on with resume=",
-                    ) from error
-                self._tell(f"{place.describe(file.path)} does not answer ({error}); asked again in {pause:g} s")
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_S)
-        expected = file.size, file.md5
-        if found != expected:
-            raise DataDamaged(
-                f"{place.describe(file.path)} has {found[0]} bytes with the MD5 {found[1]}; its manifest says {file.size} "
-                f"bytes with {file.md5}",
-                _REMEDY,
+
+@dataclass(frozen=True)
+class _Caller:
+    """Who wants a file: what it does where it cannot have it at once."""
+
+    cache: Cache
+    file: File
+    place: Place
+
+    def locks(self, path: Path, descriptor: int) -> bool:
+        """Whether it is for this process to fetch the file."""
+        raise NotImplementedError
+
+    def takes_room(self, descriptor: int) -> bool:
+        raise NotImplementedError
+
+    def copies(self, descriptor: int) -> tuple[int, str]:
+        """(bytes, MD5) of what has arrived. Raises OSError, DataDamaged."""
+        raise NotImplementedError
+
+
+class _Ahead(_Caller):
+    """It goes without."""
+
+    def locks(self, path: Path, descriptor: int) -> bool:  # noqa: ARG002
+        return _has_locked(descriptor)
+
+    def takes_room(self, descriptor: int) -> bool:
+        if self.cache._has_taken(descriptor, self.file.size):
+            return True
+        self.cache.call(WISHED)
+        return False
+
+    def copies(self, descriptor: int) -> tuple[int, str]:
+        return _written(descriptor, self.place.chunks(self.file.path), Attempt())
+
+
+@dataclass(frozen=True)
+class _Reader(_Caller):
+    """It waits, and somebody is told. waits: for room, too."""
+
+    waits: bool
+
+    def locks(self, path: Path, descriptor: int) -> bool:
+        wait = Wait(self._where)
+        while _is_at(path, descriptor):  # else it has come, and may be locked by who reads it
+            if _has_locked(descriptor):
+                return True
+            wait.look()
+        return False
+
+    def takes_room(self, descriptor: int) -> bool:
+        """Raises ConfigurationError, NoRoom."""
+        file, limit = self.file, self.cache.limit
+        if file.size > limit:
+            raise ConfigurationError(
+                [f"data.cache_gb: {megabytes(limit)} do not hold {file.path}, which has {megabytes(file.size)}"],
+                "raise it",
             )
+        wait = Wait(f"room in the cache of {megabytes(limit)} for {self._where}")
+        while not self.cache._has_taken(descriptor, file.size):
+            if not self.waits:
+                raise NoRoom(file.path)
+            self.cache.call(WANTED)
+            wait.look()
+        return True
+
+    def copies(self, descriptor: int) -> tuple[int, str]:
+        def once(attempt: Attempt) -> tuple[int, str]:
+            own = os.dup(descriptor)  # whoever waits may give up, and close its own, while this writes
+            try:
+                return _written(own, self.place.chunks(self.file.path), attempt)
+            finally:
+                os.close(own)
+
+        try:
+            return waiting.until(self._where, once, self.cache._patience_s)
+        except (FileNotFoundError, PermissionError) as error:
+            raise DataDamaged(f"{self._where} cannot be read: {error}", REMEDY) from error
+
+    @property
+    def _where(self) -> str:
+        return self.place.describe(self.file.path)
 
 
-_REMEDY = "put back what was there, or write the manifest anew (python -m orchestrator index=FOLDER)"
+def _check(file: File, place: Place, found: tuple[int, str]) -> None:
+    """Raises DataDamaged."""
+    if found != (file.size, file.md5):
+        raise DataDamaged(
+            f"{place.describe(file.path)} has {found[0]} bytes with the MD5 {found[1]}; its manifest says {file.size} "
+            f"bytes with {file.md5}",
+            REMEDY,
+        )
 
 
-def _written(descriptor: int, chunks: Iterator[bytes]) -> tuple[int, str]:
+REMEDY = "put back what was there, or write the manifest anew (python -m orchestrator index=FOLDER)"
+
+
+def _written(descriptor: int, chunks: Iterator[bytes], attempt: Attempt) -> tuple[int, str]:
     """(bytes, MD5) of what was written to the beginning of a file, which ends there."""
     digest = hashlib.md5(usedforsecurity=False)
     size = 0
     os.lseek(descriptor, 0, os.SEEK_SET)
     for chunk in chunks:
+        if attempt.over:
+            break
+        attempt.moves()
         digest.update(chunk)
         size += len(chunk)
         view = memoryview(chunk)
         while view:
             view = view[os.write(descriptor, view[:_CHUNK]) :]
     return size, digest.hexdigest()
+
+
+def _date(path: Path | int, at: int) -> None:
+    os.utime(path, ns=(at, at))  # the kernel's own times come in steps of milliseconds
+
+
+def _has_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
@@ -204,47 +321,44 @@ def _is_at(path: Path, descriptor: int) -> bool:
     return os.path.samestat(found, os.fstat(descriptor))
 
 
-@contextmanager
-def _locked(path: Path, how: int) -> Iterator[bool]:
-    """Whether the exclusive lock of a file was had; also where the file is gone."""
+def _removed(path: Path) -> bool:
+    """Whether it is, since nobody had a lock on it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        yield True
-        return
+        return True
     try:
-        fcntl.flock(descriptor, how)
-        yield True
-    except BlockingIOError:
-        yield False
+        had = _has_locked(descriptor)
+        if had:
+            path.unlink(missing_ok=True)
+        return had
     finally:
         os.close(descriptor)
 
 
-def _removed(path: Path) -> bool:
-    """Whether it is, since nobody had a lock on it."""
-    with _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB) as had:
-        if had:
-            path.unlink(missing_ok=True)
-        return had
-
-
-def _wait_for(path: Path) -> None:
-    with _locked(path, fcntl.LOCK_EX):
-        pass
-
-
 _DEFAULT_BYTES = 10**10
-_used: dict[str, Any] = {"limit": _DEFAULT_BYTES, "folder": None, "tell": lambda _: None}
+_used: dict[str, Any] = {"limit": _DEFAULT_BYTES, "folder": None, "patience_s": STORE_TIMEOUT_S}
 
 
-def use(limit: int, folder: str | None, tell: Tell = lambda _: None) -> None:
+def use(limit: int, folder: str | None, patience_s: float = STORE_TIMEOUT_S) -> None:
     """From now on files from elsewhere go through such a cache in this process. folder: None for the user's own."""
-    _used.update(limit=limit, folder=folder, tell=tell)
+    _used.update(limit=limit, folder=folder, patience_s=patience_s)
+
+
+def used() -> tuple[int, str | None, float]:
+    """As `use` takes it."""
+    return _used["limit"], _used["folder"], _used["patience_s"]
+
+
+def patience_s() -> float:
+    return float(_used["patience_s"])
 
 
 def current() -> Cache:
     """Raises ConfigurationError."""
+    return Cache(folder(), _used["limit"], _used["patience_s"])
+
+
+def folder() -> Path:
     home = os.environ.get("XDG_CACHE_HOME")
-    folder = _used["folder"] or (Path(home) if home else Path.home() / ".cache") / "orchestrator" / "files"
-    return Cache(Path(folder), _used["limit"], tell=_used["tell"])
+    return Path(_used["folder"] or (Path(home) if home else Path.home() / ".cache") / "orchestrator" / "files")

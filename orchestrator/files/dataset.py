@@ -10,20 +10,28 @@ of few files.
 
 from __future__ import annotations
 
+import threading
+import time
+import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from orchestrator.errors import DataDamaged
-from orchestrator.files import manifest
-from orchestrator.files.cache import Cache, NoRoom, current
+from orchestrator.errors import ConfigurationError, DataDamaged
+from orchestrator.files import manifest, waiting
+from orchestrator.files.ahead import Ahead
+from orchestrator.files.cache import WANTED, WISHED, Cache, NoRoom, current, patience_s
 from orchestrator.files.manifest import File, Manifest
 from orchestrator.files.places import place_of
 from orchestrator.files.readers import Samples, build
+from orchestrator.values import megabytes
 
 _MEMORY = 1 << 30
 _OPEN = 256  # files; their descriptors and maps are few bytes
+_LOOK_S = 0.1
+_UNUSED_S = 2.0
 
 
 class Handle(Protocol):
@@ -33,9 +41,13 @@ class Handle(Protocol):
     def close(self) -> None: ...
 
 
-class _Opened(NamedTuple):
+@dataclass
+class _Opened:
+    """used: when a sample of it was read last."""
+
     samples: Samples
     handle: Handle
+    used: float
 
 
 class _InPlace(NamedTuple):
@@ -57,7 +69,9 @@ class Files:
         self._reader = build(self._manifest.reader, self._manifest.options)
         self._memory = memory
         self._cache: Cache | None = None
+        self._lock = threading.RLock()  # of what is open
         self._opened: OrderedDict[int, _Opened] = OrderedDict()
+        weakref.finalize(self, _close, self._opened)
         self.file_lengths: Sequence[int] = numpy.array([file.samples for file in self._manifest.files])  # type: ignore[assignment]
         self._ends = numpy.cumsum(self.file_lengths)
 
@@ -67,12 +81,64 @@ class Files:
     def __getitem__(self, index: int) -> Any:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        number = int(self._ends.searchsorted(index, "right"))
+        number = self._file_of(index)
         within = index - (int(self._ends[number - 1]) if number else 0)
         try:
-            return self._open(number)[within]
+            with self._lock:
+                return self._open(number)[within]
         except ValueError as error:
             raise self._unfit(self._manifest.files[number], str(error)) from error
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._manifest
+
+    def ahead(self, share: int) -> Ahead | None:
+        """Fetches the files of samples that will be asked for, as many as `share` bytes of the cache hold; None where there is
+        nothing to fetch. What wraps this data set, sample by sample, hands it on."""
+        if self._place.folder is not None:
+            return None
+        self._cache = self._cache or current()
+        return Ahead(self._place, self._manifest.files, self._file_of, min(share, self._cache.limit), self.keep_only)
+
+    def keep_only(self, numbers: Iterable[int]) -> None:
+        """Close the other files."""
+        kept = set(numbers)
+        with self._lock:
+            self._close(number for number in self._opened if number not in kept)
+
+    def spread(self, most: int, files: int) -> list[int]:
+        """At most so many samples, evenly spaced in so many files, which are evenly spaced too: to look at few without
+        fetching all."""
+        import numpy
+
+        full = numpy.flatnonzero(self.file_lengths)
+        chosen = full[numpy.linspace(0, len(full) - 1, min(files, len(full))).astype(int)]
+        share = max(1, most // len(chosen))
+        found: list[int] = []
+        for number in chosen:
+            first, count = int(self._ends[number]) - int(self.file_lengths[number]), int(self.file_lengths[number])
+            found += (first + numpy.linspace(0, count - 1, min(share, count)).astype(int)).tolist()
+        return found[:most]
+
+    def need_room(self, together: int) -> None:
+        """Raises ConfigurationError where the cache does not hold the largest so many files, which are read together."""
+        if self._place.folder is not None:
+            return
+        cache = self._cache = self._cache or current()
+        largest = sorted((file.size for file in self._manifest.files), reverse=True)[:together]
+        if sum(largest) > cache.limit:
+            what = f"a block of {len(largest)} files" if len(largest) > 1 else "a file"
+            raise ConfigurationError(
+                [
+                    f"data.cache_gb: {megabytes(cache.limit)} do not hold {what} of {self._place.describe('')}, which may have "
+                    f"{megabytes(sum(largest))}"
+                ],
+                f"set data.cache_gb={-(-sum(largest) // 10**6) / 1000:g}, or lower data.order.files",
+            )
+
+    def _file_of(self, index: int) -> int:
+        return int(self._ends.searchsorted(index, "right"))
 
     def _open(self, number: int) -> Samples:
         found = self._opened.get(number)
@@ -80,6 +146,7 @@ class Files:
             found = self._opened[number] = self._newly_opened(self._manifest.files[number])
             self._close_the_oldest()
         self._opened.move_to_end(number)
+        found.used = time.monotonic()
         return found.samples
 
     def _newly_opened(self, file: File) -> _Opened:
@@ -91,17 +158,19 @@ class Files:
         except BaseException:
             handle.close()
             raise
-        return _Opened(samples, handle)
+        return _Opened(samples, handle, time.monotonic())
 
     def _hold(self, file: File) -> Handle:
         if self._place.folder is not None:
             return self._in_place(file, self._place.folder / file.path)
-        cache = self._cache = self._cache or current()
+        if self._cache is None:
+            self._cache = current()
+        _WATCH.begin(self)
         try:
-            return cache.hold(file, self._place, wait=False)
+            return self._cache.hold(file, self._place, wait=False)
         except NoRoom:
             self.close()
-        return cache.hold(file, self._place)
+        return self._cache.hold(file, self._place)
 
     def _in_place(self, file: File, path: Path) -> Handle:
         try:
@@ -116,17 +185,38 @@ class Files:
         while len(self._opened) > 1 and (
             len(self._opened) > _OPEN or sum(each.samples.held for each in self._opened.values()) > self._memory
         ):
-            _close(self._opened.popitem(last=False)[1])
+            self._close([next(iter(self._opened))])
+
+    def _close(self, numbers: Iterable[int]) -> None:
+        _close({number: self._opened.pop(number) for number in list(numbers)})
 
     def close(self) -> None:
         """All files that are open."""
-        while self._opened:
-            _close(self._opened.popitem()[1])
+        with self._lock:
+            self._close(self._opened)
+
+    def give_way(self, cache: Cache, seen: dict[str, int]) -> None:
+        """Close what others want room for, unless it is being read. seen: when they said so last."""
+        if not self._opened or not self._lock.acquire(blocking=False):
+            return
+        try:
+            for sign, unused_s in ((WANTED, 0.0), (WISHED, _UNUSED_S)):
+                called = cache.sign(sign)
+                if called != seen.get(sign, 0):
+                    seen[sign] = called
+                    old = time.monotonic() - unused_s
+                    self._close([number for number, each in self._opened.items() if each.used <= old])
+        finally:
+            self._lock.release()
+
+    @property
+    def cache(self) -> Cache | None:
+        return self._cache
 
     def _read_manifest(self) -> Manifest:
         where, folder = self._place.describe(manifest.NAME), self._place.describe("")
         try:
-            data = b"".join(self._place.chunks(manifest.NAME))
+            data = self._fetched_manifest(where)
         except FileNotFoundError as error:
             raise DataDamaged(
                 f"{where} is missing, which lists the files and how many samples each has",
@@ -138,6 +228,15 @@ class Files:
             ) from error
         return manifest.read(data, where)
 
+    def _fetched_manifest(self, where: str) -> bytes:
+        def read(attempt: waiting.Attempt | None = None) -> bytes:  # noqa: ARG001
+            return b"".join(self._place.chunks(manifest.NAME))
+
+        if self._place.folder is not None:
+            return read()
+        with waiting.undisturbed():
+            return waiting.until(where, read, patience_s())
+
     def _unfit(self, file: File, problem: str) -> DataDamaged:
         return DataDamaged(
             f"{self._place.describe(file.path)} {problem}",
@@ -145,6 +244,42 @@ class Files:
         )
 
 
-def _close(opened: _Opened) -> None:
-    opened.samples.close()
-    opened.handle.close()
+def _close(opened: dict[int, _Opened]) -> None:
+    for each in opened.values():
+        each.samples.close()
+        each.handle.close()
+
+
+class _Watch:
+    """A thread that lets files go which this process keeps open while it does something else, and others wait for their room:
+    a worker that waits for another one would keep it waiting otherwise."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watched: weakref.WeakKeyDictionary[Files, dict[str, int]] = weakref.WeakKeyDictionary()
+        self._runs = False
+
+    def begin(self, files: Files) -> None:
+        with self._lock:
+            if files not in self._watched:
+                assert files.cache is not None
+                self._watched[files] = {sign: files.cache.sign(sign) for sign in (WANTED, WISHED)}
+            if not self._runs:
+                self._runs = True
+                threading.Thread(target=self._watch, daemon=True, name="giving way").start()
+
+    def _watch(self) -> None:
+        while self._watches():
+            time.sleep(_LOOK_S)
+
+    def _watches(self) -> bool:
+        with self._lock:
+            watched = list(self._watched.items())
+            self._runs = bool(watched)
+        for files, seen in watched:
+            assert files.cache is not None
+            files.give_way(files.cache, seen)
+        return bool(watched)
+
+
+_WATCH = _Watch()

@@ -11,6 +11,9 @@ from urllib.parse import unquote, urlsplit
 from orchestrator.errors import ConfigurationError
 
 _CHUNK = 4 << 20
+# Of the libraries behind fsspec, by protocol: one try. Who waits for a place asks again itself, and says so (waiting.py).
+_ONE_TRY = {"s3": {"config_kwargs": {"retries": {"total_max_attempts": 1}, "connect_timeout": 10, "read_timeout": 30}}}
+_ONE_TRY["s3a"] = _ONE_TRY["s3"]
 
 
 class Place(Protocol):
@@ -72,8 +75,12 @@ class _Remote:
     def __init__(self, url: str) -> None:
         import fsspec
 
+        scheme = url.partition("://")[0]
         try:
-            self._files, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
+            options = {} if fsspec.config.conf.get(scheme) else _ONE_TRY.get(scheme, {})
+            self._files, root = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
+            if options:
+                self._files.retries = 1
         except ImportError as error:
             raise ConfigurationError([f"{url} needs a package that is missing: {error}"]) from error
         except Exception as error:
@@ -105,4 +112,5 @@ class _Remote:
         except OSError:
             raise
         except Exception as error:
-            raise OSError(f"{type(error).__name__}: {error}") from error
+            refused = "Credentials" in type(error).__name__  # of botocore; s3fs names the others
+            raise (PermissionError if refused else OSError)(f"{type(error).__name__}: {error}") from error

@@ -114,7 +114,8 @@ class Data:
     shard draws from, None for all; subset: which samples the run has at all, None for all; seed: of `datasets()`, None: that of
     the run; order: in which an epoch visits the samples; sampling: with which weights, None for each once in a pass; local: how
     long a shard trains by itself in a step of the run, None for a single micro-batch; privacy: None where contributions are
-    added as they are; cache_bytes, cache_folder: of files from elsewhere on each node, None: in the user's cache folder."""
+    added as they are; cache_bytes, cache_folder: of files from elsewhere on each node, None: in the user's cache
+    folder; store_timeout_s: for how long a store that does not answer is asked."""
 
     shards: int
     batch_size: Steps
@@ -128,6 +129,12 @@ class Data:
     order: Variant = field(default_factory=lambda: Variant("shuffled"))
     cache_bytes: int = 10**10
     cache_folder: str | None = None
+    store_timeout_s: float = 600.0
+
+    @property
+    def cache(self) -> tuple[int, str | None, float]:
+        """As `files.cache.use` takes it."""
+        return self.cache_bytes, self.cache_folder, self.store_timeout_s
 
 
 @dataclass(frozen=True)

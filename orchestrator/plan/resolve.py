@@ -77,6 +77,7 @@ def resolve(settings: Settings) -> Plan:
             order=data.order,
             cache_bytes=round(data.cache_gb * 1e9),
             cache_folder=data.cache_folder,
+            store_timeout_s=data.store_timeout_s,
         ),
         update=_update(settings),
         exchange=_exchange(settings),

@@ -87,7 +87,7 @@ class _Blocks:
         import numpy
 
         self._epochs = epochs
-        self._size = files
+        self._size = self.together = files  # that a shard reads at a time
         self._alike = samples  # of each file, where the training set has none of its own
         lengths = epochs.files
         self._starts = None if lengths is None else numpy.concatenate(([0], numpy.cumsum(lengths))).astype(numpy.int64)

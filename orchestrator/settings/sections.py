@@ -218,6 +218,10 @@ class DataSettings:
         default=None,
         metadata=execution("Where a node keeps them; null: in the user's cache folder.", NOT_EMPTY),
     )
+    store_timeout_s: float = field(
+        default=600.0,
+        metadata=execution("Seconds for which a store that does not answer is waited for, and asked again.", POSITIVE),
+    )
     inputs: tuple[str, ...] = field(
         default=(), metadata=result("The files and folders that the pipeline reads.", NONE_EMPTY)
     )

@@ -15,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import IterableDataset
 
 from orchestrator import Files, Pipeline
+from orchestrator.errors import ConfigurationError
 from orchestrator.files import cache
 from orchestrator.files.index import index
 from tests.engine.runs import Layout, Run, rotating, train
@@ -105,15 +106,42 @@ def test_files_are_the_samples_in_memory(tmp_path: Path) -> None:
         _same(_run(tmp_path, layout), reference)
 
 
-def test_a_cache_that_holds_little_changes_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of files in a store that this process has. The largest file has 1,012 bytes."""
-    _written("memory://engine-files")
-    reference = _run(None)
-    for limit in (1_100, 4_000):
-        monkeypatch.setattr(cache, "use", lambda *_: None)
-        monkeypatch.setattr(cache, "_used", {"limit": limit, "folder": str(tmp_path), "tell": print})
-        _same(_run("memory://engine-files"), reference)
-        assert 0 < sum(path.stat().st_size for path in tmp_path.iterdir()) <= limit
+def _elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> tuple[str, Path]:
+    """The place of the files by a protocol that is fetched from, and the folder of a cache of so many bytes."""
+    (folder / "store").mkdir()
+    _written(folder / "store")
+    monkeypatch.setattr(cache, "use", lambda *_: None)
+    monkeypatch.setattr(cache, "_used", {"limit": limit, "folder": str(folder / "cache"), "patience_s": 60.0})
+    return f"local://{folder}/store", folder / "cache"
+
+
+def _kept(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_a_cache_of_one_block_changes_no_bit(blocks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers share it, and wait for each other while one of them waits for room."""
+    reference, limit = _run(None), blocks * _block(tmp_path)
+    place, folder = _elsewhere(tmp_path, monkeypatch, limit)
+    for layout in (Layout(1), Layout(2), Layout(4)):
+        _same(_run(place, layout), reference)
+        assert 0 < _kept(folder) <= limit
+
+
+def _block(folder: Path) -> int:
+    """Of bytes that two files have at most."""
+    (folder / "sizes").mkdir()
+    _written(folder / "sizes")
+    return sum(sorted(path.stat().st_size for path in (folder / "sizes").glob("*.jsonl"))[-2:])
+
+
+def test_a_cache_without_room_for_a_block_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = _block(tmp_path) - 1
+    place, _ = _elsewhere(tmp_path, monkeypatch, limit)
+    with pytest.raises(ConfigurationError, match=r"data.cache_gb: 0.0 MB do not hold a block of 2 files") as refused:
+        _run(place)
+    assert "or lower data.order.files" in str(refused.value)
 
 
 def test_what_a_data_set_inherits_from_does_not_count() -> None:

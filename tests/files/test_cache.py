@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
+import random
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.errors import ConfigurationError, DataDamaged
+from orchestrator.errors import ConfigurationError, DataDamaged, StopsWaiting
 from orchestrator.files import cache as module
+from orchestrator.files import waiting
 from orchestrator.files.cache import Cache, NoRoom
 from orchestrator.files.manifest import File
 
@@ -101,18 +102,113 @@ def test_the_least_recently_used_goes_first(tmp_path: Path) -> None:
     assert store.fetched == ["a", "b", "c", "d"]
 
 
-def test_a_store_that_is_away_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr(time, "sleep", pauses.append)
-    told: list[str] = []
+class Clock:
+    """Time passes while somebody sleeps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._now = 0.0
+        monkeypatch.setattr(waiting.time, "monotonic", lambda: self._now)
+        monkeypatch.setattr(waiting.time, "sleep", self._pass)
+
+    def _pass(self, seconds: float) -> None:
+        self._now += seconds
+
+
+@pytest.fixture
+def told() -> Iterator[list[str]]:
+    lines: list[str] = []
+    waiting.listen(lines.append)
+    yield lines
+    waiting.listen(lambda _: None)
+
+
+def test_a_store_that_is_away_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: list[str]) -> None:
+    Clock(monkeypatch)
     store = Store(*[ConnectionResetError("reset")] * 7, sizes={"a": 9})
-    cache = Cache(tmp_path, 90, tell=told.append)
+    cache = Cache(tmp_path, 90)
     assert cache.hold(_file("a", 9), store).path.read_bytes() == _content("a", 9)
-    assert pauses == [0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0]
-    assert told[0] == "store/a does not answer (reset); asked again in 0.5 s"
+    asked = [line for line in told if "asked again" in line]
+    assert asked[0] == "waiting for store/a: reset; asked again in 0.5 s (0 s so far)"
+    assert [line.partition(" in ")[2] for line in asked[3:]] == [
+        *("4 s (4 s so far)", "8 s (8 s so far)", "15 s (16 s so far)", "15 s (30 s so far)")
+    ]
     impatient = Cache(tmp_path, 90, patience_s=0.1)
     with pytest.raises(DataDamaged, match=r"store/b could not be fetched for 0 s: reset\n  see to the store"):
         impatient.hold(_file("b", 9), Store(ConnectionResetError("reset"), sizes={"b": 9}))
+
+
+def test_who_waits_for_a_store_lives_and_can_be_called_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch)
+    lives: list[int] = []
+
+    def alive() -> None:
+        lives.append(1)
+        if len(lives) == 9:
+            raise StopsWaiting("regroup")
+
+    waiting.listen(lambda _: None, alive)
+    try:
+        with pytest.raises(StopsWaiting):
+            Cache(tmp_path, 90).hold(_file("a", 9), Store(*[ConnectionResetError("reset")] * 9, sizes={"a": 9}))
+    finally:
+        waiting.listen(lambda _: None)
+    assert _bytes(tmp_path) == 0
+
+
+def test_a_store_that_hangs_is_waited_for_as_long_as_is_said(tmp_path: Path) -> None:
+    hangs = threading.Event()
+
+    class Hanging(Store):
+        def chunks(self, path: str) -> Iterator[bytes]:
+            hangs.wait(60)
+            yield from super().chunks(path)
+
+    with pytest.raises(DataDamaged, match="store/a could not be fetched for 1 s: it does not answer"):
+        Cache(tmp_path, 90, patience_s=0.6).hold(_file("a", 9), Hanging(sizes={"a": 9}))
+    hangs.set()
+
+
+def test_random_numbers_are_those_of_a_store_that_answers_at_once(tmp_path: Path) -> None:
+    """Libraries draw from them for the pauses between their tries."""
+
+    class Drawing(Store):
+        def chunks(self, path: str) -> Iterator[bytes]:
+            random.random()
+            return super().chunks(path)
+
+    random.seed(3)
+    expected = random.random()
+    random.seed(3)
+    Cache(tmp_path, 90).hold(_file("a", 9), Drawing(sizes={"a": 9}))
+    assert random.random() == expected
+
+
+def test_bytes_are_counted_by_where_they_came_from(tmp_path: Path) -> None:
+    store, cache = Store(sizes={"a": 60, "b": 30}), Cache(tmp_path, 90)
+    waiting.taken()
+    for name, size in (("a", 60), ("b", 30), ("a", 60)):
+        cache.hold(_file(name, size), store).close()
+    assert waiting.taken() == waiting.Taken(fetched=90, cached=60)
+    assert waiting.taken() == waiting.Taken()
+
+
+def test_what_is_fetched_ahead_takes_the_room_of_what_nobody_expects(tmp_path: Path) -> None:
+    files = {name: _file(name, 30) for name in "abcd"}
+    store, cache = Store(sizes=dict.fromkeys("abcd", 30)), Cache(tmp_path, 90)
+    for name in "abc":
+        assert cache.bring(files[name], store)
+    cache.forgets(files["c"])
+    assert cache.bring(files["d"], store)
+    assert [cache.has(files[name]) for name in "abcd"] == [True, True, False, True]
+    held = [cache.hold(files[name], store) for name in "abd"]
+    assert not cache.bring(files["c"], store)
+    assert not cache.bring(files["a"], store)
+    assert store.fetched == ["a", "b", "c", "d"]
+    assert cache.sign(module.WISHED) > cache.sign(module.WANTED) == 0
+    held.pop().close()
+    with pytest.raises(ConnectionResetError):
+        cache.bring(files["c"], Store(ConnectionResetError("reset")))
+    assert _bytes(tmp_path) == 60
 
 
 def test_a_file_that_is_not_what_was_listed_is_refused(tmp_path: Path) -> None:

@@ -324,6 +324,7 @@ class Record:
             "memory": self.memory,
             "time": times.sentence(outcome.times) or None,
             "shards": times.sentence_of_shards(outcome.shards) or None,
+            "files from elsewhere": outcome.bytes_sentence or None,
             "error": error,
         }
         if lost:

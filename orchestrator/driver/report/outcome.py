@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.errors import NonFinite, OrchestratorError, Status, ending, status_of
 from orchestrator.topologies.schedule import Schedule
+from orchestrator.values import megabytes
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Outcome:
     (`records.times`); shards: where they are claimed, of each worker how many it computed, and how many of those were dealt to
     others, as far as it has told; hosted: shards of each worker of the last generation; redealt: so often they were dealt anew
     by speed; slow: workers that were far slower than others, in words; schedule: of the generation with most workers, for a
-    picture; best: of a run whose model is not the last one; not_recorded: why MLflow does not have all of it, which does not
+    picture; bytes_read: by node, of files from elsewhere: fetched, and found in its
+    cache; best: of a run whose model is not the last one; not_recorded: why MLflow does not have all of it, which does not
     make the run a failed one; not_told: which writers beside MLflow have not, and why.
     """
 
@@ -53,6 +55,7 @@ class Outcome:
     redealt: int = 0
     slow: list[str] = field(default_factory=list)
     shards: dict[str, tuple[int, int]] = field(default_factory=dict)
+    bytes_read: dict[str, tuple[int, int]] = field(default_factory=dict)
     not_recorded: str | None = None
     not_told: list[str] = field(default_factory=list)
     schedule: Schedule | None = None
@@ -66,6 +69,15 @@ class Outcome:
     def model(self) -> BestModel:
         """Of a run that has finished: its model, the last one or the best."""
         return self.best or BestModel(self.steps, str(self.digest))
+
+    @property
+    def bytes_sentence(self) -> str:
+        """What each node read of files from elsewhere; empty where none did."""
+        read = self.bytes_read.items()
+        return "; ".join(
+            f"{node}: {megabytes(fetched)} fetched, {megabytes(cached)} from its cache"
+            for node, (fetched, cached) in read
+        )
 
     @property
     def recurs(self) -> bool:
@@ -100,6 +112,9 @@ class Outcome:
             report["shards"] = {
                 worker: {"computed": computed, "of_others": others} for worker, (computed, others) in told
             }
+        if self.bytes_read:
+            read = self.bytes_read.items()
+            report["bytes_read"] = {node: {"fetched": fetched, "cached": cached} for node, (fetched, cached) in read}
         if self.staleness is not None:
             report["staleness"] = self.staleness
         if self.epsilon is not None:

@@ -365,6 +365,16 @@ class EventSink:
         self.event("loader_lost", worker=worker, why=why)
         self._progress.say(f"worker {worker}: {why}")
 
+    def waits(self, worker: int, what: str) -> None:
+        """It is not to blame, and nothing is lost by it."""
+        self.event("waiting", worker=worker, what=what)
+        self._progress.say(f"worker {worker}: {what}")
+
+    def bytes_read(self, node: str, fetched: int, cached: int) -> None:
+        """Of files from elsewhere, by the workers of a node since they said so last."""
+        before = self.outcome.bytes_read.get(node, (0, 0))
+        self.outcome.bytes_read[node] = before[0] + fetched, before[1] + cached
+
     def cannot_claim(self, worker: int, why: str) -> None:
         """The workers of its host compute the shards that are dealt to them."""
         self.event("board_out_of_reach", worker=worker, why=why)

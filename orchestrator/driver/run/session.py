@@ -144,6 +144,7 @@ class Session:
         self._looks = looks
         self._first = run_start.first
         self._servers: list[int] = []  # of the present generation
+        self._nodes: dict[int, str] = {}  # of every member that was ever ready
         self._keys = keys
         # What nobody kept is replaced by what somebody else did: then what is done again comes out otherwise.
         supersedes = run_start.requirements.inherits
@@ -242,6 +243,7 @@ class Session:
             return
         self._member_directory.add(member, answer["addresses"], answer["node"])
         self._ready[member] = {"pid": answer["pid"], "node": answer["node"]}
+        self._nodes[member] = answer["node"]
         if self._niceness is not None and answer["niceness"] > self._niceness:
             self._event_sink.gives_way(answer["node"], answer["niceness"], self._niceness)
             self._niceness = None  # one note is enough
@@ -255,6 +257,11 @@ class Session:
             return
         node, speed = self._member_directory.node(member), self._traits(answer["node"]).speed
         self._decide(events.Ready(member, answer["run_manifest"], can_restore, node, speed))
+
+    def _node_name(self, member: int) -> str:
+        """Also of one that is gone: what it said last may come later."""
+        node: str = self._traits(self._nodes[member]).name
+        return node
 
     def _was_read(self, reads: Mapping[str, Any]) -> bool:
         """By the user's code, in a worker or its loaders. Returns whether the run ends over it."""
@@ -446,6 +453,10 @@ class Session:
                     self._event_sink.called_back(entry)
                 case "read":
                     self._was_read(entry["reads"])
+                case "waiting":
+                    self._event_sink.waits(member, entry["what"])
+                case "bytes_read":
+                    self._event_sink.bytes_read(self._node_name(member), entry["fetched"], entry["cached"])
                 case "loader_lost":
                     self._event_sink.loader_lost(member, entry["why"])
 

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from orchestrator.engine.member.time_account import TimeAccount
+from orchestrator.errors import StopsWaiting
 from orchestrator.records.progress import Activity
 
 Request = Literal["regroup", "stop", "save"]
@@ -34,7 +35,7 @@ class Halt(enum.IntEnum):
     STOP = 2
 
 
-class CalledOff(Exception):
+class CalledOff(StopsWaiting):
     """The controller has called the present generation off."""
 
     def __init__(self, generation: int) -> None:
@@ -77,6 +78,12 @@ class Heartbeat:
         """This member has made progress and now does this. Raises CalledOff."""
         with self._lock:
             self._be(activity, step, shard)
+            self._check()
+
+    def live(self) -> None:
+        """It waits for what is nobody's fault, in the activity that it was in. Raises CalledOff."""
+        with self._lock:
+            self._beats += 1
             self._check()
 
     def check(self) -> None:

@@ -23,6 +23,7 @@ from orchestrator.data.loaders import Key, Loaders, upcoming
 from orchestrator.data.order import Epochs, evaluation_batches
 from orchestrator.data.poisson import PoissonSampler
 from orchestrator.engine.model import construction
+from orchestrator.engine.model.foresight import Account, Ahead, Foresight
 from orchestrator.errors import NonFinite, PipelineRaised
 from orchestrator.files import cache
 from orchestrator.numerics import streams
@@ -79,7 +80,7 @@ class Workload:
         self.pipeline = construction.make_pipeline(kind, run.pipeline.args, seed)
         with naming("reading the parameters of loss()"):
             self._takes_step = takes_step(self.pipeline)
-        cache.use(data.cache_bytes, data.cache_folder)
+        cache.use(*data.cache)
         with naming("datasets()"), streams.seeded(seed if data.seed is None else data.seed, "datasets"):
             self._train, self._validation = self._datasets()
         self.model = construction.first_model(self.pipeline, run)
@@ -89,6 +90,10 @@ class Workload:
         samples = samples if self.subset is None else len(self.subset)
         self.division = divide(self._labels, data)
         self.order, self._sampler = _order(seed, samples, data, self.division, _files(self._train))
+        self._refuse_small_cache()
+        self._foresight: Foresight | None = None
+        self._ahead: Ahead | None = None
+        self.account = Account(lambda _: None)
         self._stretch = _stretch(data, self._sampler)
         self._weighs = data.privacy is None
         self._in_rounds = data.local is not None
@@ -139,6 +144,23 @@ class Workload:
         """These are computed from now on; what was fetched ahead for others is fetched in vain."""
         if self._loaders is not None:
             self._hosted = tuple(shards)
+
+    def look_ahead(self, shards: Sequence[int], steps: int, share: int) -> None:
+        """From now on have the files fetched of what a worker reads next that hosts `shards` in a run of `steps`, where the
+        training set can; share: the bytes that they may take of the cache."""
+        if isinstance(self._sampler, PoissonSampler) or not hasattr(self._train, "ahead"):
+            return
+        self._ahead = self._ahead or self._train.ahead(share)
+        if self._ahead is not None:
+            self._ahead.share = share
+            stretches = range(0, steps * self._stretch + 1, self._stretch)
+            self._foresight = Foresight(self._ahead, shards, stretches, self._drawn)
+
+    def close(self) -> None:
+        """Stop what fetches ahead. Safe to call twice."""
+        if self._ahead is not None:
+            self._ahead.close()
+        self._ahead = self._foresight = None
 
     def prove(self, loaders: Loaders) -> None:
         """Raises Inconsistent where the loaders read other samples than this process does."""
@@ -363,6 +385,10 @@ class Workload:
 
     def _indices(self, step: int, shard: int) -> list[int]:
         """Of the samples of micro-batch (step, shard), as the data set numbers them."""
+        known = None if self._foresight is None else self._foresight.known(step, shard)
+        return self._drawn(step, shard) if known is None else known
+
+    def _drawn(self, step: int, shard: int) -> list[int]:
         found = self._sampler.indices(step, shard)
         if self.subset is None:
             return found
@@ -370,6 +396,13 @@ class Workload:
         return used
 
     def _fetch(self, micro_batch: _MicroBatch) -> Any:
+        if self._foresight is not None and self._foresight.hosts(micro_batch.key.shard):
+            self._foresight.reaches(micro_batch.key)
+        batch = self._fetched(micro_batch)
+        self.account.add(0 if self._ahead is None else self._ahead.fetched())
+        return batch
+
+    def _fetched(self, micro_batch: _MicroBatch) -> Any:
         step, shard, _ = key = micro_batch.key
         if (
             self._loaders is None or shard not in self._hosted
@@ -388,6 +421,12 @@ class Workload:
     def _read(self, micro_batch: _MicroBatch) -> Any:
         with naming(f"reading samples ({micro_batch.where})"), streams.seeded_with(micro_batch.samples_seed):
             return fetch(self._train, micro_batch.key.indices, self.pipeline.collate)
+
+    def _refuse_small_cache(self) -> None:
+        """Raises ConfigurationError where the cache does not hold what a shard reads together."""
+        need_room = getattr(self._train, "need_room", None)
+        if need_room is not None:
+            need_room(getattr(self._sampler, "together", 1))
 
     def _autocast(self) -> AbstractContextManager[None]:
         """Under `precision: bfloat16` products are computed in it; parameters and gradients stay float32 (rule A9). Each use

@@ -1,0 +1,109 @@
+"""Which micro-batches a worker reads next, for a training set that fetches their files ahead (`Files.ahead`), and the account
+of the bytes that were read.
+
+It looks a few micro-batches further with each one, until the share of the cache is full of their files: so the first steps are
+not kept waiting for an outlook that reaches far.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from orchestrator.data.loaders import Key, upcoming
+from orchestrator.files import waiting
+from orchestrator.files.waiting import Taken
+
+_FURTHER, _FURTHEST = 4, 4096
+_TOLD_EVERY_S = 1.0
+
+
+class Ahead(Protocol):
+    """As `Files.ahead` gives it."""
+
+    share: int
+
+    @property
+    def is_full(self) -> bool: ...
+    def expect(self, indices: Sequence[int]) -> None: ...
+    def passed(self) -> None: ...
+    def forget(self) -> None: ...
+    def tell(self) -> None: ...
+    def fetched(self) -> int: ...
+    def close(self) -> None: ...
+
+
+class Foresight:
+    """shards: those that are hosted; stretches: as of `upcoming`; indices: of a micro-batch."""
+
+    def __init__(
+        self, ahead: Ahead, shards: Sequence[int], stretches: range, indices: Callable[[int, int], list[int]]
+    ) -> None:
+        self._ahead, self._shards, self._stretches, self._indices = ahead, tuple(shards), stretches, indices
+        self._expected: deque[Key] = deque()
+        self._known: dict[tuple[int, int], list[int]] = {}
+        self._further: Iterator[Key] = iter(())
+        ahead.forget()
+
+    def hosts(self, shard: int) -> bool:
+        return shard in self._shards
+
+    def known(self, step: int, shard: int) -> list[int] | None:
+        """The samples of a micro-batch that is expected."""
+        return self._known.get((step, shard))
+
+    def reaches(self, key: Key) -> None:
+        """This one is read now."""
+        if (key.step, key.shard) in self._known:
+            while self._expected[0][:2] != key[:2]:
+                self._pass()
+        else:
+            self._begin_at(key)
+        for _ in range(_FURTHER):
+            following = None if self._is_far_enough else next(self._further, None)
+            if following is not None:
+                self._expect(following)
+        self._ahead.tell()
+
+    @property
+    def _is_far_enough(self) -> bool:
+        return self._ahead.is_full or len(self._expected) >= _FURTHEST
+
+    def _begin_at(self, key: Key) -> None:
+        self._ahead.forget()
+        self._expected.clear()
+        self._known.clear()
+        self._expect(key)
+        self._further = upcoming(key.step, key.shard, self._shards, self._stretches, self._indices)
+
+    def _expect(self, key: Key) -> None:
+        self._expected.append(key)
+        self._known[key.step, key.shard] = list(key.indices)
+        self._ahead.expect(key.indices)
+
+    def _pass(self) -> None:
+        passed = self._expected.popleft()
+        del self._known[passed.step, passed.shard]
+        self._ahead.passed()
+
+
+class Account:
+    """emit: hears of the bytes that were read since it heard last, now and then. Used by the compute thread."""
+
+    def __init__(self, emit: Callable[[dict[str, Any]], None]) -> None:
+        self._emit = emit
+        self._taken = Taken()
+        self._told = 0.0
+
+    def add(self, fetched_ahead: int) -> None:
+        new = waiting.taken()
+        self._taken = Taken(self._taken.fetched + new.fetched + fetched_ahead, self._taken.cached + new.cached)
+        if time.monotonic() - self._told >= _TOLD_EVERY_S:
+            self.tell()
+
+    def tell(self) -> None:
+        if any(self._taken):
+            self._emit({"event": "bytes_read", **self._taken._asdict()})
+            self._taken, self._told = Taken(), time.monotonic()
