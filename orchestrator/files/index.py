@@ -41,6 +41,8 @@ def index(
     ConfigurationError, DataDamaged."""
     place = place_of(named if kept is None else kept.place)
     at = {} if kept is None else kept.at
+    if to is not None and not to.endswith(".json"):
+        raise ConfigurationError([f"to={to}: a manifest ends in .json"])
     folder, target = split(named if to is None else to)
     try:
         names = [name for name in (sorted(at) or place.names()) if not _is_hidden(name)]
