@@ -36,10 +36,7 @@ class Indexed:
         }
 
     def as_text(self) -> str:
-        return (
-            f"{self.path}: {self.files} files for {self.reader}, {self.samples:,} samples, "
-            f"{megabytes(self.size)}"
-        )
+        return f"{self.path}: {self.files} files for {self.reader}, {self.samples:,} samples, {megabytes(self.size)}"
 
 
 def run(given: Arguments) -> Answer:

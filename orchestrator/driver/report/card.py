@@ -28,6 +28,7 @@ from orchestrator.driver.report.page import (
     Text,
     markdown,
 )
+from orchestrator.records import files_read
 
 _LISTED = 20
 _COLUMNS = 12  # of the data, those that differ most
@@ -187,6 +188,9 @@ def _data(data: Mapping[str, Any], before: tuple[str, Drift] | None) -> list[Blo
             for item in inputs
         ]
         found = [Grid(("path", "md5", "files", "bytes", "DVC"), rows)]
+    read = files_read.from_dict(data.get("files", {}))
+    if read.of:
+        found.append(Text(f"Files of the training set: {read.sentence}."))
     profile = data.get("profile")
     if profile:
         found += _profile(profile)

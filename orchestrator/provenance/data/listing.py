@@ -44,7 +44,9 @@ def _imported(source: Mapping[str, Any]) -> Stored:
     lacking = next((each["relpath"] for each in versions if not each.get("version_id")), None)
     if lacking is not None:
         raise ConfigurationError([f"{source['path']}: {lacking} has no version"], "turn versions of the bucket on")
-    return Stored(source["path"], {each["relpath"]: f"{each['relpath']}?versionId={each['version_id']}" for each in versions})
+    return Stored(
+        source["path"], {each["relpath"]: f"{each['relpath']}?versionId={each['version_id']}" for each in versions}
+    )
 
 
 def _pushed(file: Path, out: Mapping[str, Any]) -> Stored:
@@ -57,7 +59,8 @@ def _pushed(file: Path, out: Mapping[str, Any]) -> Stored:
     listed = _listed(place, str(out["md5"])) or _listed(str(kept.cache), str(out["md5"]))
     if listed is None:
         raise ConfigurationError(
-            [f"{file}: the list of its files, {out['md5']}, is neither in {place} nor in DVC's cache"], f"dvc push {file}"
+            [f"{file}: the list of its files, {out['md5']}, is neither in {place} nor in DVC's cache"],
+            f"dvc push {file}",
         )
     return Stored(place, {name: _object(md5) for name, md5 in listed.items()})
 
