@@ -21,13 +21,15 @@ from orchestrator.data.sketch import Floats, Places, Sketches, spaced
 
 LIMIT, ELEMENTS = 64, 1 << 16
 _MOST_ITEMS, _ALL_ELEMENTS = 512, 1 << 18  # of small items more are read, while all together have so many elements
+_FILES = 4  # of a data set in many files so many are looked into: it may be larger than any disk
 _MOST_LABELS, _MOST_PARTS, _MOST_CLASSES, _MOST_FAULTS = 1 << 20, 256, 1000, 3
 
 
 def profile(dataset: Any, limit: int | None = None, *, elements: int = ELEMENTS) -> dict[str, Any]:
     """Plain data: `length`, `sampled`, `fields` (by name or position: `dtype`, `shape`, `min`, `max`, `mean`, `std`), `columns`
     (how the values of each column or channel are distributed, see sketch.py), `classes` (label -> how many of those `counted`)
-    where items are pairs whose second part is a whole number, `unreadable`.
+    where items are pairs whose second part is a whole number, `unreadable`; of a data set in files (`Files`) `of_files`: how
+    many were looked into, and how many there are.
 
     dataset: map-style; limit: items read at most, None for LIMIT, and more where they are small; elements: looked at in each
     part of an item at most. Never raises for what an item is.
@@ -39,9 +41,14 @@ def profile(dataset: Any, limit: int | None = None, *, elements: int = ELEMENTS)
     sample = _Sample(elements)
     if length:
         sample.read(dataset, 0)
-    for index in itertools.islice(_spaced(length, _items(sample.size) if limit is None else limit), 1, None):
-        sample.read(dataset, index)
+    most = _items(sample.size) if limit is None else limit
+    spread = getattr(dataset, "spread", None)
+    for index in _spaced(length, most) if spread is None else spread(most, _FILES):
+        if index:
+            sample.read(dataset, index)
     found: dict[str, Any] = {"length": length, "sampled": sample.items, "fields": sample.fields(), **sample.columns()}
+    if spread is not None:
+        found["of_files"] = [min(_FILES, len(dataset.file_lengths)), len(dataset.file_lengths)]
     counts, counted = _labels(dataset) or (sample.labels, sample.labelled)
     if counts and counted and (counted == length or sample.labelled == sample.items) and len(counts) <= _MOST_CLASSES:
         found["classes"] = {str(label): counts[label] for label in sorted(counts)}

@@ -17,6 +17,7 @@ from typing import Any
 
 from orchestrator.data.profile import profile
 from orchestrator.errors import OrchestratorError
+from orchestrator.files import cache
 from orchestrator.numerics import determinism, streams
 from orchestrator.pipeline import find, naming
 
@@ -24,9 +25,11 @@ _NICENESS = 10  # training goes first
 
 
 class Profiling:
-    """A profile under way."""
+    """A profile under way. files: the cache of files from elsewhere, as `files.cache.use` takes it."""
 
-    def __init__(self, target: str, args: Mapping[str, Any], seed: int) -> None:
+    def __init__(
+        self, target: str, args: Mapping[str, Any], seed: int, files: tuple[int, str | None, float] | None = None
+    ) -> None:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__],
@@ -39,7 +42,8 @@ class Profiling:
         self._is_read = False
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
-            self._process.stdin.write(json.dumps({"target": target, "args": dict(args), "seed": seed}).encode() + b"\n")
+            recipe = {"target": target, "args": dict(args), "seed": seed, "cache": files}
+            self._process.stdin.write(json.dumps(recipe).encode() + b"\n")
             self._process.stdin.flush()
 
     def result(self) -> dict[str, Any] | None:
@@ -74,6 +78,8 @@ def _serve() -> None:
     recipe = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_input, daemon=True).start()
     determinism.prepare_thread(1)
+    if recipe["cache"] is not None:
+        cache.use(*recipe["cache"])
     with contextlib.suppress(OrchestratorError):
         with naming("the pipeline's __init__"), streams.seeded(recipe["seed"], "pipeline"):
             pipeline = find(recipe["target"], recipe["args"])(**recipe["args"])

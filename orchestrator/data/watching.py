@@ -324,7 +324,7 @@ def _assign(name: Any) -> None:
 def _reader() -> FrameType | None:
     """The frame that reads a variable, where it is the user's, and reads this one and not all of them."""
     frame, whole = _outside(sys._getframe(2))
-    if frame is None or whole or (id(frame), frame.f_lasti) == _taking:
+    if frame is None or whole or waiting.is_fetching() or (id(frame), frame.f_lasti) == _taking:
         return None
     return frame if _is_users(frame.f_code.co_filename) else None
 

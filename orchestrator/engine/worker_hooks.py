@@ -91,7 +91,8 @@ class WorkerHooks:
         self._workload = workload
         self._generation = generation
         self._rank = rank
-        self.deadline_s = state.plan.cluster.timeouts.deadline_s
+        # A peer may wait for a store that long, which is nobody's fault.
+        self.deadline_s = state.plan.cluster.timeouts.deadline_s + workload.may_wait_s
 
     def arrive(self, transport: CancellableTransport) -> None:
         """Load, take and give state, as this generation says."""

@@ -10,6 +10,7 @@ of few files.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 import weakref
@@ -29,6 +30,7 @@ from orchestrator.files.readers import Samples, build
 from orchestrator.values import megabytes
 
 _MEMORY = 1 << 30
+_CHUNK = 4 << 20
 _OPEN = 256  # files; their descriptors and maps are few bytes
 _LOOK_S = 0.1
 _UNUSED_S = 2.0
@@ -71,6 +73,7 @@ class Files:
         self._reader = build(self._manifest.reader, self._manifest.options)
         self._memory = memory
         self._cache: Cache | None = None
+        self._checked: dict[str, tuple[int, int]] = {}  # of files in place, by path: the one whose content was right
         self._lock = threading.RLock()  # of what is open
         self._opened: OrderedDict[int, _Opened] = OrderedDict()
         weakref.finalize(self, _close, self._opened)
@@ -94,6 +97,11 @@ class Files:
     @property
     def manifest(self) -> Manifest:
         return self._manifest
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether files are fetched before they are read."""
+        return self._place.folder is None
 
     def ahead(self, share: int) -> Ahead | None:
         """Fetches the files of samples that will be asked for, as many as `share` bytes of the cache hold; None where there is
@@ -176,12 +184,26 @@ class Files:
 
     def _in_place(self, file: File, path: Path) -> Handle:
         try:
-            size = path.stat().st_size
+            status = path.stat()
+            if status.st_size != file.size:
+                raise self._unfit(file, f"has {status.st_size} bytes; its manifest says {file.size}")
+            version = (status.st_ino, status.st_mtime_ns)
+            if self._checked.get(file.path) != version:
+                self._check(file, path)
+                self._checked[file.path] = version
         except OSError as error:
             raise self._unfit(file, f"cannot be read: {error.strerror}") from error
-        if size != file.size:
-            raise self._unfit(file, f"has {size} bytes; its manifest says {file.size}")
         return _InPlace(path)
+
+    def _check(self, file: File, path: Path) -> None:
+        """Its content, once in a process. Raises DataDamaged, OSError."""
+        digest, wait = hashlib.md5(usedforsecurity=False), waiting.Wait(f"the hash of {path}")
+        with path.open("rb") as stream:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+                wait.live()
+        if digest.hexdigest() != file.md5:
+            raise self._unfit(file, f"has the MD5 {digest.hexdigest()}; its manifest says {file.md5}")
 
     def _close_the_oldest(self) -> None:
         while len(self._opened) > 1 and (

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from orchestrator.errors import ConfigurationError
+from orchestrator.files import waiting
 from orchestrator.files.manifest import NAME
 
 _CHUNK = 4 << 20
@@ -85,18 +86,8 @@ class _Remote:
     folder = None
 
     def __init__(self, url: str) -> None:
-        import fsspec
-
-        scheme = url.partition("://")[0]
-        try:
-            options = {} if fsspec.config.conf.get(scheme) else _ONE_TRY.get(scheme, {})
-            self._files, root = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
-            if options:
-                self._files.retries = 1
-        except ImportError as error:
-            raise ConfigurationError([f"{url} needs a package that is missing: {error}"]) from error
-        except Exception as error:
-            raise ConfigurationError([f"{url} cannot be used: {type(error).__name__}: {error}"]) from error
+        with waiting.undisturbed():
+            self._files, root = _opened(url)
         self._root = root.rstrip("/")
         self._url = url.rstrip("/")
 
@@ -117,7 +108,9 @@ class _Remote:
 
     def _of_versions(self) -> Any:
         """The same store, which gives versions of its objects."""
-        return type(self._files)(**{**self._files.storage_options, "version_aware": True})
+        files = type(self._files)(**{**self._files.storage_options, "version_aware": True})
+        files.retries = self._files.retries
+        return files
 
     def _act(self, verb: str, *arguments: Any, **options: Any) -> Any:
         return self._called(getattr(self._files, verb), *arguments, **options)
@@ -131,3 +124,20 @@ class _Remote:
         except Exception as error:
             refused = "Credentials" in type(error).__name__  # of botocore; s3fs names the others
             raise (PermissionError if refused else OSError)(f"{type(error).__name__}: {error}") from error
+
+
+def _opened(url: str) -> Any:
+    """The file system behind fsspec, and the path in it. Raises ConfigurationError."""
+    import fsspec
+
+    scheme = url.partition("://")[0]
+    options = {} if fsspec.config.conf.get(scheme) else _ONE_TRY.get(scheme, {})
+    try:
+        files, root = fsspec.core.url_to_fs(url, use_listings_cache=False, **options)
+    except ImportError as error:
+        raise ConfigurationError([f"{url} needs a package that is missing: {error}"]) from error
+    except Exception as error:
+        raise ConfigurationError([f"{url} cannot be used: {type(error).__name__}: {error}"]) from error
+    if options:
+        files.retries = 1
+    return files, root

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
+from orchestrator import Files
 from orchestrator.data.profile import LIMIT, profile
+from orchestrator.files.index import index
 
 
 def test_pairs_of_images_and_classes() -> None:
@@ -173,3 +176,16 @@ def test_no_stream_is_touched() -> None:
     profile(TensorDataset(torch.zeros(300, 4), torch.zeros(300, dtype=torch.long)))
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1:] == (random.getstate(), str(np.random.get_state(legacy=False)["state"]))
+
+
+def test_of_many_files_few_are_looked_into(tmp_path: Path) -> None:
+    for number in range(9):
+        (tmp_path / f"{number}.jsonl").write_text("".join(f'{{"x": {number}}}\n' for _ in range(50)))
+    index(str(tmp_path), None, {})
+    files, opened = Files(tmp_path), []
+    hold = files._hold
+    files._hold = lambda file: opened.append(file.path) or hold(file)  # type: ignore[method-assign,func-returns-value]
+    found = profile(files)
+    assert opened == ["0.jsonl", "2.jsonl", "5.jsonl", "8.jsonl"]
+    assert (found["length"], found["of_files"]) == (450, [4, 9])
+    assert found["fields"]["x"]["max"] == 8

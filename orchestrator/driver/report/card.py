@@ -210,6 +210,7 @@ def _profile(profile: Mapping[str, Any]) -> list[Block]:
     facts = {
         "samples": profile.get("length"),
         "read for this profile": profile.get("sampled"),
+        "files read for it": "{} of {}".format(*profile["of_files"]) if profile.get("of_files") else None,
         "labels": f"{classes}{more}" if counted else None,
     }
     return [Heading("Training data"), Facts(facts), Grid(["part of a sample", *names], rows)]

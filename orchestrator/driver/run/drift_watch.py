@@ -25,10 +25,18 @@ class Found:
 
 
 class DriftWatch:
-    """run: of the plan; inputs: declared path -> md5; predecessor: finds it."""
+    """run: of the plan; inputs: declared path -> md5; predecessor: finds it; files: the cache of those
+    from elsewhere."""
 
-    def __init__(self, run: Run, inputs: dict[str, str], predecessor: Callable[[], Predecessor | None]) -> None:
+    def __init__(
+        self,
+        run: Run,
+        inputs: dict[str, str],
+        predecessor: Callable[[], Predecessor | None],
+        files: tuple[int, str | None, float] | None = None,
+    ) -> None:
         self._run = run
+        self._files = files
         self._inputs = inputs
         self._predecessor = predecessor
         self._found: Found | None = None
@@ -67,7 +75,7 @@ class DriftWatch:
             if self._is_closed:
                 return
             source = self._run.pipeline
-            self._profiling = Profiling(source.target, source.args, self._run.seed)
+            self._profiling = Profiling(source.target, source.args, self._run.seed, self._files)
         found = before.drift(self._profiling.result())
         with self._lock:
             if found is not None and not self._is_closed:

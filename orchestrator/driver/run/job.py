@@ -177,7 +177,7 @@ class Job:
         for sentence in record.earlier:
             self.display.say(f"note: {sentence}")
         private = self._private(record)
-        watch = DriftWatch(plan.run, record.data if private is None else {}, record.predecessor)
+        watch = DriftWatch(plan.run, record.data if private is None else {}, record.predecessor, plan.data.cache)
         time_log = TimeLog(record.files, record.tracker, self.display.say)
         event_sink = EventSink(record, self.audience, None if private is None else private.epsilon, watch, time_log)
         storage = storage_of(plan, record.files)

@@ -81,6 +81,7 @@ class Workload:
         with naming("reading the parameters of loss()"):
             self._takes_step = takes_step(self.pipeline)
         cache.use(*data.cache)
+        self._store_timeout_s = data.store_timeout_s
         with naming("datasets()"), streams.seeded(seed if data.seed is None else data.seed, "datasets"):
             self._train, self._validation = self._datasets()
         self.model = construction.first_model(self.pipeline, run)
@@ -100,6 +101,11 @@ class Workload:
         self._has_least = data.partition is not None and "least" in PARTITIONS.options(data.partition.name)
         self.held_out = 0 if self._validation is None else _length(self._validation, "validation")
         self.evaluation_batches = evaluation_batches(self.held_out, max(1, data.batch_size.at(0) // data.shards))
+
+    @property
+    def may_wait_s(self) -> float:
+        """For files from elsewhere."""
+        return self._store_timeout_s if getattr(self._train, "is_elsewhere", False) else 0.0
 
     @property
     def training_data(self) -> Any:
