@@ -197,7 +197,7 @@ def test_a_manifest_elsewhere_says_where_its_files_are(tmp_path: Path) -> None:
         made = index(str(folder), None, {}, to=str(to))
         assert made.place == str(folder)
         assert [Files(to)[number]["text"] for number in (7, 0)] == ["2-3", "0-0"]
-    with pytest.raises(ConfigurationError, match="a manifest ends in .json"):
+    with pytest.raises(ConfigurationError, match=r"a manifest ends in \.json"):
         index(str(folder), None, {}, to=str(tmp_path / "corpus.txt"))
     with pytest.raises(DataDamaged, match=r"write it: python -m orchestrator index=PLACE to=.*none\.json"):
         Files(tmp_path / "none.json")

@@ -29,6 +29,7 @@ from orchestrator.driver.report.page import (
     markdown,
 )
 from orchestrator.records import files_read
+from orchestrator.values import megabytes
 
 _LISTED = 20
 _COLUMNS = 12  # of the data, those that differ most
@@ -188,9 +189,13 @@ def _data(data: Mapping[str, Any], before: tuple[str, Drift] | None) -> list[Blo
             for item in inputs
         ]
         found = [Grid(("path", "md5", "files", "bytes", "DVC"), rows)]
+    for item in inputs:
+        if item.get("lists"):
+            count, size = item["lists"]
+            found.append(Text(f"`{item['path']}` lists {count:,} files of {megabytes(size)}, each by its MD5."))
     read = files_read.from_dict(data.get("files", {}))
     if read.of:
-        found.append(Text(f"Files of the training set: {read.sentence}."))
+        found.append(Text(f"Files of the training set: {read.sentence}; what was read is as it was listed."))
     profile = data.get("profile")
     if profile:
         found += _profile(profile)

@@ -55,6 +55,8 @@ def _pushed(file: Path, out: Mapping[str, Any]) -> Stored:
     if kept is None:
         raise ConfigurationError([f"{file} lies in no project of DVC"], "dvc init")
     remote = out.get("remote") or kept.default
+    if remote is not None and remote not in kept.remotes:
+        raise ConfigurationError([f"{file}: DVC knows no remote {remote}"], "dvc remote add NAME URL")
     place = str(kept.cache) if remote is None else kept.remotes[remote]
     listed = _listed(place, str(out["md5"])) or _listed(str(kept.cache), str(out["md5"]))
     if listed is None:
