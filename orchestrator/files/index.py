@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import ConfigurationError, DataDamaged
+from orchestrator.errors import ConfigurationError, DataDamaged, OrchestratorError
 from orchestrator.files import manifest
 from orchestrator.files.manifest import File, Manifest
 from orchestrator.files.places import Place, place_of, split
 from orchestrator.files.readers import LISTS, READERS, SUFFIXES, build, by_name
 from orchestrator.files.readers.listing import INDEX, Listed
+from orchestrator.references import raised
 
 Tell = Callable[[int, int], None]
 
@@ -116,8 +117,11 @@ def _described(place: Place, name: str, at: str, read: Callable[..., Any], told:
             if count:
                 samples[count - 1]
             samples.close()
-        except ValueError as error:
+        except OrchestratorError:
+            raise
+        except Exception as error:  # of a reader of the user's, whatever it raises
+            said = str(error) if isinstance(error, ValueError) else raised(error)
             raise DataDamaged(
-                f"{place.describe(name)} {error}", "leave it out of the folder, or write it anew"
+                f"{place.describe(name)} {said}", "leave it out of the folder, or write it anew"
             ) from error
     return File(name, count, size, digest.hexdigest(), at)

@@ -192,10 +192,11 @@ def _data(data: Mapping[str, Any], before: tuple[str, Drift] | None) -> list[Blo
     for item in inputs:
         if item.get("lists"):
             count, size = item["lists"]
-            found.append(Text(f"`{item['path']}` lists {count:,} files of {megabytes(size)}, each by its MD5."))
+            listed = f"`{item['path']}` lists {count:,} files of {megabytes(size)} by their MD5s"
+            found.append(Text(f"{listed}, which are checked when they are read."))
     read = files_read.from_dict(data.get("files", {}))
     if read.of:
-        found.append(Text(f"Files of the training set: {read.sentence}; what was read is as it was listed."))
+        found.append(Text(f"Files of the training set: {read.sentence}."))
     profile = data.get("profile")
     if profile:
         found += _profile(profile)

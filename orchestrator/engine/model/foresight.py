@@ -93,10 +93,11 @@ class Foresight:
 
 class Account:
     """emit: hears of the bytes that were read since it heard last, and of the files that were not read before, now and then;
-    lengths: samples of each file, None where there are none. Used by the compute thread."""
+    None while nobody listens, such as while a worker proves itself. lengths: samples of each file, None where there are none.
+    Used by the compute thread."""
 
     def __init__(self, lengths: Sequence[int] | None = None) -> None:
-        self.emit: Callable[[dict[str, Any]], None] = lambda _: None
+        self.emit: Callable[[dict[str, Any]], None] | None = None
         self._ends = numpy.cumsum([] if lengths is None else lengths)
         self._untold: set[int] = set()
         self._known: set[int] = set()
@@ -114,6 +115,8 @@ class Account:
             self.tell()
 
     def tell(self) -> None:
+        if self.emit is None:
+            return
         self._told = time.monotonic()
         if any(self._taken):
             self.emit({"event": "bytes_read", **self._taken._asdict()})
