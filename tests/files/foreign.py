@@ -3,6 +3,7 @@ FORMAT FOLDER` ends with 0 where all are the same. It needs what `make streams` 
 
 from __future__ import annotations
 
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -33,33 +34,48 @@ def tokens(number: int) -> Iterator[Any]:
     yield torch.arange(number * 50, number * 50 + 50, dtype=torch.int32)
 
 
+def write(kind: str, folder: str) -> None:
+    """A data set of 100 samples."""
+    {"mds": _write_mds, "litdata": _write_litdata}[kind](Path(folder))
+
+
 def mds(folder: Path) -> None:
-    from streaming import MDSWriter, StreamingDataset
+    from streaming import StreamingDataset
 
     for compression in (None, "zstd", "gz", "br"):
         at = folder / f"{compression}"
-        columns = {"id": "int", "text": "str", "x": "ndarray:float32:4"}
-        with MDSWriter(out=str(at), columns=columns, compression=compression, size_limit=1500) as writer:
-            for number in range(100):
-                writer.write(sample(number))
+        _write_mds(at, compression)
         _compare(at, StreamingDataset(remote=str(at), local=str(folder / f"read-{compression}"), batch_size=1))
 
 
-def litdata(folder: Path) -> None:
-    import shutil
+def _write_mds(folder: Path, compression: str | None = None) -> None:
+    from streaming import MDSWriter
 
+    columns = {"id": "int", "text": "str", "x": "ndarray:float32:4"}
+    with MDSWriter(out=str(folder), columns=columns, compression=compression, size_limit=1500) as writer:
+        for number in range(100):
+            writer.write(sample(number))
+
+
+def litdata(folder: Path) -> None:
     import litdata
 
     for level in (None, "batch", "sample", "chunk"):
-        at, how = folder / f"{level}", {} if level is None else {"compression": "zstd", "compression_level": level}
-        litdata.optimize(sample, list(range(100)), str(at), chunk_size=13, num_workers=1, **how)
-        shutil.copytree(at, folder / f"read-{level}")  # it removes what it has decompressed
-        _compare(at, litdata.StreamingDataset(str(folder / f"read-{level}")))
+        _write_litdata(folder / f"{level}", level)
+        shutil.copytree(folder / f"{level}", folder / f"read-{level}")  # it removes what it has decompressed
+        _compare(folder / f"{level}", litdata.StreamingDataset(str(folder / f"read-{level}")))
     at = folder / "tokens"
     litdata.optimize(
         tokens, list(range(20)), str(at), chunk_size=128, num_workers=1, item_loader=litdata.TokensLoader()
     )
     _compare(at, litdata.StreamingDataset(str(at), item_loader=litdata.TokensLoader(BLOCK)), block_size=BLOCK)
+
+
+def _write_litdata(folder: Path, level: str | None = None) -> None:
+    import litdata
+
+    how = {} if level is None else {"compression": "zstd", "compression_level": level}
+    litdata.optimize(sample, list(range(100)), str(folder), chunk_size=13, num_workers=1, **how)
 
 
 def webdataset(folder: Path) -> None:
