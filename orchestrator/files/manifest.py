@@ -92,9 +92,9 @@ def _problem(files: Iterable[File]) -> str | None:
     if times > 1:
         return f"lists {path} {times} times"
     for file in listed:
-        for path in map(PurePosixPath, (file.path, file.where)):
-            if path.is_absolute() or ".." in path.parts:
-                return f"lists {path}, which is not below its folder"
+        for below in map(PurePosixPath, (file.path, file.where)):
+            if below.is_absolute() or ".." in below.parts:
+                return f"lists {below}, which is not below its folder"
         if file.samples < 0 or file.size < 0:
             return f"says of {file.path} that it has {file.samples} samples in {file.size} bytes"
     return None if any(file.samples for file in listed) else "lists files without samples"
