@@ -332,7 +332,8 @@ class EventSink:
             "checkpoint_saved",
             step=saved.step,
             parts=saved.parts,
-            bytes=saved.size_bytes,
+            bytes=saved.manifest.size_bytes,
+            state=saved.manifest.state_digest,
             stall_s=round(saved.stall_s, 6),
             seconds=round(saved.seconds, 3),
         )
