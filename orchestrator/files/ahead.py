@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from orchestrator.files import cache
@@ -70,9 +71,12 @@ class Ahead:
         self._uses.clear()
         self._bytes = 0
 
-    def tell(self) -> None:
-        """Have those fetched that are expected, as far as the share goes."""
+    def tell(self, at_least: int) -> None:
+        """Have those fetched that are expected, as far as the share goes; none, where that is not as far as so many
+        micro-batches: what one fetches ahead would take the place of what another reads."""
         wanted = self._within_share()
+        if not set(wanted).issuperset(number for each in islice(self._expected, at_least) for number in each):
+            wanted = []
         if wanted != self._told:
             if self._fetcher is None:
                 self._fetcher = _Fetcher(self._place.describe(""))
