@@ -33,8 +33,8 @@ class Outcome:
     others, as far as it has told; hosted: shards of each worker of the last generation; redealt: so often they were dealt anew
     by speed; slow: workers that were far slower than others, in words; schedule: of the generation with most workers, for a
     picture; bytes_read: by node, of files from elsewhere: fetched, and found in its cache; files_read: of the training set;
-    best: of a run whose model is not the last one; trace: the head of the Merkle tree of its trace; not_recorded: why MLflow does
-    not have all of it, which does not make the run a failed one; not_told: which writers beside MLflow have not, and why.
+    best: of a run whose model is not the last one; trace: the head of the Merkle tree of its trace; not_recorded: why MLflow
+    has not all of it, which does not make the run a failed one; not_told: which writers beside MLflow have not, and why.
     """
 
     workers: int = 0
