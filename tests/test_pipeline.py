@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from orchestrator import Pipeline
+from orchestrator.engine.member.heartbeat import CalledOff
 from orchestrator.errors import ConfigurationError, PipelineRaised
 from orchestrator.pipeline import defines, find, naming
 
@@ -202,3 +203,8 @@ def test_the_defaults() -> None:
     assert pipeline.metrics(None, None) == {}  # type: ignore[arg-type]
     assert pipeline.optimizer(None) is None  # type: ignore[arg-type]
     assert pipeline.collate([1, 2]).tolist() == [1, 2]
+
+
+def test_who_is_called_off_while_the_users_code_waits_for_a_file_is_no_error_of_that_code() -> None:
+    with pytest.raises(CalledOff), naming("reading samples"):
+        raise CalledOff(3)

@@ -400,8 +400,8 @@ WRONG = {
     "digest_every=3": "digest_every: no such key; did you mean trace.digest_every?",
     "--run.seed=3": "--run.seed: no such key; did you mean run.seed?",
     "run.seed.x=3": "run.seed.x: no such key; did you mean run.seed?",
-    "data.foo=3": "data.foo: no such key; data has shards, batch_size, loaders, cache_gb, cache_folder, inputs, order, "
-    "partition, sampling, subset",
+    "data.foo=3": "data.foo: no such key; data has shards, batch_size, loaders, cache_gb, cache_folder, store_timeout_s, inputs, "
+    "order, partition, sampling, subset",
     "zzz=3": "zzz: no such key; there are run, pipeline, data, cluster, topology, sync, reduction, transport, "
     "initial, begin, optimizer, contribution, compression, local, privacy, secure_aggregation, gradient, "
     "schedule, early_stopping, checkpoint, evaluation, trace, tracking, tuning, strict, environment, output",

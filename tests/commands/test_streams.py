@@ -115,7 +115,7 @@ class Streams:
     def stop(self) -> None:
         server = self.servers.pop()
         server.kill()
-        server.communicate()
+        server.wait()
 
     def most_on_disk(self, over: threading.Event) -> int:
         """Of what the cache holds until then."""
@@ -150,7 +150,7 @@ def streams(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Streams]:
     finally:
         for server in made.servers:
             server.kill()
-            server.communicate()
+            server.wait()
 
 
 def _launch(streams: Streams, *arguments: str) -> Done:
@@ -192,7 +192,8 @@ def test_a_digest_from_files_of_this_machine(streams: Streams, expected: str) ->
 def test_a_store_that_is_away_for_a_while_is_waited_for(streams: Streams, expected: str) -> None:
     """Longer than a step may take: a worker that waits for it is not taken for dead, nor is one that waits for this worker."""
     run = WatchedRun(
-        *(streams.project, "conf=rows", "output=json", *streams.remote),
+        streams.project,
+        *("conf=rows", "output=json", *streams.remote),
         *("cluster.workers=2", "cluster.step_timeout_s=5", "pipeline.args.takes=0.02"),
     )
     run.wait_for_steps(3)
@@ -209,7 +210,8 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(streams: Streams, expect
 
 def test_a_kill_and_a_resume_on_others_change_no_bit(streams: Streams, expected: str) -> None:
     run = WatchedRun(
-        *(streams.project, "conf=rows", "output=json", *streams.remote, "checkpoint.every=5"),
+        streams.project,
+        *("conf=rows", "output=json", *streams.remote, "checkpoint.every=5"),
         *("cluster.workers=2", "pipeline.args.takes=0.02"),
     )
     run.wait_for("checkpoint_saved", 2)

@@ -107,8 +107,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._now = 0.0
-        monkeypatch.setattr(waiting.time, "monotonic", lambda: self._now)
-        monkeypatch.setattr(waiting.time, "sleep", self._pass)
+        monkeypatch.setattr("orchestrator.files.waiting.time.monotonic", lambda: self._now)
+        monkeypatch.setattr("orchestrator.files.waiting.time.sleep", self._pass)
 
     def _pass(self, seconds: float) -> None:
         self._now += seconds

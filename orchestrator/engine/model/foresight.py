@@ -71,7 +71,8 @@ class Foresight:
 
     @property
     def _is_far_enough(self) -> bool:
-        return self._ahead.is_full or len(self._expected) >= _FURTHEST
+        full = self._ahead.is_full and len(self._expected) >= len(self._shards)
+        return full or len(self._expected) >= _FURTHEST
 
     def _begin_at(self, key: Key) -> None:
         self._ahead.forget()
