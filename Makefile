@@ -31,12 +31,16 @@ OTHERS := clearml cwevals furl googleapis-common-protos grpcio httpcore httpx li
 
 S3 := aiobotocore aioitertools boto3 botocore dvc-s3 jmespath moto py-partiql-parser responses s3fs s3transfer xmltodict
 
+# Newer torchvisions, which mosaicml-streaming imports, want the operators of their own build of torch.
+STREAMS := boto3 botocore braceexpand brotli catalogue cramjam jmespath lightning-utilities litdata mosaicml-streaming obstore \
+	python-snappy s3transfer tifffile torchvision webdataset xxhash zstd
+
 COMMA := ,
 # $(call SHOWN_IF_IT_FAILS,FILE,COMMAND): what the command says goes to the file, and is shown where it fails. pip warns once for
 # each index that lacks a package, hundreds of times where one of several is a folder.
 SHOWN_IF_IT_FAILS = { $(2) >$(1) 2>&1 || { status=$$?; cat $(1) >&2; echo "it failed: $(2)" >&2; exit $$status; } ; }
 
-.PHONY: dashboard docs others s3 setup demo demo-kill data test test-long check lint pure claims clean
+.PHONY: dashboard docs others s3 streams setup demo demo-kill data test test-long check lint pure claims clean
 
 setup: $(STAMP)
 
@@ -100,7 +104,12 @@ others: setup
 	@test -d $(VENV)/others || $(call SHOWN_IF_IT_FAILS,$(VENV)/others.log,\
 		python -m pip install --constraint constraints.txt --no-deps --target $(VENV)/others $(OTHERS))
 
-test-long: test dashboard s3 others
+# What only tests of readers need: the packages that wrote the files.
+streams: setup
+	@test -d $(VENV)/streams || $(call SHOWN_IF_IT_FAILS,$(VENV)/streams.log,\
+		python -m pip install --constraint constraints.txt --no-deps --target $(VENV)/streams $(STREAMS))
+
+test-long: test dashboard s3 streams others
 	python -m pytest -n 2 $(MANY) -m "$(PURE)"
 	$(BY_FILE) $(MANY) -m long
 

@@ -37,6 +37,10 @@ _COLLATE = (
     "samples of several lengths, or of types of their own, are made a batch by the pipeline's collate(self, items)"
 )
 ONE_ROW = "Expected more than 1 value per channel"  # of batch normalisation, in training
+_MOSAICML = (
+    "each worker is a process that MosaicML's StreamingDataset takes for the only one of its machine: read the same files by "
+    "orchestrator.Files (python -m orchestrator index=FOLDER), or have one worker on a machine"
+)
 _ADVICE = {
     "stack expects each tensor to be equal size": _COLLATE,
     "each element in list of batch should be of equal size": _COLLATE,
@@ -52,6 +56,8 @@ _ADVICE = {
     "shard one, choose another data.batch_size or fewer data.shards, or have the data set leave the surplus out",
     "can't allocate memory": "a worker has not the memory for this: cut the model into stages (cluster.stages=2), "
     "raise data.shards or lower data.batch_size, or let fewer workers share a machine",
+    "_locals'": _MOSAICML,
+    "Reused local directory": _MOSAICML,
     "device-side assert": "a GPU does not say more: look for an index or a label out of range, or run once with run.device=cpu",
 }
 

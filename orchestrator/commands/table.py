@@ -314,14 +314,18 @@ _ALL = (
     ),
     Verb(
         "index",
-        "index=FOLDER|URL [reader=NAME] [output=json]",
+        "index=FOLDER|URL|FILE.dvc [reader=NAME] [to=FILE] [output=json]",
         {
             "index=FOLDER": (
                 "write files.json into a folder, here or in an object store, with the samples, bytes and hash of each "
-                "file in it, for Files of a pipeline; reader=NAME: how they are read, where their names do not tell"
-            )
+                "file in it, for Files of a pipeline; reader=NAME: how they are read, where their names do not tell, or "
+                "'{name: NAME, option: value}'; to=FILE: write that .json instead, which data.inputs may name"
+            ),
+            "index=FILE.dvc": (
+                "the same of a folder that DVC has in a remote, or imports from a URL, in the versions that it has noted"
+            ),
         },
-        takes=(_JSON, "reader=NAME"),
+        takes=(_JSON, "reader=NAME", "to=FILE.json"),
         refused=lambda given: {"index": given.value},
     ),
     Verb(

@@ -26,7 +26,6 @@ from orchestrator.engine.loop import Loop
 from orchestrator.engine.member.cancellation import CancellableTransport, live
 from orchestrator.engine.member.generation import Connect, Ended, Generation, ProcessServices
 from orchestrator.engine.model import construction
-from orchestrator.engine.model.foresight import Account
 from orchestrator.engine.model.replica import Replica
 from orchestrator.engine.model.updater import Updater
 from orchestrator.engine.model.workload import Workload
@@ -266,7 +265,7 @@ class Worker:
     def _look_ahead(self, generation: Generation, rank: int, steps: int) -> None:
         nodes = generation.nodes[: generation.workers]
         share = self._plan.data.cache_bytes // nodes.count(nodes[rank])
-        self._workload.account = Account(self._services.emit)
+        self._workload.account.emit = self._services.emit
         self._workload.look_ahead(generation.shards[rank], steps, share)
 
     def _fetch_ahead(self, shards: tuple[int, ...], steps: int) -> None:

@@ -220,7 +220,7 @@ class _Ahead(_Caller):
         return False
 
     def copies(self, descriptor: int) -> tuple[int, str]:
-        return _written(descriptor, self.place.chunks(self.file.path), Attempt())
+        return _written(descriptor, self.place.chunks(self.file.where), Attempt())
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ class _Reader(_Caller):
         def once(attempt: Attempt) -> tuple[int, str]:
             own = os.dup(descriptor)  # whoever waits may give up, and close its own, while this writes
             try:
-                return _written(own, self.place.chunks(self.file.path), attempt)
+                return _written(own, self.place.chunks(self.file.where), attempt)
             finally:
                 os.close(own)
 

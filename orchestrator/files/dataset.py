@@ -10,6 +10,7 @@ of few files.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 import weakref
@@ -24,11 +25,12 @@ from orchestrator.files import manifest, waiting
 from orchestrator.files.ahead import Ahead
 from orchestrator.files.cache import WANTED, WISHED, Cache, NoRoom, current, patience_s
 from orchestrator.files.manifest import File, Manifest
-from orchestrator.files.places import place_of
-from orchestrator.files.readers import READERS, Samples
+from orchestrator.files.places import Place, place_of, split
+from orchestrator.files.readers import Samples, build
 from orchestrator.values import megabytes
 
 _MEMORY = 1 << 30
+_CHUNK = 4 << 20
 _OPEN = 256  # files; their descriptors and maps are few bytes
 _LOOK_S = 0.03
 _UNUSED_S = 2.0
@@ -58,17 +60,20 @@ class _InPlace(NamedTuple):
 
 
 class Files:
-    """place: a folder, or an fsspec URL of one, with the `files.json` that `python -m orchestrator index=FOLDER` has written;
-    memory: bytes of files that are decoded when they are opened. Raises DataDamaged, ConfigurationError."""
+    """place: a folder, or an fsspec URL of one, with the `files.json` that `python -m orchestrator index=FOLDER` has written,
+    or such a file that lies elsewhere; memory: bytes of files that are decoded when they are opened. Raises DataDamaged,
+    ConfigurationError."""
 
     def __init__(self, place: str | Path, *, memory: int = _MEMORY) -> None:
         import numpy  # not with the package, which every start of a command imports
 
-        self._place = place_of(place)
-        self._manifest = self._read_manifest()
-        self._reader = READERS.build(self._manifest.reader, self._manifest.options)
+        folder, name = split(place)
+        self._manifest = _read_manifest(place_of(folder), name)
+        self._place = place_of(folder if self._manifest.place is None else self._manifest.place)
+        self._reader = build(self._manifest.reader, self._manifest.options)
         self._memory = memory
         self._cache: Cache | None = None
+        self._checked: dict[str, tuple[int, int]] = {}  # of files in place, by path: the one whose content was right
         self._lock = threading.RLock()  # of what is open
         self._opened: OrderedDict[int, _Opened] = OrderedDict()
         weakref.finalize(self, _close, self._opened)
@@ -170,7 +175,7 @@ class Files:
 
     def _hold(self, file: File) -> Handle:
         if self._place.folder is not None:
-            return self._in_place(file, self._place.folder / file.path)
+            return self._in_place(file, self._place.folder / file.where)
         if self._cache is None:
             self._cache = current()
         _WATCH.begin(self)
@@ -182,12 +187,26 @@ class Files:
 
     def _in_place(self, file: File, path: Path) -> Handle:
         try:
-            size = path.stat().st_size
+            status = path.stat()
+            if status.st_size != file.size:
+                raise self._unfit(file, f"has {status.st_size} bytes; its manifest says {file.size}")
+            version = (status.st_ino, status.st_mtime_ns)
+            if self._checked.get(file.path) != version:
+                self._check(file, path)
+                self._checked[file.path] = version
         except OSError as error:
             raise self._unfit(file, f"cannot be read: {error.strerror}") from error
-        if size != file.size:
-            raise self._unfit(file, f"has {size} bytes; its manifest says {file.size}")
         return _InPlace(path)
+
+    def _check(self, file: File, path: Path) -> None:
+        """Its content, once in a process. Raises DataDamaged, OSError."""
+        digest, wait = hashlib.md5(usedforsecurity=False), waiting.Wait(f"the hash of {path}")
+        with path.open("rb") as stream:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+                wait.live()
+        if digest.hexdigest() != file.md5:
+            raise self._unfit(file, f"has the MD5 {digest.hexdigest()}; its manifest says {file.md5}")
 
     def _close_the_oldest(self) -> None:
         while len(self._opened) > 1 and (
@@ -221,35 +240,37 @@ class Files:
     def cache(self) -> Cache | None:
         return self._cache
 
-    def _read_manifest(self) -> Manifest:
-        where, folder = self._place.describe(manifest.NAME), self._place.describe("")
-        try:
-            data = self._fetched_manifest(where)
-        except FileNotFoundError as error:
-            raise DataDamaged(
-                f"{where} is missing, which lists the files and how many samples each has",
-                f"write it: python -m orchestrator index={folder}",
-            ) from error
-        except OSError as error:
-            raise DataDamaged(
-                f"{where} cannot be read: {error}", "see to the place, its rights and the way to it"
-            ) from error
-        return manifest.read(data, where)
-
-    def _fetched_manifest(self, where: str) -> bytes:
-        def read(attempt: waiting.Attempt | None = None) -> bytes:  # noqa: ARG001
-            return b"".join(self._place.chunks(manifest.NAME))
-
-        if self._place.folder is not None:
-            return read()
-        with waiting.undisturbed():
-            return waiting.until(where, read, patience_s())
-
     def _unfit(self, file: File, problem: str) -> DataDamaged:
         return DataDamaged(
             f"{self._place.describe(file.path)} {problem}",
             f"put back what was there, or write the manifest anew (python -m orchestrator index={self._place.describe('')})",
         )
+
+
+def _read_manifest(place: Place, name: str) -> Manifest:
+    where = place.describe(name)
+    try:
+        data = _fetched(place, name)
+    except FileNotFoundError as error:
+        raise DataDamaged(
+            f"{where} is missing, which lists the files and how many samples each has",
+            f"write it: python -m orchestrator index={place.describe('') if name == manifest.NAME else f'PLACE to={where}'}",
+        ) from error
+    except OSError as error:
+        raise DataDamaged(
+            f"{where} cannot be read: {error}", "see to the place, its rights and the way to it"
+        ) from error
+    return manifest.read(data, where)
+
+
+def _fetched(place: Place, name: str) -> bytes:
+    def read(attempt: waiting.Attempt | None = None) -> bytes:  # noqa: ARG001
+        return b"".join(place.chunks(name))
+
+    if place.folder is not None:
+        return read()
+    with waiting.undisturbed():
+        return waiting.until(place.describe(name), read, patience_s())
 
 
 def _close(opened: dict[int, _Opened]) -> None:

@@ -5,37 +5,75 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import ConfigurationError, DataDamaged
+from orchestrator.errors import ConfigurationError, DataDamaged, OrchestratorError
 from orchestrator.files import manifest
 from orchestrator.files.manifest import File, Manifest
-from orchestrator.files.places import Place, place_of
-from orchestrator.files.readers import READERS, SUFFIXES, by_name
+from orchestrator.files.places import Place, place_of, split
+from orchestrator.files.readers import LISTS, READERS, SUFFIXES, build, by_name
+from orchestrator.files.readers.listing import INDEX, Listed
+from orchestrator.references import raised
 
 Tell = Callable[[int, int], None]
 
 
-def index(named: str, reader: str | None, options: Mapping[str, Any], tell: Tell = lambda _done, _of: None) -> Manifest:
+@dataclass(frozen=True)
+class Kept:
+    """Files that something else keeps, such as DVC: where, and at which path below each is."""
+
+    place: str
+    at: Mapping[str, str]
+
+
+def index(
+    named: str,
+    reader: str | None,
+    options: Mapping[str, Any],
+    tell: Tell = lambda _done, _of: None,
+    *,
+    to: str | None = None,
+    kept: Kept | None = None,
+) -> Manifest:
     """named: a folder, or an fsspec URL of one; reader: of all its files, None to go by their names; tell: hears how many files
-    are done. Raises ConfigurationError, DataDamaged."""
-    place = place_of(named)
+    are done; to: where the manifest goes, None for beside the files; kept: instead of what lies at `named`. Raises
+    ConfigurationError, DataDamaged."""
+    place = place_of(named if kept is None else kept.place)
+    at = {} if kept is None else kept.at
+    if to is not None and not to.endswith(".json"):
+        raise ConfigurationError([f"to={to}: a manifest ends in .json"])
+    folder, target = split(named if to is None else to)
     try:
-        names = [name for name in place.names() if not _is_hidden(name)]
+        names = [name for name in (sorted(at) or place.names()) if not _is_hidden(name)]
+        chosen, of_its_kind = _chosen(named, reader, names)
+        listed = _listed(place, chosen, names if chosen in LISTS else of_its_kind, options, at)
+        read = build(chosen, listed.options)
+        files = []
+        for name, count in listed.files.items():
+            files.append(_described(place, name, at.get(name, ""), read, count))
+            tell(len(files), len(listed.files))
+        options = READERS.resolve(chosen, listed.options)
+        found = Manifest(
+            chosen, tuple(files), options, None if to is None else str(named if kept is None else kept.place)
+        )
+        data = found.written()
+        manifest.read(data, place_of(folder).describe(target))
+        place_of(folder).write(target, data)
     except OSError as error:
         raise ConfigurationError([f"index={named}: {error}"]) from error
-    chosen, names = _chosen(named, reader, names)
-    read = READERS.build(chosen, options)
-    files = []
-    for name in names:
-        files.append(_described(place, name, read))
-        tell(len(files), len(names))
-    found = Manifest(chosen, tuple(files), dict(options))
-    data = found.written()
-    manifest.read(data, place.describe(manifest.NAME))
-    place.write(manifest.NAME, data)
     return found
+
+
+def _listed(place: Place, reader: str, names: list[str], options: Mapping[str, Any], at: Mapping[str, str]) -> Listed:
+    """Which files there are, how many samples each should have, and the reader's options."""
+    problems = READERS.problems(reader, options)
+    if problems:
+        raise ConfigurationError(problems)
+    if reader not in LISTS:
+        return Listed(dict.fromkeys(names), options)
+    return LISTS[reader](names, lambda name: b"".join(place.chunks(at.get(name, name))), options)
 
 
 def _is_hidden(name: str) -> bool:
@@ -46,7 +84,7 @@ def _chosen(named: str, reader: str | None, names: Sequence[str]) -> tuple[str, 
     """The reader, and the files that it reads."""
     if reader is not None:
         suffixes = tuple(suffix for suffix, known in SUFFIXES.items() if known == reader)
-        found = [name for name in names if not suffixes or name.endswith(suffixes)]
+        found = [name for name in names if not suffixes or name.lower().endswith(suffixes)]
         if not found:
             raise ConfigurationError([f"index={named}: there is no file for reader={reader}"])
         return reader, found
@@ -60,21 +98,30 @@ def _chosen(named: str, reader: str | None, names: Sequence[str]) -> tuple[str, 
     return readers[0], [name for name, each in known.items() if each is not None]
 
 
-def _described(place: Place, name: str, read: Callable[..., Any]) -> File:
+def _described(place: Place, name: str, at: str, read: Callable[..., Any], told: int | None) -> File:
+    """at: where it is, "" for at its name; told: how many samples another list says it has. Its last sample is read: then it
+    is whole."""
     digest, size = hashlib.md5(usedforsecurity=False), 0
     with tempfile.NamedTemporaryFile() as copy:
-        for chunk in place.chunks(name):
+        for chunk in place.chunks(at or name):
             digest.update(chunk)
             size += len(chunk)
             if place.folder is None:
                 copy.write(chunk)
         copy.flush()
         try:
-            samples = read(Path(copy.name) if place.folder is None else place.folder / name, name)
-        except ValueError as error:
+            samples = read(Path(copy.name) if place.folder is None else place.folder / (at or name), name)
+            count = len(samples)
+            if told not in (None, count):
+                raise ValueError(f"has {count} samples; {INDEX} says {told}")
+            if count:
+                samples[count - 1]
+            samples.close()
+        except OrchestratorError:
+            raise
+        except Exception as error:  # of a reader of the user's, whatever it raises
+            said = str(error) if isinstance(error, ValueError) else raised(error)
             raise DataDamaged(
-                f"{place.describe(name)} {error}", "leave it out of the folder, or write it anew"
+                f"{place.describe(name)} {said}", "leave it out of the folder, or write it anew"
             ) from error
-        count = len(samples)
-        samples.close()
-    return File(name, count, size, digest.hexdigest())
+    return File(name, count, size, digest.hexdigest(), at)

@@ -4,6 +4,9 @@
 
 Each file: its path below the manifest's folder, its samples, its bytes and the MD5 of these, as DVC has it. The order of the
 files is that of the samples' indices.
+
+A manifest that lies elsewhere says in `place` where the files are, and of a file behind its MD5 where it is there if not at
+its path: in a version of an object store, or in a remote of DVC. Whoever keeps the manifest has the identity of all files.
 """
 
 from __future__ import annotations
@@ -22,24 +25,40 @@ _FORMAT = "files-1"
 
 
 class File(NamedTuple):
-    """path: below the folder of the manifest; size: in bytes."""
+    """path: below the folder of the manifest; size: in bytes; at: where it is below the place, "" for at its path."""
 
     path: str
     samples: int
     size: int
     md5: str
+    at: str = ""
+
+    @property
+    def where(self) -> str:
+        return self.at or self.path
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """reader: of all files, by its name in the table; options: of it."""
+    """reader: of all files, by its name in the table; options: of it; place: of the files, None for beside the manifest."""
 
     reader: str
     files: tuple[File, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
+    place: str | None = None
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
 
     def written(self) -> bytes:
-        described = {"format": _FORMAT, **asdict(self), "files": [list(file) for file in self.files]}
+        described = {
+            "format": _FORMAT,
+            **asdict(self),
+            "files": [list(file if file.at else file[:4]) for file in self.files],
+        }
+        if self.place is None:
+            del described["place"]
         return json.dumps(described, separators=(",", ":")).encode()
 
 
@@ -49,8 +68,14 @@ def read(data: bytes, where: str) -> Manifest:
         described = json.loads(data)
         if described["format"] != _FORMAT:
             raise ValueError(f"its format is {described['format']!r}, not {_FORMAT!r}")
-        files = tuple(File(str(path), int(n), int(size), str(md5)) for path, n, size, md5 in described["files"])
-        manifest = Manifest(str(described["reader"]), files, dict(described["options"]))
+        files = tuple(
+            File(str(path), int(n), int(size), str(md5), *map(str, at))
+            for path, n, size, md5, *at in described["files"]
+        )
+        place = described.get("place")
+        manifest = Manifest(
+            str(described["reader"]), files, dict(described["options"]), None if place is None else str(place)
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise _unfit(where, f"is no list of files: {type(error).__name__}: {error}") from error
     problem = _problem(manifest.files)
@@ -67,8 +92,9 @@ def _problem(files: Iterable[File]) -> str | None:
     if times > 1:
         return f"lists {path} {times} times"
     for file in listed:
-        if PurePosixPath(file.path).is_absolute() or ".." in PurePosixPath(file.path).parts:
-            return f"lists {file.path}, which is not below its folder"
+        for below in map(PurePosixPath, (file.path, file.where)):
+            if below.is_absolute() or ".." in below.parts:
+                return f"lists {below}, which is not below its folder"
         if file.samples < 0 or file.size < 0:
             return f"says of {file.path} that it has {file.samples} samples in {file.size} bytes"
     return None if any(file.samples for file in listed) else "lists files without samples"

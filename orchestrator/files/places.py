@@ -10,8 +10,10 @@ from urllib.parse import unquote, urlsplit
 
 from orchestrator.errors import ConfigurationError
 from orchestrator.files import waiting
+from orchestrator.files.manifest import NAME
 
 _CHUNK = 4 << 20
+_VERSION = "?versionId="  # as s3fs has it
 # Of the libraries behind fsspec, by protocol: one try. Who waits for a place asks again itself, and says so (waiting.py).
 _ONE_TRY = {"s3": {"config_kwargs": {"retries": {"total_max_attempts": 1}, "connect_timeout": 10, "read_timeout": 30}}}
 _ONE_TRY["s3a"] = _ONE_TRY["s3"]
@@ -42,6 +44,16 @@ def place_of(named: str | Path) -> Place:
     if not separator or isinstance(named, Path):
         return _Folder(Path(named))
     return _Folder(Path(unquote(urlsplit(f"//{rest}").path))) if scheme == "file" else _Remote(named)
+
+
+def split(named: str | Path) -> tuple[str | Path, str]:
+    """The folder of a manifest, and its name there."""
+    if not str(named).endswith(".json"):
+        return named, NAME
+    if isinstance(named, Path) or "://" not in named:
+        return Path(named).parent, Path(named).name
+    folder, _, name = named.rpartition("/")
+    return folder, name
 
 
 class _Folder:
@@ -86,12 +98,19 @@ class _Remote:
         return sorted(name[len(self._root) + 1 :] for name in self._act("find", self._root))
 
     def chunks(self, path: str) -> Iterator[bytes]:
-        with self._act("open", f"{self._root}/{path}", "rb", cache_type="none") as stream:
+        files = self._of_versions() if _VERSION in path else self._files
+        with self._called(files.open, f"{self._root}/{path}", "rb", cache_type="none") as stream:
             while chunk := self._called(stream.read, _CHUNK):
                 yield chunk
 
     def write(self, path: str, data: bytes) -> None:
         self._act("pipe_file", f"{self._root}/{path}", data)
+
+    def _of_versions(self) -> Any:
+        """The same store, which gives versions of its objects."""
+        files = type(self._files)(**{**self._files.storage_options, "version_aware": True})
+        files.retries = self._files.retries
+        return files
 
     def _act(self, verb: str, *arguments: Any, **options: Any) -> Any:
         return self._called(getattr(self._files, verb), *arguments, **options)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from orchestrator import Files
 from orchestrator.errors import ConfigurationError, DataDamaged
 from orchestrator.files import cache, manifest
-from orchestrator.files.index import index
+from orchestrator.files.index import Kept, index
 from orchestrator.files.manifest import File, Manifest
 
 ROWS = [[{"text": f"{file}-{row}", "n": row} for row in range(count)] for file, count in enumerate((3, 1, 4))]
@@ -105,11 +105,14 @@ def test_files_that_are_a_sample_each(tmp_path: Path) -> None:
 
 
 @given(
-    st.lists(st.tuples(st.text(min_size=1), st.integers(0, 9), st.integers(0, 10**12)), max_size=9),
+    st.lists(st.tuples(st.text(min_size=1), st.integers(0, 9), st.integers(0, 10**12), st.text()), max_size=9),
     st.dictionaries(st.text(), st.integers()),
+    st.none() | st.text(),
 )
-def test_a_manifest_is_read_as_it_was_written(files: list[tuple[str, int, int]], options: dict[str, int]) -> None:
-    made = Manifest("jsonl", tuple(File(path, n, size, "0" * 32) for path, n, size in files), options)
+def test_a_manifest_is_read_as_it_was_written(
+    files: list[tuple[str, int, int, str]], options: dict[str, int], place: str | None
+) -> None:
+    made = Manifest("jsonl", tuple(File(path, n, size, "0" * 32, at) for path, n, size, at in files), options, place)
     try:
         assert manifest.read(made.written(), "here") == made
     except DataDamaged as error:
@@ -150,8 +153,8 @@ def _no_json(path: Path) -> None:
 DAMAGED: dict[str, tuple[Any, str]] = {
     "missing": (Path.unlink, "cannot be read: No such file"),
     "truncated": (_truncated, "has 69 bytes; its manifest says 72"),
-    "other rows": (_other_rows, "samples; its manifest says 3"),
-    "no json": (_no_json, "has a line that is not JSON, sample 0"),
+    "other rows": (_other_rows, "has the MD5"),
+    "no json": (_no_json, "has the MD5"),
 }
 
 
@@ -166,6 +169,51 @@ def test_a_damaged_file_is_named_and_not_read(how: str, tmp_path: Path) -> None:
     assert refused.value.message.startswith(f"{folder / '0.jsonl'} ")
     assert said in refused.value.message
     assert files[3]["text"] == "1-0"
+
+
+def test_a_reader_whose_count_is_wrong_is_named_by_the_file(tmp_path: Path) -> None:
+    """The bytes are those of the manifest; who wrote it counted otherwise."""
+    folder = _folder(tmp_path)
+    listed = manifest.read((folder / manifest.NAME).read_bytes(), "")
+    wrong = Manifest(listed.reader, (listed.files[0]._replace(samples=4), *listed.files[1:]), listed.options)
+    (folder / manifest.NAME).write_bytes(wrong.written())
+    with pytest.raises(DataDamaged, match=rf"{folder / '0.jsonl'} has 3 samples; its manifest says 4"):
+        Files(folder)[0]
+
+
+def test_a_file_that_changes_is_checked_anew(tmp_path: Path) -> None:
+    folder = _folder(tmp_path)
+    files = Files(folder)
+    assert files[0]["text"] == "0-0"
+    files.close()
+    _no_json(folder / "0.jsonl")
+    with pytest.raises(DataDamaged, match=r"0\.jsonl has the MD5"):
+        files[0]
+
+
+def test_a_manifest_elsewhere_says_where_its_files_are(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "set")
+    for to in (tmp_path / "corpus.json", "memory://lists/corpus.json"):
+        made = index(str(folder), None, {}, to=str(to))
+        assert made.place == str(folder)
+        assert [Files(to)[number]["text"] for number in (7, 0)] == ["2-3", "0-0"]
+    with pytest.raises(ConfigurationError, match=r"a manifest ends in \.json"):
+        index(str(folder), None, {}, to=str(tmp_path / "corpus.txt"))
+    with pytest.raises(DataDamaged, match=r"write it: python -m orchestrator index=PLACE to=.*none\.json"):
+        Files(tmp_path / "none.json")
+
+
+def test_files_can_be_kept_under_other_names(tmp_path: Path) -> None:
+    """As DVC keeps them: by their MD5."""
+    folder = _folder(tmp_path / "set")
+    listed = manifest.read((folder / manifest.NAME).read_bytes(), "").files
+    at = {file.path: f"store/{file.md5}" for file in listed}
+    for file in listed:
+        (tmp_path / "store").mkdir(exist_ok=True)
+        (folder / file.path).rename(tmp_path / at[file.path])
+    made = index("set.dvc", None, {}, to=str(tmp_path / "set.json"), kept=Kept(str(tmp_path), at))
+    assert [file[:4] for file in made.files] == [file[:4] for file in listed]
+    assert Files(tmp_path / "set.json")[7]["text"] == "2-3"
 
 
 def test_a_folder_without_manifest_says_how_to_make_one(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from orchestrator.plan.resolve import resolve
 from orchestrator.provenance.code import imported, worktree
 from orchestrator.provenance.data.versions import Input
 from orchestrator.provenance.environment import container, lock
-from orchestrator.records import identity, lines, masking, merkle, reads, rests, times
+from orchestrator.records import files_read, identity, lines, masking, merkle, reads, rests, times
 from orchestrator.records.lines import LineFile
 from orchestrator.records.masking import Masker
 from orchestrator.records.reads import Reads
@@ -278,6 +278,9 @@ class Record:
             self.tracker.tag(DIGEST_OF_BEST, outcome.best.digest)
             self.tracker.tag("best_step", str(outcome.best.step))
         told = {key: self.described[key] for key in ("profile", "partition") if self.described.get(key) is not None}
+        if outcome.files_read.of:
+            outcome.files_read |= files_read.from_dict(read_json(self.files.data).get("files", {}))
+            told["files"] = outcome.files_read.as_dict()
         if told:
             write_json(self.files.data, {**read_json(self.files.data), **told})
         if self._nodes:  # the disk may have been full when they were written

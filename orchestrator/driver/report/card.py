@@ -28,6 +28,8 @@ from orchestrator.driver.report.page import (
     Text,
     markdown,
 )
+from orchestrator.records import files_read
+from orchestrator.values import megabytes
 
 _LISTED = 20
 _COLUMNS = 12  # of the data, those that differ most
@@ -190,6 +192,14 @@ def _data(data: Mapping[str, Any], before: tuple[str, Drift] | None) -> list[Blo
             for item in inputs
         ]
         found = [Grid(("path", "md5", "files", "bytes", "DVC"), rows)]
+    for item in inputs:
+        if item.get("lists"):
+            count, size = item["lists"]
+            listed = f"`{item['path']}` lists {count:,} files of {megabytes(size)} by their MD5s"
+            found.append(Text(f"{listed}, which are checked when they are read."))
+    read = files_read.from_dict(data.get("files", {}))
+    if read.of:
+        found.append(Text(f"Files of the training set: {read.sentence}."))
     profile = data.get("profile")
     if profile:
         found += _profile(profile)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.errors import NonFinite, OrchestratorError, Status, ending, status_of
+from orchestrator.records.files_read import FilesRead
 from orchestrator.topologies.schedule import Schedule
 from orchestrator.values import megabytes
 
@@ -31,9 +32,9 @@ class Outcome:
     (`records.times`); shards: where they are claimed, of each worker how many it computed, and how many of those were dealt to
     others, as far as it has told; hosted: shards of each worker of the last generation; redealt: so often they were dealt anew
     by speed; slow: workers that were far slower than others, in words; schedule: of the generation with most workers, for a
-    picture; bytes_read: by node, of files from elsewhere: fetched, and found in its cache; best: of a run whose model is not
-    the last one; trace: the head of the Merkle tree of its trace; not_recorded: why MLflow does not have all of it, which does
-    not make the run a failed one; not_told: which writers beside MLflow have not, and why.
+    picture; bytes_read: by node, of files from elsewhere: fetched, and found in its cache; files_read: of the training set;
+    best: of a run whose model is not the last one; trace: the head of the Merkle tree of its trace; not_recorded: why MLflow
+    has not all of it, which does not make the run a failed one; not_told: which writers beside MLflow have not, and why.
     """
 
     workers: int = 0
@@ -56,6 +57,7 @@ class Outcome:
     slow: list[str] = field(default_factory=list)
     shards: dict[str, tuple[int, int]] = field(default_factory=dict)
     bytes_read: dict[str, tuple[int, int]] = field(default_factory=dict)
+    files_read: FilesRead = field(default_factory=FilesRead)
     not_recorded: str | None = None
     not_told: list[str] = field(default_factory=list)
     schedule: Schedule | None = None
@@ -70,6 +72,11 @@ class Outcome:
     def model(self) -> BestModel:
         """Of a run that has finished: its model, the last one or the best."""
         return self.best or BestModel(self.steps, str(self.digest))
+
+    @property
+    def files_sentence(self) -> str:
+        """How many files of the training set were read, and from where; empty where it has none."""
+        return "; ".join(filter(None, [self.files_read.sentence, self.bytes_sentence]))
 
     @property
     def bytes_sentence(self) -> str:
@@ -116,6 +123,8 @@ class Outcome:
         if self.bytes_read:
             read = self.bytes_read.items()
             report["bytes_read"] = {node: {"fetched": fetched, "cached": cached} for node, (fetched, cached) in read}
+        if self.files_read.of:
+            report["files_read"] = {"read": len(self.files_read.numbers), "of": self.files_read.of}
         if self.staleness is not None:
             report["staleness"] = self.staleness
         if self.epsilon is not None:

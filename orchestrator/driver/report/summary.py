@@ -26,7 +26,7 @@ def text(outcome: Outcome, title: str, layout: str, run_id: str, look: str) -> s
             "model",
             "" if outcome.best is None else f"of step {outcome.best.step}, the best; digest {outcome.best.digest}",
         ),
-        ("files", outcome.bytes_sentence),
+        ("files", outcome.files_sentence),
         *(("slow", each) for each in outcome.slow),
     ]
     return (

@@ -22,6 +22,7 @@ from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.engine.member.generation import Generation
 from orchestrator.errors import NotRerunnable
 from orchestrator.records import reads, trace
+from orchestrator.records.files_read import FilesRead
 from orchestrator.records.lines import LineFile
 from orchestrator.records.merging import Change
 from orchestrator.tracking import EXECUTION
@@ -375,6 +376,10 @@ class EventSink:
         """Of files from elsewhere, by the workers of a node since they said so last."""
         before = self.outcome.bytes_read.get(node, (0, 0))
         self.outcome.bytes_read[node] = before[0] + fetched, before[1] + cached
+
+    def files_read(self, numbers: Sequence[int], of: int) -> None:
+        """Of the training set."""
+        self.outcome.files_read |= FilesRead(frozenset(numbers), of)
 
     def cannot_claim(self, worker: int, why: str) -> None:
         """The workers of its host compute the shards that are dealt to them."""

@@ -461,6 +461,8 @@ class Session:
                     self._event_sink.waits(member, entry["what"])
                 case "bytes_read":
                     self._event_sink.bytes_read(self._node_name(member), entry["fetched"], entry["cached"])
+                case "files_read":
+                    self._event_sink.files_read(entry["numbers"], entry["of"])
                 case "loader_lost":
                     self._event_sink.loader_lost(member, entry["why"])
 

@@ -1,5 +1,5 @@
 """Which micro-batches a worker reads next, for a training set that fetches their files ahead (`Files.ahead`), and the account
-of the bytes that were read.
+of the bytes and of the files that were read.
 
 It looks a few micro-batches further with each one, until the share of the cache is full of their files: so the first steps are
 not kept waiting for an outlook that reaches far.
@@ -11,6 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
+
+import numpy
 
 from orchestrator.data.loaders import Key, upcoming
 from orchestrator.files import waiting
@@ -91,20 +93,35 @@ class Foresight:
 
 
 class Account:
-    """emit: hears of the bytes that were read since it heard last, now and then. Used by the compute thread."""
+    """emit: hears of the bytes that were read since it heard last, and of the files that were not read before, now and then;
+    None while nobody listens, such as while a worker proves itself. lengths: samples of each file, None where there are none.
+    Used by the compute thread."""
 
-    def __init__(self, emit: Callable[[dict[str, Any]], None]) -> None:
-        self._emit = emit
+    def __init__(self, lengths: Sequence[int] | None = None) -> None:
+        self.emit: Callable[[dict[str, Any]], None] | None = None
+        self._ends = numpy.cumsum([] if lengths is None else lengths)
+        self._untold: set[int] = set()
+        self._known: set[int] = set()
         self._taken = Taken()
         self._told = 0.0
 
-    def add(self, fetched_ahead: int) -> None:
+    def add(self, indices: Sequence[int], fetched_ahead: int) -> None:
+        """indices: of the samples of a micro-batch."""
+        if len(self._known) < len(self._ends):
+            self._untold |= set(numpy.unique(self._ends.searchsorted(indices, "right")).tolist()) - self._known
+            self._known |= self._untold
         new = waiting.taken()
         self._taken = Taken(self._taken.fetched + new.fetched + fetched_ahead, self._taken.cached + new.cached)
         if time.monotonic() - self._told >= _TOLD_EVERY_S:
             self.tell()
 
     def tell(self) -> None:
+        if self.emit is None:
+            return
+        self._told = time.monotonic()
         if any(self._taken):
-            self._emit({"event": "bytes_read", **self._taken._asdict()})
-            self._taken, self._told = Taken(), time.monotonic()
+            self.emit({"event": "bytes_read", **self._taken._asdict()})
+            self._taken = Taken()
+        if self._untold:
+            self.emit({"event": "files_read", "numbers": sorted(self._untold), "of": len(self._ends)})
+            self._untold.clear()

@@ -98,7 +98,7 @@ class Workload:
         self._refuse_small_cache()
         self._foresight: Foresight | None = None
         self._ahead: Ahead | None = None
-        self.account = Account(lambda _: None)
+        self.account = Account(_files(self._train))
         self._stretch = _stretch(data, self._sampler)
         self._weighs = data.privacy is None
         self._in_rounds = data.local is not None
@@ -415,7 +415,7 @@ class Workload:
         if self._foresight is not None and self._foresight.hosts(micro_batch.key.shard):
             self._foresight.reaches(micro_batch.key)
         batch = self._fetched(micro_batch)
-        self.account.add(0 if self._ahead is None else self._ahead.fetched())
+        self.account.add(micro_batch.key.indices, 0 if self._ahead is None else self._ahead.fetched())
         return batch
 
     def _fetched(self, micro_batch: _MicroBatch) -> Any:

@@ -6,12 +6,18 @@ it, that returns its samples as `Samples`. It raises ValueError, with what is wr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from orchestrator.errors import ConfigurationError
+from orchestrator.files.readers import images as _images
+from orchestrator.files.readers import litdata as _litdata
+from orchestrator.files.readers import mds as _mds
 from orchestrator.files.readers.arrow import arrow
 from orchestrator.files.readers.jsonl import jsonl
+from orchestrator.files.readers.listing import Listed, Read
 from orchestrator.files.readers.parquet import parquet
 from orchestrator.files.readers.tar import tar
 from orchestrator.files.readers.whole import whole
@@ -31,11 +37,56 @@ class Samples(Protocol):
 
 
 READERS: Table[Callable[..., Samples]] = Table(
-    "reader", {"jsonl": jsonl, "parquet": parquet, "arrow": arrow, "tar": tar, "whole": whole}, given=2
+    "reader",
+    {
+        "jsonl": jsonl,
+        "parquet": parquet,
+        "arrow": arrow,
+        "tar": tar,
+        "mds": _mds.mds,
+        "litdata": _litdata.litdata,
+        "images": _images.images,
+        "whole": whole,
+    },
+    given=2,
 )
-SUFFIXES = {".jsonl": "jsonl", ".jsonl.gz": "jsonl", ".parquet": "parquet", ".arrow": "arrow", ".tar": "tar"}
+SUFFIXES = {
+    ".jsonl": "jsonl",
+    ".jsonl.gz": "jsonl",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".tar": "tar",
+    **{f".mds{compression}": "mds" for compression in ("", ".br", ".bz2", ".gz", ".snappy", ".zstd")},
+    ".bin": "litdata",
+    **dict.fromkeys(_images.SUFFIXES, "images"),
+}
+# What a format says of its files as a whole, and which options follow from that.
+LISTS: Mapping[str, Callable[[list[str], Read, Mapping[str, Any]], Listed]] = {
+    "mds": _mds.listed,
+    "litdata": _litdata.listed,
+    "images": _images.listed,
+}
+# Packages that are no part of this one's environment: what is imported, and what is installed.
+_PACKAGES = {
+    "mds": ("streaming.base.format.mds.reader", "mosaicml-streaming"),
+    "litdata": ("litdata", "litdata"),
+    "images": ("PIL.Image", "pillow"),
+}
 
 
 def by_name(path: Path) -> str | None:
     """The reader of files that are called so."""
-    return next((reader for suffix, reader in SUFFIXES.items() if path.name.endswith(suffix)), None)
+    return next((reader for suffix, reader in SUFFIXES.items() if path.name.lower().endswith(suffix)), None)
+
+
+def build(name: str, options: Mapping[str, Any]) -> Callable[..., Samples]:
+    """A reader with its options, whose package can be imported. Raises ConfigurationError."""
+    module, package = _PACKAGES.get(name, ("orchestrator", "orchestrator"))
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # whatever a package raises that does not fit the others
+        raise ConfigurationError(
+            [f"reader={name} needs the package {package}, which cannot be imported ({type(error).__name__}: {error})"],
+            f"pip install {package}, on every node",
+        ) from error
+    return READERS.build(name, options)

@@ -33,9 +33,14 @@ class _Members:
         folder, slash, base = member.name.rpartition("/")
         stem, _, extension = base.partition(".")
         key = f"{folder}{slash}{stem}"
+        if not stem or not extension:  # WebDataset leaves them out, too
+            return
         if not self._samples or self._samples[-1][0] != key:
             self._samples.append((key, {}))
-        self._samples[-1][1][extension] = member.offset_data, member.size
+        parts = self._samples[-1][1]
+        if extension in parts:
+            raise ValueError(f"has {member.name} twice in one sample")
+        parts[extension] = member.offset_data, member.size
 
     def __len__(self) -> int:
         return len(self._samples)

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from orchestrator.errors import DataDamaged
+from orchestrator.files import manifest
 from orchestrator.provenance.code.git import known_files
 from orchestrator.provenance.data import dvc_files
 from orchestrator.provenance.data.dvc_files import LEGACY, Out, Storage
@@ -26,7 +28,8 @@ class Input:
     in_code: what of it DVC does not keep, a snapshot of the code does; loose: the files of which neither is true;
     in_cache: the local cache has what DVC keeps (the bytes are not looked at), None where DVC keeps nothing;
     remotes: name -> URL without credentials;
-    ignored: how many files `.dvcignore` leaves out of the hash."""
+    ignored: how many files `.dvcignore` leaves out of the hash;
+    lists: of a manifest (`files.json`), how many files that lists, and how many bytes these have."""
 
     path: str
     md5: str
@@ -42,6 +45,7 @@ class Input:
     remotes: Mapping[str, str] | None = None
     loose: tuple[str, ...] = ()
     ignored: int = 0
+    lists: tuple[int, int] | None = None
 
     @property
     def keeper(self) -> str | None:
@@ -80,7 +84,8 @@ def from_dict(record: Mapping[str, Any]) -> Input:
     known = {field.name for field in fields(Input)}
     told = {name: value for name, value in record.items() if name in known}
     outs = tuple(Out(**out) for out in record.get("outs", ()))
-    return Input(**{**told, "outs": outs, "loose": tuple(record.get("loose", ()))})
+    lists = None if told.get("lists") is None else tuple(told["lists"])
+    return Input(**{**told, "outs": outs, "loose": tuple(record.get("loose", ())), "lists": lists})
 
 
 def look_up(project: Path, scans: Mapping[str, Scan]) -> list[Input]:
@@ -113,7 +118,18 @@ def _look_up(project: Path, path: str, found: Scan, known: list[Out], storage: S
         remotes=storage.remotes if storage else None,
         loose=tuple(sorted(loose)),
         ignored=found.ignored,
+        lists=_lists(project / path) if found.is_file else None,
     )
+
+
+def _lists(path: Path) -> tuple[int, int] | None:
+    if path.suffix != ".json":
+        return None
+    try:
+        found = manifest.read(path.read_bytes(), str(path))
+    except (OSError, DataDamaged):
+        return None
+    return len(found.files), found.size
 
 
 def _holders(project: Path, path: str, known: list[Out]) -> tuple[str, list[Out]]:

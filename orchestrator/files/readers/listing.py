@@ -1,0 +1,45 @@
+"""What a format says of its files where it has a list of its own, `index.json`: MosaicML's and litData's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from orchestrator.errors import DataDamaged
+
+INDEX = "index.json"
+Read = Callable[[str], bytes]
+Counts = dict[str, int | None]  # file -> samples, None where the list does not tell
+
+
+class Listed(NamedTuple):
+    """files: in their order, with how many samples they should have; options: of the reader, all of them."""
+
+    files: Counts
+    options: Mapping[str, Any]
+
+
+def by_folder(names: list[str], read: Read, told: Callable[[Mapping[str, Any]], Counts], suffix: str) -> Counts:
+    """What the lists in all folders tell; without one, the files whose names have the suffix. Raises DataDamaged, OSError."""
+    indices = [name for name in names if PurePosixPath(name).name == INDEX]
+    if not indices:
+        return {name: None for name in names if suffix in PurePosixPath(name).suffixes}
+    found: Counts = {}
+    for index in indices:
+        folder = PurePosixPath(index).parent
+        found |= {str(folder / name): count for name, count in told_by(index, read, told).items()}
+    missing = sorted(found.keys() - set(names))
+    if missing:
+        raise DataDamaged(f"{INDEX} lists {missing[0]}, which is missing", "put it back, or write the list anew")
+    return found
+
+
+def told_by(index: str, read: Read, told: Callable[[Mapping[str, Any]], Any]) -> Any:
+    """Raises DataDamaged, OSError."""
+    try:
+        return told(json.loads(read(index)))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        problem = str(error) if type(error) is ValueError else f"cannot be understood: {type(error).__name__}: {error}"
+        raise DataDamaged(f"{index} {problem}", "write it anew, with the package that wrote it") from error
