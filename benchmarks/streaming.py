@@ -12,7 +12,7 @@ streaming costs here.
     order             its memory for 1e9 samples in 100,000 files, and the time of a micro-batch of 64
     bytes per node    of the files that the shards of a node read in an epoch, in proportion to the node's share
 
---peers: a folder that `pip install --target` has filled with the libraries; `make streams` makes .venv/streams, with two of them.
+--peers: folders, which `pip install --target` fills with the libraries; `make streams` makes .venv/streams, with two of them.
 """
 
 from __future__ import annotations
@@ -127,7 +127,11 @@ def _peer(library: str, folder: Path, before: int, after: int, peers: str) -> St
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    written = f"from benchmarks.streaming_peers import write; write({library!r}, __import__('pathlib').Path({str(folder / 'data')!r}), {SAMPLES}, {FILES})"
+    place = str(folder / "data")
+    written = (
+        f"import pathlib; from benchmarks.streaming_peers import write; write({library!r}, pathlib.Path({place!r}), "
+    )
+    written += f"{SAMPLES}, {FILES})"
     subprocess.run(
         [sys.executable, "-c", written],
         env=variables,
@@ -145,6 +149,8 @@ def _life(library: str, folder: Path, world: int, stop: int, variables: dict[str
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    cleaned = f"from benchmarks.streaming_peers import clean; clean({library!r})"
+    subprocess.run([sys.executable, "-c", cleaned], env=variables, check=True, cwd=folder, capture_output=True)
     ranks, ids, logs = [], [], []
     for rank in range(world):
         ids.append(folder / f"ids-{world}-{rank}-{stop}.jsonl")
@@ -255,7 +261,7 @@ def _throughput(steps: int, rounds: int) -> Iterator[str]:
             found[name].append(json.loads(done.stdout.splitlines()[-1])["steps_per_s"])
     ratios = [a / b for a, b in zip(found["files"], found["memory"], strict=True)]
     yield (
-        f"throughput: {statistics.median(ratios):.3f} of the same samples in memory ({', '.join(f'{each:.3f}' for each in ratios)}; "
+        f"throughput: {statistics.median(ratios):.3f} of that from memory ({', '.join(f'{each:.3f}' for each in ratios)}; "
         f"{statistics.median(found['files']):.2f} and {statistics.median(found['memory']):.2f} steps/s)"
     )
 
@@ -265,7 +271,8 @@ def _first_batch(place: Path) -> Iterator[str]:
         code = (
             "import sys, time; from orchestrator.files import cache; import torch\n"
             f"cache.use(10**9, {str(place / 'cache')!r}); begin = time.perf_counter()\n"
-            "from orchestrator.data.order import Epochs; from orchestrator.sampling.orders import ORDERS; from orchestrator.values import Steps\n"
+            "from orchestrator.data.order import Epochs; from orchestrator.sampling.orders import ORDERS\n"
+            "from orchestrator.values import Steps\n"
             f"from pipelines.stream import Stream; train, _ = Stream({where!r}).datasets()\n"
             "epochs = Epochs(1, len(train), Steps.constant(64), 8, train.file_lengths)\n"
             "found = ORDERS.build('blocks', {'files': 4})(epochs).indices(1000, 3)\n"
@@ -290,7 +297,7 @@ def _order() -> Iterator[str]:
 
     files = numpy.full(100_000, 10_000)
     tracemalloc.start()
-    epochs = Epochs(1, 10**9, Steps.constant(64 * 8), 8, files)
+    epochs = Epochs(1, 10**9, Steps.constant(64 * 8), 8, files)  # type: ignore[arg-type]
     order = ORDERS.build("blocks", {"files": 64})(epochs)
     order.indices(12_345, 3)
     held = tracemalloc.get_traced_memory()[0]
@@ -298,7 +305,8 @@ def _order() -> Iterator[str]:
     begin = time.perf_counter()
     for step in range(200):
         order.indices(20_000 + step, 3)
-    yield f"order of 1e9 samples in 100,000 files: {held / 1e6:.2f} MB held, {(time.perf_counter() - begin) * 5:.2f} ms a micro-batch"
+    each_ms = (time.perf_counter() - begin) * 5
+    yield f"order of 1e9 samples in 100,000 files: {held / 1e6:.2f} MB held, {each_ms:.2f} ms a micro-batch"
 
 
 def _bytes() -> Iterator[str]:
@@ -310,7 +318,7 @@ def _bytes() -> Iterator[str]:
 
     lengths = numpy.random.RandomState(0).randint(50, 150, 400)
     ends = numpy.cumsum(lengths)
-    epochs = Epochs(1, int(ends[-1]), Steps.constant(64), 8, lengths)
+    epochs = Epochs(1, int(ends[-1]), Steps.constant(64), 8, lengths)  # type: ignore[arg-type]
     order = ORDERS.build("blocks", {"files": 8})(epochs)
     worst = 0.0
     for shards in ((0, 1, 2, 3), (4, 5, 6, 7)):

@@ -10,13 +10,13 @@ from typing import Any
 import numpy
 
 from orchestrator import Packed
-from pipelines.stream import COUNTS, Stream, _bytes_of
+from pipelines.stream import COUNTS, Stream, bytes_of
 
 
 class InMemory(Stream):
     def _part(self, name: str) -> Packed:
         counts = numpy.load(COUNTS / f"{name}.npy")
-        return Packed(Rows(Path(self.place) / name), self.window + 1, counts, _bytes_of)
+        return Packed(Rows(Path(self.place) / name), self.window + 1, counts, bytes_of)
 
 
 class Rows:

@@ -20,13 +20,10 @@ Save = Callable[[int], None]
 Reader = Callable[[Path, Path, int, int, int], tuple[Iterator[list[int]], Save]]
 
 
-def mosaicml(folder: Path, states: Path, rank: int, world: int, batch: int) -> tuple[Iterator[list[int]], Save]:
+def mosaicml(folder: Path, states: Path, rank: int, world: int, batch: int) -> tuple[Iterator[list[int]], Save]:  # noqa: ARG001
     """StreamingDataset and StreamingDataLoader; the state is one for all ranks."""
     from streaming import StreamingDataLoader, StreamingDataset
-    from streaming.base.util import clean_stale_shared_memory
 
-    if rank == 0:
-        clean_stale_shared_memory()
     dataset = StreamingDataset(local=str(folder / "mds"), shuffle=True, shuffle_seed=SEED, batch_size=batch)
     loader = StreamingDataLoader(dataset, batch_size=batch)
     state = states / "all.json"
@@ -74,8 +71,8 @@ def torchdata(folder: Path, states: Path, rank: int, world: int, batch: int) -> 
     from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
     numbers = _numbers(folder)
-    sampler = StatefulDistributedSampler(numbers, num_replicas=world, rank=rank, shuffle=True, seed=SEED)  # type: ignore[arg-type]
-    loader: Any = StatefulDataLoader(numbers, batch_size=batch, sampler=sampler)  # type: ignore[arg-type]
+    sampler = StatefulDistributedSampler(numbers, num_replicas=world, rank=rank, shuffle=True, seed=SEED)
+    loader: Any = StatefulDataLoader(numbers, batch_size=batch, sampler=sampler)
     state = states / f"{rank}.pt"
     if state.exists():
         loader.load_state_dict(torch.load(state, weights_only=False))
@@ -109,6 +106,14 @@ READERS: dict[str, Reader] = {
     "torchdata": torchdata,
     "accelerate": accelerate,
 }
+
+
+def clean(library: str) -> None:
+    """What ranks that were killed have left behind, before others start."""
+    if library == "mosaicml-streaming":
+        from streaming.base.util import clean_stale_shared_memory
+
+        clean_stale_shared_memory()
 
 
 def write(library: str, folder: Path, samples: int, files: int) -> None:

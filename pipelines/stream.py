@@ -42,7 +42,7 @@ class Stream(Pipeline):
     def model(self) -> nn.Module:
         return GPT(BYTES, self.width, self.layers, self.heads, self.window, self.dropout)
 
-    def datasets(self) -> tuple[Packed, Packed]:
+    def datasets(self) -> tuple[Any, Any]:
         return self._part("train"), self._part("validation")
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -60,7 +60,7 @@ class Stream(Pipeline):
 
     def _part(self, name: str) -> Packed:
         counts = numpy.load(COUNTS / f"{name}.npy", mmap_mode="r")
-        return Packed(Files(f"{self.place}/{name}"), self.window + 1, counts, _bytes_of)
+        return Packed(Files(f"{self.place}/{name}"), self.window + 1, counts, bytes_of)
 
     def _predicted(self, model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Logits (B, T, V), targets (B, T), and 1 where a target counts (B, T)."""
@@ -68,5 +68,5 @@ class Stream(Pipeline):
         return model(tokens[:, :-1]), tokens[:, 1:], (document[:, 1:] == document[:, :-1]).to(torch.float32)
 
 
-def _bytes_of(row: dict[str, Any]) -> numpy.ndarray[Any, Any]:
+def bytes_of(row: dict[str, Any]) -> numpy.ndarray[Any, Any]:
     return numpy.frombuffer(row["text"].encode(), numpy.uint8)

@@ -186,9 +186,9 @@ class Several:
         for ahead, _ in self._parts:
             ahead.forget()
 
-    def tell(self) -> None:
+    def tell(self, at_least: int) -> None:
         for ahead, _ in self._parts:
-            ahead.tell()
+            ahead.tell(at_least)
 
     def fetched(self) -> int:
         return sum(ahead.fetched() for ahead, _ in self._parts)

@@ -22,9 +22,7 @@ class Packed:
     (which may be mapped: `numpy.load(file, mmap_mode="r")`); tokens: makes the token numbers of a sample, None where a sample
     is that. Raises PipelineRaised."""
 
-    def __init__(
-        self, documents: Any, length: int, counts: Any, tokens: Callable[[Any], Sequence[int]] | None = None
-    ) -> None:
+    def __init__(self, documents: Any, length: int, counts: Any, tokens: Callable[[Any], Any] | None = None) -> None:
         import numpy
 
         if length < 1 or len(counts) != len(documents):
@@ -33,21 +31,21 @@ class Packed:
                 "give the number of tokens of each document, and a length of at least 1",
             )
         self._documents = documents
-        self._made = tokens or (lambda sample: sample)
+        self._made: Callable[[Any], Any] = tokens or (lambda sample: sample)
         self._length = length
         self._counts = counts
         files = getattr(documents, "file_lengths", None)
         lengths = numpy.array([len(counts)] if files is None else files)
         self._last = numpy.cumsum(lengths)  # documents, at the ends of files
-        tokens = [
+        held = [
             int(counts[end - own : end].sum(dtype=numpy.int64)) for own, end in zip(lengths, self._last, strict=True)
         ]
-        self.file_lengths: Sequence[int] = numpy.array(tokens) // length  # type: ignore[assignment]
+        self.file_lengths: Sequence[int] = numpy.array(held) // length  # type: ignore[assignment]
         self._ends = numpy.cumsum(self.file_lengths)
         self._starts: tuple[int, Any] = (-1, None)  # of a file: at which token each of its documents begins
 
     @staticmethod
-    def counted(documents: Any, file: str | Path, tokens: Callable[[Any], Sequence[int]] | None = None) -> Any:
+    def counted(documents: Any, file: str | Path, tokens: Callable[[Any], Any] | None = None) -> Any:
         """The numbers of tokens of all documents, int32, from a file that is written where it is not there (.npy, 4 bytes a
         document); then every document is read once. tokens: as of `Packed`."""
         import numpy
