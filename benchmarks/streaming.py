@@ -212,16 +212,17 @@ def _ours(folder: Path, before: int, after: int) -> Story:
     told = folder / "told"
     told.mkdir(parents=True)
     write("ours", folder, SAMPLES, FILES)
-    (folder / "numbers.py").write_text(PIPELINE)
+    (folder / "numbered.py").write_text(PIPELINE)
     conf = {
         "run": {"epochs": 1, "name": "numbers"},
-        "pipeline": {"target": "numbers:Numbers", "args": {"place": str(folder / "jsonl"), "told": str(told)}},
+        "pipeline": {"target": "numbered:Numbers", "args": {"place": str(folder / "jsonl"), "told": str(told)}},
         "data": {"shards": 12, "batch_size": ROWS, "order": {"name": "blocks", "files": 4}},
         "checkpoint": {"every": 5},
         "cluster": {"workers": before},
     }
     (folder / "numbers.json").write_text(json.dumps(conf))
     run = [sys.executable, "-m", "orchestrator"]
+    os.environ.pop("PYTHONPATH", None)  # what other libraries bring is no part of this
     subprocess.run([*run, f"index={folder / 'jsonl'}"], cwd=folder, check=True, capture_output=True)
     began = subprocess.Popen(
         [*run, "conf=numbers.json"],
