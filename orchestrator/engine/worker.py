@@ -97,6 +97,7 @@ class Worker:
             raise ConfigurationError([f"{who} watch a metric, but datasets() returned no validation set"])
         division = self._workload.division
         reference = proof.reference(self._workload, replica, sparing=in_stages)
+        self._workload.prove_streams()
         more = self._execution.prove(reference)
         steps = plan.run.length(self._workload.order.steps_of)
         if steps <= plan.run.first_step:
@@ -226,6 +227,7 @@ class Worker:
             hooks.arrive(transport)
             state.timing.keeps_time = rank == 0
             state.held.shards = shards
+            self._workload.host_streams(shards)
             if not state.loop.ended:
                 self._fetch_ahead(shards, run_manifest["steps"])
             moment = Moment(generation, rank, transport, state.timing, run_manifest, hooks.deadline_s)

@@ -22,7 +22,9 @@ from orchestrator.data.labels import Labels
 from orchestrator.data.loaders import Key, Loaders, upcoming
 from orchestrator.data.order import Epochs, evaluation_batches
 from orchestrator.data.poisson import PoissonSampler
+from orchestrator.data.stream import Positions, Stream, positions
 from orchestrator.engine.model import construction
+from orchestrator.engine.model.stream_readers import StreamReaders
 from orchestrator.errors import NonFinite, PipelineRaised
 from orchestrator.files import cache
 from orchestrator.numerics import streams
@@ -32,9 +34,11 @@ from orchestrator.plan import Data, Run, Variant
 from orchestrator.privacy.keys import Keys
 from orchestrator.sampling.orders import ORDERS, Order
 from orchestrator.sampling.partitions import PARTITIONS
+from orchestrator.sampling.population import Whole
 from orchestrator.sampling.subsets import chosen
 from orchestrator.updates import optimizers
 from orchestrator.updates.optimizers import kept_aside
+from orchestrator.updates.transforms import State
 from orchestrator.values import Span
 
 _ROWS_TO_SHARE = 3  # from so many rows a batch on, batches of equal lengths leave none a single row
@@ -83,18 +87,31 @@ class Workload:
         with naming("datasets()"), streams.seeded(seed if data.seed is None else data.seed, "datasets"):
             self._train, self._validation = self._datasets()
         self.model = construction.first_model(self.pipeline, run)
-        samples = _length(self._train, "training")
-        self.subset = None if data.subset is None else chosen(data.subset.name, data.subset.options, samples)
-        self._labels = Labels(self.pipeline, self._train, samples, seed, self.subset)
-        samples = samples if self.subset is None else len(self.subset)
-        self.division = divide(self._labels, data)
-        self.order, self._sampler = _order(seed, samples, data, self.division, _files(self._train))
+        self.subset: Whole | None = None
+        self.division: Division | None = None
+        self.streams: StreamReaders | None = None
+        self.order: Epochs | Drawn
+        self._sampler: Order | PassSampler | WeightedSampler | ClientSampler | Positions
+        if isinstance(self._train, Stream):
+            self.order = self._sampler = positions(data)
+            self.streams = StreamReaders(self._train, seed, data.shards)
+        else:
+            self._number_samples(seed, data)
         self._stretch = _stretch(data, self._sampler)
         self._weighs = data.privacy is None
         self._in_rounds = data.local is not None
         self._has_least = data.partition is not None and "least" in PARTITIONS.options(data.partition.name)
         self.held_out = 0 if self._validation is None else _length(self._validation, "validation")
         self.evaluation_batches = evaluation_batches(self.held_out, max(1, data.batch_size.at(0) // data.shards))
+
+    def _number_samples(self, seed: int, data: Data) -> None:
+        samples = _length(self._train, "training")
+        if data.subset is not None:
+            self.subset = chosen(data.subset.name, data.subset.options, samples)
+        self._labels = Labels(self.pipeline, self._train, samples, seed, self.subset)
+        samples = samples if self.subset is None else len(self.subset)
+        self.division = divide(self._labels, data)
+        self.order, self._sampler = _order(seed, samples, data, self.division, _files(self._train))
 
     @property
     def training_data(self) -> Any:
@@ -139,6 +156,20 @@ class Workload:
         """These are computed from now on; what was fetched ahead for others is fetched in vain."""
         if self._loaders is not None:
             self._hosted = tuple(shards)
+
+    def host_streams(self, shards: Sequence[int]) -> None:
+        """Where samples come in streams: those of other shards are closed."""
+        if self.streams is not None:
+            self.streams.host(shards)
+
+    def prove_streams(self) -> None:
+        """Raises Inconsistent where a stream does not go on where it was."""
+        if self.streams is not None:
+            self.streams.prove(0, self.rows(0, 0))
+
+    def shard_state(self) -> State:
+        """What a shard keeps of its samples before the first step: nothing, where these have numbers."""
+        return {} if self.streams is None else self.streams.first()
 
     def prove(self, loaders: Loaders) -> None:
         """Raises Inconsistent where the loaders read other samples than this process does."""
@@ -361,8 +392,8 @@ class Workload:
             f"data.batch_size={_ROWS_TO_SHARE * self.order.shards}, so that a shard takes {_ROWS_TO_SHARE} at a time, {instead}"
         )
 
-    def _indices(self, step: int, shard: int) -> list[int]:
-        """Of the samples of micro-batch (step, shard), as the data set numbers them."""
+    def _indices(self, step: int, shard: int) -> Sequence[int]:
+        """Of the samples of micro-batch (step, shard), as the data set numbers them, or as its stream gives them."""
         found = self._sampler.indices(step, shard)
         if self.subset is None:
             return found
@@ -386,8 +417,17 @@ class Workload:
         return step < now or self.taken(step, key.shard)
 
     def _read(self, micro_batch: _MicroBatch) -> Any:
+        if self.streams is not None:
+            return self._taken(self.streams, micro_batch)
         with naming(f"reading samples ({micro_batch.where})"), streams.seeded_with(micro_batch.samples_seed):
             return fetch(self._train, micro_batch.key.indices, self.pipeline.collate)
+
+    def _taken(self, readers: StreamReaders, micro_batch: _MicroBatch) -> Any:
+        """From the stream of its shard."""
+        _, shard, indices = micro_batch.key
+        items = readers.read(shard, range(indices[0], indices[-1] + 1), micro_batch.where)
+        with naming(f"collate() ({micro_batch.where})"), streams.seeded_with(micro_batch.samples_seed):
+            return self.pipeline.collate(items)
 
     def _autocast(self) -> AbstractContextManager[None]:
         """Under `precision: bfloat16` products are computed in it; parameters and gradients stay float32 (rule A9). Each use
@@ -446,7 +486,8 @@ def _length(dataset: Any, which: str) -> int:
         if not _is_addressed(dataset):
             raise PipelineRaised(
                 f"the {which} dataset is a {type(dataset).__name__}",
-                "it needs __len__ and __getitem__ (a map-style dataset): exact order needs samples that can be addressed",
+                "it needs __len__ and __getitem__ (a map-style dataset): exact order needs samples that can be addressed; what "
+                "cannot be is read by an orchestrator.Stream, one for each shard",
             )
         length = len(dataset)
     if length == 0 and which == "training":

@@ -1,0 +1,262 @@
+"""The streams of a run's shards, read by whoever hosts them (`data.stream.Stream`).
+
+    position     samples taken in the run, epoch, samples taken in that epoch
+    generator    the state of the epoch's generator, of a stream that has a state
+    state        what its `state_dict()` gave: its length, then JSON
+
+These three are the row of a shard, which is kept as the residual of a compression is (`shard_states.py`): in checkpoints, in
+memory that outlives the worker, and handed over. So whoever hosts a shard next goes on behind the last committed step. A stream
+without `state_dict` is opened again at its epoch, and its samples are taken up to there.
+
+Before each sample the generators of the process are seeded for it, so a sample is the same whether it is taken in its step or
+passed over.
+
+Where a mode keeps no rows (replicas that run free, a model in stages) samples are passed over from the first one on.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from orchestrator.checkpoints.state import pack, unpack
+from orchestrator.data.loaders import fingerprint
+from orchestrator.data.stream import Stream
+from orchestrator.errors import Inconsistent, PipelineRaised
+from orchestrator.numerics import streams
+from orchestrator.pipeline import naming
+from orchestrator.updates.transforms import State
+
+_POSITION, _GENERATOR, _STATE = "stream/position", "stream/generator", "stream/state"
+_LENGTH_BYTES = 8
+
+
+class StreamReaders:
+    """Those of one process. has_state: whether streams have a `state_dict`."""
+
+    def __init__(self, source: Stream, seed: int, shards: int) -> None:
+        self._source = source
+        self._seed = seed
+        self._shards = shards
+        self._readers: dict[int, _Reader] = {}
+        opened = _Opened(source, seed, 0, shards, 0)
+        self.has_state = opened.has_state
+
+    def first(self) -> State:
+        """The row of a shard that has taken nothing."""
+        row = {_POSITION: torch.zeros(3, dtype=torch.int64)}
+        if self.has_state:
+            row[_GENERATOR] = torch.zeros_like(torch.Generator().get_state())
+            row[_STATE] = torch.zeros(_LENGTH_BYTES + self._source.state_bytes, dtype=torch.uint8)
+        return row
+
+    def settle(self, shard: int, row: State) -> None:
+        """The shard is as far as this row says: what it took before is not asked for again."""
+        self._reader(shard).settle(row)
+
+    def read(self, shard: int, indices: range, where: str) -> list[Any]:
+        """These samples of the shard. where: for messages. Raises PipelineRaised."""
+        return self._reader(shard).read(indices, where)
+
+    def row(self, shard: int) -> State:
+        """Behind the samples that were read last."""
+        return self._reader(shard).row()
+
+    def prove(self, shard: int, samples: int) -> None:
+        """Raises Inconsistent where a stream that takes over the state of another one goes on with other samples."""
+        if not self.has_state or not samples:
+            return
+        first, second = (_Reader(self._source, self._seed, shard, self._shards, self.first()) for _ in range(2))
+        where = f"trying the state_dict() of shard {shard}"
+        first.read(range(samples), where)
+        row = first.row()
+        second.settle(row)
+        rest = range(samples, 2 * samples)
+        following = [(reader.read(rest, where), reader.row()) for reader in (first, second)]
+        if fingerprint(following[0]) != fingerprint(following[1]):
+            raise Inconsistent(
+                f"after {samples} samples of shard {shard} state_dict() was taken, and a stream that has loaded it goes on "
+                "differently",
+                "have load_state_dict() bring back all that the next samples depend on; or return something without "
+                "state_dict(), such as iter(...) of it: then a new host takes the samples of the epoch anew",
+            )
+
+    def host(self, shards: Sequence[int]) -> None:
+        """Close the streams of all others."""
+        self._readers = {shard: reader for shard, reader in self._readers.items() if shard in shards}
+
+    def _reader(self, shard: int) -> _Reader:
+        if shard not in self._readers:
+            self._readers[shard] = _Reader(self._source, self._seed, shard, self._shards, self.first())
+        return self._readers[shard]
+
+
+class _Opened:
+    """A stream in one of its epochs. Raises PipelineRaised."""
+
+    def __init__(self, source: Stream, seed: int, shard: int, shards: int, epoch: int) -> None:
+        self.epoch = epoch
+        self.taken = 0
+        self.seed = seed
+        self.shard = shard
+        self.generator = torch.Generator().manual_seed(streams.seed_of(seed, "stream", epoch, shard))
+        self.what = f"stream() of shard {shard}, epoch {epoch}"
+        with naming(self.what), streams.seeded(seed, "opening a stream", epoch, shard):
+            self._whole: Any = source.stream(shard, shards, epoch, self.generator)
+        self._samples: Iterator[Any] | None = None
+        self.has_state = hasattr(self._whole, "state_dict") and hasattr(self._whole, "load_state_dict")
+
+    def load(self, state: Any, taken: int, generator: torch.Tensor) -> None:
+        with naming(f"load_state_dict() of {self.what}"):
+            self._whole.load_state_dict(state)
+        self.generator.set_state(generator)
+        self.taken = taken
+
+    def state(self) -> Any:
+        with naming(f"state_dict() of {self.what}"):
+            return self._whole.state_dict()
+
+    def next(self) -> Any:
+        """The next sample; `_END` behind the last."""
+        purpose = f"sample of a stream, epoch {self.epoch}"
+        with naming(f"{self.what}, sample {self.taken},"), streams.seeded(self.seed, purpose, self.taken, self.shard):
+            if self._samples is None:
+                self._samples = iter(self._whole)
+            found = next(self._samples, _END)
+        self.taken += found is not _END
+        return found
+
+
+_END = object()
+
+
+class _Reader:
+    """One shard's samples. What was read since the last `settle` is kept, since a step may be repeated."""
+
+    def __init__(self, source: Stream, seed: int, shard: int, shards: int, first: State) -> None:
+        self._source = source
+        self._open = lambda epoch: _Opened(source, seed, shard, shards, epoch)
+        self._shard = shard
+        self._first = first
+        self._settled: State | None = None
+        self._restart(first)
+
+    def settle(self, row: State) -> None:
+        taken = _taken(row)
+        self._settled = row
+        if not self._begin <= taken <= self._end:
+            self._restart(row)
+        self._trim(taken)
+
+    def read(self, indices: range, where: str) -> list[Any]:
+        if indices.start < self._begin or not indices.start:  # what begins anew shows whether it gives the same again
+            usable = self._settled is not None and _taken(self._settled) <= indices.start
+            self._restart(self._settled if usable and self._settled is not None else self._first)
+        while self._end < indices.stop:
+            self._kept.append(self._next(where))
+            self._end += 1
+            if self._settled is None and self._end <= indices.start:
+                self._trim(self._end)
+        if self._end == indices.stop:
+            self._marks[self._end] = self._now()
+        self._last = indices.stop
+        found = self._kept[indices.start - self._begin : indices.stop - self._begin]
+        if self._settled is None:
+            self._trim(indices.start)
+        return found
+
+    def row(self) -> State:
+        return self._marks[self._last]
+
+    def _restart(self, row: State) -> None:
+        """At the place of this row."""
+        taken, epoch, within = row[_POSITION].tolist()
+        self._begin = self._end = self._last = taken
+        self._kept: list[Any] = []
+        self._marks: dict[int, State] = {taken: row}
+        self._stream = self._open(epoch)
+        if within and self._stream.has_state:
+            self._stream.load(_unpacked(row[_STATE]), within, row[_GENERATOR])
+            return
+        for _ in range(within):
+            if self._stream.next() is _END:
+                raise Inconsistent(
+                    f"{self._stream.what}, ended after {self._stream.taken} samples, and {within} were taken of it before",
+                    "a Stream gives the same samples each time it is asked for the same shard and epoch",
+                )
+
+    def _next(self, where: str) -> Any:
+        found = self._stream.next()
+        if found is _END:
+            self._stream = self._open(self._stream.epoch + 1)
+            found = self._stream.next()
+        if found is _END:
+            raise PipelineRaised(
+                f"{where}: the stream of shard {self._shard} ended after {self._end} samples: its epoch "
+                f"{self._stream.epoch} has none",
+                "give a run.steps that its samples are enough for, or have stream() begin again in each epoch; the checkpoints "
+                "of the run stay as they are",
+            )
+        return found
+
+    def _now(self) -> State:
+        stream = self._stream
+        row = {_POSITION: torch.tensor([self._end, stream.epoch, stream.taken])}
+        if stream.has_state:
+            row[_GENERATOR] = stream.generator.get_state()
+            row[_STATE] = _packed(stream.state(), self._source.state_bytes, stream.what)
+        if row.keys() != self._first.keys():
+            raise PipelineRaised(
+                f"{stream.what}, has {'a' if stream.has_state else 'no'} state_dict(), unlike that of shard 0 in epoch 0",
+                "return the same kind of object for each shard and epoch",
+            )
+        return row
+
+    def _trim(self, taken: int) -> None:
+        del self._kept[: taken - self._begin]
+        self._begin = taken
+        self._marks = {at: row for at, row in self._marks.items() if at >= taken}
+
+
+def _taken(row: State) -> int:
+    return int(row[_POSITION][0])
+
+
+def _packed(state: Any, most: int, what: str) -> torch.Tensor:
+    tensors: dict[str, torch.Tensor] = {}
+    tree = pack(state, tensors, f"state_dict() of {what}")
+    raw = {
+        name: [
+            str(tensor.dtype).removeprefix("torch."),
+            list(tensor.shape),
+            base64.b64encode(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).decode(),
+        ]
+        for name, tensor in tensors.items()
+    }
+    data = json.dumps([tree, raw], separators=(",", ":")).encode()
+    if len(data) > most:
+        raise PipelineRaised(
+            f"state_dict() of {what}, takes {len(data)} bytes, and its class reserves {most} for each shard",
+            f"set state_bytes = {1 << len(data).bit_length()} in the class of the Stream",
+        )
+    found = torch.zeros(_LENGTH_BYTES + most, dtype=torch.uint8)
+    whole = len(data).to_bytes(_LENGTH_BYTES, "little") + data
+    found[: len(whole)] = torch.frombuffer(bytearray(whole), dtype=torch.uint8)
+    return found
+
+
+def _unpacked(packed: torch.Tensor) -> Any:
+    data = packed.numpy().tobytes()
+    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
+    tree, raw = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length])
+    tensors = {
+        name: torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+        .view(getattr(torch, dtype))
+        .view(shape)
+        for name, (dtype, shape, text) in raw.items()
+    }
+    return unpack(tree, tensors)
