@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -15,7 +15,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from orchestrator import Pipeline, Stream
-from tests.engine.runs import Layout, Run, rotating, train
+from orchestrator.errors import ConfigurationError, Inconsistent, PipelineRaised
+from tests.engine.elastic import EVERYTHING, Elastic, Fault, Told, elastic_settings
+from tests.engine.runs import Layout, Run, members_end, rotating, train
 
 LENGTH = 13  # samples of a shard in an epoch, of a stream that ends
 
@@ -132,7 +134,7 @@ def test_a_stream_gives_one_result_in_every_layout(kind: str) -> None:
     "more",
     [
         {"local": {"steps": 3, "optimizer": {"name": "sgd", "lr": 0.1}}},
-        {"compression": {"name": "topk", "fraction": 0.3}},
+        {"compression": {"name": "topk", "ratio": 0.3}},
         {"compression": {"name": "quantize", "bits": 8, "error_feedback": False}},
         {"batch_size": {0: 5, 2: 11, 4: 20}},
     ],
@@ -140,3 +142,96 @@ def test_a_stream_gives_one_result_in_every_layout(kind: str) -> None:
 )
 def test_a_stream_goes_with_other_steps(more: dict[str, Any]) -> None:
     _same(_run("Plain", Layout(3, "tree"), **more), _run("Plain", **more))
+
+
+def test_free_replicas_count_up_and_a_replay_gives_the_same() -> None:
+    more = {"sync": {"name": "asp", "rest_every": 3}, "steps": 9}
+    live = _run("Plain", Layout(3), **more)
+    for layout in (Layout(1), Layout(2, "tree")):
+        _same(_run("Plain", layout, replay=live.rests, **more), live)
+
+
+def test_a_model_in_stages_takes_the_same_samples() -> None:
+    more = {"shards": 4, "batch_size": 14}
+    assert _run("Plain", Layout(2, stages=2), **more).digest == _run("Plain", **more).digest
+
+
+# ---- losses
+
+
+def _told(kind: str, layout: Layout, faults: Sequence[Fault] = (), *, outlives: bool = False) -> tuple[Told, Elastic]:
+    given = {**EVERYTHING, "args": {"kind": kind}, "early_stopping": {}, "checkpoint_every": 2, "batch_size": 14}
+    run = Elastic(elastic_settings(OfStream, layout, **given), layout, faults, outlives=outlives)
+    return run.run(), run
+
+
+@functools.cache
+def _undisturbed(kind: str) -> Told:
+    return _told(kind, Layout(1))[0]
+
+
+def _unmoved(told: Told, kind: str) -> None:
+    whole = _undisturbed(kind)
+    assert told.digest == whole.digest
+    assert all(whole.trace[line["step"]] == line for line in told.trace)
+    assert all(whole.metrics[step] == metrics for step, metrics in told.metrics.items())
+
+
+@pytest.mark.parametrize("kind", ["Plain", "WithState"])
+@pytest.mark.parametrize("at", [37, 60])
+def test_a_lost_host_leaves_its_streams_to_others(kind: str, at: int) -> None:
+    faults = [Fault(1, at, "die"), Fault(2, at + 17, "die"), Fault(0, at + 30, "call off")]
+    told, run = _told(kind, Layout(4, "ring"), faults, outlives=True)
+    assert sum(ends[-1] == "dead" for ends in told.ends) == 2
+    assert run.went_back == 0
+    _unmoved(told, kind)
+
+
+@pytest.mark.parametrize("kind", ["Plain", "WithState"])
+def test_a_checkpoint_holds_where_each_stream_is(kind: str) -> None:
+    """What a lost machine kept is nowhere else, so all go on from the last checkpoint."""
+    told, run = _told(kind, Layout(3, "tree"), [Fault(1, 70, "die"), Fault(0, 20, "join")])
+    assert run.went_back > 0
+    _unmoved(told, kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_chaos(seed: int) -> None:
+    draw = random.Random(seed)
+    layout = Layout(draw.randint(1, 4), draw.choice(["ring", "tree", "parameter_server"]))
+    kinds: list[Any] = ["die", "join", "join", "call off", "regroup", "save"]
+    faults = [Fault(draw.randrange(7), draw.randrange(120), draw.choice(kinds)) for _ in range(12)]
+    kind = ("Plain", "WithState")[seed % 2]
+    _unmoved(_told(kind, layout, faults)[0], kind)
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "error", "says"),
+    [
+        ("Restless", {}, Inconsistent, "came out differently when it was computed again"),
+        (
+            "Forgetful",
+            {},
+            Inconsistent,
+            r"state_dict\(\) was taken, and a stream that has loaded it goes on differently",
+        ),
+        ("Large", {}, PipelineRaised, r"takes \d+ bytes, and its class reserves 16"),
+        ("Short", {"steps": 20}, PipelineRaised, r"step 3, shard 2: the stream of shard 2 ended after 13 samples"),
+        ("Plain", {"steps": None, "epochs": 2}, ConfigurationError, "run.epochs: the training set is a Stream"),
+        ("Plain", {"loaders": 2}, ConfigurationError, "data.loaders: the samples of a Stream"),
+        ("Plain", {"order": {"name": "blocks"}}, ConfigurationError, "data.order: it chooses among samples"),
+        ("Plain", {"partition": {"name": "iid"}}, ConfigurationError, "data.partition: it chooses among samples"),
+        ("Plain", {"claims": True}, ConfigurationError, "cluster.claims"),
+    ],
+)
+def test_what_a_stream_cannot_do_is_said(kind: str, more: dict[str, Any], error: type[Exception], says: str) -> None:
+    given = {"shards": 5, "batch_size": 17, "steps": 6, "args": {"kind": kind}, **more}
+    ends = members_end(OfStream, Layout(2), **given)
+    found = [end for end in ends if isinstance(end, error)]
+    assert found
+    with pytest.raises(error, match=says):
+        raise found[0]
