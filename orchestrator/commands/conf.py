@@ -20,5 +20,5 @@ def run(given: Arguments) -> Answer:
     from orchestrator.commands.tune import tune
 
     settings, where, tuning = tune.decided(given.settings, given.origins)
-    run_id, outcome = launch(settings, where, replay=given.get("replay"), tuning=tuning)
+    run_id, outcome = launch(settings, where, replay=given.get("replay"), tuning=tuning, streams=given.path("streams"))
     return ended_run(run_id, outcome, given)

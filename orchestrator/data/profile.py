@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from orchestrator.data.sketch import Floats, Places, Sketches, spaced
+from orchestrator.data.stream import Stream
 
 LIMIT, ELEMENTS = 64, 1 << 16
 _MOST_ITEMS, _ALL_ELEMENTS = 512, 1 << 18  # of small items more are read, while all together have so many elements
@@ -29,9 +30,11 @@ def profile(dataset: Any, limit: int | None = None, *, elements: int = ELEMENTS)
     (how the values of each column or channel are distributed, see sketch.py), `classes` (label -> how many of those `counted`)
     where items are pairs whose second part is a whole number, `unreadable`.
 
-    dataset: map-style; limit: items read at most, None for LIMIT, and more where they are small; elements: looked at in each
-    part of an item at most. Never raises for what an item is.
+    dataset: map-style, or a Stream, of which nothing is read; limit: items read at most, None for LIMIT, and more where they
+    are small; elements: looked at in each part of an item at most. Never raises for what an item is.
     """
+    if isinstance(dataset, Stream):
+        return {"length": None, "unreadable": ["a Stream: its samples have no numbers, and none was read for this"]}
     try:
         length = len(dataset)
     except Exception as error:  # a data set is the user's code

@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """The base of every stream. state_bytes: the most that the `state_dict` of a stream takes, where it has one."""
+    """The base of every stream. state_bytes: the most that the `state_dict` of a stream takes, where it has one. live: it is a
+    queue or an API, which gives each sample once: all that it gives is recorded with the run, and a rerun reads that."""
 
     state_bytes: ClassVar[int] = 16384
+    live: ClassVar[bool] = False
 
     def stream(self, shard: int, shards: int, epoch: int, generator: torch.Generator) -> Iterable[Any]:
         """The samples of a shard in an epoch, each time the same. When they end, those of the next epoch begin; an epoch
@@ -42,6 +44,9 @@ class Stream:
         What is returned may have `state_dict()` and `load_state_dict(state)`, as the data sets of torchdata and Hugging Face
         have: a new host of the shard goes on from there. Of others it takes the samples of the epoch anew, up to where the
         shard is.
+
+        Of a live stream a sample is made of tensors, numbers, texts, lists, tuples and dicts, to be recorded. It is opened by
+        each host of the shard anew, and once more, without taking a sample, while a worker is prepared.
         """
         raise NotImplementedError
 

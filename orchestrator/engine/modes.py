@@ -174,6 +174,8 @@ class LockstepExecution(_Unsplit):
         plain = codec is None and plan.data.privacy is None
         self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan), contributes=plain)
         self._states = gradients.states
+        if parts.workload.streams is not None:
+            self._states.securing = parts.workload.streams.secure
         host_transfer = parts.staging.host_transfer(replica.layout, self._memory.result)
         self._summation: Summation
         self._trainer: LocalTrainer

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from orchestrator.checkpoints.stream_log import StreamLog
 from orchestrator.checkpoints.weights import Weights
 from orchestrator.data import watching
 from orchestrator.data.loaders import Loaders, Recipe
@@ -31,7 +32,7 @@ from orchestrator.engine.model.workload import Workload
 from orchestrator.engine.modes import Moment, Parts, execution
 from orchestrator.engine.server import Server
 from orchestrator.engine.worker_hooks import WorkerHooks, WorkerState
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.numerics import allocator, cuda, determinism, staging
 from orchestrator.numerics.digests import model_digest
 from orchestrator.pipeline import defines, find, naming
@@ -79,6 +80,8 @@ class Worker:
         self._services.heartbeat.beat("prepare")
         self._workload = Workload(kind, plan.run, plan.data, self._staging)
         construction.refuse_statistics(self._workload.model, plan)
+        if self._workload.is_live:
+            _refuse_live(plan)
         self._services.heartbeat.beat("prepare")
         in_stages = plan.cluster.members.stages > 1
         replica = Replica(self._workload.model, self._staging, watches_all=not in_stages)
@@ -227,7 +230,7 @@ class Worker:
             hooks.arrive(transport)
             state.timing.keeps_time = rank == 0
             state.held.shards = shards
-            self._workload.host_streams(shards)
+            self._workload.host_streams(shards, lambda: _stream_log(generation, rank))
             if not state.loop.ended:
                 self._fetch_ahead(shards, run_manifest["steps"])
             moment = Moment(generation, rank, transport, state.timing, run_manifest, hooks.deadline_s)
@@ -266,3 +269,31 @@ class Worker:
             self._services.emit({"event": "read", "reads": self._loaders.reads.as_dict()})
         self._loaders.forget()
         self._workload.fetch_ahead(self._loaders, shards, steps)
+
+
+def _refuse_live(plan: Plan) -> None:
+    """Raises ConfigurationError for what would ask a live stream for samples that it has given."""
+    found = [
+        (not plan.lockstep, f"sync: {plan.sync.name} computes samples again", "sync=bsp"),
+        (plan.cluster.members.stages > 1, "cluster.stages: several workers would take its samples", "cluster.stages=1"),
+        (
+            plan.run.compute.arithmetic != "native",
+            "run.arithmetic: portable looks at the first micro-batch",
+            "run.arithmetic=native",
+        ),
+    ]
+    problems = [
+        f"{why}, and a live Stream gives each once; set {instead}" for refused, why, instead in found if refused
+    ]
+    if problems:
+        raise ConfigurationError(problems)
+
+
+def _stream_log(generation: Generation, rank: int) -> StreamLog:
+    """Raises RunFailed where this worker cannot write it."""
+    if generation.storage is None or rank not in generation.writers:
+        raise RunFailed(
+            "a live Stream is read on a machine that does not reach the run's folder, where its samples are recorded",
+            "set checkpoint.uri to a place that all machines reach",
+        )
+    return StreamLog(generation.storage, generation.number)

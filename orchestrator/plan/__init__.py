@@ -114,7 +114,8 @@ class Data:
     shard draws from, None for all; subset: which samples the run has at all, None for all; seed: of `datasets()`, None: that of
     the run; order: in which an epoch visits the samples; sampling: with which weights, None for each once in a pass; local: how
     long a shard trains by itself in a step of the run, None for a single micro-batch; privacy: None where contributions are
-    added as they are; cache_bytes, cache_folder: of files from elsewhere on each node, None: in the user's cache folder."""
+    added as they are; cache_bytes, cache_folder: of files from elsewhere on each node, None: in the user's cache folder;
+    stream_log: a file with what live streams gave in a run that is repeated."""
 
     shards: int
     batch_size: Steps
@@ -128,6 +129,7 @@ class Data:
     order: Variant = field(default_factory=lambda: Variant("shuffled"))
     cache_bytes: int = 10**10
     cache_folder: str | None = None
+    stream_log: str | None = None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ import functools
 import itertools
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -15,7 +17,11 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 from orchestrator import Pipeline, Stream
-from orchestrator.errors import ConfigurationError, Inconsistent, PipelineRaised
+from orchestrator.checkpoints.stream_log import Logged, StreamLog, collect
+from orchestrator.engine import worker
+from orchestrator.errors import ConfigurationError, DataDamaged, Inconsistent, PipelineRaised, RunFailed
+from orchestrator.plan.resolve import resolve
+from tests.engine import runs
 from tests.engine.elastic import EVERYTHING, Elastic, Fault, Told, elastic_settings
 from tests.engine.runs import Layout, Run, members_end, rotating, train
 
@@ -233,5 +239,121 @@ def test_what_a_stream_cannot_do_is_said(kind: str, more: dict[str, Any], error:
     ends = members_end(OfStream, Layout(2), **given)
     found = [end for end in ends if isinstance(end, error)]
     assert found
+    with pytest.raises(error, match=says):
+        raise found[0]
+
+
+# ---- live streams
+
+
+class Queue(Stream):
+    """Nobody gets twice what it gives."""
+
+    live = True
+    _counted = itertools.count()
+
+    def stream(self, shard: int, shards: int, epoch: int, generator: torch.Generator) -> Iterator[Any]:  # noqa: ARG002
+        for number in Queue._counted:
+            yield {"x": torch.full((4,), number / 100), "y": number % 3}
+
+
+class Unspeakable(Queue):
+    def stream(self, shard: int, shards: int, epoch: int, generator: torch.Generator) -> Iterator[Any]:  # noqa: ARG002
+        while True:
+            yield numpy.zeros(4), 1
+
+
+KINDS |= {"Queue": Queue, "Unspeakable": Unspeakable}
+
+
+class OfQueue(OfStream):
+    def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
+        return F.cross_entropy(model(batch["x"]), batch["y"])
+
+    def datasets(self) -> tuple[Any, Any]:
+        return KINDS[self._kind](), [{"x": torch.full((4,), 0.5), "y": 1}]
+
+
+def _logging(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    monkeypatch.setattr(worker, "_stream_log", lambda generation, _: StreamLog(str(folder), generation.number))
+
+
+def _repeated(monkeypatch: pytest.MonkeyPatch, file: Path, layout: Layout, **given: Any) -> Run:
+    """What is launched with streams=FILE."""
+
+    def resolved(settings: Any) -> Any:
+        plan = resolve(settings)
+        return replace(plan, data=replace(plan.data, stream_log=str(file)))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runs, "resolve", resolved)
+        return train(OfQueue, layout, args={"kind": "Queue"}, **given)
+
+
+GIVEN: dict[str, Any] = {"shards": 4, "batch_size": 14, "steps": 7, "optimizer": {"name": "adam", "lr": 0.02}}
+
+
+def test_what_a_live_stream_gave_is_given_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _logging(monkeypatch, tmp_path)
+    live = train(OfQueue, Layout(3), args={"kind": "Queue"}, **GIVEN)
+    log = tmp_path / "streams.jsonl"
+    assert collect(str(tmp_path), log, 7)
+    for layout in (Layout(1), Layout(2, "tree")):
+        _same(_repeated(monkeypatch, log, layout, **GIVEN), live)
+    again = train(OfQueue, Layout(3), args={"kind": "Queue"}, **GIVEN)
+    assert again.digest != live.digest
+
+
+@pytest.mark.parametrize("at", [41, 59, 80])
+def test_what_counts_is_in_the_log_whoever_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    _logging(monkeypatch, tmp_path)
+    faults = [Fault(1, at, "die"), Fault(2, at + 21, "die"), Fault(0, at + 30, "call off"), Fault(0, at + 40, "join")]
+    settings = elastic_settings(OfQueue, Layout(4), args={"kind": "Queue"}, checkpoint_every=2, **GIVEN)
+    run = Elastic(settings, Layout(4), faults, outlives=at != 59)
+    told = run.run()
+    assert sum(ends[-1] == "dead" for ends in told.ends) == 2
+    log = tmp_path / "streams.jsonl"
+    assert collect(str(tmp_path), log, 7)
+    repeated = _repeated(monkeypatch, log, Layout(2), **GIVEN)
+    assert repeated.digest == told.digest
+    assert all(repeated.trace[line["step"]] == line for line in told.trace)
+
+
+def test_a_damaged_log_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _logging(monkeypatch, tmp_path)
+    train(OfQueue, Layout(1), args={"kind": "Queue"}, **GIVEN)
+    log = tmp_path / "streams.jsonl"
+    collect(str(tmp_path), log, 7)
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text(
+        "".join([lines[0], lines[1].replace('"y\\",1', '"y\\",2').replace('"y\\",0', '"y\\",1'), *lines[2:]])
+    )
+    with pytest.raises(DataDamaged, match="line 2: its samples are others"):
+        Logged(str(log))
+    first = next((tmp_path / "streams").glob("*.json"))
+    first.write_bytes(first.read_bytes() + b" ")
+    with pytest.raises(DataDamaged, match="another content than its name says"):
+        collect(str(tmp_path), log, 7)
+    with pytest.raises(DataDamaged, match="same path on each node"):
+        Logged(str(tmp_path / "nowhere.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "error", "says"),
+    [
+        (
+            "Unspeakable",
+            {},
+            PipelineRaised,
+            "step 0, shard 0: the sample/0 is a numpy.ndarray, which the record of a live",
+        ),
+        ("Queue", {"sync": {"name": "asp"}}, ConfigurationError, "sync: asp computes samples again"),
+        ("Queue", {}, RunFailed, "does not reach the run's folder"),
+    ],
+)
+def test_what_a_live_stream_cannot_do_is_said(
+    kind: str, more: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    found = [end for end in members_end(OfQueue, args={"kind": kind}, **GIVEN, **more) if isinstance(end, Exception)]
     with pytest.raises(error, match=says):
         raise found[0]

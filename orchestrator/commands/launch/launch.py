@@ -34,11 +34,13 @@ def launch(
     beside: Beside | None = None,
     on_event: Callback | None = None,
     tuning: Mapping[str, Any] | None = None,
+    streams: Path | None = None,
 ) -> tuple[str, Outcome]:
     """The whole story; returns the run's id and what it came to. origins: where the settings were given, by key; ray: the one
     to run on, which outlives the run and may serve others beside it, each in a thread of its own; replay: the file of the rests
     that an asynchronous run repeats; beside: what it has in common with other runs of this process; on_event: called with what
-    happens, see `api.launch`; tuning: how settings were chosen by a measurement, to be kept in the record.
+    happens, see `api.launch`; tuning: how settings were chosen by a measurement, to be kept in the record; streams: the
+    file of what live streams gave in a run that is repeated.
 
     Raises UsageError and NotRerunnable before anything is started; an error of the run itself is in the outcome.
     """
@@ -48,6 +50,8 @@ def launch(
     plan, provenance = found.plan, found.provenance
     if replay is not None:
         plan = replace(plan, replay=_rests_of(Path(replay), plan))
+    if streams is not None:
+        plan = replace(plan, data=replace(plan.data, stream_log=_log_of_streams(streams)))
     notes = [*provenance.notes, *found.built.notes]
     secret = private.of_launch(settings)
     if secret is not None and secret.new:
@@ -86,6 +90,16 @@ def _open(
         raise RunFailed(error.message, error.remedy) from error
     beside.opened(record.tracker.run_id)
     return record
+
+
+def _log_of_streams(file: Path) -> str:
+    """Raises UsageError."""
+    if not file.is_file():
+        raise UsageError(
+            f"streams={file}: there is no such file",
+            "give the streams.jsonl of a run with live streams, which rerun=RUN_ID does",
+        )
+    return str(file.resolve())
 
 
 def _rests_of(file: Path, plan: Plan) -> tuple[Mapping[str, Any], ...]:

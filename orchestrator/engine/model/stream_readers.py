@@ -11,22 +11,24 @@ without `state_dict` is opened again at its epoch, and its samples are taken up 
 Before each sample the generators of the process are seeded for it, so a sample is the same whether it is taken in its step or
 passed over.
 
+A live stream gives each sample once, so none is taken anew: its next host opens it, with its state where it has one. What it
+gave is written to a log (`checkpoints.stream_log`) before it counts.
+
 Where a mode keeps no rows (replicas that run free, a model in stages) samples are passed over from the first one on.
 """
 
 from __future__ import annotations
 
-import base64
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from orchestrator.checkpoints.state import pack, unpack
+from orchestrator.checkpoints.state import from_text, to_text
+from orchestrator.checkpoints.stream_log import StreamLog
 from orchestrator.data.loaders import fingerprint
 from orchestrator.data.stream import Stream
-from orchestrator.errors import Inconsistent, PipelineRaised
+from orchestrator.errors import Inconsistent, PipelineRaised, RunFailed
 from orchestrator.numerics import streams
 from orchestrator.pipeline import naming
 from orchestrator.updates.transforms import State
@@ -36,15 +38,17 @@ _LENGTH_BYTES = 8
 
 
 class StreamReaders:
-    """Those of one process. has_state: whether streams have a `state_dict`."""
+    """Those of one process. has_state: whether streams have a `state_dict`; live: whether what they give is given once; log: of
+    that, in a generation."""
 
     def __init__(self, source: Stream, seed: int, shards: int) -> None:
         self._source = source
         self._seed = seed
         self._shards = shards
         self._readers: dict[int, _Reader] = {}
-        opened = _Opened(source, seed, 0, shards, 0)
-        self.has_state = opened.has_state
+        self.live = source.live
+        self.log: StreamLog | None = None
+        self.has_state = _Opened(source, seed, 0, shards, 0).has_state
 
     def first(self) -> State:
         """The row of a shard that has taken nothing."""
@@ -68,7 +72,7 @@ class StreamReaders:
 
     def prove(self, shard: int, samples: int) -> None:
         """Raises Inconsistent where a stream that takes over the state of another one goes on with other samples."""
-        if not self.has_state or not samples:
+        if not self.has_state or self.live:
             return
         first, second = (_Reader(self._source, self._seed, shard, self._shards, self.first()) for _ in range(2))
         where = f"trying the state_dict() of shard {shard}"
@@ -84,6 +88,12 @@ class StreamReaders:
                 "have load_state_dict() bring back all that the next samples depend on; or return something without "
                 "state_dict(), such as iter(...) of it: then a new host takes the samples of the epoch anew",
             )
+
+    def secure(self, step: int, shards: Iterable[int]) -> None:
+        """Of live streams: write what these shards have taken for a step. Raises RunFailed."""
+        if self.live:
+            assert self.log is not None
+            self.log.put(step, {shard: self._reader(shard).given() for shard in shards})
 
     def host(self, shards: Sequence[int]) -> None:
         """Close the streams of all others."""
@@ -139,6 +149,7 @@ class _Reader:
 
     def __init__(self, source: Stream, seed: int, shard: int, shards: int, first: State) -> None:
         self._source = source
+        self._live = source.live
         self._open = lambda epoch: _Opened(source, seed, shard, shards, epoch)
         self._shard = shard
         self._first = first
@@ -153,12 +164,12 @@ class _Reader:
         self._trim(taken)
 
     def read(self, indices: range, where: str) -> list[Any]:
-        if indices.start < self._begin or not indices.start:  # what begins anew shows whether it gives the same again
+        # What begins anew shows whether it gives the same again.
+        if not self._live and (indices.start < self._begin or not indices.start):
             usable = self._settled is not None and _taken(self._settled) <= indices.start
             self._restart(self._settled if usable and self._settled is not None else self._first)
         while self._end < indices.stop:
-            self._kept.append(self._next(where))
-            self._end += 1
+            self._keep(self._next(where), where)
             if self._settled is None and self._end <= indices.start:
                 self._trim(self._end)
         if self._end == indices.stop:
@@ -172,15 +183,35 @@ class _Reader:
     def row(self) -> State:
         return self._marks[self._last]
 
+    def given(self) -> list[str]:
+        """Since it was settled, as texts."""
+        return self._texts[: self._last - self._begin]
+
+    def _keep(self, sample: Any, where: str) -> None:
+        if self._live:
+            try:
+                self._texts.append(to_text(sample, "the sample"))
+            except RunFailed as error:
+                what = error.message.replace("a checkpoint", "the record of a live Stream")
+                raise PipelineRaised(
+                    f"{where}: {what}", "give None, bool, int, float, str, list, tuple, dict and tensors"
+                ) from error
+        self._kept.append(sample)
+        self._end += 1
+
     def _restart(self, row: State) -> None:
         """At the place of this row."""
         taken, epoch, within = row[_POSITION].tolist()
         self._begin = self._end = self._last = taken
         self._kept: list[Any] = []
+        self._texts: list[str] = []  # of live ones
         self._marks: dict[int, State] = {taken: row}
         self._stream = self._open(epoch)
         if within and self._stream.has_state:
             self._stream.load(_unpacked(row[_STATE]), within, row[_GENERATOR])
+            return
+        if self._live:  # what it gave is not given again
+            self._stream.taken = within
             return
         for _ in range(within):
             if self._stream.next() is _END:
@@ -218,6 +249,7 @@ class _Reader:
 
     def _trim(self, taken: int) -> None:
         del self._kept[: taken - self._begin]
+        del self._texts[: taken - self._begin]
         self._begin = taken
         self._marks = {at: row for at, row in self._marks.items() if at >= taken}
 
@@ -227,17 +259,7 @@ def _taken(row: State) -> int:
 
 
 def _packed(state: Any, most: int, what: str) -> torch.Tensor:
-    tensors: dict[str, torch.Tensor] = {}
-    tree = pack(state, tensors, f"state_dict() of {what}")
-    raw = {
-        name: [
-            str(tensor.dtype).removeprefix("torch."),
-            list(tensor.shape),
-            base64.b64encode(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).decode(),
-        ]
-        for name, tensor in tensors.items()
-    }
-    data = json.dumps([tree, raw], separators=(",", ":")).encode()
+    data = to_text(state, f"state_dict() of {what}").encode()
     if len(data) > most:
         raise PipelineRaised(
             f"state_dict() of {what}, takes {len(data)} bytes, and its class reserves {most} for each shard",
@@ -252,11 +274,4 @@ def _packed(state: Any, most: int, what: str) -> torch.Tensor:
 def _unpacked(packed: torch.Tensor) -> Any:
     data = packed.numpy().tobytes()
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
-    tree, raw = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length])
-    tensors = {
-        name: torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
-        .view(getattr(torch, dtype))
-        .view(shape)
-        for name, (dtype, shape, text) in raw.items()
-    }
-    return unpack(tree, tensors)
+    return from_text(data[_LENGTH_BYTES : _LENGTH_BYTES + length].decode())

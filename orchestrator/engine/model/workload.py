@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from orchestrator.checkpoints.stream_log import Logged, StreamLog
 from orchestrator.data.clients import ClientSampler
 from orchestrator.data.division import Division, divide
 from orchestrator.data.drawn import Drawn, PassSampler, WeightedSampler
@@ -93,6 +94,8 @@ class Workload:
         self.order: Epochs | Drawn
         self._sampler: Order | PassSampler | WeightedSampler | ClientSampler | Positions
         if isinstance(self._train, Stream):
+            if self._train.live and data.stream_log is not None:
+                self._train = Logged(data.stream_log)
             self.order = self._sampler = positions(data)
             self.streams = StreamReaders(self._train, seed, data.shards)
         else:
@@ -157,15 +160,23 @@ class Workload:
         if self._loaders is not None:
             self._hosted = tuple(shards)
 
-    def host_streams(self, shards: Sequence[int]) -> None:
-        """Where samples come in streams: those of other shards are closed."""
+    @property
+    def is_live(self) -> bool:
+        """Whether its samples are given once, so that none can be computed before the first step."""
+        return self.streams is not None and self.streams.live
+
+    def host_streams(self, shards: Sequence[int], log: Callable[[], StreamLog]) -> None:
+        """Where samples come in streams: those of other shards are closed. log: makes that of live ones."""
         if self.streams is not None:
             self.streams.host(shards)
+        if self.is_live:
+            assert self.streams is not None
+            self.streams.log = log()
 
     def prove_streams(self) -> None:
         """Raises Inconsistent where a stream does not go on where it was."""
         if self.streams is not None:
-            self.streams.prove(0, self.rows(0, 0))
+            self.streams.prove(0, max(1, self.rows(0, 0)))
 
     def shard_state(self) -> State:
         """What a shard keeps of its samples before the first step: nothing, where these have numbers."""

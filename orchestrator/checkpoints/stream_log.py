@@ -1,0 +1,144 @@
+"""What live streams have given, so that a run which has learned from a queue or an API can be repeated.
+
+A worker writes the samples of its shards beside the checkpoints after the vote of a step, and before anything is sent without
+which nobody can commit it. So whatever is learned from lies there, though its worker was killed a moment later. A file is
+named by its step, its generation and the SHA-256 of its content. Of a step that was given up the next generation writes
+another one, which counts. At the end of the run the driver makes one file of all:
+
+    {"step": 3, "shard": 0, "samples": [...], "sha256": "..."}     a line for each step and shard, in that order
+
+and `Logged` is the stream that gives these samples again. No pickle: samples are
+what `state.pack` takes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from orchestrator.checkpoints.state import from_text
+from orchestrator.checkpoints.storage import open_storage
+from orchestrator.data.stream import Stream
+from orchestrator.errors import DataDamaged, RunFailed
+
+_FOLDER = "streams"
+_SUFFIX = ".json"
+
+
+class StreamLog:
+    """The writing end, in a worker. storage: where the checkpoints of the run lie."""
+
+    def __init__(self, storage: str, generation: int) -> None:
+        self._place = f"{storage}/{_FOLDER}"
+        self._storage = open_storage(self._place)
+        self._generation = generation
+
+    def put(self, step: int, samples: Mapping[int, Sequence[str]]) -> None:
+        """By shard, what was taken for a step, each sample as `state.to_text` writes it. Raises RunFailed."""
+        content = json.dumps({str(shard): list(given) for shard, given in samples.items()}).encode()
+        name = f"{step:010d}-{self._generation:06d}-{hashlib.sha256(content).hexdigest()}{_SUFFIX}"
+        try:
+            self._storage.put(name, [content])
+        except OSError as error:
+            raise RunFailed(
+                f"step {step}: what live streams gave cannot be written to {self._place}: {error}",
+                "see to the room, the rights and the way to it; the checkpoints of the run stay as they are",
+            ) from error
+
+
+def collect(storage: str, target: Path, steps: int) -> bool:
+    """Make the file of all of a run that has done so many steps; returns whether it has any. Raises OSError, DataDamaged."""
+    if "://" not in storage and not (Path(storage) / _FOLDER).exists():
+        return False
+    place = open_storage(f"{storage}/{_FOLDER}")
+    names = sorted((name for name in place.sizes() if name.endswith(_SUFFIX)), key=_step_and_generation)
+    if not names:
+        return False
+    unfinished = target.with_name(f"{target.name}.unfinished")
+    with unfinished.open("w", encoding="utf-8") as file:
+        found: dict[int, list[str]] = {}
+        for name, following in zip(names, [*names[1:], None], strict=True):
+            found |= _read(place.get(name), name)  # of a later generation in the place of an earlier one
+            step = _step_and_generation(name)[0]
+            if following is None or _step_and_generation(following)[0] != step:
+                for shard in sorted(found) if step <= steps else ():
+                    file.write(_line(step, shard, found[shard]))
+                found = {}
+    unfinished.replace(target)
+    return True
+
+
+class Logged(Stream):
+    """What live streams gave in another run, in the same order. Raises DataDamaged."""
+
+    def __init__(self, file: str) -> None:
+        self._file = Path(file)
+        self._places: dict[int, list[int]] = {}
+        place = 0
+        try:
+            with self._file.open("rb") as lines:
+                for number, line in enumerate(lines, 1):
+                    self._places.setdefault(self._fields(line, number)["shard"], []).append(place)
+                    place += len(line)
+        except OSError as error:
+            raise DataDamaged(
+                f"{file} cannot be read, which holds what the streams of the run gave: {error.strerror}",
+                "it has to be at the same path on each node that has workers",
+            ) from error
+
+    def stream(self, shard: int, shards: int, epoch: int, generator: torch.Generator) -> Iterator[Any]:  # noqa: ARG002
+        if epoch:
+            return
+        with self._file.open("rb") as lines:
+            for number, place in enumerate(self._places.get(shard, ()), 1):
+                lines.seek(place)
+                for text in self._fields(lines.readline(), number)["samples"]:
+                    yield from_text(text)
+
+    def _fields(self, line: bytes, number: int) -> dict[str, Any]:
+        try:
+            fields: dict[str, Any] = json.loads(line)
+            if _sha256(fields["samples"]) == fields["sha256"]:
+                return fields
+            why = "its samples are others than its digest says"
+        except (ValueError, KeyError, TypeError) as error:
+            why = str(error)
+        raise DataDamaged(
+            f"{self._file}, line {number}: {why}", "remove it, and it is taken from the run's artifacts again"
+        )
+
+
+def digest(file: Path) -> str:
+    """Of the file of all."""
+    hashed = hashlib.sha256()
+    with file.open("rb") as stream:
+        while piece := stream.read(1 << 20):
+            hashed.update(piece)
+    return hashed.hexdigest()
+
+
+def _step_and_generation(name: str) -> tuple[int, int]:
+    step, generation, _ = name.split("-", 2)
+    return int(step), int(generation)
+
+
+def _read(content: bytes, name: str) -> dict[int, list[str]]:
+    if hashlib.sha256(content).hexdigest() != name.rpartition("-")[2].removesuffix(_SUFFIX):
+        raise DataDamaged(
+            f"{name} in the log of live streams has another content than its name says",
+            "the run cannot be repeated exactly",
+        )
+    return {int(shard): samples for shard, samples in json.loads(content).items()}
+
+
+def _line(step: int, shard: int, samples: list[str]) -> str:
+    return json.dumps({"step": step, "shard": shard, "samples": samples, "sha256": _sha256(samples)}) + "\n"
+
+
+def _sha256(samples: list[str]) -> str:
+    return hashlib.sha256("\n".join(samples).encode()).hexdigest()
