@@ -300,6 +300,7 @@ def test_what_a_live_stream_gave_is_given_again(tmp_path: Path, monkeypatch: pyt
     assert collect(str(tmp_path), log, 7)
     for layout in (Layout(1), Layout(2, "tree")):
         _same(_repeated(monkeypatch, log, layout, **GIVEN), live)
+    _logging(monkeypatch, tmp_path / "another")
     again = train(OfQueue, Layout(3), args={"kind": "Queue"}, **GIVEN)
     assert again.digest != live.digest
 
@@ -352,8 +353,10 @@ def test_a_damaged_log_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_what_a_live_stream_cannot_do_is_said(
-    kind: str, more: dict[str, Any], error: type[Exception], says: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, more: dict[str, Any], error: type[Exception], says: str
 ) -> None:
+    if kind == "Unspeakable":
+        _logging(monkeypatch, tmp_path)
     found = [end for end in members_end(OfQueue, args={"kind": kind}, **GIVEN, **more) if isinstance(end, Exception)]
     with pytest.raises(error, match=says):
         raise found[0]

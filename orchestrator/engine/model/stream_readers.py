@@ -12,20 +12,20 @@ Before each sample the generators of the process are seeded for it, so a sample 
 passed over.
 
 A live stream gives each sample once, so none is taken anew: its next host opens it, with its state where it has one. What it
-gave is written to a log (`checkpoints.stream_log`) before it counts.
+gave is written to a log (`checkpoints.stream_log`) before it counts, and what the log holds behind a place is taken from there.
 
 Where a mode keeps no rows (replicas that run free, a model in stages) samples are passed over from the first one on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from orchestrator.checkpoints.state import from_text, to_text
-from orchestrator.checkpoints.stream_log import StreamLog
+from orchestrator.checkpoints.stream_log import Given, StreamLog
 from orchestrator.data.loaders import fingerprint
 from orchestrator.data.stream import Stream
 from orchestrator.errors import Inconsistent, PipelineRaised, RunFailed
@@ -58,9 +58,13 @@ class StreamReaders:
             row[_STATE] = torch.zeros(_LENGTH_BYTES + self._source.state_bytes, dtype=torch.uint8)
         return row
 
-    def settle(self, shard: int, row: State) -> None:
-        """The shard is as far as this row says: what it took before is not asked for again."""
-        self._reader(shard).settle(row)
+    def settle(self, shard: int, row: State, step: int) -> None:
+        """The shard is as far as this row says, before this step: what it took before is not asked for again."""
+        reader = self._reader(shard)
+        reader.settle(row)
+        if self.live and reader.is_new:
+            assert self.log is not None
+            reader.catch_up(self.log.before(step, shard))
 
     def read(self, shard: int, indices: range, where: str) -> list[Any]:
         """These samples of the shard. where: for messages. Raises PipelineRaised."""
@@ -150,11 +154,28 @@ class _Reader:
     def __init__(self, source: Stream, seed: int, shard: int, shards: int, first: State) -> None:
         self._source = source
         self._live = source.live
-        self._open = lambda epoch: _Opened(source, seed, shard, shards, epoch)
+        self._open: Callable[[int], _Opened] = lambda epoch: _Opened(source, seed, shard, shards, epoch)
         self._shard = shard
         self._first = first
         self._settled: State | None = None
+        self._begin = self._end = self._last = 0
+        self._kept: list[Any] = []
+        self._texts: list[str] = []  # of live ones
+        self._marks: dict[int, State] = {}
+        self.is_new = True
         self._restart(first)
+
+    def catch_up(self, given: Mapping[int, Given]) -> None:
+        """Of a live stream: keep what was taken already behind this place, and go on behind that. given: by its first."""
+        self.is_new = False
+        row = None
+        while (each := given.get(self._end)) is not None:
+            self._texts += each.samples
+            self._kept += map(from_text, each.samples)
+            self._end += len(each.samples)
+            self._marks[self._end] = row = self._fitted(from_text(each.row))
+        if row is not None:
+            self._place(row)
 
     def settle(self, row: State) -> None:
         taken = _taken(row)
@@ -183,9 +204,9 @@ class _Reader:
     def row(self) -> State:
         return self._marks[self._last]
 
-    def given(self) -> list[str]:
-        """Since it was settled, as texts."""
-        return self._texts[: self._last - self._begin]
+    def given(self) -> Given:
+        """Since it was settled."""
+        return Given(self._begin, self._texts[: self._last - self._begin], to_text(dict(self.row()), "row"))
 
     def _keep(self, sample: Any, where: str) -> None:
         if self._live:
@@ -200,12 +221,16 @@ class _Reader:
         self._end += 1
 
     def _restart(self, row: State) -> None:
-        """At the place of this row."""
-        taken, epoch, within = row[_POSITION].tolist()
-        self._begin = self._end = self._last = taken
-        self._kept: list[Any] = []
-        self._texts: list[str] = []  # of live ones
-        self._marks: dict[int, State] = {taken: row}
+        """With nothing kept, at the place of this row."""
+        self._begin = self._end = self._last = _taken(row)
+        self._kept = []
+        self._texts = []
+        self._marks = {self._end: row}
+        self.is_new = True
+        self._place(row)
+
+    def _place(self, row: State) -> None:
+        _, epoch, within = row[_POSITION].tolist()
         self._stream = self._open(epoch)
         if within and self._stream.has_state:
             self._stream.load(_unpacked(row[_STATE]), within, row[_GENERATOR])
@@ -240,6 +265,10 @@ class _Reader:
         if stream.has_state:
             row[_GENERATOR] = stream.generator.get_state()
             row[_STATE] = _packed(stream.state(), self._source.state_bytes, stream.what)
+        return self._fitted(row)
+
+    def _fitted(self, row: State) -> State:
+        stream = self._stream
         if row.keys() != self._first.keys():
             raise PipelineRaised(
                 f"{stream.what}, has {'a' if stream.has_state else 'no'} state_dict(), unlike that of shard 0 in epoch 0",

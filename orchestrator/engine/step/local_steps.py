@@ -82,7 +82,7 @@ class LocalSteps:
         self._await_copied()
         replica.begin_shard()
         self._start.copy_(replica.flat)
-        settle(self._workload, self.states, shard)
+        settle(self._workload, self.states, step, shard)
         try:
             trained = self._trained(step, shard)
             if self.keeps_state:

@@ -73,7 +73,7 @@ class ShardGradients:
     def compute(self, step: int, shard: int) -> Contribution | None:
         """The contribution of a shard. Raises PipelineRaised, NonFinite."""
         self._replica.begin_shard()
-        settle(self._workload, self.states, shard)
+        settle(self._workload, self.states, step, shard)
         computed = self._workload.loss(step, shard)
         self._replica.check_shard()
         if self.keeps_state:
@@ -92,10 +92,10 @@ class ShardGradients:
         return Contribution(*computed, tensors)
 
 
-def settle(workload: Workload, states: ShardStates, shard: int) -> None:
+def settle(workload: Workload, states: ShardStates, step: int, shard: int) -> None:
     """Where samples come in streams: the shard goes on behind those of the last committed step."""
     if workload.streams is not None:
-        workload.streams.settle(shard, states.of(shard))
+        workload.streams.settle(shard, states.of(shard), step)
 
 
 def taken(workload: Workload, shard: int) -> State:
