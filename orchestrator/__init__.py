@@ -4,9 +4,9 @@ The names of `__all__` are public: CHANGELOG.md says what may change of them bet
 """
 
 from orchestrator.api import Run, Staleness, launch, load_ensemble, look, staleness
-from orchestrator.data.stream import Stream
 from orchestrator.errors import OrchestratorError
 from orchestrator.files.dataset import Files
+from orchestrator.files.stream import Stream
 from orchestrator.pipeline import Pipeline
 
 __all__ = [

@@ -25,8 +25,8 @@ import torch
 
 from orchestrator.checkpoints.state import from_text
 from orchestrator.checkpoints.storage import open_storage
-from orchestrator.data.stream import Stream
 from orchestrator.errors import DataDamaged, RunFailed
+from orchestrator.files.stream import Stream
 
 _FOLDER = "streams"
 _SUFFIX = ".json"

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from orchestrator.data.sketch import Floats, Places, Sketches, spaced
-from orchestrator.data.stream import Stream
+from orchestrator.files.stream import Stream
 
 LIMIT, ELEMENTS = 64, 1 << 16
 _MOST_ITEMS, _ALL_ELEMENTS = 512, 1 << 18  # of small items more are read, while all together have so many elements

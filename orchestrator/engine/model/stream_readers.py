@@ -1,4 +1,4 @@
-"""The streams of a run's shards, read by whoever hosts them (`data.stream.Stream`).
+"""The streams of a run's shards, read by whoever hosts them (`files.stream.Stream`).
 
     position     samples taken in the run, epoch, samples taken in that epoch
     generator    the state of the epoch's generator, of a stream that has a state
@@ -27,8 +27,8 @@ import torch
 from orchestrator.checkpoints.state import from_text, to_text
 from orchestrator.checkpoints.stream_log import Given, StreamLog
 from orchestrator.data.loaders import fingerprint
-from orchestrator.data.stream import Stream
 from orchestrator.errors import Inconsistent, PipelineRaised, RunFailed
+from orchestrator.files.stream import Stream
 from orchestrator.numerics import streams
 from orchestrator.pipeline import naming
 from orchestrator.updates.transforms import State

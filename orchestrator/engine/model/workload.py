@@ -23,11 +23,12 @@ from orchestrator.data.labels import Labels
 from orchestrator.data.loaders import Key, Loaders, upcoming
 from orchestrator.data.order import Epochs, evaluation_batches
 from orchestrator.data.poisson import PoissonSampler
-from orchestrator.data.stream import Positions, Stream, positions
+from orchestrator.data.positions import Positions, positions
 from orchestrator.engine.model import construction
 from orchestrator.engine.model.stream_readers import StreamReaders
 from orchestrator.errors import NonFinite, PipelineRaised
 from orchestrator.files import cache
+from orchestrator.files.stream import Stream
 from orchestrator.numerics import streams
 from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.pipeline import Pipeline, has_rate, naming, takes_step
