@@ -6,6 +6,7 @@
     cache.py       files from elsewhere, by content, on the disk of a node
     index.py       making a manifest
     dataset.py     `Files`, which a pipeline returns from `datasets()`
+    stream.py      `Stream`, where samples have no numbers
 
 What it does not do: know steps, shards or workers. In which order samples are asked for is `sampling/orders.py`.
 """
