@@ -100,7 +100,6 @@ class Worker:
             raise ConfigurationError([f"{who} watch a metric, but datasets() returned no validation set"])
         division = self._workload.division
         reference = proof.reference(self._workload, replica, sparing=in_stages)
-        self._workload.prove_streams()
         more = self._execution.prove(reference)
         steps = plan.run.length(self._workload.order.steps_of)
         if steps <= plan.run.first_step:
@@ -108,6 +107,7 @@ class Worker:
                 [f"run.epochs: {steps} steps in all, and the run begins after {plan.run.first_step} of them"],
                 "give the number of epochs in all",
             )
+        self._workload.prove_streams(steps)
         return {
             **({} if division is None else {"partition": division.digest}),
             **self._subset(),

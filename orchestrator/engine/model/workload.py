@@ -174,10 +174,11 @@ class Workload:
             assert self.streams is not None
             self.streams.log = log()
 
-    def prove_streams(self) -> None:
-        """Raises Inconsistent where a stream does not go on where it was."""
+    def prove_streams(self, steps: int) -> None:
+        """Raises Inconsistent where a stream does not go on where it was. steps: of the run."""
         if self.streams is not None:
-            self.streams.prove(0, max(1, self.rows(0, 0)))
+            last = self._sampler.indices(steps * self._stretch - 1, 0)
+            self.streams.prove(self.rows(0, 0), last[-1] + 1)
 
     def shard_state(self) -> State:
         """What a shard keeps of its samples before the first step: nothing, where these have numbers."""
