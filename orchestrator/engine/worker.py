@@ -40,6 +40,7 @@ from orchestrator.plan import Plan
 from orchestrator.records.progress import Progress
 from orchestrator.records.reads import Reads
 from orchestrator.transports.base import Regions
+from orchestrator.values import Span
 
 __all__ = ["Ended", "Generation", "ProcessServices", "Server", "Worker"]
 
@@ -80,6 +81,8 @@ class Worker:
         self._services.heartbeat.beat("prepare")
         self._workload = Workload(kind, plan.run, plan.data, self._staging)
         construction.refuse_statistics(self._workload.model, plan)
+        if self._workload.streams is not None:
+            _refuse_epochs(plan)
         if self._workload.is_live:
             _refuse_live(plan)
         self._services.heartbeat.beat("prepare")
@@ -269,6 +272,16 @@ class Worker:
             self._services.emit({"event": "read", "reads": self._loaders.reads.as_dict()})
         self._loaders.forget()
         self._workload.fetch_ahead(self._loaders, shards, steps)
+
+
+def _refuse_epochs(plan: Plan) -> None:
+    """Raises ConfigurationError for a schedule that counts what a stream has not."""
+    schedule = plan.update.schedule
+    found = [key for key, value in schedule.options.items() if isinstance(value, Span) and value.epochs is not None]
+    if found:
+        raise ConfigurationError(
+            [f"schedule.{key}: the training set is a Stream, which has no length; give it in steps" for key in found]
+        )
 
 
 def _refuse_live(plan: Plan) -> None:

@@ -21,6 +21,7 @@ from orchestrator.checkpoints.stream_log import Logged, StreamLog, collect
 from orchestrator.engine import worker
 from orchestrator.errors import ConfigurationError, DataDamaged, Inconsistent, PipelineRaised, RunFailed
 from orchestrator.plan.resolve import resolve
+from orchestrator.values import Span
 from tests.engine import runs
 from tests.engine.elastic import EVERYTHING, Elastic, Fault, Told, elastic_settings
 from tests.engine.runs import Layout, Run, members_end, rotating, train
@@ -97,7 +98,7 @@ class Restless(Stream):
         return ((torch.full((4,), float(asked + number)), number % 3) for number in itertools.count())
 
 
-KINDS = {kind.__name__: kind for kind in (Plain, WithState, Forgetful, Large, Short, Restless)}
+KINDS: dict[str, type[Stream]] = {kind.__name__: kind for kind in (Plain, WithState, Forgetful, Large, Short, Restless)}
 
 
 class OfStream(Pipeline):
@@ -158,7 +159,7 @@ def test_free_replicas_count_up_and_a_replay_gives_the_same() -> None:
 
 
 def test_a_model_in_stages_takes_the_same_samples() -> None:
-    more = {"shards": 4, "batch_size": 14}
+    more: dict[str, Any] = {"shards": 4, "batch_size": 14}
     assert _run("Plain", Layout(2, stages=2), **more).digest == _run("Plain", **more).digest
 
 
@@ -228,6 +229,12 @@ def test_chaos(seed: int) -> None:
         ("Large", {}, PipelineRaised, r"takes \d+ bytes, and its class reserves 16"),
         ("Short", {"steps": 20}, PipelineRaised, r"step 3, shard 2: the stream of shard 2 ended after 13 samples"),
         ("Plain", {"steps": None, "epochs": 2}, ConfigurationError, "run.epochs: the training set is a Stream"),
+        (
+            "Plain",
+            {"schedule": {"name": "steps", "every": Span(epochs=1)}},
+            ConfigurationError,
+            "schedule.every: the training",
+        ),
         ("Plain", {"loaders": 2}, ConfigurationError, "data.loaders: the samples of a Stream"),
         ("Plain", {"order": {"name": "blocks"}}, ConfigurationError, "data.order: it chooses among samples"),
         ("Plain", {"partition": {"name": "iid"}}, ConfigurationError, "data.partition: it chooses among samples"),
