@@ -85,6 +85,11 @@ class Pipeline:
         mode. inputs: a tensor, or a mapping of tensors."""
         return model(inputs)
 
+    def example(self, batch: Any) -> Any:
+        """What of a batch `predict` would be given: a mapping as it is, of a tuple or a list its first part. After the training
+        it is tried with a dozen samples whether rows can be answered apart (docs/models.md)."""
+        return batch[0] if isinstance(batch, (tuple, list)) and len(batch) else batch
+
     def collate(self, items: Sequence[Any]) -> Any:
         """A batch from the items of a dataset; by default torch's `default_collate`."""
         from torch.utils.data import default_collate

@@ -65,6 +65,7 @@ ROOMS = {
             "runs",
             "simulate",
             "template",
+            "verify",
             "watch",
             "answer",
             "arguments",

@@ -16,9 +16,10 @@ def run(given: Arguments) -> Answer:
         from orchestrator.commands.launch.dry_run import dry_run
 
         return reported(dry_run(given.settings), given)
-    from orchestrator.commands.launch.launch import launch
+    from orchestrator.commands.launch.launch import Repeated, launch
     from orchestrator.commands.tune import tune
 
     settings, where, tuning = tune.decided(given.settings, given.origins)
-    run_id, outcome = launch(settings, where, replay=given.get("replay"), tuning=tuning, streams=given.path("streams"))
+    repeated = Repeated(given.get("replay"), given.get("segments"), given.get("streams"))
+    run_id, outcome = launch(settings, where, repeated=repeated, tuning=tuning)
     return ended_run(run_id, outcome, given)

@@ -1,4 +1,5 @@
-"""`export=RUN_ID to=FOLDER|ZIP [data=true] [wheels=FOLDER] [key=PATH] [license=URL]`: a record as one crate.
+"""`export=RUN_ID to=FOLDER|ZIP [data|checkpoints=true] [wheels=FOLDER] [key=PATH] [license=URL]`: a record as one crate; with
+`steps=A-B to=FILE` instead some lines of its trace, with their Merkle path.
 
 Everything comes from the record, the data and the weights that the run began with from where a rerun takes them, hashed; the
 project is only read. The same record makes the same bytes, so two exports can be compared.
@@ -6,7 +7,9 @@ project is only read. The same record makes the same bytes, so two exports can b
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -14,6 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from orchestrator.checkpoints import catalog
+from orchestrator.checkpoints.manifest import steps_among
+from orchestrator.checkpoints.storage import open_storage
 from orchestrator.commands.answer import Answer, reported
 from orchestrator.commands.arguments import Arguments
 from orchestrator.commands.rerun import rebuild
@@ -21,21 +27,25 @@ from orchestrator.driver.before_start import initial
 from orchestrator.driver.folders import project_folder
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
-from orchestrator.errors import ConfigurationError, NotRerunnable, UsageError
+from orchestrator.errors import CheckpointDamaged, ConfigurationError, NotRerunnable, UsageError
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.crates import archive, crate, statement
 from orchestrator.provenance.crates.archive import Content
 from orchestrator.provenance.data import hashing, restoring
 from orchestrator.provenance.data.versions import Input
 from orchestrator.provenance.environment import container, own_wheel, packages
+from orchestrator.records import excerpt, lines
 from orchestrator.tracking import Past, Store
+
+_STEPS = re.compile(r"(\d{1,15})-(\d{1,15})")
 
 
 @dataclass(frozen=True)
 class Exported:
     """size: of the zip, or of the folder's files, in bytes; data: path of an input -> "included", "code" (the snapshot holds
     it) or "referenced" (its md5 and DVC's remotes are named); initial: "included" or "missing", of the weights that the run
-    began with, None where it began with none."""
+    began with, None where it began with none; trace: the head of the Merkle tree of its trace; checkpoints: how many came
+    along."""
 
     run_id: str
     to: str
@@ -45,6 +55,8 @@ class Exported:
     initial: str | None
     statement_sha256: str
     signed_by: str | None
+    trace: str | None
+    checkpoints: int
     notes: list[str]
 
     def as_dict(self) -> dict[str, Any]:
@@ -56,6 +68,7 @@ class Exported:
         return (
             f"run {self.run_id} is exported to {self.to}: {self.files} files, {self.size / 1e6:.1f} MB\n"
             f"  its statement has sha256 {self.statement_sha256}, {signed}\n"
+            f"  its trace has the root {self.trace}\n"
             f"  python -m orchestrator rerun={self.to} trust=true repeats it"
         )
 
@@ -63,31 +76,87 @@ class Exported:
 @dataclass(frozen=True)
 class Wanted:
     """What is asked for. with_data: the data themselves, too; key: the private key that signs; license: a URL; wheels: a
-    folder, of which the wheels of recorded packages travel along."""
+    folder, of which the wheels of recorded packages travel along; with_checkpoints: those that the run has kept, too."""
 
     to: Path
     with_data: bool
     key: Path | None
     license: str | None
     wheels: Path | None = None
+    with_checkpoints: bool = False
 
 
 def run(given: Arguments) -> Answer:
-    to, with_data = given.path("to"), given.flag("data")
+    to, with_data, steps = given.path("to"), given.flag("data"), given.get("steps")
     if to is None:
         raise UsageError("export needs a place: to=FOLDER or to=FILE.zip")
-    wanted = Wanted(to, with_data, given.path("key"), given.get("license"), given.path("wheels"))
+    if steps is not None:
+        if others := given.without("to", "steps", "output", "tracking.uri"):
+            raise UsageError(f"steps= writes lines of the trace alone, without {' '.join(others)}", "leave that out")
+        return reported(_excerpt(given.value, steps, to, given.uri), given)
+    wanted = Wanted(
+        to, with_data, given.path("key"), given.get("license"), given.path("wheels"), given.flag("checkpoints")
+    )
     return reported(export(given.value, wanted, given.uri), given)
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """Lines of a trace that were written into a file. begin, last: of the steps, inclusive."""
+
+    run_id: str
+    to: str
+    begin: int
+    last: int
+    root: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "status": "finished"}
+
+    def as_text(self) -> str:
+        return (
+            f"the steps {self.begin} to {self.last} of run {self.run_id} are in {self.to}, with their Merkle path\n"
+            f"  python -m orchestrator verify={self.to} root={self.root}"
+        )
+
+
+def _excerpt(name: str, steps: str, to: Path, uri: str | None) -> Excerpt:
+    """Raises UsageError, ConfigurationError and NotRerunnable."""
+    found = _STEPS.fullmatch(steps)
+    if found is None:
+        raise UsageError(f"steps={steps}: expected the first and the last step, such as steps=100-199")
+    begin, last = int(found[1]), int(found[2])
+    _require_free(to)
+    folder = project_folder(Path.cwd())
+    original = Recorded.find(Store(uri, folder), folder, name)
+    trace, first = lines.raw(original.files.trace) if original.files.trace.exists() else [], original.held.begin.step
+    try:
+        told = excerpt.made(original.past.run_id, trace, first, begin, last + 1)
+    except ValueError:
+        has = f"its trace has the steps {first} to {first + len(trace) - 1}" if trace else "it has no trace"
+        raise UsageError(f"steps={steps}: {has}") from None
+    _put(to, json.dumps(told, indent=1, ensure_ascii=False) + "\n")
+    return Excerpt(original.past.run_id, str(to), begin, last, told["root"])
+
+
+def _put(to: Path, text: str) -> None:
+    try:
+        to.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError([f"to={to}: it cannot be written: {error.strerror}"], "name another place") from error
+
+
+def _require_free(to: Path) -> None:
+    """Raises UsageError."""
+    if to.exists():
+        raise UsageError(f"to={to}: it exists", "name another place, or remove it")
+    if not to.absolute().parent.is_dir():
+        raise UsageError(f"to={to}: there is no folder {to.absolute().parent}", "make it, or name another place")
 
 
 def export(name: str, wanted: Wanted, uri: str | None) -> Exported:
     """Raises UsageError, ConfigurationError and NotRerunnable; then there is no crate."""
-    if wanted.to.exists():
-        raise UsageError(f"to={wanted.to}: it exists", "name another place, or remove it")
-    if not wanted.to.absolute().parent.is_dir():
-        raise UsageError(
-            f"to={wanted.to}: there is no folder {wanted.to.absolute().parent}", "make it, or name another place"
-        )
+    _require_free(wanted.to)
     given = rebuild.wheels_in(wanted.wheels)
     signer = None if wanted.key is None else statement.signer(wanted.key)
     project = Path.cwd()
@@ -107,6 +176,8 @@ def export(name: str, wanted: Wanted, uri: str | None) -> Exported:
         weights, begins, without = _weights(original, store, folder)
         files |= weights
         notes += without
+        kept = _checkpoints(original, folder, held) if wanted.with_checkpoints else {}
+        files |= kept
         names: dict[str, str] = {}
         for path, (place, entries) in carried.items():
             names[path] = _name_of(path, len(names))
@@ -116,7 +187,7 @@ def export(name: str, wanted: Wanted, uri: str | None) -> Exported:
     for note in notes:
         display.say(f"note: {note}")
     came = None if original.initial.name is None else "included" if begins else "missing"
-    sealed = made.statement_sha256, made.signed_by
+    sealed = made.statement_sha256, made.signed_by, made.trace, len(steps_among(Path(name).name for name in kept))
     return Exported(original.past.run_id, str(wanted.to), len(made.files), size, told, came, *sealed, notes)
 
 
@@ -172,6 +243,24 @@ def _weights(original: Recorded, store: Store, folder: Path) -> tuple[dict[str, 
     name = f"{crate.INITIAL}/{wanted.digest}.safetensors"
     begins = {"name": wanted.name, "digest": wanted.digest, "file": name}
     return {name: initial.place_of(folder, wanted.digest)}, {crate.INITIAL: begins}, []
+
+
+def _checkpoints(original: Recorded, folder: Path, held: ExitStack) -> dict[str, Content]:
+    """Those that the run has kept, every byte verified: with them somebody else can audit it. Raises UsageError."""
+    place = original.files.checkpoints_at(original.held.checkpoint.uri)
+    new = held.enter_context(checkout.disposable_folder(folder / "worktrees")) / crate.CHECKPOINTS
+    try:
+        storage, target = open_storage(place), open_storage(new)
+        steps = [step for step in steps_among(storage.sizes()) if step > 0]
+        for step in steps:
+            catalog.carry(storage, target, step)
+    except (CheckpointDamaged, OSError) as error:
+        raise UsageError(
+            f"checkpoints=true: those in {place} cannot be used: {error}", "see to them, or leave it out"
+        ) from error
+    if not steps:
+        raise UsageError(f"checkpoints=true: there are none in {place}", "leave it out")
+    return {f"{crate.CHECKPOINTS}/{file.name}": file for file in new.iterdir()}
 
 
 Carried = dict[str, tuple[Path, list[str]]]

@@ -84,6 +84,7 @@ _NO_RERUN = dict.fromkeys(("run_id", "rerun_of", "status", "verdict", "first_div
     "differences": [],
     "explanation": None,
     "stages": None,
+    "audit": None,
 }
 _NO_COMPARISON = {"runs": [], "differences": [], "first_divergence": None, "files": []} | dict.fromkeys(
     ("ancestor", "drift", "picture")
@@ -105,7 +106,7 @@ _ALL = (
                 "its best, and without either from its newest; conf=.orchestrator/RUN_ID/settings.yaml: with its settings"
             ),
         },
-        settings=lambda given: given.without("replay", "streams", "show", "plan"),
+        settings=lambda given: given.without("replay", "segments", "streams", "show", "plan"),
         refused=lambda _: _NO_RUN,
     ),
     Verb(
@@ -148,7 +149,7 @@ _ALL = (
     ),
     Verb(
         "rerun",
-        "rerun=RUN_ID|CRATE [environment=ignore|rebuild] [stages|explain|trust=true] [key=value ...]",
+        "rerun=RUN_ID|CRATE [audit=N] [environment=ignore|rebuild] [stages|explain|trust=true] [key=value]",
         {
             "rerun=RUN_ID": (
                 "repeat that run exactly, in a clean checkout of its code with its data, and compare: exact, diverged "
@@ -156,7 +157,8 @@ _ALL = (
                 "diverged, run that step once more, to tell chance within it from other causes; environment=rebuild: "
                 "in a new virtual environment with the recorded packages and interpreter, which pip installs; "
                 "wheels=FOLDER: wheels for it, besides pip's index; stages=true: execute the DVC stages that made its data, "
-                "too, and name the first that makes other data"
+                "too, and name the first that makes other data; audit=N: repeat N segments between kept checkpoints, drawn "
+                "by a fresh seed (audit.seed=TEXT: by that one), in place of the whole"
             ),
             "rerun=CRATE": (
                 "the same with a record that was sent, a zip or folder of export=; key=PATH: the public key that has "
@@ -187,16 +189,33 @@ _ALL = (
     ),
     Verb(
         "export",
-        "export=RUN_ID to=FOLDER|ZIP [data=true] [wheels=FOLDER] [key=PATH] [license=URL]",
+        "export=RUN_ID to=FOLDER|ZIP|FILE [data|checkpoints=true] [steps=A-B] [wheels=FOLDER] [key=PATH]",
         {
             "export=RUN_ID": (
                 "write the record into the folder or zip `to`: code, settings, environment, trace, journal, verdicts, "
                 "the weights that the run began with, and with data=true the data; wheels=FOLDER: the wheels of its "
-                "packages that are in there, too; signed with the ed25519 key of key=PATH"
+                "packages that are in there, too; checkpoints=true: those that it has kept, with which it can be audited; "
+                "signed with the ed25519 key of key=PATH; steps=A-B: instead only those lines of its trace, with their "
+                "Merkle path"
             )
         },
-        takes=(_JSON, "to=PATH", "data=true", "wheels=FOLDER", "key=PATH", "license=URL", _URI),
+        takes=(
+            *(_JSON, "to=PATH", "data=true", "checkpoints=true", "steps=A-B", "wheels=FOLDER", "key=PATH"),
+            *("license=URL", _URI),
+        ),
         refused=lambda given: {"run_id": None, "to": given.get("to")},
+    ),
+    Verb(
+        "verify",
+        "verify=FILE root=LINES:ROOT [output=json]",
+        {
+            "verify=FILE": (
+                "whether the lines that export=RUN_ID steps=A-B wrote are those of the trace with this root, which is on the "
+                "run's card and in the statement of its crate"
+            )
+        },
+        takes=(_JSON, "root=LINES:ROOT"),
+        refused=lambda _: dict.fromkeys(("run_id", "begin", "last", "root")),
     ),
     Verb(
         "runs",

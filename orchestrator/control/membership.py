@@ -33,7 +33,8 @@ class Requirements:
     the result. stores: checkpoints can be written. inherits: what a lost shard kept is replaced by what another one keeps;
     otherwise all go back. watches: micro-batches are alike, so that a worker that is far slower than others is worth a word;
     by_speed: shards are dealt by how fast their workers are seen to be, as no result depends on who hosts them; claims: workers
-    of one node share their shards in a step, unless shards keep something.
+    of one node share their shards in a step, unless shards keep something; leaps: members go from the end of a segment of the
+    run to the beginning of the next one, so some may be many steps ahead.
     start_timeout_s: how long a start may go without progress. unreachable_s: after so long an accused member that is not heard
     of is taken for dead. generation, member: the first numbers to give, above all that
     an earlier part of the run has used.
@@ -56,6 +57,7 @@ class Requirements:
     watches: bool = False
     by_speed: bool = False
     claims: bool = False
+    leaps: bool = False
     generation: int = 0
     member: int = 0
 
@@ -497,6 +499,8 @@ def skew(state: ControllerState) -> str:
 
     Who was to take a state or to load one, and is where it was, has not; the others cannot have gone on without it.
     """
+    if state.requirements.leaps:
+        return ""
     generation = state.generation
     assert generation is not None
     begin = generation.begin

@@ -6,6 +6,8 @@
         take a checkpoint, where one is due  unless somebody's writer is busy: then at the next boundary (one that stays: here)
         step                                 vote, sum, apply
 
+An audit repeats segments of a run: where one ends, all members save, and begin the next one with the checkpoint before it.
+
 Workers and servers run the same loop. Whether to evaluate, to lower the learning rate, to save or to stop follows from what
 all members have agreed on in the step itself, so it needs no further message. Between generations the state of a worker is its
 run state, its replica and its optimizer; a loop of a worker that is left by an exception is entered again where it was left.
@@ -26,7 +28,7 @@ from orchestrator.engine.exchange.collectives import END, Exchange
 from orchestrator.engine.exchange.step_report import Requests
 from orchestrator.engine.member.heartbeat import Halt, Heartbeat
 from orchestrator.engine.step.executor import Executor, Outcome
-from orchestrator.plan import Plan
+from orchestrator.plan import Plan, Segments
 from orchestrator.records import trace
 
 Halted = Literal["finished", "regroup", "stop"]
@@ -58,6 +60,9 @@ class Hooks(Protocol):
     def saved(self) -> None:
         """Wait until that is written."""
 
+    def begin_segment(self, segments: Segments, first: int) -> Mapping[str, Any]:
+        """Have the state in which a segment that an audit repeats begins; returns the run state that was kept with it."""
+
 
 class Loop:
     """The sequence of a run's steps at one member; a worker's loop outlives generations. run_state: how far it is."""
@@ -65,6 +70,7 @@ class Loop:
     def __init__(self, plan: Plan, run_manifest: Mapping[str, Any], timing: Timing, heartbeat: Heartbeat) -> None:
         self._steps: int = run_manifest["steps"]
         self._rests = len(plan.replay) or None
+        self._segments, self._first_step = plan.segments, plan.run.first_step
         self._batches: int = run_manifest["evaluation_batches"]
         self._timing = timing
         self._heartbeat = heartbeat
@@ -79,6 +85,7 @@ class Loop:
     def _ended(self, run_state: RunState) -> bool:
         replayed = run_state.free is not None and run_state.free.rests == self._rests
         is_last = run_state.steps == self._steps or replayed or run_state.stopped_early
+        is_last = is_last or (self._segments is not None and self._segments.over(run_state.steps))
         return is_last and not run_state.evaluation_due
 
     def inherited(self, heirs: tuple[Inheritance, ...]) -> None:
@@ -92,6 +99,8 @@ class Loop:
         self._times.begins_at(self.run_state.steps)
         while True:
             self._complete(exchange, hooks)
+            if self._segments is not None:
+                saved = self._go_to_segment(self._segments, hooks, saving=saving) or saved
             if self.ended:
                 return self._finish(exchange, hooks, saving=saving and saved != self.run_state.steps)
             if agreed.halt == Halt.STOP:
@@ -144,11 +153,26 @@ class Loop:
         rest = None if run_state.free is None else run_state.free.unpublished
         if run_state.unpublished or rest is not None:
             self._times.hold("report")
+            segments = self._segments
             stays = run_state.save_here or self._ended(run_state)
+            stays = stays or (segments is not None and segments.end_at(run_state.steps))
             hooks.publish(run_state.unpublished, rest, metrics, digest=stays)
             self._times.release()
             run_state = run_state.published()
         self.run_state = run_state
+
+    def _go_to_segment(self, segments: Segments, hooks: Hooks, *, saving: bool) -> int | None:
+        """Save where a segment ends, and go to where the next one begins, if that is due; the steps that were saved. Decided by
+        the number of steps alone, so it is the same at all members, also after a loss."""
+        steps = self.run_state.steps
+        saved = steps if saving and segments.end_at(steps) else None
+        if saved is not None:
+            self._save(hooks)
+        first = segments.due(steps)
+        if first is not None and first > self._first_step:
+            self.run_state = self.run_state.resumed(hooks.begin_segment(segments, first))
+            self._times.begins_at(first)
+        return saved
 
     def _save(self, hooks: Hooks) -> None:
         self._times.hold("checkpoint")

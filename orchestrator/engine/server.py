@@ -16,13 +16,14 @@ from orchestrator.engine.asynchronous.rest import Terms
 from orchestrator.engine.asynchronous.traffic import DeltaMemory, Traffic
 from orchestrator.engine.between_steps import evaluation, state_transfer
 from orchestrator.engine.between_steps.run_state import RunState
+from orchestrator.engine.between_steps.segments import kept_state
 from orchestrator.engine.between_steps.timing import Timing
 from orchestrator.engine.exchange.collectives import VOTES, Exchange, Memory
 from orchestrator.engine.exchange.footprint import sums_of
 from orchestrator.engine.loop import Loop
 from orchestrator.engine.member.cancellation import CancellableTransport, live
 from orchestrator.engine.member.generation import Connect, Ended, Generation, ProcessServices
-from orchestrator.engine.model import construction
+from orchestrator.engine.model import construction, snapshot
 from orchestrator.engine.step.adder import Adder
 from orchestrator.engine.step.carriers import Carriers
 from orchestrator.engine.step.executor import Executor
@@ -30,7 +31,7 @@ from orchestrator.engine.step.lattice_carrier import LatticeCarrier
 from orchestrator.engine.step.lockstep import Lockstep, StepContents
 from orchestrator.numerics import determinism
 from orchestrator.numerics.layout import Layout
-from orchestrator.plan import Plan
+from orchestrator.plan import Plan, Segments
 from orchestrator.records import trace
 from orchestrator.records.progress import Progress
 from orchestrator.records.reads import Reads
@@ -162,3 +163,6 @@ class _Listener:
 
     def saved(self) -> None:
         pass
+
+    def begin_segment(self, segments: Segments, first: int) -> Mapping[str, Any]:
+        return snapshot.run_state_of(kept_state(segments, first, lambda _name: False))

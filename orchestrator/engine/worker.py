@@ -20,6 +20,7 @@ from orchestrator.checkpoints.weights import Weights
 from orchestrator.data import watching
 from orchestrator.data.loaders import Loaders, Recipe
 from orchestrator.engine.admission import portability, proof
+from orchestrator.engine.between_steps import answering
 from orchestrator.engine.between_steps.callbacks import Callbacks
 from orchestrator.engine.between_steps.timing import Timing
 from orchestrator.engine.loop import Loop
@@ -182,6 +183,11 @@ class Worker:
         """The model in words, as torch has it."""
         with naming("the model's layers in words"):
             return str(self._workload.model)
+
+    def answers(self) -> dict[str, Any]:
+        """How the trained model may be asked when it is served, as a trial finds (`engine.between_steps.answering`), as
+        plain data. Between generations, from the compute thread."""
+        return answering.answers(self._plan, self._workload)
 
     def state(self) -> dict[str, torch.Tensor]:
         """The model's parameters and persistent buffers, or those of the stage that it hosts, tied tensors once, as tensors of

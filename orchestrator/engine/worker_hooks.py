@@ -16,6 +16,7 @@ from orchestrator.engine.between_steps.callbacks import Callbacks
 from orchestrator.engine.between_steps.replica_state import ReplicaState
 from orchestrator.engine.between_steps.replicated import Boundary
 from orchestrator.engine.between_steps.run_state import RunState
+from orchestrator.engine.between_steps.segments import kept_state
 from orchestrator.engine.between_steps.timing import Timing
 from orchestrator.engine.exchange.collectives import VOTES
 from orchestrator.engine.loop import Loop
@@ -26,7 +27,7 @@ from orchestrator.engine.model.workload import Workload
 from orchestrator.engine.stages.messages import WAITS
 from orchestrator.engine.stages.stage_state import StageState
 from orchestrator.errors import Inconsistent
-from orchestrator.plan import Plan
+from orchestrator.plan import Plan, Segments
 from orchestrator.records import trace
 from orchestrator.records.progress import Progress
 
@@ -166,6 +167,19 @@ class WorkerHooks:
 
     def saved(self) -> None:
         self._services.await_written()
+
+    def begin_segment(self, segments: Segments, first: int) -> Mapping[str, Any]:
+        self._services.heartbeat.beat("prepare")
+        state = kept_state(segments, first, self._wants)
+        self._state.take_over(state)
+        digest = self._state.boundary.digest()
+        if self._rank == 0:
+            self._services.emit({"event": "segment_begun", "step": first, "digest": digest})
+        return snapshot.run_state_of(state)
+
+    def _wants(self, name: str) -> bool:
+        """Of what shards keep, that of those which are hosted here."""
+        return self._state.held.wants(name) and snapshot.shard_of(name) in (None, *self._state.held.shards)
 
     def _give(self, transport: CancellableTransport) -> None:
         generation, run_state = self._generation, self._state.loop.run_state

@@ -38,6 +38,7 @@ __all__ = [
     "Privacy",
     "Run",
     "Scaling",
+    "Segments",
     "Source",
     "Update",
     "Variant",
@@ -84,6 +85,29 @@ class Begin:
     step: int
     digest: str
     folder: str
+
+
+@dataclass(frozen=True)
+class Segments:
+    """The parts of a run that an audit repeats, and nothing else. of: the run; storage: where its kept checkpoints lie; ranges:
+    of steps, the first and the one after the last, in order and apart."""
+
+    of: str
+    storage: str
+    ranges: tuple[tuple[int, int], ...]
+
+    def due(self, steps: int) -> int | None:
+        """Who has done so many steps goes on after so many others; None: it is within a segment, or all are done."""
+        first = next((first for first, end in self.ranges if steps < end), steps)
+        return first if first >= steps and not self.over(steps) else None
+
+    def end_at(self, steps: int) -> bool:
+        """Whether one of them ends after so many steps."""
+        return any(end == steps for _, end in self.ranges)
+
+    def over(self, steps: int) -> bool:
+        """Whether all of them have been done."""
+        return steps >= self.ranges[-1][1]
 
 
 @dataclass(frozen=True)
@@ -299,6 +323,7 @@ class Plan:
     recompute: bool = False  # whether stages compute forward passes once more; means nothing where there is one stage
     declared: Declared = field(default_factory=Declared)
     replay: tuple[Mapping[str, Any], ...] = ()  # the records of rests that are repeated; none where replicas run live
+    segments: Segments | None = None  # of an audit, which repeats these steps alone
 
     @property
     def mode(self) -> Mode:

@@ -69,6 +69,12 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
+def raw(path: Path) -> list[bytes]:
+    """The whole lines of the file as they stand there, without their ends."""
+    with path.open("rb") as file:
+        return [line[:-1] for line in file if line.endswith(b"\n")]
+
+
 def cut(path: Path, lines: int) -> list[dict[str, Any]]:
     """Leave only the first `lines` lines in the file; returns the whole ones that were behind them."""
     found = list(read(path))

@@ -15,7 +15,7 @@ repeat the file. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -56,11 +56,13 @@ class _Known:
 class Merger:
     """Merges the copies of numbered entries. An entry is new once, when its first copy has come and all before it are there.
 
-    start: the first that is not written yet; number: the key of an entry's number.
+    start: the first that is not written yet; number: the key of an entry's number; ranges: the only ones that there will be,
+    each from its first up to its end, where there are gaps between them.
     """
 
-    def __init__(self, start: int = 0, number: str = "step") -> None:
-        self.written = start
+    def __init__(self, start: int = 0, number: str = "step", ranges: Sequence[tuple[int, int]] = ()) -> None:
+        self._ranges = ranges
+        self.written = start = self._from(start)
         self._number = number
         self._told = self._kept = start  # written when `change` was called last; of these, not replaced since
         self._known: dict[int, _Known] = {}
@@ -122,7 +124,8 @@ class Merger:
 
     def change(self) -> Change:
         """What has changed since the last call."""
-        new = [self._known[place].entry for place in range(self._kept, self.written)]
+        places = range(self._kept, self.written)
+        new = [self._known[place].entry for place in places if not self._ranges or place in self._known]
         last = self._known.get(self._kept - 1)
         change = Change(self._kept, new, self._kept < self._told, None if last is None else last.entry)
         for place in range(self._kept - _REMEMBERED, self.written - _REMEMBERED):
@@ -141,18 +144,30 @@ class Merger:
     def _write(self) -> None:
         while self.written in self._came:
             self._came.discard(self.written)
-            self.written += 1
+            self.written = self._from(self.written + 1)
+
+    def _from(self, place: int) -> int:
+        """The first from here on that there will be."""
+        return next((max(place, first) for first, end in self._ranges if place < end), place)
 
 
 class History:
     """Trace and rests of one run, from the entries of members: `{"trace": line}` and `{"rest": record}`, with the
     `generation` where replicas run free.
 
-    lines, rests: how many are written; supersedes: steps that are done again after a loss give other results.
+    lines, rests: how many are written; supersedes: steps that are done again after a loss give other results; ranges: of
+    steps, where others are not computed.
     """
 
-    def __init__(self, lines: int = 0, rests: int = 0, *, supersedes: bool = False) -> None:
-        self._trace = Merger(lines)
+    def __init__(
+        self,
+        lines: int = 0,
+        rests: int = 0,
+        *,
+        supersedes: bool = False,
+        ranges: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self._trace = Merger(lines, ranges=ranges)
         self._rests = Merger(rests, "rest")
         self._supersedes = supersedes
 

@@ -39,6 +39,7 @@ _FROM_SYSTEM = re.compile(r"\[Errno -?\d+\] ([^\"')]+)")  # what the operating s
 USER = "mlflow.user"
 PARENT = "mlflow.parentRunId"  # MLflow's own pages show a run below this one
 KIND = "orchestrator.kind"
+TRACE = "trace.root"  # the head of the Merkle tree of its trace
 LABEL = "tag."  # begins a label of the user's, `run.tags`, so that none takes the place of one of the record's own
 DIGEST_OF_BEST = "best_digest"  # of a run whose model is not that of its last step, whose digest is the other one
 EXECUTION = "system/"  # begins a metric that says how a run was executed: MLflow's pages have those apart from results
@@ -65,7 +66,8 @@ class Past:
     """A run that the store knows. steps: completed ones; None when it ended before its first; rerun_of: the run that it
     repeats; verdict: of itself as a rerun, or else of the last rerun of it; user: who launched it, by their own account;
     settings: as text, by dotted key; labels: of `run.tags`, by name; kind: "run", or what it is the record of; parent: of which
-    it is a part; best: the digest of its model, where that is not the last one."""
+    it is a part; best: the digest of its model, where that is not the last one; trace: the head of the Merkle tree of its
+    trace."""
 
     run_id: str
     name: str
@@ -84,6 +86,7 @@ class Past:
     parent: str | None = None
     labels: dict[str, str] = field(default_factory=dict)
     best: str | None = None
+    trace: str | None = None
 
 
 def user() -> str:
@@ -259,6 +262,7 @@ class Store:
             metrics=metrics,
             digest=tags.get("digest"),
             best=tags.get(DIGEST_OF_BEST),
+            trace=tags.get(TRACE),
             rerun_of=tags.get("rerun_of"),
             verdict=tags.get("verdict"),
             user=tags.get(USER),

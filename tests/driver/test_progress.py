@@ -37,6 +37,17 @@ def test_plain_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+def test_of_segments_it_tells_how_much_of_them_is_done() -> None:
+    stream = io.StringIO()
+    display = progress.Parts(progress.for_stream(stream), [(100, 150), (400, 450)])
+    display.start(3000)
+    for done in (101, 150, 401):
+        display.step(done, 0.5)
+    assert stream.getvalue() == ""
+    display.step(450, 0.5)
+    assert stream.getvalue().startswith("step 100/100, loss 0.5, ")
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.2, "0 s"), (59.4, "59 s"), (60, "1 min 0 s"), (125, "2 min 5 s"), (12_000, "3 h 20 min")]
 )

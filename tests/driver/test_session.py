@@ -43,6 +43,7 @@ from orchestrator.errors import (
 from orchestrator.plan.resolve import resolve
 from orchestrator.records import reads
 from orchestrator.records.lines import LineFile, read
+from orchestrator.records.reads import Reads
 from orchestrator.settings import load
 
 FACTS = {"steps": 2, "shard_state": False}
@@ -167,8 +168,14 @@ def play(
         origin=None,
         describe=lambda *_: ["of a node"],
     )
-    record.was_read = lambda found: (reads.obstacles(found), reads.notes(found))
-    record.is_strict = settings.strict
+    seen: list[Reads] = []
+
+    def was_read(found: Reads) -> tuple[list[str], list[str]]:
+        seen.append(found)
+        return reads.obstacles(found), reads.notes(found)
+
+    record.was_read = was_read
+    record.refusal_of_reads = lambda: reads.refusal(seen[-1]) if settings.strict else None
     rests = None if sync == "bsp" else LineFile(tmp_path / "rests")
     record.rests, record.history = rests, [trace] if rests is None else [trace, rests]
     script = Script(iter(said), last_words or {}, gone=gone or set(), last_activities=last_activities or {})

@@ -19,6 +19,9 @@ from typing import Any
 
 import torch
 
+from orchestrator.checkpoints.catalog import Catalog
+from orchestrator.checkpoints.storage import open_storage
+from orchestrator.cluster.actors.checkpoint_client import CheckpointClient
 from orchestrator.control.events import Begin
 from orchestrator.control.rendezvous.schedules import groups_of
 from orchestrator.control.shard_assignment import assign_shards, assign_stages, deal
@@ -27,7 +30,7 @@ from orchestrator.engine.member.heartbeat import Heartbeat
 from orchestrator.engine.member.time_account import TimeAccount
 from orchestrator.engine.worker import Ended, Generation, ProcessServices, Server, Worker
 from orchestrator.pipeline import Pipeline
-from orchestrator.plan import Plan, Variant
+from orchestrator.plan import Plan, Segments, Variant
 from orchestrator.plan.resolve import resolve
 from orchestrator.privacy.secret import Secret
 from orchestrator.records.trace import Line
@@ -229,12 +232,15 @@ def train(
     replay: Any = (),
     wire: Any = Hub.transport,
     regions: Any = None,
+    keeping: Any = None,
     **settings: Any,
 ) -> Run:
     """The run, after checking that all its workers tell the same. replay: records of rests that are repeated. Raises the first
-    exception of a member. wire, regions: a Wire, and what makes its members' regions."""
-    members = _Members(settings_for(pipeline, layout, **settings), wire, replay, regions, layout)
+    exception of a member. wire, regions: a Wire, and what makes its members' regions; keeping: a Keeping."""
+    members = _Members(settings_for(pipeline, layout, **settings), wire, replay, regions, layout, keeping)
     ends = members.run()
+    if keeping is not None:
+        keeping.heard(members.said)
     for end in ends:
         if isinstance(end, BaseException):
             raise end
@@ -305,6 +311,36 @@ def in_stages(schedule: Schedule, plan: Plan, stage_of: tuple[int, ...], nodes: 
     return Generation(0, schedule, dealt, nodes=begin.nodes, stages=stage_of, groups=groups)
 
 
+@dataclass
+class Keeping:
+    """Has a run keep checkpoints in a folder, one in so many steps, or repeat segments of one that did. saved, begun: steps
+    that were done -> digest of the state that was saved then, and of the parameters with which a segment began."""
+
+    folder: Path
+    archive: int | None = None
+    segments: Segments | None = None
+    saved: dict[int, str] = field(default_factory=dict)
+    begun: dict[int, str] = field(default_factory=dict)
+
+    def planned(self, plan: Plan) -> Plan:
+        checkpoints = replace(plan.checkpoints, archive=self.archive)
+        return replace(plan, checkpoints=checkpoints, segments=self.segments)
+
+    def writer(self, said: list[dict[str, Any]]) -> dict[str, Any]:
+        client = CheckpointClient(said.append)
+        client.open(str(self.folder))
+        return {"writer": client}
+
+    def heard(self, said: Sequence[Sequence[Mapping[str, Any]]]) -> None:
+        entries = [entry for each in said for entry in each]
+        parts = [entry for entry in entries if entry.get("event") == "part_written"]
+        catalog = Catalog(open_storage(self.folder), keep=1000)
+        for step in sorted({part["step"] for part in parts}):
+            of_step = [part for part in parts if part["step"] == step]
+            self.saved[step] = catalog.commit(step, of_step).manifest.state_digest
+        self.begun = {entry["step"]: entry["digest"] for entry in entries if entry.get("event") == "segment_begun"}
+
+
 class _Members:
     """The members of one run, prepared; their run manifests have to agree, as the controller wants."""
 
@@ -315,8 +351,11 @@ class _Members:
         replay: Sequence[Mapping[str, Any]] = (),
         regions: Callable[[], Any] | None = None,
         layout: Layout = ONE,
+        keeping: Keeping | None = None,
     ) -> None:
         plan = replace(resolve(settings), replay=tuple(replay))
+        if keeping is not None:
+            plan = keeping.planned(plan)
         self._wire = wire
         workers = settings.cluster.workers.start
         nodes = layout.nodes_of(workers)
@@ -327,7 +366,7 @@ class _Members:
         self.said: list[list[dict[str, Any]]] = [[] for _ in kinds]
         accounts = [TimeAccount(spans=plan.cadence.timeline) for _ in kinds]
         hosts = [
-            ProcessServices(Heartbeat(times=account), said.append)
+            ProcessServices(Heartbeat(times=account), said.append, **({} if keeping is None else keeping.writer(said)))
             for account, said in zip(accounts, self.said, strict=True)
         ]
         self.members = [
@@ -339,7 +378,8 @@ class _Members:
         generation = _generation(self._schedule, plan, nodes)
         self._ground = Ground()
         boards = (Place(0, *self._ground.place),) * generation.workers if plan.cluster.claims else ()
-        self._generation = replace(generation, keys=SECRET.keys("tests"), boards=boards)
+        writers = () if keeping is None else tuple(range(generation.workers))
+        self._generation = replace(generation, keys=SECRET.keys("tests"), boards=boards, writers=writers)
 
     def run(self) -> list[End]:
         with ThreadPoolExecutor(self._schedule.members) as pool:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.numerics.portable import checking
+from tests.portable.answering import MODELS
 from tests.portable.golden import GOLDEN, ROOT, environment
 
 EMULATED = ("Haswell-v4", "EPYC-Rome-v2")  # AVX2, of Intel and of AMD; qemu has no AVX-512
@@ -62,6 +63,18 @@ def test_an_emulated_processor_agrees_on_the_page_of_operators(processor: str) -
     assert isinstance(hashes, dict)
     known = {name: entry.hash for name, entry in checking.known().items() if entry.hash is not None}
     assert {name: hashes[name] for name in known} == known
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.emulator
+def test_what_is_served_has_the_same_bits_on_emulated_processors() -> None:
+    """In batches of several sizes, of several models."""
+    command = (sys.executable, *_QUIET, "-m", "tests.portable.answering")
+    here = output(*command)
+    assert set(here) == set(MODELS)
+    for processor in EMULATED:
+        assert output("qemu-x86_64", "-cpu", processor, *command) == here
 
 
 def test_the_digest_of_the_demo_stands_in_the_readme() -> None:

@@ -144,6 +144,10 @@ class MemberActor:
         thread."""
         return self._answer(self._profile)
 
+    def answers(self) -> Answer:
+        """How the trained model may be asked when it is served (`engine.between_steps.answering`). As `profile`."""
+        return self._answer(self._member.answers)
+
     def stand_by(self) -> None:
         """After `prepare`, and before a generation in which it has no part."""
         self._member.stand_by()

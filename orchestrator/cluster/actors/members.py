@@ -27,6 +27,7 @@ _HEARTBEAT_SHARE = 0.25  # of the time after which a member counts as stuck
 _POLL_SHARE = 0.4  # of the time after which an accused member that is not heard of is taken for dead
 _DRAIN_S = 5.0  # how long a member may take for its last words; one that is stopped never answers
 _PROFILE_S = 30.0
+_ANSWERS_S = 120.0
 _SILENT_S = 30.0  # who has not answered for so long is stopped, or its host is gone
 _PIECE_BYTES = 32 * 2**20
 
@@ -167,11 +168,18 @@ class Members:
     def profile(self, member: int) -> dict[str, Any] | None:
         """`{"profile", "partition", "layers"}`: a short description of the training data, how they are divided among the
         shards, if they are, and of the model; None when the member cannot give one."""
+        return self._told(member, "profile", _PROFILE_S)
+
+    def answers(self, member: int) -> dict[str, Any] | None:
+        """How the trained model may be asked when it is served, as the member finds by a trial; None when it finds nothing."""
+        return self._told(member, "answers", _ANSWERS_S)
+
+    def _told(self, member: int, method: str, timeout_s: float) -> dict[str, Any] | None:
         known = self._members.get(member)
         if known is None:
             return None
         try:
-            answer: Answer = ray.get(known.actor.profile.remote(), timeout=_PROFILE_S)
+            answer: Answer = ray.get(getattr(known.actor, method).remote(), timeout=timeout_s)
         except RayError:
             return None
         return None if "failed" in answer else answer

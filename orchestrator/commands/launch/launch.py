@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,39 +20,55 @@ from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.event_sink import Audience, Callback
 from orchestrator.driver.run.job import Beside, Job, Sharing, beginning_of
 from orchestrator.driver.terminal import signals
-from orchestrator.driver.terminal.progress import for_stream
+from orchestrator.driver.terminal.progress import Parts, for_stream
 from orchestrator.errors import ConfigurationError, RunFailed, UsageError
-from orchestrator.plan import Plan
+from orchestrator.plan import Plan, Segments
 from orchestrator.records import lines, rests
 from orchestrator.settings import Settings
+from orchestrator.tracking import KIND
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """What of another run is repeated. replay: the file of the rests of an asynchronous one; segments: the file that says which
+    steps an audit repeats, as `rerun=RUN_ID audit=N` writes it; streams: the file of what live streams gave."""
+
+    replay: str | None = None
+    segments: str | None = None
+    streams: str | None = None
+
+    def planned(self, plan: Plan) -> Plan:
+        """Raises UsageError."""
+        if self.replay is not None:
+            plan = replace(plan, replay=_rests_of(Path(self.replay), plan))
+        if self.streams is not None:
+            plan = replace(plan, data=replace(plan.data, stream_log=_log_of_streams(Path(self.streams))))
+        return plan if self.segments is None else replace(plan, segments=_segments_of(Path(self.segments), plan))
+
+
+_WHOLE = Repeated()
 
 
 def launch(
     settings: Settings,
     origins: Mapping[str, str],
     ray: Sharing | None = None,
-    replay: str | None = None,
+    repeated: Repeated = _WHOLE,
     beside: Beside | None = None,
     on_event: Callback | None = None,
     tuning: Mapping[str, Any] | None = None,
-    streams: Path | None = None,
 ) -> tuple[str, Outcome]:
     """The whole story; returns the run's id and what it came to. origins: where the settings were given, by key; ray: the one
-    to run on, which outlives the run and may serve others beside it, each in a thread of its own; replay: the file of the rests
-    that an asynchronous run repeats; beside: what it has in common with other runs of this process; on_event: called with what
-    happens, see `api.launch`; tuning: how settings were chosen by a measurement, to be kept in the record; streams: the
-    file of what live streams gave in a run that is repeated.
+    to run on, which outlives the run and may serve others beside it, each in a thread of its own; repeated: what of another run
+    is repeated; beside: what it has in common with other runs of this process; on_event: called with what
+    happens, see `api.launch`; tuning: how settings were chosen by a measurement, to be kept in the record.
 
     Raises UsageError and NotRerunnable before anything is started; an error of the run itself is in the outcome.
     """
     project = Path.cwd()
     settings = begin.pinned(initial.pinned(settings, project), project)
     found = rehearse(settings, project)
-    plan, provenance = found.plan, found.provenance
-    if replay is not None:
-        plan = replace(plan, replay=_rests_of(Path(replay), plan))
-    if streams is not None:
-        plan = replace(plan, data=replace(plan.data, stream_log=_log_of_streams(streams)))
+    plan, provenance = repeated.planned(found.plan), found.provenance
     notes = [*provenance.notes, *found.built.notes]
     secret = private.of_launch(settings)
     if secret is not None and secret.new:
@@ -63,10 +80,12 @@ def launch(
         beside.check(provenance)
     folder = project_folder(project) if beside is None else beside.folder
     display = for_stream() if beside is None else beside.display
+    display = display if plan.segments is None else Parts(display, plan.segments.ranges)
     posted = signals.posted() if beside is None else nullcontext(beside.pending_signal)
     with posted as pending_signal, ThreadPoolExecutor(1) as pool:
         # MLflow and DVC take as long to import as Ray to start, so they do it side by side.
-        opening = pool.submit(_open, settings, folder, provenance, origins, beside, tuning)
+        kind = {} if plan.segments is None else {KIND: "audit"}
+        opening = pool.submit(_open, settings, folder, provenance, origins, beside, tuning, kind)
         job = Job(settings, plan, project, Audience(display, on_event), pending_signal, ray, secret, tuple(notes))
         return job.complete(opening, beginning_of(plan))
 
@@ -78,9 +97,10 @@ def _open(
     origins: Mapping[str, str],
     beside: Beside | None,
     tuning: Mapping[str, Any] | None,
+    kind: Mapping[str, str],
 ) -> Record:
     if beside is None:
-        record = open_record(settings, folder, provenance, origins)
+        record = open_record(settings, folder, provenance, origins, kind)
         if tuning is not None:
             record.keep_tuning(tuning)
         return record
@@ -100,6 +120,21 @@ def _log_of_streams(file: Path) -> str:
             "give the streams.jsonl of a run with live streams, which rerun=RUN_ID does",
         )
     return str(file.resolve())
+
+
+def _segments_of(file: Path, plan: Plan) -> Segments:
+    """Raises UsageError."""
+    try:
+        told = json.loads(file.read_text(encoding="utf-8"))
+        ranges = tuple((int(first), int(end)) for first, end in told["ranges"])
+        found = Segments(str(told["of"]), str(told["storage"]), ranges)
+        if not ranges or any(first >= end for first, end in ranges) or sorted(ranges) != list(ranges):
+            raise ValueError("its ranges are not in order")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"segments={file}: it cannot be used: {error}", "rerun=RUN_ID audit=N writes it") from None
+    if not plan.lockstep:
+        raise UsageError(f"segments={file}: a run with sync={plan.sync.name} has none", "leave segments out")
+    return found
 
 
 def _rests_of(file: Path, plan: Plan) -> tuple[Mapping[str, Any], ...]:

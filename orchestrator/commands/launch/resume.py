@@ -61,6 +61,8 @@ def resume(
     for each in sent:
         display.say(f"note: {each.sentence}")
     past = store.find(name)
+    if past.kind == "audit":
+        raise UsageError(f"{past.run_id} is an audit, and is not gone on with", "type rerun=RUN_ID audit=N once more")
     if past.status == "FINISHED" and any(each.run_id == past.run_id and each.trouble is None for each in sent):
         return past.run_id, _finished(past)
     if past.status == "FINISHED":

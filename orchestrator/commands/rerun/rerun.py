@@ -6,6 +6,7 @@ import sys
 
 from orchestrator.commands.answer import Answer, ended
 from orchestrator.commands.arguments import Arguments
+from orchestrator.commands.rerun.audit import Asked, Audited
 from orchestrator.commands.rerun.run import Rerun, Wanted, rerun
 from orchestrator.commands.rerun.sweep import SweepRerun, rerun_sweep
 from orchestrator.driver.sweep.record import find_sweep
@@ -13,7 +14,7 @@ from orchestrator.errors import UsageError
 from orchestrator.provenance.crates import crate
 
 # Settings of this command, not of the repeated run.
-_OWN = ("environment", "explain", "key", "output", "stages", "tracking.uri", "trust", "wheels")
+_OWN = ("audit", "audit.seed", "environment", "explain", "key", "output", "stages", "tracking.uri", "trust", "wheels")
 
 
 def run(given: Arguments) -> Answer:
@@ -26,7 +27,13 @@ def run(given: Arguments) -> Answer:
         rebuilding=environment == "rebuild",
         wheels=given.path("wheels"),
         preparing=given.flag("stages"),
+        auditing=_asked(given),
     )
+    if wanted.auditing is not None and (wanted.explaining or wanted.preparing):
+        what = "explain" if wanted.explaining else "stages"
+        raise UsageError(
+            f"{what}=true goes with the repetition of a whole run, and audit= repeats parts", f"leave {what} out"
+        )
     if wanted.wheels is not None and not wanted.rebuilding:
         raise UsageError("wheels= names a folder of wheels for environment=rebuild, which is not asked for", "add it")
     passed = given.without(*_OWN)
@@ -34,7 +41,10 @@ def run(given: Arguments) -> Answer:
     if past is None:
         done = rerun(given.value, passed, given.uri, wanted)
         who = "the preparation of" if done.run_id is None else f"run {done.run_id} repeats"
+        who = f"{who} segments of" if wanted.auditing is not None else who
         return _said(done, f"{who} run", given)
+    if wanted.auditing is not None:
+        raise UsageError("audit: a sweep has many runs", "name one of its trials")
     if wanted.explaining:
         raise UsageError("explain=true: a sweep has many runs", "name the one of its trials that has diverged")
     if wanted.rebuilding:
@@ -45,7 +55,15 @@ def run(given: Arguments) -> Answer:
     return _said(all_done, f"{past.kind} {all_done.sweep_id} repeats {past.kind}", given)
 
 
-def _said(done: Rerun | SweepRerun, who: str, given: Arguments) -> Answer:
+def _asked(given: Arguments) -> Asked | None:
+    """Raises UsageError."""
+    count, seed = given.number("audit", 1), given.get("audit.seed")
+    if count is None and seed is not None:
+        raise UsageError("audit.seed= draws the segments of an audit, which is not asked for", "add audit=N")
+    return None if count is None else Asked(count, seed)
+
+
+def _said(done: Rerun | Audited | SweepRerun, who: str, given: Arguments) -> Answer:
     """What the repetition has shown, or why it came to nothing. who: repeats what, "run a repeats run"."""
     if done.text:
         print(f"{who} {done.rerun_of}\n{done.text}", file=sys.stderr)

@@ -11,6 +11,8 @@ With `environment=rebuild` it runs in an environment made from the record (rebui
 
 With `stages=true` the preparation of its data is repeated first (preparation.py).
 
+With `audit=N` so many segments of it are repeated instead of the whole (audit.py).
+
 With `explain=true` the repetition has digests of every tensor after each step, and when it diverges, a second one goes as far
 as the first step that differs, to see what comes out the same there and what does not.
 """
@@ -24,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.commands.compare import changed_files
-from orchestrator.commands.rerun import preparation, rebuild, trust
+from orchestrator.commands.rerun import audit, preparation, rebuild, trust
 from orchestrator.commands.rerun.repeater import Repeater, failure
 from orchestrator.driver.before_start import begin, initial, private
 from orchestrator.driver.folders import RunFolder, project_folder
@@ -98,6 +100,7 @@ class Rerun:
             "differences": self.differences,
             "explanation": None,
             "stages": None if self.prepared is None else self.prepared.as_list(),
+            "audit": None,
         }
         if self.explained is not None:
             run_id, found = self.explained
@@ -110,7 +113,7 @@ class Wanted:
     """What the command asks for. check_environment: another environment leaves no run exact; explaining: what has diverged is
     looked into by a second repetition; trusted: the code of others may be executed; key: that has to have signed a crate;
     rebuilding: in an environment made from the record; wheels: a folder of wheels for it; preparing: the stages that made
-    its data are executed again."""
+    its data are executed again; auditing: some segments of it instead of the whole."""
 
     check_environment: bool = True
     explaining: bool = False
@@ -119,9 +122,10 @@ class Wanted:
     rebuilding: bool = False
     wheels: Path | None = None
     preparing: bool = False
+    auditing: audit.Asked | None = None
 
 
-def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) -> Rerun:
+def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) -> Rerun | audit.Audited:
     """The whole story. overrides: of the settings.
 
     Raises UsageError, ConfigurationError and NotRerunnable before anything is started.
@@ -166,12 +170,15 @@ def _examined(original: Recorded, overrides: Sequence[str], folder: Path, wanted
     return trust.examine(original, overrides, rebuilding=wanted.rebuilding, stages=stages)
 
 
-def _repeat(repeater: Repeater, wanted: Wanted) -> Rerun:
+def _repeat(repeater: Repeater, wanted: Wanted) -> Rerun | audit.Audited:
     """Raises what keeps it from being started."""
     original = repeater.original
     original.require()
     settings = original.settings(repeater.overrides)
     private.of_record(settings, original.files, original.past.run_id)
+    drawn: audit.Draw | None = None
+    if wanted.auditing is not None:
+        drawn = audit.draw(original, settings, wanted.auditing, came_along=repeater.carried is not None)
     if original.initial.name is not None:
         initial.brought(original.initial, repeater.store, repeater.folder)
     begin.brought(settings.begin, repeater.store, repeater.folder)
@@ -188,6 +195,8 @@ def _repeat(repeater: Repeater, wanted: Wanted) -> Rerun:
     if settings.tracking.also:  # nor of interest to others: MLflow has it, with its verdict
         more.append("tracking.also=[]")
     repeater = replace(repeater, overrides=[*original.with_its_state(repeater.overrides), *more, *_replay(original)])
+    if drawn is not None:
+        return audit.audited(repeater, drawn, check_environment=wanted.check_environment)
     if not wanted.preparing:
         return _trained(repeater, wanted)
     with preparation.prepared(repeater, check_environment=wanted.check_environment) as (prepared, places):
@@ -227,7 +236,8 @@ def _checked(path: Path, came: crate.Crate, key: Path | None) -> str:
     signed = "not signed, so anyone may have made it" if came.signed_by is None else f"signed by {came.signed_by}"
     if came.signed_by is not None:
         signed += ", as key= asks for" if key is not None else "; key=PUBLIC_KEY checks that this is who you think"
-    return f"{path}: every file is what its statement says (sha256 {came.statement_sha256}), {signed}"
+    root = "" if came.trace is None else f"\n  its trace has the root {came.trace}"
+    return f"{path}: every file is what its statement says (sha256 {came.statement_sha256}), {signed}{root}"
 
 
 def _replay(original: Recorded) -> list[str]:

@@ -142,7 +142,7 @@ class Trials:
                 origins = dict.fromkeys(
                     point, f"{self.sweep.noun} {place[0]} of {self.sweep.kind} {self.record.sweep_id}"
                 )
-                run_id, outcome = launch(settings, origins, self._sharing, None, self._beside(place))
+                run_id, outcome = launch(settings, origins, self._sharing, beside=self._beside(place))
         except _OF_THE_TRIAL as error:
             return Ended(self.record.known.begun.get(place), None, None, f"{error.kind}: {error.message}")
         return self._judged(run_id, outcome)

@@ -96,7 +96,7 @@ class Prober:
         with signals.posted() as pending_signal:
             watch = _Watch(self.settings.tuning.seconds, pending_signal)
             beside = Beside(self.folder, _Quiet(), pending_signal)
-            run_id, outcome = launch(self._piece(layout), {}, sharing, None, beside, watch.heard)
+            run_id, outcome = launch(self._piece(layout), {}, sharing, beside=beside, on_event=watch.heard)
         if outcome.error is not None and watch.pending_signal.signal != _STOPPED:
             raise outcome.error
         if outcome.error is not None and not isinstance(outcome.error, Interrupted):

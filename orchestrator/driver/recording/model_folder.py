@@ -27,7 +27,7 @@ from orchestrator.checkpoints.state import TrainingState
 from orchestrator.checkpoints.storage import open_storage
 from orchestrator.errors import CheckpointDamaged
 from orchestrator.provenance.code import git
-from orchestrator.serving import ARCHITECTURE, WEIGHTS
+from orchestrator.serving.names import ARCHITECTURE, WEIGHTS
 
 CODE = "code"
 _STATE = "training_state"

@@ -24,7 +24,7 @@ from orchestrator.driver.before_start.private import COMMITMENT, commitment_in
 from orchestrator.driver.folders import RunFolder, put, read_json, write_json
 from orchestrator.driver.recording import lineage, predecessor
 from orchestrator.driver.recording.predecessor import Predecessor
-from orchestrator.driver.recording.trained_model import MadeOf, TrainedModel
+from orchestrator.driver.recording.trained_model import UNTRIED, MadeOf, TrainedModel, answering
 from orchestrator.driver.report import card, description, pictures
 from orchestrator.driver.report.description import Layout
 from orchestrator.driver.report.layout import layout
@@ -36,12 +36,12 @@ from orchestrator.plan.resolve import resolve
 from orchestrator.provenance.code import imported, worktree
 from orchestrator.provenance.data.versions import Input
 from orchestrator.provenance.environment import container, lock
-from orchestrator.records import identity, lines, masking, reads, rests, times
+from orchestrator.records import identity, lines, masking, merkle, reads, rests, times
 from orchestrator.records.lines import LineFile
 from orchestrator.records.masking import Masker
 from orchestrator.records.reads import Reads
 from orchestrator.settings import Settings, determining, flat
-from orchestrator.tracking import DIGEST_OF_BEST, Store, Tracker
+from orchestrator.tracking import DIGEST_OF_BEST, TRACE, Store, Tracker
 from orchestrator.writers.feed import Feed
 
 _MLFLOW: dict[Status, Literal["FINISHED", "FAILED", "KILLED"]] = {
@@ -93,6 +93,7 @@ class Record:
         self.unshared = list(contents.unshared)
         self.run_manifest: Mapping[str, Any] = {}
         self.described: Mapping[str, Any] = {}
+        self.answers: Mapping[str, Any] = UNTRIED
         self._settings = settings
         self._inputs = contents.inputs
         self._said: list[str] = []
@@ -141,7 +142,6 @@ class Record:
         also = reads.notes(self._undeclared)
         return [each for each in after if each not in obstacles], [each for each in also if each not in notes]
 
-    @property
     def refusal_of_reads(self) -> NotRerunnable | None:
         """Why a strict run may not go on with what was read."""
         return reads.refusal(self._undeclared) if self._settings.strict else None
@@ -244,7 +244,15 @@ class Record:
         the one of the last step lies, if there is one."""
         node: Mapping[str, Any] = next(iter(self._nodes.values()), {})
         made_of = MadeOf(node.get("packages", {}), self._work, self._code.get("modules", {}), checkpoints)
-        return self._model.keep(outcome, self.run_manifest["parameters"], self.described.get("layers"), made_of)
+        return self._model.keep(
+            outcome, self.run_manifest["parameters"], self.described.get("layers"), self.answers, made_of
+        )
+
+    def answering(self) -> str | None:
+        """What whoever serves the model has to know, or None."""
+        return (
+            None if self.answers["why"] is None else f"when it is served, the model answers {answering(self.answers)}"
+        )
 
     def close(self, outcome: Outcome) -> str | None:
         """Write down how the run ended, here and in MLflow; why MLflow could not take all of it, or None."""
@@ -255,6 +263,8 @@ class Record:
                 lacking = RunFailed(f"{file.path} is not whole: {error.strerror}", "make room on its disk")
                 outcome.error = outcome.error or lacking
         status = outcome.status
+        outcome.trace = merkle.head([merkle.leaf(line) for line in lines.raw(self.files.trace)])
+        self.tracker.tag(TRACE, outcome.trace)
         ending: dict[str, object] = {"event": "run_ended", "status": status, "steps": outcome.steps}
         if outcome.error is not None:
             ending["error"] = outcome.error.message
@@ -323,6 +333,7 @@ class Record:
             **results,
             **({} if outcome.epsilon is None else {"epsilon": outcome.epsilon}),
             "identity": identity.get("identity"),
+            "trace": outcome.trace,
             "memory": self.memory,
             "time": times.sentence(outcome.times) or None,
             "shards": times.sentence_of_shards(outcome.shards) or None,
@@ -347,7 +358,9 @@ class Record:
             execution={key: masking.setting(key, value) for key, value in execution.items()},
             said=self._said,
             obstacles=self.obstacles,
-            trained=self._model.on_card(self.run_manifest.get("parameters"), self.described.get("layers"), began),
+            trained=self._model.on_card(
+                self.run_manifest.get("parameters"), self.described.get("layers"), self.answers, began
+            ),
             events=self._events(),
             pictures=sorted(self.files.pictures.glob("*")),
             before=self._drift,

@@ -20,6 +20,17 @@ from orchestrator.records.masking import Masker
 from orchestrator.settings import Settings
 from orchestrator.tracking import Tracker, models
 
+# Of a model that no worker could try, as `engine.between_steps.answering` tells it.
+UNTRIED: Mapping[str, Any] = {"rows": None, "why": "no worker could try it", "detail": None}
+
+
+def answering(answers: Mapping[str, Any]) -> str:
+    """How the model answers when it is served, and why not otherwise, in words."""
+    detail = "" if answers["detail"] is None else f" ({answers['detail']})"
+    if answers["rows"] is None:
+        return f"all at once: {answers['why']}{detail}"
+    return "row by row" if answers["why"] is None else f"row by row, one at a time: {answers['why']}{detail}"
+
 
 @dataclass(frozen=True)
 class MadeOf:
@@ -42,7 +53,9 @@ class TrainedModel:
         self._masker = masker
         self._folder: models.ModelFolder | None = None
 
-    def keep(self, outcome: Outcome, parameters: int, layers: str | None, made_of: MadeOf) -> str | None:
+    def keep(
+        self, outcome: Outcome, parameters: int, layers: str | None, answers: Mapping[str, Any], made_of: MadeOf
+    ) -> str | None:
         """Put the folder together as MLflow is to have it; what of that could not be done, or None."""
         source, model = self._settings.pipeline, outcome.model
         told = {
@@ -52,6 +65,8 @@ class TrainedModel:
             "digest": model.digest,
             "parameters": parameters,
             "layers": self._words(layers),
+            "arithmetic": self._settings.run.arithmetic,
+            "answers": {**answers, "detail": self._words(answers["detail"])},
         }
         place, work = made_of.checkpoints, made_of.work
         state = None if place is None else model_folder.state_of(place, model.step)
@@ -72,7 +87,9 @@ class TrainedModel:
         if self._folder is not None:
             tracker.model(self._folder, self._registration)
 
-    def on_card(self, parameters: int | None, layers: str | None, began: str | None) -> card.Trained:
+    def on_card(
+        self, parameters: int | None, layers: str | None, answers: Mapping[str, Any], began: str | None
+    ) -> card.Trained:
         settings, is_kept = self._settings, self._folder is not None
         begins, registration = settings.initial, self._registration
         return card.Trained(
@@ -83,6 +100,7 @@ class TrainedModel:
             model_folder.tensors_of(self._files.weights) if is_kept else {},
             registration.uri if registration is not None and is_kept else None,
             began if begins.name is None else f"{begins.name}, digest {begins.digest}",
+            self._words(answering(answers)) if is_kept else None,
         )
 
     @property

@@ -56,7 +56,8 @@ _CAPTIONS = {
 @dataclass(frozen=True)
 class Trained:
     """The model. layers: in words, None where no worker told; tensors: of the weights, name -> dtype and shape; registered: the
-    URI by which it is found in the registry; initial: the weights or the state that it began with."""
+    URI by which it is found in the registry; initial: the weights or the state that it began with; answers: how it answers when
+    it is served."""
 
     target: str
     args: Mapping[str, Any]
@@ -65,6 +66,7 @@ class Trained:
     tensors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     registered: str | None = None
     initial: str | None = None
+    answers: str | None = None
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,7 @@ def _model(trained: Trained | None, run_id: str) -> list[Block]:
         "tensors": len(trained.tensors) or None,
         "began with": trained.initial,
         "registered as": trained.registered,
+        "answers": trained.answers,
     }
     found: list[Block] = [Facts(rows)]
     if trained.layers:

@@ -30,8 +30,9 @@ class Outcome:
     (`records.times`); shards: where they are claimed, of each worker how many it computed, and how many of those were dealt to
     others, as far as it has told; hosted: shards of each worker of the last generation; redealt: so often they were dealt anew
     by speed; slow: workers that were far slower than others, in words; schedule: of the generation with most workers, for a
-    picture; best: of a run whose model is not the last one; not_recorded: why MLflow does not have all of it, which does not
-    make the run a failed one; not_told: which writers beside MLflow have not, and why.
+    picture; best: of a run whose model is not the last one; trace: the head of the Merkle tree of its trace; not_recorded: why
+    MLflow does not have all of it, which does not make the run a failed one; not_told: which writers beside MLflow have not,
+    and why.
     """
 
     workers: int = 0
@@ -57,6 +58,7 @@ class Outcome:
     not_told: list[str] = field(default_factory=list)
     schedule: Schedule | None = None
     best: BestModel | None = None
+    trace: str | None = None
 
     @property
     def status(self) -> Status:

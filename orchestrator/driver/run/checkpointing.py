@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.checkpoints.catalog import Catalog
+from orchestrator.checkpoints.manifest import Manifest
 from orchestrator.errors import CheckpointDamaged
 
 _Key = tuple[int, int]  # generation, step
@@ -23,11 +24,14 @@ _Key = tuple[int, int]  # generation, step
 class SavedCheckpoint:
     """A committed checkpoint. stall_s: the longest time that a worker stopped training for it."""
 
-    step: int
+    manifest: Manifest
     parts: int
-    size_bytes: int
     stall_s: float
     seconds: float
+
+    @property
+    def step(self) -> int:
+        return self.manifest.step
 
 
 class Saving:
@@ -89,7 +93,7 @@ class Saving:
                 self._forget(older)
         self.trouble = saved.trouble or None
         stall_s, seconds = (max(part[name] for part in parts) for name in ("stall_s", "seconds"))
-        return SavedCheckpoint(step, len(parts), saved.manifest.size_bytes, stall_s, seconds)
+        return SavedCheckpoint(saved.manifest, len(parts), stall_s, seconds)
 
     def _forget(self, key: _Key) -> None:
         assert self._catalog is not None

@@ -106,7 +106,7 @@ class EventSink:
         """Record what the user's code has read; why a strict run may not go on with that."""
         read = reads.from_dict(found)
         obstacles, notes = self._record.was_read(read) if read else ([], [])
-        if (obstacles or notes) and (refusal := self._record.refusal_of_reads) is not None:
+        if (obstacles or notes) and (refusal := self._record.refusal_of_reads()) is not None:
             return refusal
         say_obstacles(self._progress, obstacles)
         for note in notes:
@@ -331,7 +331,8 @@ class EventSink:
             "checkpoint_saved",
             step=saved.step,
             parts=saved.parts,
-            bytes=saved.size_bytes,
+            bytes=saved.manifest.size_bytes,
+            state=saved.manifest.state_digest,
             stall_s=round(saved.stall_s, 6),
             seconds=round(saved.seconds, 3),
         )

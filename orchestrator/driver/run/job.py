@@ -131,18 +131,20 @@ class Job:
             display.say(sentence)
         for sentence in record.compare_with_like(outcome.digest):
             display.say(sentence)
-        if outcome.error is None:
+        if outcome.error is None and plan.segments is None:
             is_saved = outcome.best is not None or outcome.checkpoint == outcome.steps
             saved = storage_of(plan, files) if is_saved else None
             if (trouble := record.keep_model(outcome, saved)) is not None:
                 display.say(f"note: {trouble}")
+            if (limits := record.answering()) is not None:
+                display.say(f"note: {limits}")
         heard = len(outcome.not_told)
         outcome.not_recorded = record.close(outcome)
         for trouble in outcome.not_told[heard:]:
             display.say(f"warning: {trouble}")
         if outcome.not_recorded is not None:
             display.say(summary.not_recorded(outcome.not_recorded, tracker.run_id, record.store.name))
-        if outcome.error is None:
+        if outcome.error is None and plan.segments is None:
             own_uri = default_uri(record.files.path.parent)
             look = summary.look(tracker.run_id, tracker.experiment_id, record.store.uri, own_uri)
             display.say(summary.text(outcome, tracker.name, layout(plan), tracker.run_id, look))
@@ -200,7 +202,9 @@ class Job:
         self._keep_streams(storage, record, outcome.steps)
         outcome.times = times.shares(summed(by_worker))
         outcome.shards = time_log.shards()
-        if outcome.error is None:
+        if plan.segments is not None:  # its last state is that of a segment, and no result
+            outcome.digest = None
+        elif outcome.error is None:
             weights = record.files.weights
             unfinished = weights.with_suffix(".unfinished")
             try:
@@ -211,6 +215,7 @@ class Job:
                 if plan.checkpoints.is_model:
                     outcome.best = best_model.put(storage, weights, record.files.trace)
                 record.described = {key: value for key, value in told.items() if key not in of_samples}
+                record.answers = startup.members.answers(holder) or record.answers
             except RunFailed as error:  # what was trained up to here stays in the report
                 outcome.error = error
                 unfinished.unlink(missing_ok=True)
@@ -306,7 +311,8 @@ class Job:
 def beginning_of(plan: Plan) -> RunStart:
     """Where a new run begins."""
     first = plan.run.first_step
-    return RunStart(requirements(plan, checkpoint=first or None), first, first=first)
+    ranges = () if plan.segments is None else plan.segments.ranges
+    return RunStart(requirements(plan, checkpoint=first or None), first, first=first, ranges=ranges)
 
 
 def requirements(plan: Plan, *, checkpoint: int | None = None, generation: int = 0, member: int = 0) -> Requirements:
@@ -328,6 +334,7 @@ def requirements(plan: Plan, *, checkpoint: int | None = None, generation: int =
         watches=plan.update.local is None,
         by_speed=plan.deals_by_speed,
         claims=plan.cluster.claims,
+        leaps=plan.segments is not None,
         checkpoint=checkpoint,
         generation=generation,
         member=member,

@@ -76,7 +76,8 @@ class RunStart:
 
     requirements: what it asks of the controller. When it is resumed, written, rests: how many lines of its trace and how many
     of its rests stand; loss, metrics: the last ones up to there; cut: the lines after them, with which what is computed again
-    is compared. first: the step that it begins with, in a state of another run.
+    is compared. first: the step that it begins with, in a state of another run. ranges: of the steps that an audit repeats;
+    none where all are computed.
     """
 
     requirements: Requirements
@@ -86,6 +87,7 @@ class RunStart:
     cut: Sequence[Line] = ()
     rests: int = 0
     first: int = 0
+    ranges: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class Session:
         self._keys = keys
         # What nobody kept is replaced by what somebody else did: then what is done again comes out otherwise.
         supersedes = run_start.requirements.inherits
-        self._history = History(run_start.written, run_start.rests, supersedes=supersedes)
+        self._history = History(run_start.written, run_start.rests, supersedes=supersedes, ranges=run_start.ranges)
         self._history.expect(run_start.cut)
         self._roles = dict(startup.roles)
         self._ready: dict[int, dict[str, Any]] = {}  # where each member's process is
@@ -442,6 +444,8 @@ class Session:
                     self._event_sink.cannot_claim(member, entry["why"])
                 case "caller_refused":
                     self._event_sink.caller_refused(member, entry["why"])
+                case "segment_begun":
+                    self._event_sink.event(**entry)
                 case "called_back":
                     self._event_sink.called_back(entry)
                 case "read":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Never, Protocol, TextIO, cast
 
 from tqdm import tqdm
@@ -107,3 +107,26 @@ class Bar:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+class Parts:
+    """Of a run of which only some ranges of steps are computed: tells how many of those are done."""
+
+    def __init__(self, display: ProgressDisplay, ranges: Sequence[tuple[int, int]]) -> None:
+        self._display = display
+        self._ranges = ranges
+
+    def start(self, steps: int) -> None:
+        self._display.start(self._within(steps))
+
+    def step(self, done: int, loss: float | None, epsilon: float | None = None) -> None:
+        self._display.step(self._within(done), loss, epsilon)
+
+    def say(self, text: str) -> None:
+        self._display.say(text)
+
+    def close(self) -> None:
+        self._display.close()
+
+    def _within(self, done: int) -> int:
+        return sum(max(0, min(done, end) - first) for first, end in self._ranges)

@@ -109,6 +109,11 @@ def rows_of(tensors: Mapping[str, torch.Tensor]) -> dict[int, dict[str, torch.Te
     return rows
 
 
+def shard_of(name: str) -> int | None:
+    """Whose a tensor of this name is, of what shards keep."""
+    return int(name.removeprefix(_SHARD).partition("/")[0]) if name.startswith(_SHARD) else None
+
+
 def _model_tensors(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_parameters()
     yield from model.named_buffers()

@@ -121,6 +121,12 @@ class Workload:
     def training_data(self) -> Any:
         return self._train
 
+    def samples(self, most: int) -> Any:
+        """A batch of the first ones, of the validation set where there is one. Raises PipelineRaised."""
+        of = self._validation if self.held_out else self._train
+        with naming("reading samples"):
+            return fetch(of, range(min(most, len(of))), self.pipeline.collate)
+
     def partition(self) -> dict[str, Any] | None:
         """How the samples are divided, for a picture; None where they are not."""
         return None if self.division is None else self.division.table(self._labels)

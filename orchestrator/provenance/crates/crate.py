@@ -18,30 +18,36 @@ from orchestrator.errors import NotRerunnable, bulleted
 from orchestrator.provenance.crates import archive, metadata, statement
 from orchestrator.provenance.crates.archive import Content
 from orchestrator.provenance.crates.statement import Signer
+from orchestrator.records import merkle
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 RECORD, RUN, LOCK, DATA, INITIAL = "record", "run.json", "requirements.txt", "data", "initial"
-FORMAT, WITH_WEIGHTS = 1, 2  # a program that reads the first only could not repeat a run that began with weights
+CHECKPOINTS = "checkpoints"
+FORMAT = 3  # what older programs read is below; the claim of this one has the root of the trace
+FORMATS = (1, 2, FORMAT)
+_TRACE = f"{RECORD}/trace.jsonl"
 _SHOWN = 10
 _OWN = "orchestrator"
 
 
 @dataclass(frozen=True)
 class Made:
-    """files: name -> content, of the whole crate; statement_sha256: one hash that stands for all of it."""
+    """files: name -> content, of the whole crate; statement_sha256: one hash that stands for all of it; trace: the head of the
+    Merkle tree of the run's trace."""
 
     files: Mapping[str, Content]
     statement_sha256: str
     signed_by: str | None
+    trace: str | None
 
 
 @dataclass(frozen=True)
 class Crate:
     """A crate that was unpacked and checked. place: its folder; run: `run.json`; carried: path of an input -> where its bytes
     are; weights: the file of those that the run began with, where they are in it; signed_by: the fingerprint of the key, None
-    of an unsigned one."""
+    of an unsigned one; trace: the head of the Merkle tree of its trace, None of an older format."""
 
     place: Path
     run: Mapping[str, Any]
@@ -49,6 +55,7 @@ class Crate:
     weights: Path | None
     statement_sha256: str
     signed_by: str | None
+    trace: str | None
 
 
 def make(
@@ -61,7 +68,7 @@ def make(
     """files: of the record, the data and the weights, by their names in the crate; run: what the store knows of the run, and
     under `initial` the `name`, `digest` and `file` of the weights that it began with; carried: path of an input -> the name of
     its file or folder."""
-    told = {"format": WITH_WEIGHTS if INITIAL in run else FORMAT, **run, "carried": dict(carried)}
+    told = {"format": FORMAT, **run, "carried": dict(carried)}
     code, data = (_json(files[f"{RECORD}/{name}.json"]) for name in ("code", "data"))
     own = {
         RUN: (json.dumps(told, indent=1, ensure_ascii=False) + "\n").encode(),
@@ -74,11 +81,12 @@ def make(
     described = metadata.Described(told, code.get("origin"), data.get("inputs", []), carried, sizes, hashes, license_)
     whole[metadata.FILE] = metadata.document(described, made_after)
     hashes[metadata.FILE] = _sha256(whole[metadata.FILE])
-    payload = statement.payload(hashes, statement.predicate(told, code, data, hashes[LOCK]))
+    trace = _head(files[_TRACE], FORMAT)
+    payload = statement.payload(hashes, statement.predicate(told, code, data, hashes[LOCK], trace))
     whole[statement.FILE] = statement.envelope(payload, signed_by)
     if signed_by is not None:
         whole[statement.PUBLIC_KEY] = signed_by.public
-    return Made(whole, statement.sha256(payload), None if signed_by is None else signed_by.name)
+    return Made(whole, statement.sha256(payload), None if signed_by is None else signed_by.name, trace)
 
 
 def lock(environments: Iterable[Mapping[str, Any]]) -> bytes:
@@ -112,12 +120,13 @@ def read(path: Path, place: Path, trusted: Ed25519PublicKey | None = None) -> Cr
     try:
         run = _json(place / RUN)
         code, data = (_json(place / RECORD / f"{name}.json") for name in ("code", "data"))
-        claim = statement.predicate(run, code, data, found[LOCK])
-        if run["format"] not in (FORMAT, WITH_WEIGHTS):
+        if run["format"] not in FORMATS:
             raise NotRerunnable(
-                f"{path} is a crate of format {run['format']}, and this program reads {FORMAT} and {WITH_WEIGHTS}",
+                f"{path} is a crate of format {run['format']}, and this program reads {', '.join(map(str, FORMATS))}",
                 "update it",
             )
+        trace = _head(place / _TRACE, run["format"])
+        claim = statement.predicate(run, code, data, found[LOCK], trace)
         carried = {str(item): place / _inside(name, DATA, path) for item, name in run["carried"].items()}
         weights = place / _inside(run[INITIAL]["file"], INITIAL, path) if INITIAL in run else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -127,7 +136,7 @@ def read(path: Path, place: Path, trusted: Ed25519PublicKey | None = None) -> Cr
             f"{path} is not what was exported:\n  - {statement.FILE}: it claims what its files do not hold",
             archive.REMEDY,
         )
-    return Crate(place, run, carried, weights, statement.sha256(said.payload), said.signed_by)
+    return Crate(place, run, carried, weights, statement.sha256(said.payload), said.signed_by, trace)
 
 
 def _problems(found: Mapping[str, str], expected: Mapping[str, str], place: Path) -> list[str]:
@@ -154,6 +163,14 @@ def _inside(name: str, folder: str, path: Path) -> str:
 
 def _json(content: Content) -> dict[str, Any]:
     return dict(json.loads(content if isinstance(content, bytes) else content.read_bytes()))
+
+
+def _head(trace: Content, format_: int) -> str | None:
+    """Of the Merkle tree of a trace; None in a crate of an older format."""
+    if format_ < FORMAT:
+        return None
+    whole = trace if isinstance(trace, bytes) else trace.read_bytes()
+    return merkle.head([merkle.leaf(line) for line in whole.split(b"\n")[:-1]])
 
 
 def _sha256(content: Content) -> str:

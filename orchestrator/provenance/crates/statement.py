@@ -73,8 +73,11 @@ def public_key(path: Path) -> Ed25519PublicKey:
     return key
 
 
-def predicate(run: Mapping[str, Any], code: Mapping[str, Any], data: Mapping[str, Any], lock: str) -> dict[str, Any]:
-    """What is claimed of the run. run: `run.json`; code, data: the record's files; lock: SHA-256 of the list of packages."""
+def predicate(
+    run: Mapping[str, Any], code: Mapping[str, Any], data: Mapping[str, Any], lock: str, trace: str | None
+) -> dict[str, Any]:
+    """What is claimed of the run. run: `run.json`; code, data: the record's files; lock: SHA-256 of the list of packages;
+    trace: the head of the Merkle tree of its trace, None in a crate of an older format."""
     begins = run.get("initial")
     return {
         "run": run["run_id"],
@@ -86,6 +89,7 @@ def predicate(run: Mapping[str, Any], code: Mapping[str, Any], data: Mapping[str
         "digest": run["digest"],
         "verdict": run["verdict"],
         **({} if begins is None else {"initial": {key: begins[key] for key in ("name", "digest")}}),
+        **({} if trace is None else {"trace": trace}),
     }
 
 

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from orchestrator.errors import NotRerunnable, UsageError
 from orchestrator.provenance.crates import archive, crate, metadata, statement
+from orchestrator.records import merkle
 
 WEIGHTS = {"name": "models:/one/1", "digest": "w" * 64, "file": f"initial/{'w' * 64}.safetensors"}
 RUN: dict[str, Any] = {
@@ -74,16 +75,33 @@ def test_what_was_exported_is_read(tmp_path: Path, name: str) -> None:
     assert (found.place / "record" / "code.bundle").read_bytes() == b"a bundle\n"
 
 
-def test_a_run_that_began_without_weights_is_a_crate_that_older_programs_read(tmp_path: Path) -> None:
-    """Its format and its claim are the first ones; with weights they are not, and an older program says so."""
+def test_crates_of_older_programs_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their claim has no root of the trace. A later format is refused by its number."""
     run = {key: value for key, value in RUN.items() if key != "initial"}
     files = {name: content for name, content in FILES.items() if name != WEIGHTS["file"]}
-    archive.write(crate.make(files, run, {}).files, tmp_path / "first")
+    with monkeypatch.context() as older:
+        older.setattr(crate, "_head", lambda *_: None)
+        older.setattr(crate, "FORMAT", 1)
+        archive.write(crate.make(files, run, {}).files, tmp_path / "first")
+        older.setattr(crate, "FORMAT", 2)
+        make(tmp_path / "second")
+        older.setattr(crate, "FORMAT", 4)
+        make(tmp_path / "later")
     found = crate.read(tmp_path / "first", tmp_path / "place")
     assert (found.weights, found.run["format"]) == (None, 1)
-    assert "initial" not in statement.opened(tmp_path / "first", None).claim
-    make(tmp_path / "second")
-    assert crate.read(tmp_path / "second", tmp_path / "another").run["format"] == 2
+    assert not {"initial", "trace"} & statement.opened(tmp_path / "first", None).claim.keys()
+    assert crate.read(tmp_path / "second", tmp_path / "another").weights is not None
+    with pytest.raises(NotRerunnable, match=r"is a crate of format 4, and this program reads 1, 2, 3\n  update it"):
+        crate.read(tmp_path / "later", tmp_path / "of a later one")
+
+
+def test_the_claim_has_the_root_of_the_trace(tmp_path: Path) -> None:
+    made = make(tmp_path / "crate")
+    leaf = merkle.leaf(b"{}")
+    assert made.trace == statement.opened(tmp_path / "crate", None).claim["trace"] == merkle.head([leaf, leaf])
+
+
+def test_weights_are_not_looked_for_outside(tmp_path: Path) -> None:
     archive.write(
         crate.make(FILES, {**RUN, "initial": {**WEIGHTS, "file": "../outside"}}, {}).files, tmp_path / "third"
     )

@@ -1,0 +1,183 @@
+"""An audit: some segments of a run, between checkpoints that were kept, are repeated in place of the whole.
+
+    audited         same inputs, and every segment that was drawn came out the same to the last bit
+    diverged        same inputs, and a segment did not: the first step that differs is named
+    inputs-differ   as of a rerun
+
+It is never `exact`: of what was not drawn nothing is known but how probable it is that a change there stays unseen. A segment
+is the same if it begins with the parameters of which the trace tells, every line of the trace comes out again, and so does the
+state at its end, with all that the optimizer keeps. So all segments together prove the run. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import comb
+from typing import Any, NamedTuple
+
+from orchestrator.records.trace import Line
+from orchestrator.records.verdict import Divergence, divergence_text, first_divergence
+
+_RARELY = 0.05
+_NAMED = 10
+
+
+class Segment(NamedTuple):
+    """The steps from `first` up to `end`, exclusive. begins: the digest of the parameters before it, by the trace, None before
+    the first step; state: of all that was kept after it, None where the trace alone tells of its end."""
+
+    first: int
+    end: int
+    begins: str | None
+    state: str | None
+
+    @property
+    def steps(self) -> int:
+        return self.end - self.first
+
+
+@dataclass(frozen=True)
+class Part:
+    """A segment that was repeated. parted: where it came out otherwise."""
+
+    segment: Segment
+    parted: Divergence | None
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was repeated of a run. segments, steps: that it has; seed: of the draw; differences: of the inputs, as phrases."""
+
+    parts: tuple[Part, ...]
+    segments: int
+    steps: int
+    seed: str
+    differences: tuple[str, ...] = ()
+
+    @property
+    def word(self) -> str:
+        if self.differences:
+            return "inputs-differ"
+        return "audited" if self.parted is None else "diverged"
+
+    @property
+    def parted(self) -> Divergence | None:
+        """The first."""
+        return next((part.parted for part in self.parts if part.parted is not None), None)
+
+    @property
+    def repeated(self) -> int:
+        """Steps."""
+        return sum(part.segment.steps for part in self.parts)
+
+    @property
+    def share(self) -> float:
+        return self.repeated / self.steps
+
+    def missed(self, changed: int) -> float:
+        """How probable it is that of so many changed segments none is drawn, where the draw could not be foreseen."""
+        return missed(self.segments, len(self.parts), changed)
+
+    @property
+    def likely_seen(self) -> int:
+        """The least number of changed segments of which one is drawn with a probability of 95 %."""
+        return next(changed for changed in range(1, self.segments + 1) if self.missed(changed) <= _RARELY)
+
+    @property
+    def text(self) -> str:
+        same = [part.segment for part in self.parts if part.parted is None]
+        told = (
+            f"{len(self.parts)} of {self.segments} segments, {self.repeated} of {self.steps} steps ({self.share:.1%})"
+        )
+        if self.parted is None:
+            found = f"{told} were repeated and agree to the last bit: {_named(same)}"
+        else:
+            agree = f"; {_named(same)} agree{'s' * (len(same) == 1)}" if same else ""
+            found = f"{divergence_text(self.parted)}; of {told} that were repeated, {_others(self.parts)}{agree}"
+        if self.differences:
+            even = "Even so, " if self.parted is None else ""
+            return f"inputs-differ: {'; '.join(self.differences)}. {even}{found}"
+        return f"{self.word}: {found}" + (f"\n{self._chance}" if self.parted is None else "")
+
+    @property
+    def _chance(self) -> str:
+        least = self.likely_seen
+        rest = self.segments - len(self.parts)
+        if not rest:
+            return f"these are all of its segments; seed {self.seed}"
+        return (
+            f"nothing is claimed of the other {rest}: one changed segment stays unseen with probability {self.missed(1):.2f}, "
+            f"{least} with at most {_RARELY} (seed {self.seed})"
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "segments": self.segments,
+            "steps": self.steps,
+            "repeated_steps": self.repeated,
+            "share": round(self.share, 6),
+            "seed": self.seed,
+            "drawn": [
+                {"first": part.segment.first, "end": part.segment.end, "first_divergence": part.parted}
+                for part in self.parts
+            ],
+            "missed": {"one_segment": self.missed(1), "at_most_0.05": self.likely_seen},
+        }
+
+
+def segments_of(first: int, trace: Sequence[Line], kept: Mapping[int, str]) -> list[Segment]:
+    """The segments of a run, in order. first: its first step; kept: steps that were done -> the digest of the state kept then.
+    A checkpoint counts if the trace tells of its parameters; the end of the trace, if it does so there."""
+    known = {line["step"] + 1: str(line["parameters"]) for line in trace if "parameters" in line}
+    ends = sorted(step for step in known if step in kept or step == first + len(trace))
+    return [
+        Segment(begin, end, known.get(begin) if begin > first else None, kept.get(end))
+        for begin, end in pairwise([first, *ends])
+    ]
+
+
+def drawn(segments: Sequence[Segment], count: int, seed: str) -> list[Segment]:
+    """So many of them, in order, by the seed: those with the least SHA-256 of `SEED/NUMBER`."""
+    order = sorted(range(len(segments)), key=lambda number: hashlib.sha256(f"{seed}/{number}".encode()).digest())
+    return [segments[number] for number in sorted(order[:count])]
+
+
+def missed(segments: int, drawn: int, changed: int) -> float:
+    """The probability that of so many segments none of the changed ones is drawn."""
+    return comb(segments - changed, drawn) / comb(segments, drawn)
+
+
+def compared(
+    segment: Segment, trace: Iterable[Line], again: Iterable[Line], begun: Mapping[int, str], saved: Mapping[int, str]
+) -> Part:
+    """What came of one that was repeated. begun: first steps -> the digest of the parameters that it began with; saved: steps
+    that were done -> that of the state then."""
+    got = begun.get(segment.first)
+    if segment.begins is not None and got != segment.begins:
+        return Part(segment, _divergence(segment.first - 1, "parameters", segment.begins, got))
+    parted = first_divergence(_within(segment, trace), _within(segment, again))
+    if parted is None and segment.state is not None and saved.get(segment.end) != segment.state:
+        parted = _divergence(segment.end - 1, "state", segment.state, saved.get(segment.end))
+    return Part(segment, parted)
+
+
+def _within(segment: Segment, trace: Iterable[Line]) -> list[Line]:
+    return [line for line in trace if segment.first <= line["step"] < segment.end]
+
+
+def _divergence(step: int, what: str, expected: str, got: str | None) -> Divergence:
+    return {"step": step, "what": what, "expected": expected, "got": got}
+
+
+def _named(segments: Sequence[Segment]) -> str:
+    """By their first and their last step."""
+    shown = ", ".join(f"{each.first}-{each.end - 1}" for each in segments[:_NAMED])
+    return shown + (f" and {len(segments) - _NAMED} more" if segments[_NAMED:] else "")
+
+
+def _others(parts: Sequence[Part]) -> str:
+    count = sum(part.parted is not None for part in parts)
+    return f"{count} came out otherwise ({_named([part.segment for part in parts if part.parted is not None])})"
