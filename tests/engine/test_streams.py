@@ -270,7 +270,32 @@ class Unspeakable(Queue):
             yield numpy.zeros(4), 1
 
 
-KINDS |= {"Queue": Queue, "Unspeakable": Unspeakable}
+class Log:
+    """One that can be read from an offset on, as Kafka's."""
+
+    def __init__(self) -> None:
+        self._offset = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            self._offset += 1
+            yield {"x": torch.full((4,), self._offset / 100), "y": self._offset % 3}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"offset": self._offset}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._offset = state["offset"]
+
+
+class Offsets(Stream):
+    live = True
+
+    def stream(self, shard: int, shards: int, epoch: int, generator: torch.Generator) -> Log:  # noqa: ARG002
+        return Log()
+
+
+KINDS |= {"Offsets": Offsets, "Queue": Queue, "Unspeakable": Unspeakable}
 
 
 class OfQueue(OfStream):
@@ -325,6 +350,18 @@ def test_what_counts_is_in_the_log_whoever_is_lost(tmp_path: Path, monkeypatch: 
     repeated = _repeated(monkeypatch, log, Layout(2), **GIVEN)
     assert repeated.digest == told.digest
     assert all(repeated.trace[line["step"]] == line for line in told.trace)
+
+
+@pytest.mark.parametrize("at", [41, 59, 80])
+def test_of_a_source_with_offsets_nothing_is_lost_or_taken_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    _logging(monkeypatch, tmp_path)
+    faults = [Fault(1, at, "die"), Fault(2, at + 21, "die"), Fault(0, at + 30, "call off"), Fault(0, at + 40, "join")]
+    settings = elastic_settings(OfQueue, Layout(4), args={"kind": "Offsets"}, checkpoint_every=2, **GIVEN)
+    told = Elastic(settings, Layout(4), faults, outlives=at != 59).run()
+    whole = train(OfQueue, Layout(1), args={"kind": "Offsets"}, **GIVEN)
+    assert told.digest == whole.digest
 
 
 def test_a_damaged_log_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
