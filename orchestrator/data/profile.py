@@ -23,18 +23,19 @@ from orchestrator.files.stream import Stream
 LIMIT, ELEMENTS = 64, 1 << 16
 _MOST_ITEMS, _ALL_ELEMENTS = 512, 1 << 18  # of small items more are read, while all together have so many elements
 _MOST_LABELS, _MOST_PARTS, _MOST_CLASSES, _MOST_FAULTS = 1 << 20, 256, 1000, 3
+_NO_NUMBERS = "a Stream: its samples have no numbers, and none was read for this"
 
 
 def profile(dataset: Any, limit: int | None = None, *, elements: int = ELEMENTS) -> dict[str, Any]:
     """Plain data: `length`, `sampled`, `fields` (by name or position: `dtype`, `shape`, `min`, `max`, `mean`, `std`), `columns`
     (how the values of each column or channel are distributed, see sketch.py), `classes` (label -> how many of those `counted`)
-    where items are pairs whose second part is a whole number, `unreadable`.
+    where items are pairs whose second part is a whole number, `unreadable`; of a Stream `stream`: live or repeatable.
 
     dataset: map-style, or a Stream, of which nothing is read; limit: items read at most, None for LIMIT, and more where they
     are small; elements: looked at in each part of an item at most. Never raises for what an item is.
     """
     if isinstance(dataset, Stream):
-        return {"length": None, "unreadable": ["a Stream: its samples have no numbers, and none was read for this"]}
+        return {"length": None, "stream": "live" if dataset.live else "repeatable", "unreadable": [_NO_NUMBERS]}
     try:
         length = len(dataset)
     except Exception as error:  # a data set is the user's code

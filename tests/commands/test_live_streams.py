@@ -51,6 +51,7 @@ def test_a_live_run_is_killed_resumed_and_rerun(feeds: Project) -> None:
     assert trace[:18] == before
     given = list(read(run.folder / "streams.jsonl"))
     assert [(each["step"], each["shard"]) for each in given] == [(n, shard) for n in range(1, 41) for shard in range(4)]
+    assert "which a rerun reads" in (run.folder / "card.md").read_text()
     assert {len(each["samples"]) for each in given} == {8}
     repeated = feeds.run(f"rerun={run.run_id}", "cluster.workers=1", "topology=tree", "output=json")
     assert repeated.code == 0, repeated.err

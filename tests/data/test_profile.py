@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
+from orchestrator import Stream
 from orchestrator.data.profile import LIMIT, profile
 
 
@@ -173,3 +174,13 @@ def test_no_stream_is_touched() -> None:
     profile(TensorDataset(torch.zeros(300, 4), torch.zeros(300, dtype=torch.long)))
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1:] == (random.getstate(), str(np.random.get_state(legacy=False)["state"]))
+
+
+def test_nothing_is_taken_of_a_stream() -> None:
+    class Untouched(Stream):
+        live = True
+
+        def stream(self, *_: object) -> NoReturn:
+            raise AssertionError("it is not opened")
+
+    assert profile(Untouched())["stream"] == "live"
