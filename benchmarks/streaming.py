@@ -220,12 +220,12 @@ def _ours(folder: Path, before: int, after: int) -> Story:
         "checkpoint": {"every": 5},
         "cluster": {"workers": before},
     }
-    (folder / "numbers.json").write_text(json.dumps(conf))
+    (folder / "numbers.yaml").write_text(json.dumps(conf))
     run = [sys.executable, "-m", "orchestrator"]
     os.environ.pop("PYTHONPATH", None)  # what other libraries bring is no part of this
     subprocess.run([*run, f"index={folder / 'jsonl'}"], cwd=folder, check=True, capture_output=True)
     began = subprocess.Popen(
-        [*run, "conf=numbers.json"],
+        [*run, "conf=numbers.yaml"],
         cwd=folder,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -7,6 +7,7 @@ from orchestrator.api import Run, Staleness, launch, load_ensemble, look, stalen
 from orchestrator.errors import OrchestratorError
 from orchestrator.files.dataset import Files
 from orchestrator.files.packed import Packed
+from orchestrator.files.stream import Stream
 from orchestrator.pipeline import Pipeline
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Pipeline",
     "Run",
     "Staleness",
+    "Stream",
     "launch",
     "load_ensemble",
     "look",

@@ -71,7 +71,8 @@ class Pipeline:
         raise NotImplementedError
 
     def datasets(self) -> tuple[Dataset[Any], Dataset[Any] | None]:
-        """The training set, and the validation set or None; both have a length and are read by index."""
+        """The training set, and the validation set or None; both have a length and are read by index. The training set may be
+        an `orchestrator.Stream`."""
         raise NotImplementedError
 
     def loss(self, model: torch.nn.Module, batch: Any) -> Any:

@@ -15,7 +15,9 @@ refused, by its place in the tree. No pickle.
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -86,6 +88,35 @@ def unpack(packed: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if "stride" in packed:
         return torch.empty_strided(tensor.shape, packed["stride"], dtype=tensor.dtype, device=device).copy_(tensor)
     return tensor.to(device, copy=True, memory_format=torch.contiguous_format)
+
+
+def to_text(tree: Any, path: str) -> str:
+    """The tree with its tensors as one line. Raises RunFailed as `pack`."""
+    tensors: dict[str, torch.Tensor] = {}
+    packed = pack(tree, tensors, path)
+    raw = {name: [_dtype(each), list(each.shape), _base64(each)] for name, each in tensors.items()}
+    return json.dumps([packed, raw], separators=(",", ":"))
+
+
+def from_text(text: str) -> Any:
+    """The tree that `to_text` was given."""
+    packed, raw = json.loads(text)
+    return unpack(packed, {name: _from_base64(*each) for name, each in raw.items()})
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _base64(tensor: torch.Tensor) -> str:
+    raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return base64.b64encode(raw.numpy().tobytes()).decode()
+
+
+def _from_base64(dtype: str, shape: list[int], text: str) -> torch.Tensor:
+    data = bytearray(base64.b64decode(text))
+    raw = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    return raw.view(getattr(torch, dtype)).view(shape)
 
 
 def digest(tensor: torch.Tensor) -> str:

@@ -106,7 +106,7 @@ _ALL = (
                 "its best, and without either from its newest; conf=.orchestrator/RUN_ID/settings.yaml: with its settings"
             ),
         },
-        settings=lambda given: given.without("replay", "segments", "show", "plan"),
+        settings=lambda given: given.without("replay", "segments", "streams", "show", "plan"),
         refused=lambda _: _NO_RUN,
     ),
     Verb(
@@ -167,6 +167,10 @@ _ALL = (
             "replay=FILE": (
                 "with conf=: an asynchronous run takes the order of its updates from there, the rests.jsonl of "
                 "another run; rerun= does so by itself"
+            ),
+            "streams=FILE": (
+                "with conf=: live streams give what they gave in another run, whose streams.jsonl that is; rerun= does so by "
+                "itself"
             ),
         },
         at="rerun.rerun",

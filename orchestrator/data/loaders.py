@@ -118,9 +118,9 @@ class Loaders:
             self.reads |= from_reads(answer.get("reads", {}))
         found = [_result(answer) for answer in answers]
         # The worker's own goes through pickle too, which changes how equal things lie in memory.
-        expected = _fingerprint(_unpickled(_pickled(batch)))
+        expected = fingerprint(_unpickled(_pickled(batch)))
         for read in found:
-            if _fingerprint(read) != expected:
+            if fingerprint(read) != expected:
                 raise Inconsistent(
                     "a loader process reads other samples than its worker, from the same indices",
                     "datasets() has to give the same samples in each process: draw them from torch, numpy or random, which are "
@@ -234,7 +234,8 @@ class _Printing(pickle.Pickler):
         return digest.hexdigest()
 
 
-def _fingerprint(batch: Any) -> bytes:
+def fingerprint(batch: Any) -> bytes:
+    """What it is pickled as, tensors by their values."""
     stream = io.BytesIO()
     _Printing(stream, pickle.HIGHEST_PROTOCOL).dump(batch)
     return stream.getvalue()

@@ -18,22 +18,26 @@ import numpy as np
 import torch
 
 from orchestrator.data.sketch import Floats, Places, Sketches, spaced
+from orchestrator.files.stream import Stream
 
 LIMIT, ELEMENTS = 64, 1 << 16
 _MOST_ITEMS, _ALL_ELEMENTS = 512, 1 << 18  # of small items more are read, while all together have so many elements
 _FILES = 4  # of a data set in many files so many are looked into: it may be larger than any disk
 _MOST_LABELS, _MOST_PARTS, _MOST_CLASSES, _MOST_FAULTS = 1 << 20, 256, 1000, 3
+_NO_NUMBERS = "a Stream: its samples have no numbers, and none was read for this"
 
 
 def profile(dataset: Any, limit: int | None = None, *, elements: int = ELEMENTS) -> dict[str, Any]:
     """Plain data: `length`, `sampled`, `fields` (by name or position: `dtype`, `shape`, `min`, `max`, `mean`, `std`), `columns`
     (how the values of each column or channel are distributed, see sketch.py), `classes` (label -> how many of those `counted`)
     where items are pairs whose second part is a whole number, `unreadable`; of a data set in files (`Files`) `of_files`: how
-    many were looked into, and how many there are.
+    many were looked into, and how many there are; of a Stream `stream`: live or repeatable.
 
-    dataset: map-style; limit: items read at most, None for LIMIT, and more where they are small; elements: looked at in each
-    part of an item at most. Never raises for what an item is.
+    dataset: map-style, or a Stream, of which nothing is read; limit: items read at most, None for LIMIT, and more where they
+    are small; elements: looked at in each part of an item at most. Never raises for what an item is.
     """
+    if isinstance(dataset, Stream):
+        return {"length": None, "stream": "live" if dataset.live else "repeatable", "unreadable": [_NO_NUMBERS]}
     try:
         length = len(dataset)
     except Exception as error:  # a data set is the user's code

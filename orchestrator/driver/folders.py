@@ -38,6 +38,7 @@ class RunFolder:
         self.journal = self.path / "journal.jsonl"
         self.trace = self.path / "trace.jsonl"
         self.rests = self.path / "rests.jsonl"
+        self.streams = self.path / "streams.jsonl"
         self.times = self.path / "times.jsonl"
         self.tuning = self.path / "tuning.json"
         self.spans = self.path / "timeline.jsonl"  # of which `timeline` is made at the end, of a resumed run anew
@@ -101,7 +102,7 @@ class RunFolder:
         code = [self.bundle, self.patch, self.code]
         surroundings = [self.environment, self.dockerfile, self.pylock]
         inputs = [self.settings, self.origins, *code, self.data, self.reads, *surroundings, self.privacy, self.identity]
-        told = [self.journal, self.trace, self.rests, self.times, self.timeline, self.tuning]
+        told = [self.journal, self.trace, self.rests, self.streams, self.times, self.timeline, self.tuning]
         files = [*inputs, *told, self.card, self.page, self.verdict, self.error]
         return [file for file in files if file.exists()]
 

@@ -163,7 +163,8 @@ class LockstepExecution(_Unsplit):
         self._workload = parts.workload
         codec = construction.make_codec(plan, replica.layout, len(replica.parameters))
         _require_memory_for_a_step(parts)
-        gradients = _contributing(parts, lambda: first_residuals(codec, replica.layout))
+        keep = lambda: {**first_residuals(codec, replica.layout), **parts.workload.shard_state()}  # noqa: E731
+        gradients = _contributing(parts, keep)
         if gradients.keeps_state and plan.cluster.claims_required:
             raise ConfigurationError(
                 [
@@ -173,6 +174,8 @@ class LockstepExecution(_Unsplit):
         plain = codec is None and plan.data.privacy is None
         self._memory = Memory(replica.layout, parts.regions, sums=sums_of(plan), contributes=plain)
         self._states = gradients.states
+        if parts.workload.streams is not None:
+            self._states.securing = parts.workload.streams.secure
         host_transfer = parts.staging.host_transfer(replica.layout, self._memory.result)
         self._summation: Summation
         self._trainer: LocalTrainer
@@ -235,14 +238,15 @@ class LockstepExecution(_Unsplit):
         return found
 
 
-def _contributing(parts: Parts, residuals: Callable[[], State]) -> Contributing:
-    """What the shards of a lockstep run contribute. residuals: what a shard keeps for a compression before the first step."""
+def _contributing(parts: Parts, kept: Callable[[], State]) -> Contributing:
+    """What the shards of a lockstep run contribute. kept: what a shard keeps for a compression and of its samples before the
+    first step."""
     local, beat = parts.plan.update.local, parts.services.heartbeat.beat
     if local is None:
-        return ShardGradients(parts.workload, parts.replica, parts.before, residuals)
+        return ShardGradients(parts.workload, parts.replica, parts.before, kept)
     seed, shard_of = parts.plan.run.seed, parts.workload.shard_of
     told = lambda step, each: beat("compute", step, shard_of(step, each))  # noqa: E731
-    return LocalSteps(parts.workload, parts.replica, local, seed, told, parts.services.await_copied, residuals)
+    return LocalSteps(parts.workload, parts.replica, local, seed, told, parts.services.await_copied, kept)
 
 
 class _Free(_Unsplit):

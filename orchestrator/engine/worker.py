@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from orchestrator.checkpoints.stream_log import StreamLog
 from orchestrator.checkpoints.weights import Weights
 from orchestrator.data import watching
 from orchestrator.data.loaders import Loaders, Recipe
@@ -32,7 +33,7 @@ from orchestrator.engine.model.workload import Workload
 from orchestrator.engine.modes import Moment, Parts, execution
 from orchestrator.engine.server import Server
 from orchestrator.engine.worker_hooks import WorkerHooks, WorkerState
-from orchestrator.errors import ConfigurationError
+from orchestrator.errors import ConfigurationError, RunFailed
 from orchestrator.files import waiting
 from orchestrator.numerics import allocator, cuda, determinism, staging
 from orchestrator.numerics.digests import model_digest
@@ -41,6 +42,7 @@ from orchestrator.plan import Plan
 from orchestrator.records.progress import Progress
 from orchestrator.records.reads import Reads
 from orchestrator.transports.base import Regions
+from orchestrator.values import Span
 
 __all__ = ["Ended", "Generation", "ProcessServices", "Server", "Worker"]
 
@@ -82,6 +84,10 @@ class Worker:
         self._services.heartbeat.beat("prepare")
         self._workload = Workload(kind, plan.run, plan.data, self._staging)
         construction.refuse_statistics(self._workload.model, plan)
+        if self._workload.streams is not None:
+            _refuse_epochs(plan)
+        if self._workload.is_live:
+            _refuse_live(plan)
         self._services.heartbeat.beat("prepare")
         in_stages = plan.cluster.members.stages > 1
         replica = Replica(self._workload.model, self._staging, watches_all=not in_stages)
@@ -107,6 +113,7 @@ class Worker:
                 [f"run.epochs: {steps} steps in all, and the run begins after {plan.run.first_step} of them"],
                 "give the number of epochs in all",
             )
+        self._workload.prove_streams(steps)
         return {
             **({} if division is None else {"partition": division.digest}),
             **self._subset(),
@@ -236,6 +243,7 @@ class Worker:
             hooks.arrive(transport)
             state.timing.keeps_time = rank == 0
             state.held.shards = shards
+            self._workload.host_streams(shards, lambda: _stream_log(generation, rank))
             if not state.loop.ended:
                 self._look_ahead(generation, rank, run_manifest["steps"])
                 self._fetch_ahead(shards, run_manifest["steps"])
@@ -288,3 +296,41 @@ class Worker:
             self._services.emit({"event": "read", "reads": self._loaders.reads.as_dict()})
         self._loaders.forget()
         self._workload.fetch_ahead(self._loaders, shards, steps)
+
+
+def _refuse_epochs(plan: Plan) -> None:
+    """Raises ConfigurationError for a schedule that counts what a stream has not."""
+    schedule = plan.update.schedule
+    found = [key for key, value in schedule.options.items() if isinstance(value, Span) and value.epochs is not None]
+    if found:
+        raise ConfigurationError(
+            [f"schedule.{key}: the training set is a Stream, which has no length; give it in steps" for key in found]
+        )
+
+
+def _refuse_live(plan: Plan) -> None:
+    """Raises ConfigurationError for what would ask a live stream for samples that it has given."""
+    found = [
+        (not plan.lockstep, f"sync: {plan.sync.name} computes samples again", "sync=bsp"),
+        (plan.cluster.members.stages > 1, "cluster.stages: several workers would take its samples", "cluster.stages=1"),
+        (
+            plan.run.compute.arithmetic != "native",
+            "run.arithmetic: portable looks at the first micro-batch",
+            "run.arithmetic=native",
+        ),
+    ]
+    problems = [
+        f"{why}, and a live Stream gives each once; set {instead}" for refused, why, instead in found if refused
+    ]
+    if problems:
+        raise ConfigurationError(problems)
+
+
+def _stream_log(generation: Generation, rank: int) -> StreamLog:
+    """Raises RunFailed where this worker cannot write it."""
+    if generation.storage is None or rank not in generation.writers:
+        raise RunFailed(
+            "a live Stream is read on a machine that does not reach the run's folder, where its samples are recorded",
+            "set checkpoint.uri to a place that all machines reach",
+        )
+    return StreamLog(generation.storage, generation.number)

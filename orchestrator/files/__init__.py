@@ -7,6 +7,7 @@
     index.py       making a manifest
     dataset.py     `Files`, which a pipeline returns from `datasets()`
     packed.py      `Packed`: documents of tokens in sequences of one length
+    stream.py      `Stream`, where samples have no numbers
 
 What it does not do: know steps, shards or workers. In which order samples are asked for is `sampling/orders.py`.
 """

@@ -139,8 +139,9 @@ class Data:
     the run; order: in which an epoch visits the samples; mixture: of a training set of several sources, the weight of each;
     sampling: with which weights, None for each once in a pass; local: how
     long a shard trains by itself in a step of the run, None for a single micro-batch; privacy: None where contributions are
-    added as they are; cache_bytes, cache_folder: of files from elsewhere on each node, None: in the user's cache
-    folder; store_timeout_s: for how long a store that does not answer is asked."""
+    added as they are; cache_bytes, cache_folder: of files from elsewhere on each node, None: in the user's cache folder;
+    store_timeout_s: for how long a store that does not answer is asked; stream_log: a file with what live streams gave in a run
+    that is repeated."""
 
     shards: int
     batch_size: Steps
@@ -156,6 +157,7 @@ class Data:
     cache_bytes: int = 10**10
     cache_folder: str | None = None
     store_timeout_s: float = 600.0
+    stream_log: str | None = None
 
     @property
     def cache(self) -> tuple[int, str | None, float]:

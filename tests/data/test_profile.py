@@ -6,7 +6,7 @@ import json
 import math
 import random
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
-from orchestrator import Files
+from orchestrator import Files, Stream
 from orchestrator.data.profile import LIMIT, profile
 from orchestrator.files.index import index
 
@@ -189,3 +189,13 @@ def test_of_many_files_few_are_looked_into(tmp_path: Path) -> None:
     assert opened == ["0.jsonl", "2.jsonl", "5.jsonl", "8.jsonl"]
     assert (found["length"], found["of_files"]) == (450, [4, 9])
     assert found["fields"]["x"]["max"] == 8
+
+
+def test_nothing_is_taken_of_a_stream() -> None:
+    class Untouched(Stream):
+        live = True
+
+        def stream(self, *_: object) -> NoReturn:
+            raise AssertionError("it is not opened")
+
+    assert profile(Untouched())["stream"] == "live"

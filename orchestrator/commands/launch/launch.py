@@ -31,15 +31,18 @@ from orchestrator.tracking import KIND
 @dataclass(frozen=True)
 class Repeated:
     """What of another run is repeated. replay: the file of the rests of an asynchronous one; segments: the file that says which
-    steps an audit repeats, as `rerun=RUN_ID audit=N` writes it."""
+    steps an audit repeats, as `rerun=RUN_ID audit=N` writes it; streams: the file of what live streams gave."""
 
     replay: str | None = None
     segments: str | None = None
+    streams: str | None = None
 
     def planned(self, plan: Plan) -> Plan:
         """Raises UsageError."""
         if self.replay is not None:
             plan = replace(plan, replay=_rests_of(Path(self.replay), plan))
+        if self.streams is not None:
+            plan = replace(plan, data=replace(plan.data, stream_log=_log_of_streams(Path(self.streams))))
         return plan if self.segments is None else replace(plan, segments=_segments_of(Path(self.segments), plan))
 
 
@@ -107,6 +110,16 @@ def _open(
         raise RunFailed(error.message, error.remedy) from error
     beside.opened(record.tracker.run_id)
     return record
+
+
+def _log_of_streams(file: Path) -> str:
+    """Raises UsageError."""
+    if not file.is_file():
+        raise UsageError(
+            f"streams={file}: there is no such file",
+            "give the streams.jsonl of a run with live streams, which rerun=RUN_ID does",
+        )
+    return str(file.resolve())
 
 
 def _segments_of(file: Path, plan: Plan) -> Segments:

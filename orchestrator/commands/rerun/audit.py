@@ -118,6 +118,11 @@ def draw(original: Recorded, settings: Settings, asked: Asked, *, came_along: bo
             "one on",
             "leave audit out: the whole run can be repeated; one with sync=bsp and checkpoint.archive=STEPS can be audited",
         )
+    if original.files.streams.exists():
+        raise UsageError(
+            f"audit: run {run_id} has learned from live streams, whose record is read from the first step on",
+            "leave audit out: the whole run can be repeated",
+        )
     if settings.cluster.address is not None and (came_along or original.held.checkpoint.uri is None):
         raise UsageError(
             "audit: the kept checkpoints are files of this machine, and other nodes of a joined Ray do not reach them",

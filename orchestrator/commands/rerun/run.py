@@ -241,14 +241,17 @@ def _checked(path: Path, came: crate.Crate, key: Path | None) -> str:
 
 
 def _replay(original: Recorded) -> list[str]:
-    """What makes the repetition of an asynchronous run take the order of its updates from the record. Raises NotRerunnable."""
+    """What makes the repetition of an asynchronous run take the order of its updates from the record, and that of a run with
+    live streams their samples. Raises NotRerunnable."""
     rests = original.rests()
     if rests == []:
         raise NotRerunnable(
             f"run {original.past.run_id} ({original.past.status}) ended before its first rest, so it has no step to repeat",
             "launch it again",
         )
-    return [] if rests is None else [f"replay={original.files.rests.resolve()}"]
+    streams = original.files.streams
+    given = [f"streams={streams.resolve()}"] if streams.exists() else []
+    return [*given, *([] if rests is None else [f"replay={original.files.rests.resolve()}"])]
 
 
 def why_not(original: Recorded, report: dict[str, Any]) -> OrchestratorError:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from orchestrator.checkpoints import stream_log
 from orchestrator.data import drift
 from orchestrator.data.drift import Drift
 from orchestrator.driver.before_start.preflight import ORCHESTRATOR, code_in
@@ -383,7 +384,8 @@ class Record:
         if known is None:
             return
         ordered = {} if self.rests is None else {identity.RESTS: rests.digest(lines.read(self.files.rests))}
-        parts = {**known, **ordered}
+        given = {identity.STREAMS: stream_log.digest(self.files.streams)} if self.files.streams.exists() else {}
+        parts = {**known, **ordered, **given}
         write_json(self.files.identity, {"identity": identity.of(parts), "parts": parts})
         self.tracker.tag("identity", identity.of(parts))
 

@@ -209,6 +209,9 @@ def _data(data: Mapping[str, Any], before: tuple[str, Drift] | None) -> list[Blo
 
 
 def _profile(profile: Mapping[str, Any]) -> list[Block]:
+    if "stream" in profile:
+        kept = " What they gave is in `streams.jsonl`, which a rerun reads." * (profile["stream"] == "live")
+        return [Heading("Training data"), Text(f"Streams, one for each shard, whose samples have no numbers.{kept}")]
     names = ("dtype", "shape", "min", "max", "mean", "std")
     rows = [
         [part, *(str(told.get(name, "")) for name in names)] for part, told in (profile.get("fields") or {}).items()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator.checkpoints import stream_log
 from orchestrator.checkpoints.catalog import Catalog
 from orchestrator.checkpoints.storage import open_storage
 from orchestrator.cluster.actors.members import ActorPlacement, Members, this_node
@@ -47,7 +49,7 @@ from orchestrator.driver.run.session import NodeCheck, NodeTraits, RunStart, Ses
 from orchestrator.driver.run.time_log import TimeLog, summed
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.driver.terminal.signals import PendingSignal
-from orchestrator.errors import ConfigurationError, Interrupted, OrchestratorError, RunFailed
+from orchestrator.errors import ConfigurationError, DataDamaged, Interrupted, OrchestratorError, RunFailed
 from orchestrator.numerics import determinism
 from orchestrator.plan import Plan
 from orchestrator.privacy.secret import Secret
@@ -197,6 +199,7 @@ class Job:
             finally:
                 by_worker = time_log.close()
         outcome = event_sink.outcome
+        self._keep_streams(storage, record, outcome.steps)
         outcome.times = times.shares(summed(by_worker))
         outcome.shards = time_log.shards()
         if plan.segments is not None:  # its last state is that of a segment, and no result
@@ -217,6 +220,17 @@ class Job:
                 outcome.error = error
                 unfinished.unlink(missing_ok=True)
         return outcome
+
+    def _keep_streams(self, storage: str, record: Record, steps: int) -> None:
+        """What live streams gave, among the files of the run."""
+        log = self.plan.data.stream_log
+        try:
+            if log is not None:
+                shutil.copyfile(log, record.files.streams)
+            else:
+                stream_log.collect(storage, record.files.streams, steps)
+        except (OSError, DataDamaged) as error:
+            self.display.say(f"warning: what live streams gave is not with the run, which cannot be repeated: {error}")
 
     def _private(self, record: Record) -> Private | None:
         """Of a run with noise."""

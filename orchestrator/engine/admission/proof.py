@@ -29,12 +29,14 @@ Loss = Callable[[int, int], tuple[float, float] | None]
 
 
 def reference(workload: Workload, replica: Replica, *, sparing: bool = False) -> str:
-    """A digest of the gradient of the first micro-batch. sparing: `fingerprint_sparing` takes it. Raises Inconsistent;
-    PipelineRaised for what may not be changed or used, and for a fault in the metrics."""
+    """A digest of the gradient of the first micro-batch, none where samples are live. sparing: `fingerprint_sparing`
+    takes it. Raises Inconsistent; PipelineRaised for what may not be changed or used, and for a fault in the metrics."""
     compiled = _compiled()
     batches = range(min(2, workload.order.shards))
     take = fingerprint_sparing if sparing else fingerprint
-    first = _prove(workload, "micro-batch (step 0, shard 0)", batches, lambda shard: take(workload, replica, shard))
+    first: str | None = ""
+    if not workload.is_live:
+        first = _prove(workload, "micro-batch (step 0, shard 0)", batches, lambda shard: take(workload, replica, shard))
     if first is not None:  # else the words of the step come first
         batches = range(min(2, len(workload.evaluation_batches)))
         _prove(workload, "validation batch 0", batches, lambda batch: _evaluated(workload, replica, batch))

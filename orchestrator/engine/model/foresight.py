@@ -41,7 +41,7 @@ class Foresight:
     """shards: those that are hosted; stretches: as of `upcoming`; indices: of a micro-batch."""
 
     def __init__(
-        self, ahead: Ahead, shards: Sequence[int], stretches: range, indices: Callable[[int, int], list[int]]
+        self, ahead: Ahead, shards: Sequence[int], stretches: range, indices: Callable[[int, int], Sequence[int]]
     ) -> None:
         self._ahead, self._shards, self._stretches, self._indices = ahead, tuple(shards), stretches, indices
         self._expected: deque[Key] = deque()

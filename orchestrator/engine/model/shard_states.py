@@ -14,7 +14,7 @@ worker keep is found by every other worker that sees that memory, as if it had h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -34,6 +34,7 @@ class ShardStates:
         self._staged: dict[int, State] = {}
         self._steps = 0  # committed; before the first one every shard has the initial state, wherever it is hosted
         self._slots: ShardSlots | None = None
+        self.securing: Callable[[int, Iterable[int]], None] = lambda _steps, _shards: None
 
     def outlive(self, make: Callable[[State], ShardSlots | None]) -> None:
         """Keep the states where they outlive this process, if there is such a place. make: called once, with a row."""
@@ -69,7 +70,8 @@ class ShardStates:
 
     def secure(self) -> None:
         """Have what is staged outlive this process: after the vote of the present step, and before anything is sent without
-        which nobody can commit it. Every hosted shard has been staged."""
+        which nobody can commit it. Every hosted shard has been staged. `securing` is called first."""
+        self.securing(self._steps + 1, self._staged)
         if self._slots is not None:
             for shard, row in self._staged.items():
                 self._slots.write(shard, self._steps + 1, row)

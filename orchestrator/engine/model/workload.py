@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from orchestrator.checkpoints.stream_log import Logged, StreamLog
 from orchestrator.data import mixture
 from orchestrator.data.clients import ClientSampler
 from orchestrator.data.division import Division, divide
@@ -24,10 +25,13 @@ from orchestrator.data.loaders import Key, Loaders, upcoming
 from orchestrator.data.mixture import Mixture, Sources
 from orchestrator.data.order import Epochs, evaluation_batches
 from orchestrator.data.poisson import PoissonSampler
+from orchestrator.data.positions import Positions, positions
 from orchestrator.engine.model import construction
 from orchestrator.engine.model.foresight import Account, Ahead, Foresight
+from orchestrator.engine.model.stream_readers import StreamReaders
 from orchestrator.errors import NonFinite, PipelineRaised
 from orchestrator.files import cache
+from orchestrator.files.stream import Stream
 from orchestrator.numerics import streams
 from orchestrator.numerics.staging import Direct, Staging
 from orchestrator.pipeline import Pipeline, has_rate, naming, takes_step
@@ -35,9 +39,11 @@ from orchestrator.plan import Data, Run, Variant
 from orchestrator.privacy.keys import Keys
 from orchestrator.sampling.orders import ORDERS, Order
 from orchestrator.sampling.partitions import PARTITIONS
+from orchestrator.sampling.population import Whole
 from orchestrator.sampling.subsets import chosen
 from orchestrator.updates import optimizers
 from orchestrator.updates.optimizers import kept_aside
+from orchestrator.updates.transforms import State
 from orchestrator.values import Span
 
 _ROWS_TO_SHARE = 3  # from so many rows a batch on, batches of equal lengths leave none a single row
@@ -89,13 +95,18 @@ class Workload:
             self._train = mixture.whole(train)
         mixture.check(self._train, data.mixture)
         self.model = construction.first_model(self.pipeline, run)
-        samples = _length(self._train, "training")
-        self.subset = None if data.subset is None else chosen(data.subset.name, data.subset.options, samples)
-        self._labels = Labels(self.pipeline, self._train, samples, seed, self.subset)
-        samples = samples if self.subset is None else len(self.subset)
-        self.division = divide(self._labels, data)
-        self.order, self._sampler = _order(seed, self._train, samples, data, self.division)
-        self._refuse_small_cache()
+        self.subset: Whole | None = None
+        self.division: Division | None = None
+        self.streams: StreamReaders | None = None
+        self.order: Epochs | Drawn
+        self._sampler: Order | PassSampler | WeightedSampler | ClientSampler | Mixture | Positions
+        if isinstance(self._train, Stream):
+            if self._train.live and data.stream_log is not None:
+                self._train = Logged(data.stream_log)
+            self.order = self._sampler = positions(data)
+            self.streams = StreamReaders(self._train, seed, data.shards)
+        else:
+            self._number_samples(seed, data)
         self._foresight: Foresight | None = None
         self._ahead: Ahead | None = None
         self.account = Account(_files(self._train))
@@ -105,6 +116,16 @@ class Workload:
         self._has_least = data.partition is not None and "least" in PARTITIONS.options(data.partition.name)
         self.held_out = 0 if self._validation is None else _length(self._validation, "validation")
         self.evaluation_batches = evaluation_batches(self.held_out, max(1, data.batch_size.at(0) // data.shards))
+
+    def _number_samples(self, seed: int, data: Data) -> None:
+        samples = _length(self._train, "training")
+        if data.subset is not None:
+            self.subset = chosen(data.subset.name, data.subset.options, samples)
+        self._labels = Labels(self.pipeline, self._train, samples, seed, self.subset)
+        samples = samples if self.subset is None else len(self.subset)
+        self.division = divide(self._labels, data)
+        self.order, self._sampler = _order(seed, self._train, samples, data, self.division)
+        self._refuse_small_cache()
 
     @property
     def may_wait_s(self) -> float:
@@ -177,6 +198,29 @@ class Workload:
         if self._ahead is not None:
             self._ahead.close()
         self._ahead = self._foresight = None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether its samples are given once, so that none can be computed before the first step."""
+        return self.streams is not None and self.streams.live
+
+    def host_streams(self, shards: Sequence[int], log: Callable[[], StreamLog]) -> None:
+        """Where samples come in streams: those of other shards are closed. log: makes that of live ones."""
+        if self.streams is not None:
+            self.streams.host(shards)
+        if self.is_live:
+            assert self.streams is not None
+            self.streams.log = log()
+
+    def prove_streams(self, steps: int) -> None:
+        """Raises Inconsistent where a stream does not go on where it was. steps: of the run."""
+        if self.streams is not None:
+            last = self._sampler.indices(steps * self._stretch - 1, 0)
+            self.streams.prove(self.rows(0, 0), last[-1] + 1)
+
+    def shard_state(self) -> State:
+        """What a shard keeps of its samples before the first step: nothing, where these have numbers."""
+        return {} if self.streams is None else self.streams.first()
 
     def prove(self, loaders: Loaders) -> None:
         """Raises Inconsistent where the loaders read other samples than this process does."""
@@ -399,12 +443,12 @@ class Workload:
             f"data.batch_size={_ROWS_TO_SHARE * self.order.shards}, so that a shard takes {_ROWS_TO_SHARE} at a time, {instead}"
         )
 
-    def _indices(self, step: int, shard: int) -> list[int]:
-        """Of the samples of micro-batch (step, shard), as the data set numbers them."""
+    def _indices(self, step: int, shard: int) -> Sequence[int]:
+        """Of the samples of micro-batch (step, shard), as the data set numbers them, or as its stream gives them."""
         known = None if self._foresight is None else self._foresight.known(step, shard)
         return self._drawn(step, shard) if known is None else known
 
-    def _drawn(self, step: int, shard: int) -> list[int]:
+    def _drawn(self, step: int, shard: int) -> Sequence[int]:
         found = self._sampler.indices(step, shard)
         if self.subset is None:
             return found
@@ -435,6 +479,8 @@ class Workload:
         return step < now or self.taken(step, key.shard)
 
     def _read(self, micro_batch: _MicroBatch) -> Any:
+        if self.streams is not None:
+            return self._taken(self.streams, micro_batch)
         with naming(f"reading samples ({micro_batch.where})"), streams.seeded_with(micro_batch.samples_seed):
             return fetch(self._train, micro_batch.key.indices, self.pipeline.collate)
 
@@ -443,6 +489,13 @@ class Workload:
         need_room = getattr(self._train, "need_room", None)
         if need_room is not None:
             need_room(getattr(self._sampler, "together", 1))
+
+    def _taken(self, readers: StreamReaders, micro_batch: _MicroBatch) -> Any:
+        """From the stream of its shard."""
+        _, shard, indices = micro_batch.key
+        items = readers.read(shard, range(indices[0], indices[-1] + 1), micro_batch.where)
+        with naming(f"collate() ({micro_batch.where})"), streams.seeded_with(micro_batch.samples_seed):
+            return self.pipeline.collate(items)
 
     def _autocast(self) -> AbstractContextManager[None]:
         """Under `precision: bfloat16` products are computed in it; parameters and gradients stay float32 (rule A9). Each use
@@ -505,7 +558,8 @@ def _length(dataset: Any, which: str) -> int:
         if not _is_addressed(dataset):
             raise PipelineRaised(
                 f"the {which} dataset is a {type(dataset).__name__}",
-                "it needs __len__ and __getitem__ (a map-style dataset): exact order needs samples that can be addressed",
+                "it needs __len__ and __getitem__ (a map-style dataset): exact order needs samples that can be addressed; what "
+                "cannot be is read by an orchestrator.Stream, one for each shard",
             )
         length = len(dataset)
     if length == 0 and which == "training":

@@ -9,7 +9,7 @@
 The parameters are then x again, to the bit: the next shard starts from them. Because the exact mean of the contributions takes
 the place of a gradient, the run's optimizer is the server's: `sgd` with lr 1 sets the parameters to the mean of the shards'
 (federated averaging), with momentum it is DiLoCo's outer step, `adam` is FedAdam.
-A shard keeps nothing from round to round, but what a compression dropped.
+A shard keeps nothing from round to round, but what a compression dropped and where its stream of samples is.
 
 Where shards differ in their local steps, those of a round are dealt to the workers accordingly, so that these end together.
 
@@ -30,7 +30,7 @@ from orchestrator.control.shard_assignment import deal_by_size
 from orchestrator.engine.model.replica import Replica
 from orchestrator.engine.model.shard_states import ShardStates
 from orchestrator.engine.model.workload import Workload
-from orchestrator.engine.step.shard_gradients import Contribution
+from orchestrator.engine.step.shard_gradients import Contribution, settle, taken
 from orchestrator.plan import Local
 from orchestrator.updates.clipping import clip
 from orchestrator.updates.transforms import State
@@ -82,10 +82,12 @@ class LocalSteps:
         self._await_copied()
         replica.begin_shard()
         self._start.copy_(replica.flat)
-        if self.keeps_state:
-            self.states.stage(shard, {})
+        settle(self._workload, self.states, step, shard)
         try:
-            return self._trained(step, shard)
+            trained = self._trained(step, shard)
+            if self.keeps_state:
+                self.states.stage(shard, taken(self._workload, shard))
+            return trained
         finally:
             replica.flat.copy_(self._start)
             replica.moved()

@@ -73,11 +73,12 @@ class ShardGradients:
     def compute(self, step: int, shard: int) -> Contribution | None:
         """The contribution of a shard. Raises PipelineRaised, NonFinite."""
         self._replica.begin_shard()
+        settle(self._workload, self.states, step, shard)
         computed = self._workload.loss(step, shard)
         self._replica.check_shard()
+        if self.keeps_state:
+            self.states.stage(shard, taken(self._workload, shard))
         if computed is None:
-            if self.keeps_state:
-                self.states.stage(shard, {})
             return None
         tensors = self._replica.contribution()
         if self._before:
@@ -89,3 +90,14 @@ class ShardGradients:
                 self.states.stage(shard, state)
             tensors = [*gradients, *tensors[count:]]
         return Contribution(*computed, tensors)
+
+
+def settle(workload: Workload, states: ShardStates, step: int, shard: int) -> None:
+    """Where samples come in streams: the shard goes on behind those of the last committed step."""
+    if workload.streams is not None:
+        workload.streams.settle(shard, states.of(shard), step)
+
+
+def taken(workload: Workload, shard: int) -> State:
+    """To be staged: where the shard's stream is behind the micro-batch that was computed last."""
+    return {} if workload.streams is None else workload.streams.row(shard)

@@ -42,6 +42,7 @@ _SAID = {
     "record/identity.json": "One hash over all that determines the result",
     "record/trace.jsonl": "Loss and fingerprint of the gradient of each step",
     "record/journal.jsonl": "What the settings do not determine: members, generations, decisions, checkpoints",
+    "record/streams.jsonl": "What live streams gave, by step and shard",
     "record/rests.jsonl": "The order of the updates of an asynchronous run",
     "record/card.md": "The run on one page",
     "record/card.html": "The same page with its pictures",
