@@ -137,7 +137,7 @@ def _version(manifest: Path, name: str) -> str:
 
 
 def test_a_reader_of_ones_own_as_the_page_has_it(project: Project) -> None:
-    page = (REPOSITORY / "docs" / "samples.md").read_text()
+    page = (REPOSITORY / "docs" / "streaming.md").read_text()
     code = re.findall(r"```python variants/table\.py\n(.*?)```", page, re.S)[0]
     command = re.findall(r"```bash\npython -m orchestrator index=data/tables (.*?)\n```", page)[0]
     (project.path / "variants").mkdir()
