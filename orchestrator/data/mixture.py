@@ -7,6 +7,7 @@ sample comes once.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -50,6 +51,12 @@ class Sources:
     @property
     def is_elsewhere(self) -> bool:
         return bool(self._elsewhere())
+
+    @property
+    def listing(self) -> str | None:
+        """As `Files.listing`, of all sources that have one."""
+        found = {name: getattr(source, "listing", None) for name, source in self.by_name.items()}
+        return hashlib.sha256(repr(found).encode()).hexdigest() if any(found.values()) else None
 
     def need_room(self, together: int) -> None:
         """As `Files.need_room`, for each source."""

@@ -105,6 +105,7 @@ class Worker:
             who = "early_stopping, schedule=plateau and checkpoint.best"
             raise ConfigurationError([f"{who} watch a metric, but datasets() returned no validation set"])
         division = self._workload.division
+        listing = getattr(self._workload.training_data, "listing", None)
         reference = proof.reference(self._workload, replica, sparing=in_stages)
         more = self._execution.prove(reference)
         steps = plan.run.length(self._workload.order.steps_of)
@@ -117,6 +118,7 @@ class Worker:
         return {
             **({} if division is None else {"partition": division.digest}),
             **self._subset(),
+            **({} if listing is None else {"files": listing}),
             "steps": steps,
             "samples": self._workload.order.samples,
             "evaluation_batches": len(self._workload.evaluation_batches),

@@ -108,6 +108,12 @@ class Files:
             raise self._unfit(self._manifest.files[number], str(error)) from error
 
     @property
+    def listing(self) -> str:
+        """A digest of what the list says of the files and how they are read, wherever it and they lie: it determines the
+        samples."""
+        return self._manifest.digest
+
+    @property
     def manifest(self) -> Manifest:
         return self._manifest
 

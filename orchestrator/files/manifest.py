@@ -11,6 +11,7 @@ its path: in a version of an object store, or in a remote of DVC. Whoever keeps 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -46,6 +47,12 @@ class Manifest:
     files: tuple[File, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     place: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what determines the samples: reader, options, and of each file its samples and its content, in order."""
+        told = [self.reader, dict(self.options), [[file.samples, file.md5] for file in self.files]]
+        return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
     @property
     def size(self) -> int:

@@ -67,6 +67,12 @@ class Packed:
         """Whether its documents are fetched before they are read."""
         return bool(getattr(self._documents, "is_elsewhere", False))
 
+    @property
+    def listing(self) -> str | None:
+        """As `Files.listing`."""
+        found: str | None = getattr(self._documents, "listing", None)
+        return found
+
     def need_room(self, together: int) -> None:
         """As `Files.need_room`."""
         if self.is_elsewhere:

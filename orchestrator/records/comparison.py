@@ -20,6 +20,7 @@ from typing import Any, Literal
 from orchestrator.records.identity import canonical
 from orchestrator.records.verdict import Divergence, Outcome, divergence_text, first_divergence, parting
 
+LISTING = "the list of the training files"  # an input that no setting names, by its digest
 Kind = Literal["setting", "data", "package", "environment", "hardware", "code", "metric", "trace", "order"]
 FileChange = Literal["added", "removed", "changed"]
 Share = Literal["result", "outcome", "execution"]

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator import Files
+from orchestrator.data.mixture import Sources
 from orchestrator.errors import ConfigurationError, DataDamaged
 from orchestrator.files import cache, manifest
 from orchestrator.files.index import Kept, index
@@ -258,3 +259,15 @@ def test_files_of_an_object_store_are_read_through_the_cache(tmp_path: Path, mon
     with pytest.raises(DataDamaged, match=r"corpus/1\.jsonl cannot be read"):
         files[3]
     files.close()
+
+
+def test_its_listing_is_that_of_its_samples_wherever_they_lie(tmp_path: Path) -> None:
+    for name, rows in (("a", [{"x": 1}, {"x": 2}]), ("b", [{"x": 1}, {"x": 2}]), ("c", [{"x": 1}, {"x": 3}])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "0.jsonl").write_bytes(_jsonl(rows))
+        index(str(tmp_path / name), None, {})
+    listings = [Files(tmp_path / name).listing for name in "abc"]
+    assert listings[0] == listings[1] != listings[2]
+    mixed, other = (Sources({"one": Files(tmp_path / "a"), "two": Files(tmp_path / name)}).listing for name in "bc")
+    assert mixed is not None
+    assert mixed != other

@@ -37,6 +37,7 @@ from orchestrator.provenance.code import imported, worktree
 from orchestrator.provenance.data.versions import Input
 from orchestrator.provenance.environment import container, lock
 from orchestrator.records import files_read, identity, lines, masking, merkle, reads, rests, times
+from orchestrator.records.comparison import LISTING
 from orchestrator.records.lines import LineFile
 from orchestrator.records.masking import Masker
 from orchestrator.records.reads import Reads
@@ -279,6 +280,8 @@ class Record:
             self.tracker.tag(DIGEST_OF_BEST, outcome.best.digest)
             self.tracker.tag("best_step", str(outcome.best.step))
         told = {key: self.described[key] for key in ("profile", "partition") if self.described.get(key) is not None}
+        if self._listing is not None:
+            told["listing"] = self._listing
         if outcome.files_read.of:
             outcome.files_read |= files_read.from_dict(read_json(self.files.data).get("files", {}))
             told["files"] = outcome.files_read.as_dict()
@@ -389,6 +392,12 @@ class Record:
         write_json(self.files.identity, {"identity": identity.of(parts), "parts": parts})
         self.tracker.tag("identity", identity.of(parts))
 
+    @property
+    def _listing(self) -> str | None:
+        """A digest of the list of the training files, where there is one."""
+        found: str | None = self.run_manifest.get("files")
+        return found
+
     def _inputs_hashed(self) -> identity.Parts | None:
         if "initial_parameters" not in self.run_manifest or not self._nodes:
             return None
@@ -397,7 +406,8 @@ class Record:
         return identity.parts(
             "none" if work is None else work.tree,
             {name: each["sha256"] for name, each in modules.items() if each["kind"] != "snapshot"},
-            {item.path: item.md5 for item in self._inputs},
+            {item.path: item.md5 for item in self._inputs}
+            | ({} if self._listing is None else {LISTING: self._listing}),
             {
                 **{key: masking.setting(key, value) for key, value in determining(self._settings).items()},
                 **({} if commitment is None else {COMMITMENT: commitment}),

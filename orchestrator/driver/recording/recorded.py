@@ -14,7 +14,7 @@ from orchestrator.errors import ConfigurationError, NotRerunnable, UsageError
 from orchestrator.privacy.secret import Secret
 from orchestrator.provenance.data.versions import Input, from_dict
 from orchestrator.records import lines, rests
-from orchestrator.records.comparison import Run
+from orchestrator.records.comparison import LISTING, Run
 from orchestrator.records.reads import Reads
 from orchestrator.records.reads import from_dict as from_reads
 from orchestrator.settings import InitialSettings, Settings, determining, flat, kept, load
@@ -206,7 +206,8 @@ class Recorded:
         if rested is not None:
             found["rests"] = rested
         recorded = _read(self.files.data)
-        found["inputs"] = recorded.get("inputs", [])
+        listing = recorded.get("listing")
+        found["inputs"] = recorded.get("inputs", []) + [{"path": LISTING, "md5": listing}] * (listing is not None)
         if recorded.get("profile"):
             found["profiles"] = {"training": recorded["profile"]}
         found["environments"] = self.environments
