@@ -19,12 +19,13 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import ConfigurationError, UsageError
 from orchestrator.records import masking
-from orchestrator.tracking import empty, lean
+from orchestrator.tracking import empty, lean, tables
 from orchestrator.tracking.rebase import adopt, rebase
 
 if TYPE_CHECKING:
@@ -113,16 +114,13 @@ class Store:
         database = database_of(self.uri)
         home = (database.parent if database else folder).resolve()
         self._artifacts = (home / "artifacts").as_uri()
+        self._lock = None if is_server(self.uri) else home / "mlflow.lock"
+        self._database = database if database is not None and database.exists() else None
         _silence()
-        if is_server(self.uri):
-            self.client = _open(self.uri)
-            return
-        with self.usable(), (home / "mlflow.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if database is None:
-                self.client = _open(self.uri)
-            elif database.exists():
-                rebase(database, home / "artifacts")
+        with self.usable(), self._locked():
+            if self._database is not None:
+                rebase(self._database, home / "artifacts")
+            elif database is None:
                 self.client = _open(self.uri)
             else:
                 placed = empty.place(database)
@@ -130,6 +128,21 @@ class Store:
                 if not placed:
                     empty.keep(database)
                 adopt(database, home / "artifacts")
+
+    @cached_property
+    def client(self) -> MlflowClient:
+        """MLflow's. Of a database that was there it is opened when it is asked for. Raises ConfigurationError."""
+        with self.usable(), self._locked():
+            return _open(self.uri)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        if self._lock is None:
+            yield
+            return
+        with self._lock.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     @property
     def name(self) -> str | None:
@@ -166,7 +179,7 @@ class Store:
 
     def past(self) -> list[Past]:
         """All runs that this program recorded, of all experiments, newest first."""
-        return self._search(f"tags.`{HOST}` LIKE '%'")
+        return self._search(HOST)
 
     def newest_experiment(self) -> str:
         """Of the newest run; MLflow's own, which is empty, where there is none."""
@@ -177,19 +190,25 @@ class Store:
     def of_identity(self, identity: str) -> list[Past]:
         """The runs of this identity; none where the store cannot be asked."""
         try:
-            return self._search(f"tags.identity = '{identity}'")
+            return self._search("identity", identity)
         except Exception:  # MLflow's, requests': a comparison is a comfort
             return []
 
-    def _search(self, wanted: str) -> list[Past]:
+    def _search(self, tag: str, value: str | None = None) -> list[Past]:
+        """Those that have this tag, with this value if one is given, newest first."""
+        if self._database is not None and (rows := tables.runs(self._database, tag, value)) is not None:
+            return [_past(row) for row in rows]
+        return [_past(row) for row in self._asked(f"tags.`{tag}` " + ("LIKE '%'" if value is None else f"= '{value}'"))]
+
+    def _asked(self, wanted: str) -> list[tables.Row]:
         experiments = {experiment.experiment_id: experiment.name for experiment in self.client.search_experiments()}
-        found: list[Past] = []
+        found: list[tables.Row] = []
         token: str | None = None
         while True:
             page = self.client.search_runs(
                 list(experiments), wanted, order_by=["attributes.start_time DESC"], page_token=token
             )
-            found += [self._past(run, experiments[run.info.experiment_id]) for run in page]
+            found += [_row(run, experiments[run.info.experiment_id]) for run in page]
             token = page.token
             if not token:
                 return found
@@ -249,30 +268,6 @@ class Store:
         for key, value in tags.items():
             self.client.set_tag(run_id, key, value)
 
-    @staticmethod
-    def _past(run: Run, experiment: str) -> Past:
-        tags, metrics = run.data.tags, dict(run.data.metrics)
-        return Past(
-            run_id=run.info.run_id,
-            name=run.info.run_name or "",
-            experiment=experiment,
-            status=run.info.status,
-            started_ms=run.info.start_time,
-            steps=int(tags["steps"]) if "steps" in tags else None,
-            metrics=metrics,
-            digest=tags.get("digest"),
-            best=tags.get(DIGEST_OF_BEST),
-            trace=tags.get(TRACE),
-            rerun_of=tags.get("rerun_of"),
-            verdict=tags.get("verdict"),
-            user=tags.get(USER),
-            ended_ms=run.info.end_time,
-            settings=dict(run.data.params),
-            kind=tags.get(KIND, "run"),
-            parent=tags.get(PARENT),
-            labels={key.removeprefix(LABEL): value for key, value in tags.items() if key.startswith(LABEL)},
-        )
-
     def mark_orphans(self, experiment_id: str) -> list[str]:
         """Mark runs that say RUNNING but whose driver, on this machine, is gone; returns their ids."""
         here = identity_of_process()
@@ -285,6 +280,38 @@ class Store:
         for run_id in orphans:
             self.client.set_terminated(run_id, "KILLED")
         return orphans
+
+
+def _row(run: Run, experiment: str) -> tables.Row:
+    info, data = run.info, run.data
+    return tables.Row(
+        *(info.run_id, info.run_name or "", experiment, info.status, info.start_time, info.end_time),
+        *(dict(data.params), data.tags, dict(data.metrics)),
+    )
+
+
+def _past(row: tables.Row) -> Past:
+    tags = row.tags
+    return Past(
+        run_id=row.run_id,
+        name=row.name,
+        experiment=row.experiment,
+        status=row.status,
+        started_ms=row.started_ms,
+        steps=int(tags["steps"]) if "steps" in tags else None,
+        metrics=dict(row.metrics),
+        digest=tags.get("digest"),
+        best=tags.get(DIGEST_OF_BEST),
+        trace=tags.get(TRACE),
+        rerun_of=tags.get("rerun_of"),
+        verdict=tags.get("verdict"),
+        user=tags.get(USER),
+        ended_ms=row.ended_ms,
+        settings=dict(row.settings),
+        kind=tags.get(KIND, "run"),
+        parent=tags.get(PARENT),
+        labels={key.removeprefix(LABEL): value for key, value in tags.items() if key.startswith(LABEL)},
+    )
 
 
 def database_of(uri: str) -> Path | None:
@@ -347,11 +374,11 @@ def _open(uri: str) -> MlflowClient:
 @contextmanager
 def _usable(uri: str) -> Iterator[None]:
     """Turns what MLflow raises inside the block into a ConfigurationError that names the store and the remedy."""
-    with lean.importing():
-        from mlflow.exceptions import MlflowException
     try:
         yield
-    except (MlflowException, sqlite3.Error, OSError, ValueError) as error:
+    except Exception as error:
+        if not isinstance(error, (sqlite3.Error, OSError, ValueError)) and not _is_of_mlflow(error):
+            raise
         if is_server(uri):
             what, remedy = f"the MLflow server {uri} cannot be used", "start it, mend its address, or"
         else:
@@ -359,6 +386,14 @@ def _usable(uri: str) -> Iterator[None]:
         raise ConfigurationError(
             [f"tracking.uri: {what}: {reason(error)}"], f"{remedy} leave tracking.uri out for the project's own store"
         ) from error
+
+
+def _is_of_mlflow(error: Exception) -> bool:
+    if "mlflow" not in sys.modules:
+        return False
+    from mlflow.exceptions import MlflowException
+
+    return isinstance(error, MlflowException)
 
 
 def reason(error: BaseException) -> str:
