@@ -218,6 +218,7 @@ def _ours(folder: Path, before: int, after: int) -> Story:
         "run": {"epochs": 1, "name": "numbers"},
         "pipeline": {"target": "numbered:Numbers", "args": {"place": str(folder / "jsonl"), "told": str(told)}},
         "data": {"shards": 12, "batch_size": ROWS, "order": {"name": "blocks", "files": 4}},
+        "optimizer": {"name": "sgd", "lr": 0.1},
         "checkpoint": {"every": 5},
         "cluster": {"workers": before},
     }
