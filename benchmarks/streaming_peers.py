@@ -38,16 +38,22 @@ def mosaicml(folder: Path, states: Path, rank: int, world: int, batch: int) -> t
 
 
 def litdata(folder: Path, states: Path, rank: int, world: int, batch: int) -> tuple[Iterator[list[int]], Save]:  # noqa: ARG001
-    """StreamingDataset and StreamingDataLoader; a state of each rank, of which a new one has none."""
+    """StreamingDataset and StreamingDataLoader; the state is one for all ranks. With a worker, since without one it does not
+    resume (litData #24)."""
     import torch
     from litdata import StreamingDataLoader, StreamingDataset
 
-    dataset = StreamingDataset(str(folder / "litdata"), shuffle=True, seed=SEED)
-    loader = StreamingDataLoader(dataset, batch_size=batch)
-    state = states / f"{rank}.pt"
+    dataset = StreamingDataset(str(folder / "litdata"), shuffle=True, seed=SEED, drop_last=False)
+    loader = StreamingDataLoader(dataset, batch_size=batch, num_workers=1)
+    state = states / "all.pt"
     if state.exists():
         loader.load_state_dict(torch.load(state, weights_only=False))
-    return (each["id"].tolist() for each in loader), lambda _step: torch.save(loader.state_dict(), state)
+
+    def save(_step: int) -> None:
+        if rank == 0:
+            torch.save(loader.state_dict(), state)
+
+    return (each["id"].tolist() for each in loader), save
 
 
 def datasets(folder: Path, states: Path, rank: int, world: int, batch: int) -> tuple[Iterator[list[int]], Save]:
@@ -160,6 +166,8 @@ def main() -> None:
 
         torch.distributed.init_process_group("gloo")  # by the variables that torchrun sets
     batches, save = READERS[library](folder, states, int(rank), int(world), int(batch))
+    if int(world) > 1:
+        torch.distributed.barrier()  # nobody saves a state that another one still looks for
     with ids.open("a") as out:
         for step, found in enumerate(batches, 1):
             out.write(f"{json.dumps(found)}\n")

@@ -115,11 +115,12 @@ class Store:
         home = (database.parent if database else folder).resolve()
         self._artifacts = (home / "artifacts").as_uri()
         self._lock = None if is_server(self.uri) else home / "mlflow.lock"
-        self._database = database if database is not None and database.exists() else None
+        self._database: Path | None = None  # one that was there
         _silence()
         with self.usable(), self._locked():
-            if self._database is not None:
-                rebase(self._database, home / "artifacts")
+            if database is not None and database.exists():
+                self._database = database
+                rebase(database, home / "artifacts")
             elif database is None:
                 self.client = _open(self.uri)
             else:
