@@ -8,6 +8,7 @@ is not trained on. `counts` says how many tokens each document has; `Packed.coun
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ class Packed:
                 numpy.int32,
                 len(documents),
             )
-            unfinished = path.with_name(f".{path.name}.unfinished.npy")
+            unfinished = path.with_name(f".{path.name}.{os.getpid()}.npy")
             numpy.save(unfinished, counts)
             unfinished.replace(path)
         return numpy.load(path, mmap_mode="r")
