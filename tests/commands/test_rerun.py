@@ -324,7 +324,9 @@ def test_another_package_is_named_and_no_exactness_is_claimed(study: Study, tmp_
 def test_what_is_not_a_function_of_the_record_is_found_at_its_first_step(study: Study, later: Done) -> None:
     """A sample that comes out differently each time is first drawn at step 12. A second repetition shows that it is chance."""
     first = later
-    done = study.rerun(*arguments_of("rerun=RUN_ID"), "trace.tensors_every=7", run_id=first.report["run_id"])
+    done = study.rerun(
+        *arguments_of("rerun=RUN_ID", "explain=true"), "trace.tensors_every=7", run_id=first.report["run_id"]
+    )
     assert done.code == 3, done.err
     assert done.report["verdict"] == "diverged"
     again = done.report["explanation"]["run_id"]
@@ -435,10 +437,10 @@ def test_a_comparison_is_told_to_programs_too(study: Study, later: Done) -> None
     assert {each["path"] for each in report["files"]} >= {"helper.py", "more.py"}
 
 
-def arguments_of(verb: str) -> list[str]:
-    """What docs/rerun.md gives to this verb."""
-    others = [command for command in COMMANDS if "environment=rebuild" not in command]  # test_rebuild.py
-    (typed,) = (shlex.split(command) for command in others if verb in command.split())
+def arguments_of(*words: str) -> list[str]:
+    """Of the command of docs/rerun.md with these words, what follows its verb, the first of them."""
+    (typed,) = (shlex.split(command) for command in COMMANDS if set(words) <= set(command.split()))
+    verb = words[0]
     assert typed[:4] == ["python", "-m", "orchestrator", verb]
     return typed[4:]
 
