@@ -191,11 +191,19 @@ class Run:
 
     def __init__(self, first: Credentials | None, second: Credentials | None) -> None:
         self.told: list[str] = []
+        self._some = threading.Event()
         self.listeners = [
             Listener(SECRET, "127.0.0.1", first),
-            Listener(SECRET, "127.0.0.1", second, self.told.append),
+            Listener(SECRET, "127.0.0.1", second, self._tell),
         ]
         self.transports: list[SocketTransport] = []
+
+    def _tell(self, line: str) -> None:
+        self.told.append(line)
+        self._some.set()
+
+    def wait_until_told(self) -> None:
+        self._some.wait(PATIENCE_S)
 
     def join(self, rank: int, timeout_s: float = PATIENCE_S) -> SocketTransport:
         peers = {1 - rank: self.listeners[1 - rank].addresses["tcp"]}
@@ -261,6 +269,7 @@ def test_who_does_not_match_is_told_why_in_one_line_and_so_is_the_other(make: Ma
         try:
             with pytest.raises((PermissionError, PeerLeft), match=raised):
                 run.join(0)
+            run.wait_until_told()  # the acceptor may still be reading why when the dialer is done
         finally:
             run.listeners[1].cancel(1)
 
