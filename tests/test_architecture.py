@@ -71,7 +71,7 @@ ROOMS = {
             "arguments",
         ),
     ],
-    "driver": ["sweep", "run", "recording", "before_start", "report", "folders", "terminal"],
+    "driver": ["sweep", "run", "recording", "before_start", "report", "folders", "supervision", "terminal"],
     "cluster": ["placement", "slurm", "sessions", "actors", "ray_jobs"],
     "engine": [
         *("worker", "server", "worker_hooks", "modes", "loop", "asynchronous", "stages", "step"),

@@ -21,5 +21,6 @@ def run(given: Arguments) -> Answer:
 
     settings, where, tuning = tune.decided(given.settings, given.origins)
     repeated = Repeated(given.get("replay"), given.get("segments"), given.get("streams"))
-    run_id, outcome = launch(settings, where, repeated=repeated, tuning=tuning)
+    typed = ["output=json"] if given.as_json else []
+    run_id, outcome = launch(settings, where, repeated=repeated, tuning=tuning, typed=typed)
     return ended_run(run_id, outcome, given)

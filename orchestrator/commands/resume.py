@@ -13,5 +13,5 @@ def run(given: Arguments) -> Answer:
     past = find_sweep(given.value, given.uri)
     if past is not None:
         return ended_sweep(resume_sweep(past, given.rest, given.uri), given, past.kind)
-    run_id, outcome = resume(given.value, given.rest, given.uri)
+    run_id, outcome = resume(given.value, given.rest, given.uri, typed=given.rest)
     return ended_run(run_id, outcome, given)

@@ -251,9 +251,9 @@ class Kill:
 @dataclass(frozen=True)
 class Recovered:
     """A recovery is complete. seconds: from the detection of a loss (or the readiness of a joiner) to the next
-    completed step; why: steps are lost, where that has a cause to be told."""
+    completed step; why: steps are lost, where that has a cause to be told. driver: it was told by another process."""
 
-    kind: Literal["lost", "joined", "restarted"]
+    kind: Literal["lost", "joined", "restarted", "driver"]
     seconds: float
     steps_lost: int
     why: str = ""

@@ -9,6 +9,7 @@ the state of the last committed step, with or without the evaluation after it. A
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -58,6 +59,7 @@ class Worker:
         self._state: WorkerState | None = None
         self._loaders: Loaders | None = None
         self._callbacks: Callbacks | None = None
+        self._left: Generation | None = None  # the last one, unless it was left with all state written
         self.reads = Reads()  # by the user's code, in `prepare`
 
     def prepare(self) -> dict[str, Any]:
@@ -154,6 +156,7 @@ class Worker:
         """
         self._listen()
         self._prepare_thread()
+        self._left = generation
         self._execution.suit(generation, rank)
         if self._state is None:
             self._state = self._first_state(run_manifest)
@@ -164,8 +167,25 @@ class Worker:
             lambda transport: self._walk(generation, rank, transport, run_manifest),
             lambda: self.progress,
         )
+        if ended.kind == "stop":
+            self._left = None
         held, staged = self._state.held.rows
         return replace(ended, held=held, staged=staged, holds_sum=self._state.held.holds_sum)
+
+    def save_alone(self) -> None:
+        """Between generations, when the driver is gone: write the state of the run as a checkpoint of one part, if this worker
+        has a whole one that is complete, and has not written its part with all others as they stopped."""
+        state, generation = self._state, self._left
+        if state is None or generation is None or not generation.writers or self._plan.cluster.members.stages > 1:
+            return
+        run_state, progress = state.loop.run_state, state.progress
+        if progress is None or not progress.evaluated or state.held.keeps_shard_state:
+            return
+        self._services.writer.wait()
+        values = state.held.capture_with_rows(run_state.saved().as_dict())
+        self._services.writer.begin(
+            values, step=run_state.steps, generation=generation.number, part=0, parts=1, since=time.monotonic()
+        )
 
     def close(self) -> None:
         """Stop the processes beside this one. Safe to call twice."""

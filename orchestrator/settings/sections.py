@@ -162,6 +162,12 @@ class RunSettings:
             "portable: the same bits on every x86-64 processor with AVX2, Intel's and AMD's; native: the fastest of this one."
         ),
     )
+    supervised: bool | None = field(
+        default=None,
+        metadata=execution(
+            "Whether a small process goes on with the run when its driver dies; null: where an MLflow server keeps the record."
+        ),
+    )
     device: Literal["cpu", "cuda"] = field(
         default="cpu",
         metadata=result("Where each worker computes; cuda: on one GPU, which cluster.gpus_per_worker reserves."),

@@ -32,6 +32,15 @@ class CheckpointClient:
             self._writer = Writer(self._storage, self._emit)
 
     @property
+    def is_open(self) -> bool:
+        return self._storage is not None
+
+    def put(self, name: str, data: bytes) -> None:
+        """A file beside the checkpoints. Raises OSError."""
+        assert self._storage is not None
+        self._storage.put(name, [data])
+
+    @property
     def busy(self) -> bool:
         return self._writer is not None and self._writer.busy
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,11 +20,13 @@ import ray
 from orchestrator import errors
 from orchestrator.cluster.actors.event_queue import Entry, EventQueue, capture_prints
 from orchestrator.cluster.actors.lease import Lease
+from orchestrator.cluster.actors.orphaned import PREFIX, DriverWatch, Overseen, written
 
 if TYPE_CHECKING:
     import torch
 
     from orchestrator.checkpoints.weights import Weights
+    from orchestrator.cluster.actors.checkpoint_client import CheckpointClient
     from orchestrator.engine.member.generation import Generation
     from orchestrator.engine.member.shard_slots import ShardSlots
     from orchestrator.plan import Plan
@@ -66,9 +69,16 @@ def with_imports(heartbeat: Answer) -> Answer:
 class MemberActor:
     """One member's process: a worker or a server, with its event queue and its lease. secrets: by which members know each
     other, and with which they encrypt, where they do; project: the folder from which the pipeline is imported; None where Ray
-    has already made a copy the working directory."""
+    has already made a copy the working directory; overseen: where somebody goes on with the run when the driver is gone."""
 
-    def __init__(self, role: Role, plan: Plan, secrets: tuple[bytes, Credentials | None], project: str | None) -> None:
+    def __init__(
+        self,
+        role: Role,
+        plan: Plan,
+        secrets: tuple[bytes, Credentials | None],
+        project: str | None,
+        overseen: Overseen | None = None,
+    ) -> None:
         _hide_gpus()
         from orchestrator.engine.member.crash_record import CrashRecord
         from orchestrator.engine.member.heartbeat import Heartbeat
@@ -89,6 +99,11 @@ class MemberActor:
         self._weights: Weights | None = None  # while they are read in pieces
         self._crash_record = CrashRecord()
         self._heartbeat = Heartbeat(self._crash_record.note, TimeAccount(spans=plan.cadence.timeline))
+        self._checkpoint_client: CheckpointClient | None = None
+        self._member: Any = None
+        self._in_generation = threading.Lock()
+        if overseen is not None:
+            DriverWatch(overseen, self._orphaned)
 
     def prepare(self) -> Answer:
         """`{"run_manifest", "addresses", "pid", "node", "niceness", "crash_record", "reads"}`: ready to join a generation."""
@@ -193,7 +208,7 @@ class MemberActor:
             self._checkpoint_client,
             self._open_slots,
         )
-        self._member: Any = (Worker if self._role == "worker" else Server)(self._plan, self._regions, services)
+        self._member = (Worker if self._role == "worker" else Server)(self._plan, self._regions, services)
         run_manifest = self._member.prepare()
         self._heartbeat.rest()
         return {
@@ -245,6 +260,7 @@ class MemberActor:
     def _run(self, generation: Generation, rank: int, peers: dict[int, Any], run_manifest: dict[str, Any]) -> Answer:
         from orchestrator.transports.sockets import connect
 
+        assert self._checkpoint_client is not None
         if generation.storage is not None:
             self._checkpoint_client.open(generation.storage)
         timeouts = self._plan.cluster.timeouts
@@ -254,11 +270,24 @@ class MemberActor:
                 self._listener, rank, generation.number, peers, self._regions, timeouts.step_s, timeouts.unreachable_s
             )
 
-        try:
-            ended = self._member.run(generation, rank, join, run_manifest)
-        finally:
-            self._heartbeat.rest()
+        with self._in_generation:
+            try:
+                ended = self._member.run(generation, rank, join, run_manifest)
+            finally:
+                self._heartbeat.rest()
         return dict(ended.as_answer())
+
+    def _orphaned(self) -> None:
+        """The driver is gone: stop as if it had asked for that, and leave what it has not heard."""
+        client = self._checkpoint_client
+        if client is None or not client.is_open:
+            return
+        self._heartbeat.ask("stop")
+        with self._in_generation:
+            if self._role == "worker":
+                self._member.save_alone()
+            client.wait()
+            client.put(f"{PREFIX}{os.getpid()}.jsonl", written(self._event_queue.kept()))
 
     def _emit(self, entry: Entry) -> None:
         self._event_queue.put(entry, urgent=entry.get("event") == _URGENT)

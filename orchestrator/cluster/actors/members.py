@@ -15,6 +15,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from orchestrator.cluster.actors.member_actor import Answer, MemberActor, Role
+from orchestrator.cluster.actors.orphaned import Overseen
 from orchestrator.engine.member import lasting_memory
 from orchestrator.engine.member.crash_record import CrashRecordReader
 from orchestrator.engine.member.generation import Generation
@@ -75,13 +76,16 @@ class _Member:
 
 class Members:
     """All members of a run, by id. secret: with which they authenticate to each other; credentials: with which they encrypt,
-    where they do."""
+    where they do; overseen: where somebody goes on with the run when this process is gone."""
 
-    def __init__(self, plan: Plan, secret: bytes, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self, plan: Plan, secret: bytes, credentials: Credentials | None = None, overseen: Overseen | None = None
+    ) -> None:
         options: dict[str, Any] = {"max_restarts": 0, "concurrency_groups": {"control": 3}}
         self._kind: Any = ray.remote(**options)(MemberActor)
         self._plan = plan
         self._secrets = secret, credentials
+        self._overseen = overseen
         # How long an actor that has nothing to say may hold a poll, and so how old its heartbeat may be.
         timeouts = plan.cluster.timeouts
         self._poll_s = min(_POLL_S, timeouts.step_s * _HEARTBEAT_SHARE, timeouts.unreachable_s * _POLL_SHARE)
@@ -105,7 +109,9 @@ class Members:
 
     def start(self, member: int, role: Role, place: ActorPlacement) -> None:
         """Start its process and have it prepare; "prepared" is heard when it is ready."""
-        actor = self._kind.options(**place.options).remote(role, self._plan, self._secrets, place.project)
+        actor = self._kind.options(**place.options).remote(
+            role, self._plan, self._secrets, place.project, self._overseen
+        )
         self._members[member] = _Member(actor)
         self._ask(member, "prepared", actor.prepare.remote())
         self._poll(member)
@@ -231,6 +237,8 @@ class Members:
                 yield Heard(member, "died", why=str(error))
             else:
                 yield self._heard(member, kind, answer)
+                if kind == "entries" and not known.over:
+                    self._poll(member)  # which lets the member forget them: only now they are in the run's files
             self._drop_if_over(member, known)
 
     def drain(self, member: int) -> list[dict[str, Any]]:
@@ -248,8 +256,6 @@ class Members:
         if kind == "entries":
             known.seen += len(answer["entries"])
             known.pid = next((entry["pid"] for entry in answer["entries"] if "pid" in entry), known.pid)
-            if not known.over:
-                self._poll(member)
             return Heard(member, kind, entries=answer["entries"], heartbeat=answer["heartbeat"])
         if "node" in answer and not known.over:
             known.node = answer["node"]

@@ -50,7 +50,20 @@ def enter(address: str, **options: Any) -> None:
 def patient(seconds: float) -> Iterator[None]:
     """A private Ray that is started within this block waits this long for its own processes; values that the user has
     set are kept."""
-    ours = {name: str(math.ceil(seconds) * unit) for name, unit in _PATIENCE.items() if name not in os.environ}
+    with _set({name: str(math.ceil(seconds) * unit) for name, unit in _PATIENCE.items()}):
+        yield
+
+
+def outliving() -> contextlib.AbstractContextManager[None]:
+    """The workers of a private Ray that is started within this block look but once in an hour whether their raylet lives, so
+    they go on when it ends with its driver, until they end themselves. (Ray has them look once in a second.)"""
+    return _set({"RAY_raylet_death_check_interval_milliseconds": "3600000"})
+
+
+@contextlib.contextmanager
+def _set(variables: dict[str, str]) -> Iterator[None]:
+    """Within this block these are set, where the user has set nothing."""
+    ours = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(ours)
     try:
         yield

@@ -4,13 +4,17 @@ it is abandoned."""
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
 import tempfile
+import time
 from pathlib import Path
 
 _PREFIX = "orc-"
+MEMBERS_LOCK = "members.lock"  # on which members that may outlive their driver hold a lock (`actors.orphaned`)
+_HANDING_OVER_S = 120.0
 _SOCKET_PATH_LIMIT = 40  # characters of the folder; Ray adds some 65, and a Unix socket's path ends at 107
 
 
@@ -27,8 +31,29 @@ def remove_abandoned() -> None:
         for folder in Path(parent).glob(f"{_PREFIX}*-*"):
             pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
             with contextlib.suppress(OSError):
-                if pid.isdigit() and folder.stat().st_uid == os.getuid() and not Path(f"/proc/{pid}").exists():
+                is_ours = pid.isdigit() and folder.stat().st_uid == os.getuid()
+                if is_ours and not _lives(pid) and not _is_handing_over(folder / MEMBERS_LOCK):
                     remove(folder)
+
+
+def _lives(pid: str) -> bool:
+    """Not so a process whose end nobody has asked for yet."""
+    try:
+        return b") Z " not in Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+
+
+def _is_handing_over(lock: Path) -> bool:
+    """Whether members write what they have, for a driver that ended just now."""
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return time.time() - lock.stat().st_mtime < _HANDING_OVER_S
+    except FileNotFoundError:
+        pass
+    return False
 
 
 def remove(folder: Path) -> None:

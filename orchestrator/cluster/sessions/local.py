@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from orchestrator.cluster.sessions import agent, folders, metrics
-from orchestrator.cluster.sessions.environment import enter, patient, prepare_environment, replaced
+from orchestrator.cluster.sessions.environment import enter, outliving, patient, prepare_environment, replaced
 from orchestrator.errors import ClusterUnavailable, OrchestratorError
 
 _new_folder, _remove_abandoned = folders.new, folders.remove_abandoned
@@ -40,7 +40,8 @@ class LocalRay:
     cpus: how many CPUs the actors will ask for, whether or not the machine has them. start_timeout_s: how long each of
     Ray's processes may take to start, and until when a start that failed is tried again. check: called while waiting,
     may raise. runtime_envs: whether actors may ask for a runtime environment; where none does, its agent is left out.
-    metrics_port: where its agent shows metrics to Prometheus; None for no agent.
+    metrics_port: where its agent shows metrics to Prometheus; None for no agent. outlived: whether actors go on when
+    this process is gone, which end themselves then; otherwise Ray ends them within seconds.
     """
 
     def __init__(
@@ -51,10 +52,12 @@ class LocalRay:
         *,
         runtime_envs: bool = True,
         metrics_port: int | None = None,
+        outlived: bool = False,
     ) -> None:
         self._cpus = cpus
         self._runtime_envs = runtime_envs
         self._metrics_port = metrics_port
+        self._outlived = outlived
         self._start_timeout_s = start_timeout_s
         self._check = check
         self._folder: Path | None = None
@@ -86,6 +89,9 @@ class LocalRay:
             stack.enter_context(_smaller_agents(self._runtime_envs, metrics=shown))
             stack.enter_context(_awaited_raylet(self._start_timeout_s, self._check))
             stack.enter_context(patient(self._start_timeout_s))
+            if self._outlived:
+                stack.enter_context(outliving())
+                self.lock.touch()
             enter(
                 "local",
                 num_cpus=max(1, math.ceil(self._cpus)),
@@ -94,6 +100,12 @@ class LocalRay:
                 _temp_dir=str(self._folder),
                 **({"_metrics_export_port": self._metrics_port} if shown else {}),
             )
+
+    @property
+    def lock(self) -> Path:
+        """A file for locks of actors that may outlive this process."""
+        assert self._folder is not None
+        return self._folder / folders.MEMBERS_LOCK
 
     def trouble(self) -> str | None:
         """Which of its two processes has ended by itself: the members do not outlive them for long, and no other can be

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -19,6 +19,7 @@ from orchestrator.driver.recording.record import Record
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.event_sink import Audience, Callback
 from orchestrator.driver.run.job import Beside, Job, Sharing, beginning_of
+from orchestrator.driver.supervision import supervised
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import Parts, for_stream
 from orchestrator.errors import ConfigurationError, RunFailed, UsageError
@@ -57,11 +58,13 @@ def launch(
     beside: Beside | None = None,
     on_event: Callback | None = None,
     tuning: Mapping[str, Any] | None = None,
+    typed: Sequence[str] | None = None,
 ) -> tuple[str, Outcome]:
     """The whole story; returns the run's id and what it came to. origins: where the settings were given, by key; ray: the one
     to run on, which outlives the run and may serve others beside it, each in a thread of its own; repeated: what of another run
     is repeated; beside: what it has in common with other runs of this process; on_event: called with what
-    happens, see `api.launch`; tuning: how settings were chosen by a measurement, to be kept in the record.
+    happens, see `api.launch`; tuning: how settings were chosen by a measurement, to be kept in the record; typed: on the
+    command line, what counts when the run is gone on with, too.
 
     Raises UsageError and NotRerunnable before anything is started; an error of the run itself is in the outcome.
     """
@@ -82,11 +85,16 @@ def launch(
     display = for_stream() if beside is None else beside.display
     display = display if plan.segments is None else Parts(display, plan.segments.ranges)
     posted = signals.posted() if beside is None else nullcontext(beside.pending_signal)
-    with posted as pending_signal, ThreadPoolExecutor(1) as pool:
+    with (
+        posted as pending_signal,
+        supervised(settings, typed, pending_signal) as supervision,
+        ThreadPoolExecutor(1) as pool,
+    ):
         # MLflow and DVC take as long to import as Ray to start, so they do it side by side.
         kind = {} if plan.segments is None else {KIND: "audit"}
         opening = pool.submit(_open, settings, folder, provenance, origins, beside, tuning, kind)
-        job = Job(settings, plan, project, Audience(display, on_event), pending_signal, ray, secret, tuple(notes))
+        audience = Audience(display, on_event)
+        job = Job(settings, plan, project, audience, pending_signal, ray, secret, supervision, tuple(notes))
         return job.complete(opening, beginning_of(plan))
 
 

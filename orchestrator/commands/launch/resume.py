@@ -18,13 +18,14 @@ from orchestrator.checkpoints.state import TrainingState
 from orchestrator.checkpoints.storage import open_storage
 from orchestrator.driver.before_start import begin, initial, preflight, private
 from orchestrator.driver.folders import RunFolder, project_folder
-from orchestrator.driver.recording import unsent
+from orchestrator.driver.recording import handed_over, unsent
 from orchestrator.driver.recording.opening import reopen_record
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.event_sink import Audience
 from orchestrator.driver.run.job import Beside, Job, Sharing, requirements, storage_of
 from orchestrator.driver.run.session import RunStart
+from orchestrator.driver.supervision import supervised, taken_over
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import ProgressDisplay, for_stream
 from orchestrator.engine.model import snapshot
@@ -46,9 +47,10 @@ def resume(
     uri: str | None,
     ray: Sharing | None = None,
     beside: Beside | None = None,
+    typed: Sequence[str] | None = None,
 ) -> tuple[str, Outcome]:
     """The whole story; returns the run's id and what it came to. name: of the run, see `Store.find`; uri: of the MLflow store;
-    ray, beside: as `launch` takes them.
+    ray, beside, typed: as `launch` takes them.
 
     Raises UsageError, ConfigurationError and NotRerunnable before anything is started; an error of the run itself is in the
     outcome.
@@ -81,9 +83,13 @@ def resume(
         plan = resolve(settings)
         run_start = beginning_of(plan, recorded.files, display.say)
         posted = signals.posted() if beside is None else contextlib.nullcontext(beside.pending_signal)
-        with posted as pending_signal, ThreadPoolExecutor(1) as pool:
+        with (
+            posted as pending_signal,
+            supervised(settings, typed, pending_signal) as supervision,
+            ThreadPoolExecutor(1) as pool,
+        ):
             opening = pool.submit(reopen_record, settings, store, recorded.files, provenance, run_start.written)
-            job = Job(settings, plan, place, Audience(display), pending_signal, ray, secret)
+            job = Job(settings, plan, place, Audience(display), pending_signal, ray, secret, supervision)
             return job.complete(opening, run_start)
 
 
@@ -145,7 +151,11 @@ def _changed(recorded: Recorded, project: Path) -> list[str]:
 
 def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> RunStart:
     """Where the run goes on, by what it has left; its trace is cut there. Raises CheckpointDamaged."""
-    checkpoints, first = Catalog(open_storage(storage_of(plan, files)), plan.checkpoints.keep), plan.run.first_step
+    storage = open_storage(storage_of(plan, files))
+    checkpoints, first = Catalog(storage, plan.checkpoints.keep), plan.run.first_step
+    handed = handed_over.take(storage, checkpoints, files, first, supersedes=not plan.lockstep)
+    if handed.sentence is not None:
+        say(f"note: {handed.sentence}")
     found = checkpoints.latest()
     if found.manifest is None and plan.run.begin is not None:
         begin.put(plan.run.begin, storage_of(plan, files))
@@ -184,6 +194,8 @@ def beginning_of(plan: Plan, files: RunFolder, say: Callable[[str], None]) -> Ru
         cut if plan.lockstep else (),  # otherwise they are done again in another order
         rested,
         first,
+        untold=(*handed.lines, *handed.evaluations),
+        taken_over=taken_over(),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.run.checkpointing import SavedCheckpoint
 from orchestrator.driver.run.drift_watch import DriftWatch, Found
 from orchestrator.driver.run.time_log import TimeLog
+from orchestrator.driver.supervision import TakenOver
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.engine.member.generation import Generation
 from orchestrator.errors import NotRerunnable
@@ -73,6 +74,7 @@ class EventSink:
         self._told_of_trouble = False
         self._told_of_disk = False
         self._uploaded_at = time.monotonic()
+        self._taken_over: tuple[TakenOver, int] | None = None  # until the first step is done
         self._first_report: tuple[int, float] | None = None  # steps that were done, and when they were reported
         self.outcome = Outcome()
 
@@ -85,6 +87,18 @@ class EventSink:
         """A run is resumed: take over what was reported before."""
         outcome = self.outcome
         outcome.steps, outcome.loss, outcome.metrics, outcome.checkpoint = steps, loss, dict(metrics), checkpoint
+
+    def catches_up(self, untold: Iterable[Mapping[str, Any]]) -> None:
+        """Tell MLflow of lines of the trace and of evaluations that are in the files already."""
+        for entry in untold:
+            loss = None if "event" in entry else trace.loss_of(entry)
+            told = entry["metrics"] if "event" in entry else {} if loss is None else {"train/loss": loss}
+            self._tracker.metrics(entry["step"], told)
+
+    def takes_over(self, taken_over: TakenOver, steps_lost: int) -> None:
+        """Another driver has died; how long that took is known with the first step. steps_lost: those that are done again."""
+        self._taken_over = (taken_over, steps_lost)
+        self.event("driver_lost", pid=taken_over.driver, steps_lost=steps_lost)
 
     def agreed(self, run_manifest: Mapping[str, Any]) -> None:
         """Record the run manifest that the workers agree on."""
@@ -206,6 +220,10 @@ class EventSink:
                 self.outcome.epsilon = told["train/epsilon"] = self._epsilon(self.outcome.steps)
             self._tracker.metrics(line["step"], told)
             self._call_back({"event": "step", "step": line["step"], "loss": self.outcome.loss})
+        if self._taken_over is not None:
+            (before, steps_lost), self._taken_over = self._taken_over, None
+            why = f"the driver (process {before.driver}) had ended"
+            self.recovered(events.Recovered("driver", time.time() - before.ended, steps_lost, why))
         if self._first_report is None:
             self._first_report = (self.outcome.steps, now)
         elif now > self._first_report[1]:
@@ -283,7 +301,7 @@ class EventSink:
         self.event("recovered", **recovery)
         self._tracker.metrics(self.outcome.steps, {f"{EXECUTION}recovery/{command.kind}_s": command.seconds})
         steps = "no step lost" if command.steps_lost == 0 else f"{command.steps_lost} steps computed again"
-        what = {"lost": "went on", "joined": "a worker joined", "restarted": "started again"}[command.kind]
+        what = _RECOVERED[command.kind]
         because = f": {command.why}" if command.why else ""
         self._progress.say(f"{what} after {seconds:g} s, {steps}{because}")
 
@@ -408,6 +426,9 @@ class EventSink:
             self._said.clear()
         if self._said.setdefault(line, who) == who:
             self._progress.say(f"[{who}] {line}")
+
+
+_RECOVERED = {"lost": "went on", "joined": "a worker joined", "restarted": "started again", "driver": "taken over"}
 
 
 def _plain(value: float) -> float | str:

@@ -22,6 +22,7 @@ from orchestrator.checkpoints import stream_log
 from orchestrator.checkpoints.catalog import Catalog
 from orchestrator.checkpoints.storage import open_storage
 from orchestrator.cluster.actors.members import ActorPlacement, Members, this_node
+from orchestrator.cluster.actors.orphaned import Overseen
 from orchestrator.cluster.placement.actor_slots import ActorSlots
 from orchestrator.cluster.placement.project_transfer import Project, prepare_workspaces, unlike
 from orchestrator.cluster.placement.reservation import Need, Node, living_nodes, reserved
@@ -47,6 +48,7 @@ from orchestrator.driver.run.mailbox import Mailbox
 from orchestrator.driver.run.member_directory import MemberDirectory
 from orchestrator.driver.run.session import NodeCheck, NodeTraits, RunStart, Session, Startup
 from orchestrator.driver.run.time_log import TimeLog, summed
+from orchestrator.driver.supervision import Supervision
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import ConfigurationError, DataDamaged, Interrupted, OrchestratorError, RunFailed
@@ -85,8 +87,8 @@ class Job:
     """A run with its resources, executed by `complete`.
 
     settings, plan: of the run; project: the folder from which the pipeline is imported; ray: the Ray to run on, entered
-    for the time of the job: a private one, or one that outlives it and other jobs share; secret: of a private run; notes: for
-    the user, told with those that follow from the preparation.
+    for the time of the job: a private one, or one that outlives it and other jobs share; secret: of a private run; supervision:
+    who goes on with it when this process is gone; notes: for the user, told with those that follow from the preparation.
     """
 
     settings: Settings
@@ -96,6 +98,7 @@ class Job:
     pending_signal: PendingSignal
     ray: Sharing | None = None
     secret: Secret | None = None
+    supervision: Supervision | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -164,7 +167,7 @@ class Job:
             with contextlib.ExitStack() as held:
                 actor_slots, node_check = self._actor_slots(held, ray.trouble)
                 credentials = make_credentials() if plan.exchange.tls else None
-                members = held.enter_context(Members(plan, secrets.token_bytes(32), credentials))
+                members = held.enter_context(Members(plan, secrets.token_bytes(32), credentials, self._overseen(ray)))
                 # A private Ray has the priority that the user wants.
                 niceness = None if plan.cluster.address is None else os.getpriority(os.PRIO_PROCESS, 0)
                 traits = _Traits(plan.cluster.speeds)
@@ -173,6 +176,8 @@ class Job:
 
     def _drive(self, startup: Startup, record: Record, ray: RaySession) -> Outcome:
         plan, tracker = self.plan, record.tracker
+        if self.supervision is not None:
+            self.supervision.run(tracker.run_id, record.files.trace)
         if plan.cluster.address is not None or self.settings.tracking.metrics_port is not None:
             tracker.listeners.append(Gauges(tracker.run_id, tracker.name, self.settings.run.experiment))
         say_obstacles(self.display, record.obstacles)
@@ -285,6 +290,14 @@ class Job:
             return {}
         return {"runtime_env": {"env_vars": determinism.PORTABLE}}
 
+    def _overseen(self, ray: RaySession) -> Overseen | None:
+        """What members have to know to outlive this process for a moment; None where nobody goes on with the run, or those of a
+        joined Ray end with it at once."""
+        if self.supervision is None or not isinstance(ray, LocalRay):
+            return None
+        self.supervision.members(ray.lock)
+        return Overseen(os.getpid(), str(ray.lock))
+
     def _check(self) -> None:
         if self.pending_signal.signal is not None:
             raise Interrupted(f"interrupted by {self.pending_signal.signal}")
@@ -297,7 +310,12 @@ class Job:
         members = cluster.members.total(cluster.members.most)
         port = self.settings.tracking.metrics_port
         return LocalRay(
-            cluster.cpus * members, cluster.timeouts.start_s, self._check, runtime_envs=False, metrics_port=port
+            cluster.cpus * members,
+            cluster.timeouts.start_s,
+            self._check,
+            runtime_envs=False,
+            metrics_port=port,
+            outlived=self.supervision is not None,
         )
 
     def _crowding(self) -> str:

@@ -20,6 +20,7 @@ from orchestrator.driver.run.checkpointing import Saving
 from orchestrator.driver.run.event_sink import EventSink
 from orchestrator.driver.run.looks import Looks
 from orchestrator.driver.run.member_directory import MemberDirectory
+from orchestrator.driver.supervision import TakenOver
 from orchestrator.driver.terminal.signals import PendingSignal
 from orchestrator.errors import (
     CheckpointDamaged,
@@ -77,7 +78,8 @@ class RunStart:
     requirements: what it asks of the controller. When it is resumed, written, rests: how many lines of its trace and how many
     of its rests stand; loss, metrics: the last ones up to there; cut: the lines after them, with which what is computed again
     is compared. first: the step that it begins with, in a state of another run. ranges: of the steps that an audit repeats;
-    none where all are computed.
+    none where all are computed. untold: lines of the trace and evaluations that only the files tell of yet; taken_over: of a
+    driver that died, by the process that watched it.
     """
 
     requirements: Requirements
@@ -88,6 +90,8 @@ class RunStart:
     rests: int = 0
     first: int = 0
     ranges: Sequence[tuple[int, int]] = ()
+    untold: Sequence[Mapping[str, Any]] = ()
+    taken_over: TakenOver | None = None
 
 
 @dataclass(frozen=True)
@@ -161,6 +165,9 @@ class Session:
         self._described: set[str] = set()  # nodes
         self._state = startup.state
         event_sink.goes_on(run_start.written, run_start.loss, run_start.metrics, self._state.checkpoint)
+        event_sink.catches_up(run_start.untold)
+        if run_start.taken_over is not None:
+            event_sink.takes_over(run_start.taken_over, len(run_start.cut))
 
     def run(self, pending_signal: PendingSignal, trouble: Callable[[], str | None] = lambda: None) -> None:
         """Run until the controller ends the run. Never raises for what a member or the user did: see the outcome's

@@ -17,6 +17,7 @@ class PendingSignal:
 
     def __init__(self) -> None:
         self.signal: str | None = None
+        self.on_signal: Callable[[], object] = lambda: None  # called in the handler
 
     def watch(self) -> None:
         """From now on signals are posted here. Ray takes SIGTERM for itself when it starts, so this is called again
@@ -26,6 +27,7 @@ class PendingSignal:
 
     def _post(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.signal = signal.Signals(number).name
+        self.on_signal()
         _leave(number)
 
 

@@ -1,0 +1,65 @@
+"""What a member of a private Ray does when its driver is gone: end the step in order, leave what it knows, and end itself.
+
+The members hear of it at once, since the kernel tells (pidfd_open(2)). They vote to stop, as they do after Ctrl-C, so each has
+the state of the same step, and write it as the parts of a checkpoint. What they have told nobody yet, lines of the trace and
+which parts are written, goes into a file beside the checkpoints, which a later driver reads (`driver.recording.handed_over`).
+A worker that is left by a peer in that moment, and has a whole state, writes that alone.
+
+Ray ends a worker within seconds after its raylet, which dies with the driver; `sessions.local` has it wait for longer. The
+lease (rule C6) bounds all of it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+PREFIX = "handed-over-"  # of the files beside the checkpoints
+
+
+@dataclass(frozen=True)
+class Overseen:
+    """driver: its process, on the machine of the members; lock: a file on which each member has a lock while it lives, and
+    which is touched when the driver has ended."""
+
+    driver: int
+    lock: str
+
+
+class DriverWatch:
+    """Waits for the end of the driver, in a thread. orphaned: called then, in that thread; the process ends after it."""
+
+    def __init__(self, overseen: Overseen, orphaned: Callable[[], None]) -> None:
+        self._lock = os.open(overseen.lock, os.O_RDONLY | os.O_CLOEXEC)  # held until this process ends
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        self._orphaned = orphaned
+        threading.Thread(target=self._watch, args=(overseen.driver,), name="driver watch", daemon=True).start()
+
+    def _watch(self, driver: int) -> None:
+        wait_for_end(driver)
+        try:
+            os.utime(self._lock)
+            self._orphaned()
+        finally:
+            os._exit(0)
+
+
+def wait_for_end(process: int) -> None:
+    """Until this process is gone."""
+    try:
+        descriptor = os.pidfd_open(process)
+    except ProcessLookupError:
+        return
+    select.select([descriptor], [], [])
+    os.close(descriptor)
+
+
+def written(entries: Iterable[Mapping[str, Any]]) -> bytes:
+    """What a member has told nobody, as a file."""
+    return "".join(json.dumps(entry) + "\n" for entry in entries).encode()

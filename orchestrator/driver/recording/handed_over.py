@@ -1,0 +1,121 @@
+"""What the members of a driver that died have left for the next one: files beside the checkpoints, one of each member
+(`cluster.actors.orphaned`), with what that driver had not heard: lines of the trace, rests, evaluations, and the parts of a
+checkpoint that they wrote as they stopped.
+
+First all of it goes into the files of the run, then the checkpoint is committed, and only then the files of the members are
+removed; who is interrupted begins anew. MLflow is told of it once the run is opened (`EventSink.goes_on`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.checkpoints.catalog import Catalog
+from orchestrator.checkpoints.storage import Storage
+from orchestrator.cluster.actors.orphaned import PREFIX
+from orchestrator.driver.folders import RunFolder
+from orchestrator.errors import CheckpointDamaged
+from orchestrator.records import lines
+from orchestrator.records.lines import LineFile
+from orchestrator.records.merging import Change, Disagreement, History
+
+Entry = dict[str, Any]
+_Key = tuple[int, int, int]  # step, generation, parts
+
+
+@dataclass(frozen=True)
+class HandedOver:
+    """What was found, for the user and for MLflow. step: of the checkpoint, None where none was whole; lines: of the trace;
+    evaluations: as in the journal; trouble: why it cannot be used, or ""."""
+
+    step: int | None = None
+    lines: Sequence[Entry] = ()
+    evaluations: Sequence[Entry] = ()
+    trouble: str = ""
+
+    @property
+    def sentence(self) -> str | None:
+        if self.trouble:
+            return f"what the members of the last driver have left cannot be used: {self.trouble}"
+        return None if self.step is None else f"the members of the last driver saved step {self.step} when it ended"
+
+
+def take(storage: Storage, catalog: Catalog, files: RunFolder, first: int, *, supersedes: bool) -> HandedOver:
+    """Put what was left into the run's files, and commit the newest whole checkpoint. first: step of the run; supersedes: as
+    for `History`. Raises CheckpointDamaged where the place of the checkpoints cannot be read."""
+    try:
+        names = sorted(name for name in storage.sizes() if name.startswith(PREFIX))
+        if not names:
+            return HandedOver()
+        entries = [entry for name in names for entry in _read(storage.get(name))]
+    except OSError as error:
+        raise CheckpointDamaged(f"the checkpoints cannot be listed: {error}", "see to their place") from error
+    try:
+        lines, evaluations = _write_history(entries, files, first, supersedes=supersedes)
+        found = HandedOver(_commit(catalog, entries), lines, evaluations)
+    except (Disagreement, OSError, CheckpointDamaged) as error:
+        found = HandedOver(trouble=str(error))
+    for name in names:
+        storage.delete(name)
+    return found
+
+
+def _read(data: bytes) -> list[Entry]:
+    """Whole lines alone."""
+    return [json.loads(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def _write_history(
+    entries: Sequence[Entry], files: RunFolder, first: int, *, supersedes: bool
+) -> tuple[Sequence[Entry], Sequence[Entry]]:
+    """What was new of the trace, and the evaluations that were. Raises Disagreement, OSError."""
+    known = _count(files.trace) + first, _count(files.rests)
+    history = History(*known, supersedes=supersedes)
+    trace, rests = history.add(entries)
+    _append(files.trace, trace, first)
+    if rests.new or rests.replaces:
+        _append(files.rests, rests, 0)
+    told = {
+        entry["step"]: entry for entry in entries if entry.get("event") == "evaluated" and not history.is_void(entry)
+    }
+    journal = {entry["step"] for entry in lines.read(files.journal) if entry["event"] == "evaluated"}
+    evaluations = [told[step] for step in sorted(told.keys() - journal)]
+    with closing(LineFile(files.journal)) as file:
+        file.append(evaluations)
+    return trace.new, evaluations
+
+
+def _append(path: Path, change: Change, first: int) -> None:
+    with closing(LineFile(path)) as file:
+        if change.replaces:
+            file.keep(change.kept - first)
+        file.append(change.new)
+        file.sync()
+
+
+def _count(path: Path) -> int:
+    return len(lines.raw(path)) if path.exists() else 0
+
+
+def _commit(catalog: Catalog, entries: Iterable[Entry]) -> int | None:
+    """The newest checkpoint of which all parts are written; its step. Raises OSError, CheckpointDamaged."""
+    for (step, _, parts), found in sorted(_parts(entries).items(), reverse=True):
+        if len(found) == parts:
+            catalog.commit(step, list(found.values()))
+            return step
+    return None
+
+
+def _parts(entries: Iterable[Entry]) -> Mapping[_Key, dict[int, Entry]]:
+    """By checkpoint, those that are written, by number."""
+    parts: defaultdict[_Key, dict[int, Entry]] = defaultdict(dict)
+    for entry in entries:
+        if entry.get("event") == "part_written":
+            parts[entry["step"], entry["generation"], entry["parts"]][entry["part"]] = entry
+    return parts

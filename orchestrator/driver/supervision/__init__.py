@@ -1,0 +1,103 @@
+"""A driver that dies is taken over: `supervised` starts a small process that goes on with the run when this one is gone.
+
+The process (`supervisor.py`) is told the run's id once it has one, the file on which members hold a lock, and at the end that
+all is well. It does nothing before the driver's process ends without that last word.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from orchestrator.driver.supervision import supervisor
+from orchestrator.driver.terminal.signals import PendingSignal
+from orchestrator.errors import UsageError
+from orchestrator.settings import Settings
+from orchestrator.tracking import is_server
+
+
+class TakenOver(NamedTuple):
+    """driver: the process that has ended; ended: when, in seconds since the epoch."""
+
+    driver: int
+    ended: float
+
+
+def taken_over() -> TakenOver | None:
+    """Of which driver this process is the successor, if a supervisor has made it one."""
+    noted = os.environ.get(supervisor.TAKEN_OVER)
+    if noted is None:
+        return None
+    _, _, ended, driver = noted.split()
+    return TakenOver(int(driver), float(ended))
+
+
+class Supervision:
+    """What the supervisor of this process is told."""
+
+    def __init__(self, process: subprocess.Popen[bytes], arguments: Sequence[str]) -> None:
+        self._process = process
+        self._arguments = arguments
+
+    def run(self, run_id: str, trace: Path) -> None:
+        """This is the run to go on with. trace: a file that grows with its steps."""
+        command = [sys.executable, "-m", "orchestrator", f"resume={run_id}", *self._arguments]
+        self._tell(run=run_id, command=command, trace=str(trace))
+
+    def members(self, lock: Path) -> None:
+        """Members hold a lock on this file while they live."""
+        self._tell(lock=str(lock))
+
+    def release(self) -> None:
+        """From now on the end of this process is nobody's business: it ended in order, or was told to end."""
+        self._tell(done=True)
+
+    def _tell(self, **said: Any) -> None:
+        """A supervisor that somebody has killed is told nothing, and the run goes on without."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            os.write(self._process.stdin.fileno(), json.dumps(said).encode() + b"\n")
+
+
+@contextmanager
+def supervised(
+    settings: Settings, typed: Sequence[str] | None, pending_signal: PendingSignal
+) -> Iterator[Supervision | None]:
+    """Within this another process goes on with the run when this one dies, where that is wanted; None where not. typed: on the
+    command line, beside what names the run; None: it was not launched there. Raises UsageError."""
+    wanted = settings.run.supervised
+    if typed is None and wanted:
+        raise UsageError(
+            "run.supervised: only a run that is launched by itself on the command line can be gone on with by another process",
+            "leave run.supervised out, or type python -m orchestrator conf=...",
+        )
+    if typed is None or not (is_server(settings.tracking.uri) if wanted is None else wanted):
+        yield None
+        return
+    uri = settings.tracking.uri
+    arguments = [*typed, *([] if uri is None else [f"tracking.uri={uri}"])]
+    with _process(arguments, settings.cluster.lease_s) as supervision:
+        pending_signal.on_signal = supervision.release  # who ends the run, by a second Ctrl-C too, means it
+        yield supervision
+
+
+@contextmanager
+def _process(arguments: Sequence[str], patience_s: float) -> Iterator[Supervision]:
+    """arguments: beside resume=; patience_s: how long members may take to end."""
+    command = [sys.executable, "-I", "-S", supervisor.__file__, str(os.getpid()), str(patience_s)]
+    # A session of its own: a Ctrl-C and a terminal that is closed are for the driver to end in order.
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    supervision = Supervision(process, arguments)
+    try:
+        yield supervision
+    finally:
+        supervision.release()
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait()

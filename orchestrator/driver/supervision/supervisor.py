@@ -1,0 +1,127 @@
+"""The process that waits for the end of a driver, and goes on with its run where that was not in order.
+
+    python -I -S supervisor.py DRIVER PATIENCE_S
+
+It is run by its path and imports nothing of orchestrator, so that it is up in milliseconds and takes 10 MB. The driver tells it
+by its standard input, a JSON object on each line: `{"run": ID, "command": [...], "trace": FILE}`, `{"lock": FILE}`,
+`{"done": true}`. When the driver has ended without the last one, it waits until no member holds the lock any more, for they
+write what they have, and becomes the command. A run whose driver has died three times without a step in between is left:
+another try would end as they did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import select
+import sys
+import time
+
+TAKEN_OVER = "ORCHESTRATOR_TAKEN_OVER"  # how often without a step in between, the size of the trace, when, and whom
+_TRIES = 3
+_LOOK_S = 0.02
+
+
+class Told:
+    """What the driver has said so far."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._rest = b""
+        self.is_over = False
+        self.said: dict[str, object] = {}
+
+    def read(self) -> None:
+        """What is there; at the end of the input there is no more."""
+        data = os.read(self._descriptor, 1 << 16)
+        self.is_over = not data
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self.said.update(json.loads(line))
+
+
+def listen(driver: int, told: Told, descriptor: int) -> None:
+    """Until the driver has ended, or has said that it needs nobody any more."""
+    try:
+        process = os.pidfd_open(driver)
+    except ProcessLookupError:
+        process = None
+    while "done" not in told.said:
+        sources = ([] if process is None else [process]) + ([] if told.is_over else [descriptor])
+        ready = select.select(sources, [], [], 0 if process is None else None)[0] if sources else []
+        if descriptor in ready:
+            told.read()
+        elif process is None or process in ready:
+            return
+
+
+def wait_for_members(lock: str, patience_s: float) -> bool:
+    """Until nobody holds the lock; False when that took longer."""
+    deadline = time.monotonic() + patience_s
+    try:
+        with open(lock, "rb") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        return False
+                    time.sleep(_LOOK_S)  # no call waits for a lock and for a time
+                else:
+                    return True
+    except FileNotFoundError:
+        return True
+
+
+def tries(before: str | None, size: int) -> int:
+    """How many drivers have died without a step in between, this one too. before: what was noted when the last one died."""
+    count, _, reached = (before or "0 0").partition(" ")
+    return int(count) + 1 if before is not None and reached.split()[0] == str(size) else 1
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size  # noqa: PTH116
+    except OSError:
+        return 0
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody listens any more
+        os.write(2, f"{text}\n".encode())
+
+
+def main(arguments: list[str]) -> None:
+    """Returns where there is nothing to go on with, and else becomes the next driver."""
+    driver, patience_s = int(arguments[0]), float(arguments[1])
+    told = Told(0)
+    listen(driver, told, 0)
+    said, ended = told.said, time.time()
+    if "done" in said:
+        return
+    if "run" not in said:
+        _say(f"the driver (process {driver}) has ended, and there is no record of a run to go on with yet")
+        return
+    if "lock" in said:
+        wait_for_members(str(said["lock"]), patience_s)
+    size = _size(str(said["trace"]))
+    count = tries(os.environ.get(TAKEN_OVER), size)
+    run, command = said["run"], said["command"]
+    assert isinstance(command, list)
+    if count > _TRIES:
+        _say(f"the driver (process {driver}) has ended once more before a step was done: run {run} is left as it is")
+        _say(f"  go on with it: python -m orchestrator resume={run}")
+        return
+    me = os.getpid()
+    _say(
+        f"the driver (process {driver}) has ended; process {me} goes on with run {run} (kill -INT {me} ends it in order)"
+    )
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.environ[TAKEN_OVER] = f"{count} {size} {ended:.3f} {driver}"
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

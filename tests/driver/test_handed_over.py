@@ -1,0 +1,128 @@
+"""What members leave for the next driver goes into the files of the run, whole or not at all, and once."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.checkpoints.catalog import Catalog
+from orchestrator.checkpoints.state import TrainingState
+from orchestrator.checkpoints.storage import LocalFolder
+from orchestrator.checkpoints.writer import Writer
+from orchestrator.cluster.actors.orphaned import PREFIX, written
+from orchestrator.driver.folders import RunFolder
+from orchestrator.driver.recording.handed_over import HandedOver, take
+from orchestrator.records.lines import LineFile, read
+
+Entry = dict[str, Any]
+
+
+class Run:
+    """A run with three lines in its trace, and members that leave files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files = RunFolder(folder, "run")
+        self.storage = LocalFolder(self.files.checkpoints)
+        evaluated = {"event": "evaluated", "step": 2, "metrics": {"validation/loss": 1.0}}
+        for path, found in ((self.files.trace, [line(step) for step in range(3)]), (self.files.journal, [evaluated])):
+            with closing(LineFile(path)) as file:
+                file.append(found)
+        self._members = 0
+
+    def leave(self, *entries: Entry) -> None:
+        self._members += 1
+        self.storage.put(f"{PREFIX}{self._members}.jsonl", [written(entries)])
+
+    def part(self, step: int, part: int, parts: int, generation: int = 0) -> Entry:
+        events: list[Entry] = []
+        writer = Writer(self.storage, events.append)
+        state = TrainingState({"steps": step}, {f"weight{part}": torch.full((2,), float(step))})
+        writer.begin(state, step=step, generation=generation, part=part, parts=parts)
+        writer.wait()
+        writer.close()
+        (event,) = events
+        return event
+
+    def take(self, *, supersedes: bool = False) -> HandedOver:
+        return take(self.storage, Catalog(self.storage, 2), self.files, 0, supersedes=supersedes)
+
+    @property
+    def steps(self) -> list[int]:
+        return [each["step"] for each in read(self.files.trace)]
+
+    @property
+    def left(self) -> list[str]:
+        return [name for name in self.storage.sizes() if name.startswith(PREFIX)]
+
+
+def line(step: int, loss: str = "0x1p+0") -> Entry:
+    return {"step": step, "loss": loss, "gradient": "00"}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+def told(*steps: int) -> list[Entry]:
+    return [{"trace": line(step)} for step in steps]
+
+
+def test_nothing_left_changes_nothing(run: Run) -> None:
+    assert run.take() == HandedOver()
+    assert run.steps == [0, 1, 2]
+
+
+def test_lines_evaluations_and_the_checkpoint_of_all_parts_are_taken(run: Run) -> None:
+    evaluated = {"event": "evaluated", "step": 4, "metrics": {"validation/loss": 0.5}}
+    run.leave(*told(2, 3), {"printed": "hello"}, evaluated, run.part(5, 0, 2))
+    run.leave(*told(3, 4), evaluated, run.part(5, 1, 2))
+    found = run.take()
+    assert found.step == 5
+    assert found.sentence == "the members of the last driver saved step 5 when it ended"
+    assert [each["step"] for each in found.lines] == [3, 4]
+    assert list(found.evaluations) == [evaluated]
+    assert run.steps == [0, 1, 2, 3, 4]
+    assert [each["step"] for each in read(run.files.journal)] == [2, 4]
+    manifest = Catalog(run.storage, 2).latest().manifest
+    assert manifest is not None
+    assert manifest.step == 5
+    assert run.left == []
+    assert run.take() == HandedOver()
+
+
+def test_a_checkpoint_that_lacks_a_part_is_none_and_a_whole_one_before_it_counts(run: Run) -> None:
+    """One worker was left by the other, which had committed a step more."""
+    run.leave(*told(3), run.part(4, 0, 1))
+    run.leave(*told(3, 4), run.part(5, 0, 2))
+    assert run.take().step == 4
+    run.leave(run.part(6, 1, 2))
+    assert run.take().step is None
+
+
+def test_members_that_disagree_change_nothing(run: Run) -> None:
+    run.leave({"trace": line(3)}, run.part(4, 0, 1))
+    run.leave({"trace": line(3, "0x1.8p+0")})
+    found = run.take()
+    assert found.step is None
+    assert "replicas disagree about the loss of step 3" in (found.sentence or "")
+    assert run.steps == [0, 1, 2]
+    assert run.left == []
+
+
+def test_where_replicas_run_free_a_later_generation_replaces_what_was_written(run: Run) -> None:
+    run.leave({"trace": line(2, "0x1.8p+0"), "generation": 3}, {"trace": line(3), "generation": 3})
+    run.take(supersedes=True)
+    assert [each["loss"] for each in read(run.files.trace)] == ["0x1p+0", "0x1p+0", "0x1.8p+0", "0x1p+0"]
+
+
+def test_a_torn_line_counts_no_more_than_none(run: Run) -> None:
+    whole = written(told(3, 4))
+    run.storage.put(f"{PREFIX}9.jsonl", [whole[:-3]])
+    assert [each["step"] for each in run.take().lines] == [3]
+    assert json.loads(whole.splitlines()[0]) == told(3)[0]

@@ -1,0 +1,151 @@
+"""The process that goes on with a run when its driver dies; drivers and members are small processes of their own."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.driver.supervision import supervised, supervisor, taken_over
+from orchestrator.driver.terminal.signals import PendingSignal
+from orchestrator.errors import UsageError
+from orchestrator.settings import Settings, load
+
+PATIENCE_S = 30
+CONF = {"run": {"steps": 1}, "pipeline": {"target": "a:B"}}
+
+
+@pytest.fixture
+def driver() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "1000"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+class Watching:
+    """A supervisor of `driver`, which becomes a process that notes in `noted` by what it was taken over."""
+
+    def __init__(self, driver: subprocess.Popen[bytes], folder: Path, before: str | None = None) -> None:
+        self.driver = driver
+        self.noted, self.trace, self.lock = folder / "noted", folder / "trace", folder / "lock"
+        self.trace.write_text("a line\n")
+        self.lock.touch()
+        environment = {**os.environ, **({} if before is None else {supervisor.TAKEN_OVER: before})}
+        command = [sys.executable, "-I", "-S", supervisor.__file__, str(driver.pid), "20"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+
+    def tell(self, **said: object) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(said).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def tell_of_a_run(self) -> None:
+        note = f"import os; open({str(self.noted)!r}, 'w').write(os.environ[{supervisor.TAKEN_OVER!r}])"
+        self.tell(run="4e8d", command=[sys.executable, "-c", note], trace=str(self.trace))
+
+    def lose_the_driver(self) -> str:
+        """What the supervisor says of it."""
+        self.driver.kill()
+        self.driver.wait()
+        return self.end()
+
+    def end(self) -> str:
+        _, said = self.process.communicate(timeout=PATIENCE_S)
+        return said.decode()
+
+
+def test_a_driver_that_dies_is_followed_by_another_which_knows_of_it(
+    driver: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
+    watching = Watching(driver, tmp_path)
+    watching.tell_of_a_run()
+    said = watching.lose_the_driver()
+    assert f"the driver (process {driver.pid}) has ended; process {watching.process.pid} goes on with run 4e8d" in said
+    count, size, _, pid = watching.noted.read_text().split()
+    assert (count, size, pid) == ("1", "7", str(driver.pid))
+
+
+def test_one_that_ended_in_order_is_not(driver: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    watching = Watching(driver, tmp_path)
+    watching.tell_of_a_run()
+    watching.tell(done=True)
+    assert watching.end() == ""
+    assert not watching.noted.exists()
+
+
+def test_without_a_run_there_is_nothing_to_go_on_with(driver: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    assert "no record of a run to go on with yet" in Watching(driver, tmp_path).lose_the_driver()
+
+
+def test_members_that_still_write_are_waited_for(driver: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    watching = Watching(driver, tmp_path)
+    watching.tell_of_a_run()
+    watching.tell(lock=str(watching.lock))
+    with watching.lock.open("rb") as member:
+        fcntl.flock(member, fcntl.LOCK_SH)
+        driver.kill()
+        with pytest.raises(subprocess.TimeoutExpired):
+            watching.process.wait(0.5)
+        assert not watching.noted.exists()
+    watching.end()
+    assert watching.noted.exists()
+
+
+@pytest.mark.parametrize(("before", "goes_on"), [("3 6 1.0 9", True), ("2 7 1.0 9", True), ("3 7 1.0 9", False)])
+def test_a_run_whose_drivers_die_before_a_step_is_done_is_left(
+    driver: subprocess.Popen[bytes], tmp_path: Path, before: str, *, goes_on: bool
+) -> None:
+    watching = Watching(driver, tmp_path, before)
+    watching.tell_of_a_run()
+    said = watching.lose_the_driver()
+    assert watching.noted.exists() == goes_on
+    assert ("python -m orchestrator resume=4e8d" in said) != goes_on
+
+
+def settings(*given: str) -> Settings:
+    return load([CONF], given)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ((), False),
+        (("run.supervised=true",), True),
+        (("tracking.uri=http://127.0.0.1:1",), True),
+        (("tracking.uri=http://127.0.0.1:1", "run.supervised=false"), False),
+    ],
+)
+def test_it_is_there_where_it_is_wanted_and_a_signal_ends_it(given: tuple[str, ...], *, expected: bool) -> None:
+    pending_signal = PendingSignal()
+    with supervised(settings(*given), [], pending_signal) as supervision:
+        assert (supervision is not None) == expected
+        if supervision is not None:
+            pending_signal._post(signal.SIGHUP, None)
+            assert supervision._process.wait(PATIENCE_S) == 0
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def test_a_launch_from_python_says_that_it_has_none() -> None:
+    with (
+        pytest.raises(UsageError, match="on the command line"),
+        supervised(settings("run.supervised=true"), None, PendingSignal()),
+    ):
+        pass
+    with supervised(settings("tracking.uri=http://127.0.0.1:1"), None, PendingSignal()) as supervision:
+        assert supervision is None
+
+
+def test_who_was_taken_over_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert taken_over() is None
+    monkeypatch.setenv(supervisor.TAKEN_OVER, "1 700 1763912345.250 4711")
+    found = taken_over()
+    assert found is not None
+    assert (found.driver, found.ended) == (4711, 1763912345.25)
