@@ -12,6 +12,7 @@ from orchestrator.engine.model.workload import Workload
 from orchestrator.plan import Update
 from orchestrator.updates import optimizers, schedules
 from orchestrator.updates.clipping import Clipping
+from orchestrator.updates.pieces import Pieces
 from orchestrator.updates.rates import rates_of, set_rates
 from orchestrator.updates.transforms import Chain, Transform
 
@@ -32,6 +33,7 @@ class Updater:
         self._workload = workload
         self._replica = replica
         self.optimizer = optimizer
+        self._pieces = Pieces(optimizer)
         self._schedule, self._warmup, self._scaling = update.schedule, update.warmup, update.scaling
         self._rates = rates_of(optimizer)
         self._options = optimizers.given(optimizer)
@@ -84,4 +86,4 @@ class Updater:
         for parameter, gradient in zip(self._replica.parameters, gradients, strict=True):
             parameter.grad = gradient
         set_rates(self.optimizer, self._rates, self._rate(step, reductions))
-        self._workload.optimize(step, self.optimizer, result)
+        self._workload.optimize(step, self.optimizer, result, self._pieces.step)

@@ -341,12 +341,15 @@ class Workload:
         with naming(where), streams.seeded(self._seed, "local optimizer step", step, shard):
             optimizer.step()
 
-    def optimize(self, step: int, optimizer: torch.optim.Optimizer, gradients: torch.Tensor) -> None:
-        """One step of the optimizer, which finds its gradients as views of `gradients`; peers may still be reading those."""
+    def optimize(
+        self, step: int, optimizer: torch.optim.Optimizer, gradients: torch.Tensor, act: Callable[[], object]
+    ) -> None:
+        """One step of the optimizer, by `act`, which finds its gradients as views of `gradients`; peers may still be reading
+        those."""
         version, head = gradients._version, gradients[:_HEAD].clone()
         aside, options = kept_aside(optimizer, self.model), optimizers.options(optimizer)
         with naming(f"the optimizer (step {step})"), streams.seeded(self._seed, "optimizer step", step):
-            optimizer.step()
+            act()
         optimizers.keep_own(optimizer, gradients)
         for name, after in kept_aside(optimizer, self.model).items():
             if after != aside.get(name):

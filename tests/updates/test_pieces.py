@@ -1,0 +1,116 @@
+"""A step in pieces has the bits of a whole one, and leaves the same state, for every optimizer that works by element."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.updates import pieces
+from orchestrator.updates.optimizers import CLASSES
+from orchestrator.updates.pieces import BY_ELEMENT, Pieces
+
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "SGD": [{}, {"momentum": 0.9, "dampening": 0.1}, {"momentum": 0.9, "nesterov": True}, {"weight_decay": 0.1}],
+    "Adam": [{}, {"amsgrad": True}, {"weight_decay": 0.1}, {"foreach": True}, {"fused": True}],
+    "AdamW": [{}, {"amsgrad": True, "weight_decay": 0.1}, {"maximize": True}],
+    "RMSprop": [{}, {"momentum": 0.9, "centered": True}],
+    "Adagrad": [{}, {"initial_accumulator_value": 0.5, "lr_decay": 0.1}],
+    "NAdam": [{}, {"decoupled_weight_decay": True, "weight_decay": 0.1}],
+}
+CASES = [(kind, options) for kind in sorted(BY_ELEMENT, key=str) for options in OPTIONS.get(kind.__name__, [{}])]
+
+
+class Trained:
+    """Some tensors, one of them channels-last, in two groups of which the second has another rate."""
+
+    def __init__(self, kind: Any, options: dict[str, Any], sizes: list[int], seed: int) -> None:
+        self._numbers = torch.Generator().manual_seed(seed)
+        image = torch.randn(5, 3, 4, 2, generator=self._numbers).to(memory_format=torch.channels_last)
+        values = [image, *(torch.randn(size, generator=self._numbers) for size in sizes)]
+        self.parameters = [torch.nn.Parameter(value) for value in values]
+        groups: list[dict[str, Any]] = [{"params": self.parameters[::2]}, {"params": self.parameters[1::2], "lr": 0.02}]
+        self.optimizer = kind([group for group in groups if group["params"]], lr=0.01, **options)
+
+    def give_gradients(self, step: int) -> None:
+        """All tensors at first; later one of them is left out in turn."""
+        for nth, parameter in enumerate(self.parameters):
+            gradient = torch.randn(parameter.numel(), generator=self._numbers).as_strided(
+                parameter.shape, parameter.stride()
+            )
+            left_out = step and step % (len(self.parameters) + 1) == nth
+            parameter.grad = None if left_out else gradient
+
+    def bits(self) -> list[bytes]:
+        state = [
+            (key, value.detach().clone().reshape(-1).numpy().tobytes() if isinstance(value, torch.Tensor) else value)
+            for parameter in self.parameters
+            for key, value in self.optimizer.state.get(parameter, {}).items()
+        ]
+        return [*(p.detach().contiguous().numpy().tobytes() for p in self.parameters), repr(state).encode()]
+
+    def restore(self) -> None:
+        """As from a checkpoint: tensors of its own."""
+        self.optimizer.load_state_dict(copy.deepcopy(self.optimizer.state_dict()))
+
+
+@pytest.mark.parametrize(("kind", "options"), CASES)
+@given(
+    sizes=st.lists(st.integers(0, 200), max_size=4),
+    piece=st.integers(1, 70),
+    restored=st.integers(0, 6),
+    seed=st.integers(0, 99),
+)
+def test_no_bit_changes(
+    kind: Any, options: dict[str, Any], sizes: list[int], piece: int, restored: int, seed: int
+) -> None:
+    whole, cut = (Trained(kind, options, sizes, seed) for _ in range(2))
+    stepping = Pieces(cut.optimizer, piece)
+    for step in range(7):
+        for each in (whole, cut):
+            each.give_gradients(step)
+            for group in each.optimizer.param_groups:
+                group["lr"] *= 0.9
+            if step == restored:
+                each.restore()
+        whole.optimizer.step()
+        stepping.step()
+        assert cut.bits() == whole.bits(), f"step {step}"
+
+
+def test_large_tensors_are_cut_once_there_is_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the test before proves nothing."""
+    seen: list[int] = []
+    stepped: Any = torch.optim.AdamW.step
+
+    def step_and_count(optimizer: torch.optim.Optimizer) -> None:
+        seen.append(sum(len(group["params"]) for group in optimizer.param_groups))
+        stepped(optimizer)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step_and_count)
+    trained = Trained(torch.optim.AdamW, {}, [100], 0)
+    stepping = Pieces(trained.optimizer, 30)
+    for step in range(2):
+        trained.give_gradients(0)
+        stepping.step()
+        assert seen[step] == (2, 4 + 4)[step]
+
+
+def test_no_other_kind_is_cut() -> None:
+    others = {kind.__name__ for kind in CLASSES} - {kind.__name__ for kind in BY_ELEMENT}
+    assert others == {"Adafactor"}
+
+
+def test_whose_steps_somebody_follows_is_left_alone() -> None:
+    trained = Trained(torch.optim.SGD, {"momentum": 0.9}, [100], 0)
+    called: list[torch.optim.Optimizer] = []
+    trained.optimizer.register_step_post_hook(lambda optimizer, *_: called.append(optimizer))
+    stepping = pieces.Pieces(trained.optimizer, 30)
+    for _ in range(2):
+        trained.give_gradients(0)
+        stepping.step()
+    assert called == [trained.optimizer] * 2
