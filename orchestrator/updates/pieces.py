@@ -11,6 +11,7 @@ is not of a parameter's shape, such as the number of steps, each piece has for i
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,14 +38,15 @@ class Pieces:
         self._without_state: set[torch.Tensor] = set()  # of which the optimizer keeps nothing
         self._bound: list[Any] | None = None
         self._cuts: list[_Cut] = []
+        self._pieces: set[torch.Tensor] = set()  # of the cuts
         self._second = optimizer
 
     def step(self) -> None:
         """The optimizer's step, with the same bits."""
         if not self._fits():
             self._optimizer.step()
-            self._note_state()
             return
+        begun = {parameter for group in self._optimizer.param_groups for parameter in self._begin(group)}
         bound = self._binding()
         if bound != self._bound:
             self._bind()
@@ -52,14 +54,15 @@ class Pieces:
         for own, group in zip(self._second.param_groups, self._optimizer.param_groups, strict=True):
             own.update((key, value) for key, value in group.items() if key != "params")
         for cut in self._cuts:
-            cut.take_gradient()
+            cut.take_gradient(None if cut.parameter in begun else cut.parameter.grad)
         self._second.step()
         for cut in self._cuts:
             cut.give_numbers(self._second.state)
+        for small in self._second.state.keys() - self._optimizer.state.keys() - self._pieces:
+            self._optimizer.state[small] = self._second.state[small]
 
     def _fits(self) -> bool:
-        """Whether it is of those that work element by element, some tensor is larger than a piece, and the optimizer has the
-        state of all: what it makes at its first step is made whole."""
+        """Whether it is of those that work element by element, and some tensor is larger than a piece."""
         optimizer, large = self._optimizer, False
         if type(optimizer) not in BY_ELEMENT or _is_watched(optimizer):
             return False
@@ -69,18 +72,44 @@ class Pieces:
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                if not optimizer.state.get(parameter) and parameter not in self._without_state:
-                    return False
                 if parameter.numel() > self._piece:
                     large = True
                     if not parameter.is_cpu or not _is_alike(parameter, parameter.grad):
                         return False
         return large
 
-    def _note_state(self) -> None:
+    def _begin(self, group: dict[str, Any]) -> Iterator[torch.Tensor]:
+        """The first step of large tensors, one after the other, which makes their state; gives those that were stepped."""
         state = self._optimizer.state
-        stepped = [p for group in self._optimizer.param_groups for p in group["params"] if p.grad is not None]
-        self._without_state = {parameter for parameter in stepped if not state.get(parameter)}
+        for parameter in group["params"]:
+            large = parameter.grad is not None and parameter.numel() > self._piece
+            if not large or state.get(parameter) or parameter in self._without_state:
+                continue
+            made = self._stepped_first(parameter, group)
+            if made:
+                state[parameter] = made
+            else:
+                self._without_state.add(parameter)
+            yield parameter
+
+    def _stepped_first(self, parameter: torch.Tensor, group: dict[str, Any]) -> State:
+        """Step each piece of it, and gather the states that the optimizer makes."""
+        second, made = _another(self._optimizer), State()
+        places: dict[str, tuple[torch.Tensor, ...]] = {}
+        cut = _Cut.of(parameter, None, self._piece, second.state)
+        cut.take_gradient(parameter.grad)
+        for nth, piece in enumerate(cut.pieces):
+            second.param_groups = [{**group, "params": [piece]}]
+            second.step()
+            for key, value in second.state.pop(piece, State()).items():
+                if not _is_large(piece, value):
+                    made.setdefault(key, value)
+                    continue
+                if nth == 0:
+                    made[key] = torch.empty_like(parameter, requires_grad=False)
+                    places[key] = torch.split(_in_memory(made[key]), self._piece)
+                places[key][nth].copy_(value)
+        return made
 
     def _binding(self) -> list[Any]:
         """What the views are made of. They hold its memory, so nothing else has the same address meanwhile."""
@@ -95,24 +124,23 @@ class Pieces:
 
     def _bind(self) -> None:
         optimizer = self._optimizer
-        self._second = second = object.__new__(type(optimizer))
-        second.__dict__.update(optimizer.__dict__)
-        second.state = defaultdict(dict)
-        second.param_groups = []
+        self._second = second = _another(optimizer)
         self._cuts = []
         for group in optimizer.param_groups:
             parameters: list[torch.Tensor] = []
             for parameter in group["params"]:
                 own = optimizer.state.get(parameter)
-                if parameter.numel() <= self._piece:
-                    parameters.append(parameter)
-                    if own is not None:
-                        second.state[parameter] = own
-                elif _is_alike(parameter, *(value for _, value in _large(parameter, own))):
+                alike = _is_alike(parameter, *(value for _, value in _large(parameter, own)))
+                if parameter.numel() > self._piece and alike:
                     cut = _Cut.of(parameter, own, self._piece, second.state)
                     self._cuts.append(cut)
                     parameters.extend(cut.pieces)
+                    continue
+                parameters.append(parameter)
+                if own is not None:
+                    second.state[parameter] = own
             second.param_groups.append({**group, "params": parameters})
+        self._pieces = {piece for cut in self._cuts for piece in cut.pieces}
 
 
 @dataclass(frozen=True)
@@ -135,8 +163,8 @@ class _Cut:
                 states[part] = {key: large[key][nth] if key in large else own[key] for key in state}
         return cls(parameter, state, pieces)
 
-    def take_gradient(self) -> None:
-        gradient = self.parameter.grad
+    def take_gradient(self, gradient: torch.Tensor | None) -> None:
+        """None: the next step does nothing to it."""
         if gradient is None:
             for piece in self.pieces:
                 piece.grad = None
@@ -151,6 +179,15 @@ class _Cut:
             self.state.update(
                 (key, first[key]) for key, value in self.state.items() if not _is_large(self.parameter, value)
             )
+
+
+def _another(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """One of the same class with the same options, over nothing yet."""
+    second = object.__new__(type(optimizer))
+    second.__dict__.update(optimizer.__dict__)
+    second.state = defaultdict(dict)
+    second.param_groups = []
+    return second
 
 
 def _large(parameter: torch.Tensor, state: State | None) -> list[tuple[str, torch.Tensor]]:

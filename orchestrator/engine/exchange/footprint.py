@@ -58,8 +58,7 @@ def worker_bytes(
     compression drops."""
     trained = sum(slot.elements for slot in layout.slots)
     hosted = -(-plan.data.shards // schedule.workers)
-    # The last one is looked at once more after the next.
-    gradients: float = min(hosted, max(2, most_waiting(layout.size)))
+    gradients: float = min(hosted, most_waiting(layout.size))
     sums = sums_of(plan)
     regions = max(region_bytes(layout, schedule, rank, sums) for rank in range(schedule.workers))
     if plan.update.compression is not None:  # held until the vote, with what they kept and what they keep

@@ -140,7 +140,7 @@ class ClippedTrainer(LocalTrainer):
                 for each in self._workload.players(step, shard):
                     self.beat(step, shard)
                     self._services.writer.copied(0)
-                    self._add(step, each, grid)
+                    self._add_clipped(step, each, grid)
             except OrchestratorError as error:
                 self._fault = shard, error
                 break
@@ -160,7 +160,7 @@ class ClippedTrainer(LocalTrainer):
         """Which client a shard plays is not told: crash records and the driver see shards."""
         self._services.heartbeat.beat("compute", step, shard)
 
-    def _add(self, step: int, each: int, grid: Grid) -> None:
+    def _add_clipped(self, step: int, each: int, grid: Grid) -> None:
         self._gradients.plan(step, (each,))
         computed = self._compute(step, each, 0)
         names = self._replica.counter_names()

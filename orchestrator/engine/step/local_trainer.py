@@ -77,16 +77,13 @@ class LocalTrainer:
         self._options = self._updater.options()
         tally = _Tally(self._replica, counters_agree=self._gradients.counters_agree)
         fault: tuple[int, OrchestratorError] | None = None
+        last: tuple[Gradients, float] | None = None
         for shard in self._turns(step, attempt):
             self._services.heartbeat.beat("compute", step, shard)
             self._services.writer.copied(0)  # if so, it is written from here on, and not from the update
+            last = None  # gradients that are added up make room for the next ones
             try:
-                computed = self._compute(step, shard, len(tally.shards) % self._summation.most_waiting)
-                if computed is None:
-                    continue
-                loss, weight, gradients = computed
-                self._summation.add(shard, gradients, weight, grid)
-                tally.add(shard, loss, weight, self._replica.present(gradients))
+                last = self._add(step, shard, grid, tally)
             except OrchestratorError as error:
                 fault = (shard, error)
                 break
@@ -95,8 +92,8 @@ class LocalTrainer:
             self._fault = self._disturbance() or self._fault
         if self._fault is not None:
             return StepReport(failing_shard=self._fault[0])
-        if len(self._shards) == 1 and tally.shards:
-            self._single = (gradients, weight, self._step_report(tally))
+        if len(self._shards) == 1 and last is not None:
+            self._single = (*last, self._step_report(tally))
         return self._step_report(tally)
 
     def fault(self, shard: int) -> Exception | None:
@@ -115,6 +112,7 @@ class LocalTrainer:
     def apply(self, state: RunState, consensus: Consensus) -> None:
         """May raise CalledOff before it changes anything, and not after."""
         self._services.heartbeat.beat("update", state.steps)
+        self._single = None
         self._sent.tell(state.steps - 1, consensus.sent_bytes)
         self._services.await_copied()
         self._host_transfer.back()
@@ -149,6 +147,18 @@ class LocalTrainer:
         self._summation.add(self._shards[0], gradients, weight, grid)
         self._complete(weight)
         return step_report
+
+    def _add(self, step: int, shard: int, grid: Grid, tally: _Tally) -> tuple[Gradients, float] | None:
+        """Compute one shard and take its contribution in; returns that and its weight, or None of an empty one."""
+        computed = self._compute(step, shard, len(tally.shards) % self._summation.most_waiting)
+        if computed is None:
+            return None
+        loss, weight, gradients = computed
+        self._summation.add(shard, gradients, weight, grid)
+        tally.add(shard, loss, weight, self._replica.present(gradients))
+        if len(tally.shards) % self._summation.most_waiting == 0:
+            self._replica.forget()
+        return gradients, weight
 
     def _compute(self, step: int, shard: int, nth: int) -> Contribution | None:
         """What one shard contributes, in host memory. nth: among those that wait to be added up, which have to stay as they
