@@ -1,18 +1,19 @@
-"""The step of an optimizer that works element by element, done in pieces that a processor's cache holds.
+"""The step of an optimizer that works element by element, done along memory: tensors that lie side by side as one, in pieces
+that a processor's cache holds.
 
-An optimizer of torch goes over parameters, gradients and state some ten times in a step, one operation after the other. Where a
-tensor is larger than the cache, each of these passes reads and writes memory; piece by piece they find what they need in the
-cache. No element depends on another, so no bit changes (`tests/updates/test_pieces.py`).
+An optimizer of torch goes over each tensor some ten times in a step, one operation after the other. Where tensors are small,
+most of that is the calls; where one is larger than the cache, each pass reads and writes memory. No element depends on another,
+so no bit changes where tensors are joined or cut (`tests/updates/test_pieces.py`).
 
-The optimizer that steps is a second one of the same class, over views of the first one's parameters, gradients and state. What
-is not of a parameter's shape, such as the number of steps, each piece has for itself.
+The optimizer that steps is a second one of the same class, over views of the first one's parameters, gradients and state. The
+state of each tensor stays where it belongs, and lies side by side with its neighbours'. What is not of a parameter's shape,
+such as the number of steps, each piece has for itself, and neighbours have in common.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -27,6 +28,7 @@ BY_ELEMENT: Final = frozenset(
     )
 )
 _IN_ONE_PASS = ("foreach", "fused", "capturable", "differentiable")  # options for which torch goes another way
+_GAP = 64  # bytes, less than which may lie between neighbours (numerics.layout)
 
 
 class Pieces:
@@ -35,150 +37,238 @@ class Pieces:
     def __init__(self, optimizer: torch.optim.Optimizer, piece: int = PIECE) -> None:
         self._optimizer = optimizer
         self._piece = piece
-        self._without_state: set[torch.Tensor] = set()  # of which the optimizer keeps nothing
-        self._bound: list[Any] | None = None
-        self._cuts: list[_Cut] = []
-        self._pieces: set[torch.Tensor] = set()  # of the cuts
+        self._joins = True  # until neighbours differ in having a gradient
+        self._runs: list[_Run] = []
+        self._bound: list[object] | None = None
+        self._held: list[State | None] = []  # so that no other one has the same identity
         self._second = optimizer
 
     def step(self) -> None:
         """The optimizer's step, with the same bits."""
         if not self._fits():
+            self._bound = None
             self._optimizer.step()
             return
-        begun = {parameter for group in self._optimizer.param_groups for parameter in self._begin(group)}
-        bound = self._binding()
-        if bound != self._bound:
+        if self._bound is None or self._bound != self._binding():
             self._bind()
-            self._bound = bound
+            self._bound = self._binding()
+        if any(run.is_mixed for run in self._runs):
+            self._joins = False
+            self._bind()
         for own, group in zip(self._second.param_groups, self._optimizer.param_groups, strict=True):
             own.update((key, value) for key, value in group.items() if key != "params")
-        for cut in self._cuts:
-            cut.take_gradient(None if cut.parameter in begun else cut.parameter.grad)
+        begun = [run.begin(_another(self._optimizer)) for run in self._runs]
+        for run, is_done in zip(self._runs, begun, strict=True):
+            run.take_gradients(none=is_done)
         self._second.step()
-        for cut in self._cuts:
-            cut.give_numbers(self._second.state)
-        for small in self._second.state.keys() - self._optimizer.state.keys() - self._pieces:
-            self._optimizer.state[small] = self._second.state[small]
+        for run, is_done in zip(self._runs, begun, strict=True):
+            if not is_done:
+                run.give_numbers(self._second.state)
+        if any(begun):
+            self._bound = None
 
     def _fits(self) -> bool:
-        """Whether it is of those that work element by element, and some tensor is larger than a piece."""
-        optimizer, large = self._optimizer, False
-        if type(optimizer) not in BY_ELEMENT or _is_watched(optimizer):
+        """Whether the optimizer is of those that work element by element, in host memory."""
+        if type(self._optimizer) not in BY_ELEMENT or _is_watched(self._optimizer):
             return False
-        for group in optimizer.param_groups:
+        for group in self._optimizer.param_groups:
             if any(group.get(option) for option in _IN_ONE_PASS):
                 return False
             for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                if parameter.numel() > self._piece:
-                    large = True
-                    if not parameter.is_cpu or not _is_alike(parameter, parameter.grad):
-                        return False
-        return large
+                gradient = parameter.grad
+                if gradient is not None and not (parameter.is_cpu and _is_alike(parameter, gradient)):
+                    return False
+        return True
 
-    def _begin(self, group: dict[str, Any]) -> Iterator[torch.Tensor]:
-        """The first step of large tensors, one after the other, which makes their state; gives those that were stepped."""
-        state = self._optimizer.state
-        for parameter in group["params"]:
-            large = parameter.grad is not None and parameter.numel() > self._piece
-            if not large or state.get(parameter) or parameter in self._without_state:
-                continue
-            made = self._stepped_first(parameter, group)
-            if made:
-                state[parameter] = made
-            else:
-                self._without_state.add(parameter)
-            yield parameter
-
-    def _stepped_first(self, parameter: torch.Tensor, group: dict[str, Any]) -> State:
-        """Step each piece of it, and gather the states that the optimizer makes."""
-        second, made = _another(self._optimizer), State()
-        places: dict[str, tuple[torch.Tensor, ...]] = {}
-        cut = _Cut.of(parameter, None, self._piece, second.state)
-        cut.take_gradient(parameter.grad)
-        for nth, piece in enumerate(cut.pieces):
-            second.param_groups = [{**group, "params": [piece]}]
-            second.step()
-            for key, value in second.state.pop(piece, State()).items():
-                if not _is_large(piece, value):
-                    made.setdefault(key, value)
-                    continue
-                if nth == 0:
-                    made[key] = torch.empty_like(parameter, requires_grad=False)
-                    places[key] = torch.split(_in_memory(made[key]), self._piece)
-                places[key][nth].copy_(value)
-        return made
-
-    def _binding(self) -> list[Any]:
-        """What the views are made of. They hold its memory, so nothing else has the same address meanwhile."""
-        state = self._optimizer.state
-        return [
-            (parameter.data_ptr(), [(key, value.data_ptr()) for key, value in _large(parameter, state.get(parameter))])
-            if parameter.numel() > self._piece
-            else id(state.get(parameter))
-            for group in self._optimizer.param_groups
-            for parameter in group["params"]
-        ]
+    def _binding(self) -> list[object]:
+        """What the views are made of: where the parameters lie, and the state of each."""
+        state, parameters = (
+            self._optimizer.state,
+            [p for group in self._optimizer.param_groups for p in group["params"]],
+        )
+        return [*(parameter.data_ptr() for parameter in parameters), *(id(state.get(p)) for p in parameters)]
 
     def _bind(self) -> None:
         optimizer = self._optimizer
-        self._second = second = _another(optimizer)
-        self._cuts = []
+        second = _another(optimizer)
+        self._runs = []
         for group in optimizer.param_groups:
-            parameters: list[torch.Tensor] = []
-            for parameter in group["params"]:
-                own = optimizer.state.get(parameter)
-                alike = _is_alike(parameter, *(value for _, value in _large(parameter, own)))
-                if parameter.numel() > self._piece and alike:
-                    cut = _Cut.of(parameter, own, self._piece, second.state)
-                    self._cuts.append(cut)
-                    parameters.extend(cut.pieces)
+            pieces: list[torch.Tensor] = []
+            for parameters in _runs(group["params"], optimizer.state, joins=self._joins):
+                run = _Run(parameters, group, optimizer.state, self._piece)
+                self._runs.append(run)
+                pieces.extend(run.pieces)
+                second.state.update(run.states())
+            second.param_groups.append({**group, "params": pieces})
+        self._second = second
+        self._held = list(optimizer.state.values())
+
+
+class _Run:
+    """Parameters that lie side by side, in pieces. group: of the optimizer; state: its own, by parameter."""
+
+    def __init__(
+        self, parameters: Sequence[torch.Tensor], group: State, state: dict[torch.Tensor, State], piece: int
+    ) -> None:
+        first, last = parameters[0], parameters[-1]
+        self.parameters = parameters
+        self._starts = [(each.data_ptr() - first.data_ptr()) // each.element_size() for each in parameters]
+        self._size = self._starts[-1] + last.numel()
+        self._group = group
+        self._state = state
+        self._piece = piece
+        self._keeps_nothing = False
+        self._scratch: torch.Tensor | None = None
+        self._large: dict[str, torch.Tensor] = {}  # side by side
+        self.pieces = torch.split(first.detach().as_strided((self._size,), (1,)), piece)
+
+    @property
+    def is_mixed(self) -> bool:
+        return len({parameter.grad is None for parameter in self.parameters}) > 1
+
+    def states(self) -> dict[torch.Tensor, State]:
+        """Of each piece, where the parameters have been stepped before: views of theirs, which is put side by side."""
+        own = self._state.get(self.parameters[0])
+        if not own:
+            return {}
+        large = [key for key, value in own.items() if _is_large(self.parameters[0], value)]
+        self._large = {key: self._side_by_side(key) for key in large}
+        parts = {key: torch.split(whole, self._piece) for key, whole in self._large.items()}
+        return {
+            piece: {
+                key: parts[key][nth] if key in parts else (_copied(value) if nth else value)
+                for key, value in own.items()
+            }
+            for nth, piece in enumerate(self.pieces)
+        }
+
+    def begin(self, second: torch.optim.Optimizer) -> bool:
+        """Do the first step, piece by piece, which makes the state; returns whether this was one. second: for that."""
+        if self.parameters[0].grad is None or self._state.get(self.parameters[0]) or self._keeps_nothing:
+            return False
+        wholes: dict[str, torch.Tensor] = {}
+        numbers: State = {}
+        self.take_gradients()
+        for nth, piece in enumerate(self.pieces):
+            second.param_groups = [{**self._group, "params": [piece]}]
+            second.step()
+            for key, value in second.state.pop(piece, State()).items():
+                if not _is_large(piece, value):
+                    numbers.setdefault(key, value)
                     continue
-                parameters.append(parameter)
-                if own is not None:
-                    second.state[parameter] = own
-            second.param_groups.append({**group, "params": parameters})
-        self._pieces = {piece for cut in self._cuts for piece in cut.pieces}
+                if key not in wholes:
+                    wholes[key] = value.new_zeros(self._size)
+                    numbers[key] = None  # its place in the order
+                wholes[key][nth * self._piece : (nth + 1) * self._piece].copy_(value)
+        self._keeps_nothing = not numbers
+        for key, value in numbers.items():
+            values = (
+                self._places(wholes[key])
+                if key in wholes
+                else [value, *map(_copied, [value] * (len(self._starts) - 1))]
+            )
+            for parameter, each in zip(self.parameters, values, strict=True):
+                self._state[parameter][key] = each
+        return True
 
-
-@dataclass(frozen=True)
-class _Cut:
-    """A parameter in pieces. state: the optimizer's of the whole, None where it keeps nothing."""
-
-    parameter: torch.Tensor
-    state: State | None
-    pieces: tuple[torch.Tensor, ...]
-
-    @classmethod
-    def of(cls, parameter: torch.Tensor, state: State | None, piece: int, states: dict[torch.Tensor, State]) -> _Cut:
-        """states: of the pieces, which is filled."""
-        pieces = tuple(torch.split(_in_memory(parameter.detach()), piece))
-        if state:
-            large = {key: torch.split(_in_memory(value), piece) for key, value in _large(parameter, state)}
-            numbers = {key: value for key, value in state.items() if key not in large}
-            for nth, part in enumerate(pieces):
-                own = {key: _copied(value) if nth else value for key, value in numbers.items()}
-                states[part] = {key: large[key][nth] if key in large else own[key] for key in state}
-        return cls(parameter, state, pieces)
-
-    def take_gradient(self, gradient: torch.Tensor | None) -> None:
-        """None: the next step does nothing to it."""
-        if gradient is None:
+    def take_gradients(self, *, none: bool = False) -> None:
+        """none: the next step is to change nothing here."""
+        gradients = [] if none else [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        if not gradients:
             for piece in self.pieces:
                 piece.grad = None
             return
-        for piece, part in zip(self.pieces, torch.split(_in_memory(gradient), self.pieces[0].numel()), strict=True):
+        for piece, part in zip(self.pieces, torch.split(self._joined(gradients), self._piece), strict=True):
             piece.grad = part
 
-    def give_numbers(self, states: dict[torch.Tensor, State]) -> None:
-        """Those of the first piece, to which that of the whole belong, are the whole's."""
-        if self.state:
-            first = states[self.pieces[0]]
-            self.state.update(
-                (key, first[key]) for key, value in self.state.items() if not _is_large(self.parameter, value)
-            )
+    def give_numbers(self, states: Mapping[torch.Tensor, State]) -> None:
+        """Have the parameters get what a step has made of the first piece's state but its tensors of that shape."""
+        made = states.get(self.pieces[0])
+        if not made or self.parameters[0].grad is None:
+            return
+        first, *others = (self._state[parameter] for parameter in self.parameters)
+        for key, value in made.items():
+            if key in self._large:
+                continue
+            first[key] = value
+            if not isinstance(value, torch.Tensor):
+                for other in others:
+                    other[key] = value
+            elif others:
+                torch._foreach_copy_([other[key] for other in others], [value] * len(others))
+
+    def _joined(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """All as they lie side by side: where they do, what is there."""
+        at, item = gradients[0].data_ptr(), gradients[0].element_size()
+        if all(each.data_ptr() - at == item * start for each, start in zip(gradients, self._starts, strict=True)):
+            found: torch.Tensor = gradients[0].as_strided((self._size,), (1,))
+            return found
+        if self._scratch is None:
+            self._scratch = gradients[0].new_zeros(self._size)
+        torch._foreach_copy_(self._places(self._scratch), list(gradients))
+        return self._scratch
+
+    def _side_by_side(self, key: str) -> torch.Tensor:
+        values = [self._state[parameter][key] for parameter in self.parameters]
+        first: torch.Tensor = values[0]
+        at, item = first.data_ptr(), first.element_size()
+        together = all(each.data_ptr() - at == item * start for each, start in zip(values, self._starts, strict=True))
+        if together and all(map(_is_alike, self.parameters, values)):
+            return first.as_strided((self._size,), (1,))
+        whole = first.new_zeros(self._size)
+        for parameter, place, value in zip(self.parameters, self._places(whole), values, strict=True):
+            place.copy_(value)
+            self._state[parameter][key] = place
+        return whole
+
+    def _places(self, whole: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            whole.as_strided(parameter.shape, parameter.stride(), whole.storage_offset() + start)
+            for parameter, start in zip(self.parameters, self._starts, strict=True)
+        ]
+
+
+def _runs(
+    parameters: Iterable[torch.Tensor], state: Mapping[torch.Tensor, State], *, joins: bool
+) -> list[list[torch.Tensor]]:
+    """In order, joined where neighbours lie side by side and the optimizer is equally far with them."""
+    runs: list[list[torch.Tensor]] = []
+    for parameter in parameters:
+        if joins and runs and _are_neighbours(runs[-1][-1], parameter, state):
+            runs[-1].append(parameter)
+        else:
+            runs.append([parameter])
+    return runs
+
+
+def _are_neighbours(one: torch.Tensor, other: torch.Tensor, state: Mapping[torch.Tensor, State]) -> bool:
+    if one.dtype != other.dtype or one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+        return False
+    gap = other.data_ptr() - one.data_ptr() - one.numel() * one.element_size()
+    # What is kept of a parameter without dimensions looks like a number of steps.
+    if not 0 <= gap < _GAP or not (_is_plain(one) and _is_plain(other)):
+        return False
+    if (one.grad is None) != (other.grad is None):
+        return False
+    return _is_as_far(one, state.get(one, {}), other, state.get(other, {}))
+
+
+def _is_plain(parameter: torch.Tensor) -> bool:
+    return parameter.dim() > 0 and parameter.numel() > 0 and _is_alike(parameter)
+
+
+def _is_as_far(one: torch.Tensor, state: State, other: torch.Tensor, others: State) -> bool:
+    if state.keys() != others.keys():
+        return False
+    for key, value in state.items():
+        if _is_large(one, value) and _is_large(other, others[key]):
+            continue
+        if isinstance(value, torch.Tensor) != isinstance(others[key], torch.Tensor):
+            return False
+        same = torch.equal(value, others[key]) if isinstance(value, torch.Tensor) else value == others[key]
+        if not same:
+            return False
+    return True
 
 
 def _another(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -190,23 +280,15 @@ def _another(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     return second
 
 
-def _large(parameter: torch.Tensor, state: State | None) -> list[tuple[str, torch.Tensor]]:
-    """What is kept of each element."""
-    return [(key, value) for key, value in (state or {}).items() if _is_large(parameter, value)]
-
-
 def _is_large(parameter: torch.Tensor, value: object) -> bool:
+    """Whether it is kept of each element."""
     return isinstance(value, torch.Tensor) and value.shape == parameter.shape
 
 
 def _is_alike(parameter: torch.Tensor, *others: torch.Tensor) -> bool:
     """Whether all lie in memory in the same order, without gaps."""
-    dense = torch.ops.aten.is_non_overlapping_and_dense(parameter)
+    dense: bool = torch.ops.aten.is_non_overlapping_and_dense(parameter)
     return dense and all(other.stride() == parameter.stride() and other.layout == torch.strided for other in others)
-
-
-def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def _copied(value: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.numerics.layout import Layout
 from orchestrator.updates import pieces
 from orchestrator.updates.optimizers import CLASSES
 from orchestrator.updates.pieces import BY_ELEMENT, Pieces
@@ -26,24 +27,33 @@ CASES = [(kind, options) for kind in sorted(BY_ELEMENT, key=str) for options in 
 
 
 class Trained:
-    """Some tensors, one of them channels-last, in two groups of which the second has another rate."""
+    """Some tensors side by side, as a replica has them, one of them channels-last and one without dimensions, in two groups of
+    which the second has another rate."""
 
-    def __init__(self, kind: Any, options: dict[str, Any], sizes: list[int], seed: int) -> None:
+    def __init__(self, kind: Any, options: dict[str, Any], sizes: list[int], seed: int, *, apart: bool = False) -> None:
+        """apart: its gradients do not lie side by side, such as those that were clipped."""
         self._numbers = torch.Generator().manual_seed(seed)
         image = torch.randn(5, 3, 4, 2, generator=self._numbers).to(memory_format=torch.channels_last)
-        values = [image, *(torch.randn(size, generator=self._numbers) for size in sizes)]
+        more = [torch.randn(size, generator=self._numbers) for size in sizes]
+        values = [image, *more[:2], torch.randn((), generator=self._numbers), *more[2:]]
         self.parameters = [torch.nn.Parameter(value) for value in values]
-        groups: list[dict[str, Any]] = [{"params": self.parameters[::2]}, {"params": self.parameters[1::2], "lr": 0.02}]
+        self._layout = Layout.of([(str(nth), parameter) for nth, parameter in enumerate(self.parameters)])
+        flat = torch.zeros(self._layout.size)
+        for parameter, place in zip(self.parameters, self._layout.views(flat), strict=True):
+            place.copy_(parameter.detach())
+            parameter.data = place
+        self._apart = apart
+        half = len(self.parameters) // 2
+        groups: list[dict[str, Any]] = [{"params": self.parameters[:-half]}]
+        groups.append({"params": self.parameters[-half:], "lr": 0.02})
         self.optimizer = kind([group for group in groups if group["params"]], lr=0.01, **options)
 
     def give_gradients(self, step: int) -> None:
-        """All tensors at first; later one of them is left out in turn."""
-        for nth, parameter in enumerate(self.parameters):
-            gradient = torch.randn(parameter.numel(), generator=self._numbers).as_strided(
-                parameter.shape, parameter.stride()
-            )
-            left_out = step and step % (len(self.parameters) + 1) == nth
-            parameter.grad = None if left_out else gradient
+        """All tensors at first; from the fourth step on one of them is left out in turn."""
+        flat = torch.randn(self._layout.size, generator=self._numbers)
+        for nth, (parameter, gradient) in enumerate(zip(self.parameters, self._layout.views(flat), strict=True)):
+            left_out = step > 3 and step % (len(self.parameters) + 1) == nth
+            parameter.grad = None if left_out else gradient.clone() if self._apart else gradient
 
     def bits(self) -> list[bytes]:
         state = [
@@ -64,13 +74,14 @@ class Trained:
     piece=st.integers(1, 70),
     restored=st.integers(0, 6),
     seed=st.integers(0, 99),
+    apart=st.booleans(),
 )
 def test_no_bit_changes(
-    kind: Any, options: dict[str, Any], sizes: list[int], piece: int, restored: int, seed: int
+    kind: Any, options: dict[str, Any], sizes: list[int], piece: int, restored: int, seed: int, *, apart: bool
 ) -> None:
-    whole, cut = (Trained(kind, options, sizes, seed) for _ in range(2))
+    whole, cut = (Trained(kind, options, sizes, seed, apart=apart) for _ in range(2))
     stepping = Pieces(cut.optimizer, piece)
-    for step in range(7):
+    for step in range(9):
         for each in (whole, cut):
             each.give_gradients(step)
             for group in each.optimizer.param_groups:
@@ -82,8 +93,8 @@ def test_no_bit_changes(
         assert cut.bits() == whole.bits(), f"step {step}"
 
 
-def test_large_tensors_are_cut_once_there_is_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the test before proves nothing."""
+def counted(monkeypatch: pytest.MonkeyPatch, trained: Trained, piece: int) -> list[int]:
+    """Over how many tensors the optimizer steps, in each of three steps."""
     seen: list[int] = []
     stepped: Any = torch.optim.AdamW.step
 
@@ -92,13 +103,19 @@ def test_large_tensors_are_cut_once_there_is_a_state(monkeypatch: pytest.MonkeyP
         stepped(optimizer)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step_and_count)
-    trained = Trained(torch.optim.AdamW, {}, [100], 0)
-    stepping = Pieces(trained.optimizer, 30)
-    for _ in range(2):
+    stepping = Pieces(trained.optimizer, piece)
+    for _ in range(3):
         trained.give_gradients(0)
         stepping.step()
-    # Each piece for itself at its first step, then whoever is left; later all at once.
-    assert seen == [*[1] * 8, 4 + 4, 4 + 4]
+    return seen
+
+
+def test_tensors_are_cut_and_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the test before proves nothing: an image of 120 and two tensors of 100, with what has no dimensions between."""
+    trained = Trained(torch.optim.AdamW, {}, [100, 100], 0)
+    # Each piece for itself at its first step, then whoever is left. The second group: 100, and the one without.
+    assert counted(monkeypatch, trained, 1000) == [1] * 3 + [2 + 1] * 3
+    assert counted(monkeypatch, Trained(torch.optim.AdamW, {}, [100, 100], 0), 50) == [1] * 8 + [5 + 3] * 3
 
 
 def test_no_other_kind_is_cut() -> None:
