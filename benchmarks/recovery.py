@@ -108,6 +108,20 @@ def lose(side: str, losses: int, hidden: int, every: int) -> list[Loss]:
             return [_lose_one(process, folder / "marks") for _ in range(losses)]
 
 
+def first_step_of_ray_train(hidden: int) -> float:
+    """Seconds from the command to the first completed step."""
+    with tempfile.TemporaryDirectory(prefix="rec-", dir="/tmp") as name:
+        folder = Path(name)
+        (folder / "marks").mkdir()
+        began = time.monotonic()
+        with _ray_train(fast=False)(folder, hidden, 1_000_000, 0) as process:
+            return _wait(process, lambda: _first(read(folder / "marks"))) - began
+
+
+def _first(marks: Marks) -> float | None:
+    return min((at for own in marks.values() for at, _ in own), default=None)
+
+
 def _lose_one(process: subprocess.Popen[str], marks: Path) -> Loss:
     victim, others = _wait(process, lambda: _victim(read(marks)))
     os.kill(victim, signal.SIGKILL)
