@@ -3,8 +3,8 @@
     python -m benchmarks.exchange [--repeats 15]
 
 A size is that of the float32 gradient. exact sends float64 sums (over TCP in narrow form) and float32 results, fast and
-gloo float32 both ways; exact and fast also divide and fingerprint, which gloo does not. A time is the slowest member's from a
-common barrier, and a cell the median over the repeats.
+gloo float32 both ways; exact and fast also divide and fingerprint, which gloo does not. A turn is some calls, one after the
+other (`CALLS`), its time the slowest member's from a common barrier, divided by them, and a cell the median over the repeats.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from orchestrator.transports.sockets import Listener, connect
 from orchestrator.transports.tls import make_credentials
 
 SIZES = {"4 kB": 4 << 10, "1 MB": 1 << 20, "25 MB": 25 << 20}
+CALLS = {"4 kB": 50, "1 MB": 10, "25 MB": 1}  # of a turn: one alone is less than waking up after the barrier
 MEMBERS = (2, 4)
 TOPOLOGIES = ("ring", "peer_to_peer")
 MEDIA = {"unix": "shared memory", "tcp": "TCP", "tls": "TLS"}
@@ -75,10 +76,7 @@ def member(rank: int, members: int, folder: str, contest: Contest) -> None:
     plain, encrypted = Listener(SECRET, "127.0.0.1"), Listener(SECRET, "127.0.0.1", made[0])
     addresses: list[Any] = [None] * members
     dist.all_gather_object(addresses, {**plain.addresses, "tls": encrypted.addresses["tcp"]})
-    times = {
-        size: _compare(rank, members, SIZES[size] // 4, (plain, encrypted), addresses, contest)
-        for size in contest.sizes
-    }
+    times = {size: _compare(rank, members, size, (plain, encrypted), addresses, contest) for size in contest.sizes}
     if rank == 0:
         (Path(folder) / "times.json").write_text(json.dumps(times))
     dist.barrier()
@@ -92,9 +90,10 @@ def name_of(reduction: str, medium: str, topology: str) -> str:
 
 
 def _compare(
-    rank: int, members: int, elements: int, listeners: tuple[Listener, Listener], addresses: list[Any], contest: Contest
+    rank: int, members: int, size: str, listeners: tuple[Listener, Listener], addresses: list[Any], contest: Contest
 ) -> dict[str, list[float]]:
     """Contestant -> seconds. listeners: in plain text and encrypted."""
+    elements, calls = SIZES[size] // 4, CALLS[size]
     gradient = torch.randn(elements)
     own = gradient.clone()  # gloo works in place, and what it works on does not matter
     contestants: Contestants = {"gloo": lambda _: dist.all_reduce(own)}
@@ -116,8 +115,9 @@ def _compare(
         for name, act in contestants.items():
             dist.barrier()
             started = time.perf_counter()
-            act(step)
-            elapsed = torch.tensor(time.perf_counter() - started, dtype=torch.float64)
+            for call in range(calls):
+                act(step * calls + call)
+            elapsed = torch.tensor((time.perf_counter() - started) / calls, dtype=torch.float64)
             dist.all_reduce(elapsed, dist.ReduceOp.MAX)
             if step >= 2:
                 times[name].append(elapsed.item())

@@ -71,15 +71,15 @@ def _measure(side: str, workers: int, hidden: int, shards: int, steps: int, more
     with tempfile.TemporaryDirectory(prefix="mem-", dir="/tmp") as name:  # short, because Ray puts Unix sockets into it
         folder = Path(name)
         (folder / "marks").mkdir()
-        args = {"folder": f"{folder}/marks", "hidden": hidden}
+        marks = str(folder / "marks")
         if side == "DDP":
             meeting = {"world": workers, "meeting": f"file://{folder}/meeting", "interface": "lo"}
             each = {"model": "mlp", **meeting, "shards": shards // workers, "steps": steps, "hidden": hidden}
-            commands = [["benchmarks.wired", args["folder"], json.dumps({**each, "rank": n})] for n in range(workers)]
+            commands = [["benchmarks.wired", marks, json.dumps({**each, "rank": n})] for n in range(workers)]
         else:
             settings = {
                 "run": {"steps": steps, "seed": 1},
-                "pipeline": {"target": "benchmarks.wired:Mlp", "args": args},
+                "pipeline": {"target": "benchmarks.wired:Mlp", "args": {"folder": marks, "hidden": hidden}},
                 "data": {"shards": shards, "batch_size": wide.ROWS * shards},
                 "optimizer": {"name": "adamw", "lr": RATE},
                 "cluster": {"workers": workers},

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--every", type=int, default=5, help="steps between checkpoints")
     chosen = parser.parse_args(arguments)
     if importlib.util.find_spec("tensorboardX") is None:
-        sys.exit("Ray Train needs tensorboardX, which is not installed: pip install -e '.[benchmarks]'")
+        sys.exit("Ray Train needs tensorboardX, which is not there: make peers, and PYTHONPATH=.venv/peers")
     found: dict[str, list[Loss]] = {side: [] for side in SIDES}
     for number in range(chosen.rounds):
         for side in SIDES:
