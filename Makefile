@@ -2,6 +2,7 @@
 # make demo-kill  kill a worker in the middle of a run, and compare the result with that of an undisturbed one
 # make test       each claim once (docs/testing.md)
 # make test-long  that, and products: more layouts, rarer misfortunes, more reruns, many more examples of every law
+# make bench      what it costs beside its peers, as a table in docs/benchmarks/index.md; 20 minutes of a quiet machine
 # make docs       the site, in build/site; fails on a link that leads nowhere
 # make check      lint and types (make lint), and beside them the tests that take milliseconds (make pure)
 # Each makes .venv when it is missing. PYTHON is the interpreter it is made from.
@@ -40,7 +41,7 @@ COMMA := ,
 # each index that lacks a package, hundreds of times where one of several is a folder.
 SHOWN_IF_IT_FAILS = { $(2) >$(1) 2>&1 || { status=$$?; cat $(1) >&2; echo "it failed: $(2)" >&2; exit $$status; } ; }
 
-.PHONY: dashboard docs others s3 streams setup demo demo-kill data test test-long check lint pure claims clean
+.PHONY: bench dashboard docs others peers s3 streams setup demo demo-kill data test test-long check lint pure claims clean
 
 setup: $(STAMP)
 
@@ -109,7 +110,15 @@ streams: setup
 	@test -d $(VENV)/streams || $(call SHOWN_IF_IT_FAILS,$(VENV)/streams.log,\
 		python -m pip install --constraint constraints.txt --no-deps --target $(VENV)/streams $(STREAMS))
 
-test-long: test dashboard s3 streams others
+# What Ray Train imports, beside which benchmarks are run.
+peers: setup
+	@test -d $(VENV)/peers || $(call SHOWN_IF_IT_FAILS,$(VENV)/peers.log,\
+		python -m pip install --constraint constraints.txt --no-deps --target $(VENV)/peers tensorboardX)
+
+bench: data peers
+	PYTHONPATH=$(CURDIR)/$(VENV)/peers python -m benchmarks.bench --page docs/benchmarks/index.md
+
+test-long: test dashboard s3 streams others peers
 	python -m pytest -n 2 $(MANY) -m "$(PURE)"
 	$(BY_FILE) $(MANY) -m long
 

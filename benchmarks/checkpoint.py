@@ -113,8 +113,8 @@ def torch_save(training: Training, path: Path) -> tuple[float, float]:
     return saved, time.perf_counter() - started
 
 
-def measure(training: Training, folder: Path, repeats: int) -> dict[str, float]:
-    """Column -> median seconds."""
+def measure(training: Training, folder: Path, repeats: int) -> dict[str, list[float]]:
+    """Column -> seconds of each turn."""
     times: dict[str, list[float]] = {}
     ours = Ours(training, folder / "steady")
     for turn in range(repeats + 1):
@@ -123,7 +123,8 @@ def measure(training: Training, folder: Path, repeats: int) -> dict[str, float]:
         if turn > 0:
             for column, seconds in found.items():
                 times.setdefault(column, []).append(seconds)
-    return {column: statistics.median(seconds) for column, seconds in times.items()}
+    ours.writer.close()
+    return times
 
 
 def _first(training: Training, folder: Path) -> dict[str, float]:
@@ -197,7 +198,8 @@ def _print_stalls(sizes: Sequence[str], folder: Path | None, repeats: int) -> di
     for size in sizes:
         for cores, surroundings in (("spare", nullcontext), ("busy", other_cores_busy)):
             with tempfile.TemporaryDirectory(dir=folder) as place, surroundings():
-                seconds = medians[size, cores] = measure(Training(WIDTHS[size]), Path(place), repeats)
+                times = measure(Training(WIDTHS[size]), Path(place), repeats)
+            seconds = medians[size, cores] = {column: statistics.median(each) for column, each in times.items()}
             figures = [f"{seconds[column] * 1e3:>10.2f}" for column in columns]
             ratios = [f"{seconds['stall'] / seconds[column]:>9.3f}" for column in ("save", "flushed")]
             print(f"{size:>8}  {cores:<6}" + "".join([*figures, *ratios]), flush=True)

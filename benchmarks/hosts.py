@@ -36,7 +36,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.namespaces import Network, address_of, wired
+from benchmarks import pages
+from benchmarks.namespaces import Network, address_of, interface, wired
+from benchmarks.wired import WARM_UP, marks_of, spans_of
 from orchestrator.topologies import TOPOLOGIES
 from tests.cluster.conftest import new_access, wait_for_line
 
@@ -44,7 +46,6 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 ROWS = 8  # of a shard
 PORT, DDP_PORT = 6379, 29500
 DELAY = "0.1ms"
-WARM_UP = 3  # steps that are not counted: the first fits the grid and computes twice
 WAYS = ("ring", "peer_to_peer", "hierarchical")
 MODELS = {"mlp": "benchmarks.wired:Mlp", "characters": "benchmarks.wired:Text"}
 DDP = "DDP over gloo"
@@ -242,10 +243,10 @@ def ddp(
     network: Network, folder: str, model: str, workers: int, shards: int, steps: int, pace: Mapping[str, Any]
 ) -> None:
     world = len(network.names) * workers
-    common = {"model": model, "world": world, "master": f"{address_of(0)}:{DDP_PORT}", "shards": shards}
+    common = {"model": model, "world": world, "meeting": f"tcp://{address_of(0)}:{DDP_PORT}", "shards": shards}
     processes = []
     for rank in range(world):
-        told = json.dumps({**common, **pace, "steps": steps, "rank": rank})
+        told = json.dumps({**common, **pace, "steps": steps, "rank": rank, "interface": interface(rank // workers)})
         command = [sys.executable, "-m", "benchmarks.wired", folder, told]
         processes.append(network.start(rank // workers, command, environment({}), stdin=subprocess.DEVNULL))
     codes = [process.wait() for process in processes]
@@ -254,20 +255,11 @@ def ddp(
 
 
 def course_of(folder: Path) -> Course:
-    """From the marks of all processes: of a host and a step the first one counts."""
-    marks: dict[int, dict[int, list[float]]] = {}
-    for path in folder.glob("[0-9]*-[0-9]*"):
-        of_host = marks.setdefault(int(path.name.partition("-")[0]), {})
-        for line in path.read_text().splitlines():
-            at, step, *wire = map(float, line.split())
-            if step >= WARM_UP:
-                of_host[int(step)] = min(of_host.get(int(step), [at, *wire]), [at, *wire])
-    common = sorted(set.intersection(*(set(of_host) for of_host in marks.values())))
-    began = [min(of_host[step][0] for of_host in marks.values()) for step in common]
-    spans = [later - earlier for earlier, later in itertools.pairwise(began)]
-    first, last = common[0], common[-1]
+    marks = marks_of(folder)
+    common = set.intersection(*map(set, marks.values()))
+    first, last = min(common), max(common)
     crossed = [of_host[last][way] - of_host[first][way] for of_host in marks.values() for way in (1, 2)]
-    return Course(statistics.median(spans), max(crossed) / (last - first))
+    return Course(statistics.median(spans_of(marks)), max(crossed) / (last - first))
 
 
 def table(found: Mapping[tuple[Case, str], Sequence[Course]]) -> str:
@@ -287,29 +279,21 @@ def _medians(courses: Sequence[Course]) -> tuple[float, float]:
 
 def draw(found: Mapping[tuple[Case, str], Sequence[Course]], path: Path) -> None:
     """A panel per condition and model, in it a group of bars per number of hosts and rate, a line where DDP is."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    from matplotlib import pyplot
-
     panels = list(dict.fromkeys((case.model, case.condition) for case, _ in found))
     groups = list(dict.fromkeys((case.hosts, case.rate) for case, _ in found))
     ways = [way for way in dict.fromkeys(way for _, way in found) if way != DDP]
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(1 + 3 * len(panels), 3.2), sharey=True, squeeze=False)
-    for axis, (model, condition) in zip(axes[0], panels, strict=True):
-        for number, way in enumerate(ways):
-            cases = [Case(hosts, rate, model, condition) for hosts, rate in groups]
-            ratios = [_medians(found[case, DDP])[0] / _medians(found[case, way])[0] for case in cases]
-            places = [place + (number + 0.5) * 0.8 / len(ways) - 0.4 for place in range(len(groups))]
-            axis.bar(places, ratios, 0.8 / len(ways), label=way.replace("_", " "))
-        axis.axhline(1.0, color="black", linewidth=0.8)
-        axis.set_xticks(range(len(groups)), [f"{hosts} hosts\n{rate} Gbit/s" for hosts, rate in groups], fontsize=7)
-        axis.set_title(f"{model}, {condition}", fontsize=9)
-    axes[0][0].set_ylabel("steps per second / DDP")
-    axes[0][-1].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path)
-    pyplot.close(figure)
+    with pages.picture(path, len(panels), 3) as axes:
+        for axis, (model, condition) in zip(axes, panels, strict=True):
+            for number, way in enumerate(ways):
+                cases = [Case(hosts, rate, model, condition) for hosts, rate in groups]
+                ratios = [_medians(found[case, DDP])[0] / _medians(found[case, way])[0] for case in cases]
+                places = [place + (number + 0.5) * 0.8 / len(ways) - 0.4 for place in range(len(groups))]
+                axis.bar(places, ratios, 0.8 / len(ways), label=way.replace("_", " "))
+            axis.axhline(1.0, color="black", linewidth=0.8)
+            axis.set_xticks(range(len(groups)), [f"{hosts} hosts\n{rate} Gbit/s" for hosts, rate in groups], fontsize=7)
+            axis.set_title(f"{model}, {condition}", fontsize=9)
+        axes[0].set_ylabel("steps per second / DDP")
+        axes[-1].legend(fontsize=7)
 
 
 if __name__ == "__main__":

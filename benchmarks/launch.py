@@ -27,6 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+REPOSITORY = Path(__file__).resolve().parent.parent
 KINDS = {  # what the name of a process begins with -> as what it is counted
     "ray::MemberActor": "worker",
     "ray::IDLE": "idle worker",
@@ -127,19 +128,21 @@ def _kind(name: str) -> str:
     return begins or (f"other: {name[:60]}" if "default_worker" not in name else "idle worker")
 
 
+def environment() -> dict[str, str]:
+    """Of a command: what the caller's own Ray, MLflow or test has set is left out, and so is what has each process compile all
+    of orchestrator anew."""
+    left_out = ("RAY_", "MLFLOW_", "PYTHONDONTWRITEBYTECODE")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
+    return {**inherited, "PYTHONPATH": str(REPOSITORY), "DVC_NO_ANALYTICS": "1"}
+
+
 def measure(command: Sequence[str], project: Path) -> Spent:
     """Run a command of the orchestrator to its end. Exits when it fails."""
     watch, began = Watch(), time.perf_counter()
-    left_out = (
-        "RAY_",
-        "MLFLOW_",
-        "PYTHONDONTWRITEBYTECODE",
-    )  # the last has each process compile all of orchestrator anew
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     process = subprocess.Popen(
         [sys.executable, "-m", "orchestrator", *command],
         cwd=project,
-        env={**environment, "PYTHONPATH": str(Path.cwd()), "DVC_NO_ANALYTICS": "1"},
+        env=environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -2,7 +2,7 @@
 
     python -m benchmarks.memory [--hidden 4096] [--workers 1 2 4] [--topology ring] [--shards 4] [--steps 6]
 
-The model is that of benchmarks/wide.py (4096: 25 million parameters) with AdamW; a step is `--shards` micro-batches on both.
+The model is `benchmarks.wired:Mlp` (4096: 25 million parameters) with AdamW; a step is `--shards` micro-batches on both.
 What the same processes hold with a model of 1 unit is subtracted: Python, torch, Ray and the rest. MB, and bytes for each
 parameter, of the median process:
 
@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -27,12 +27,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
-from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import wide
+from benchmarks.wired import HIDDEN, RATE
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 EVERY_S = 0.02  # between two looks at the processes
@@ -41,60 +38,78 @@ Sizes = tuple[float, float]  # peak, held
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory")
-    parser.add_argument("--hidden", type=int, default=4096)
+    parser.add_argument("--hidden", type=int, default=HIDDEN)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--topology", default="ring")
     parser.add_argument("--shards", type=int, default=4)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--sides", nargs="+", default=["DDP", "orchestrator"])
-    parser.add_argument("--ddp", help=argparse.SUPPRESS)  # be the other side: where the marks go
     chosen = parser.parse_args(arguments)
-    if chosen.ddp:
-        spawn(_ddp, args=(chosen.workers[0], chosen), nprocs=chosen.workers[0])  # type: ignore[no-untyped-call]
-        return
-    with torch.device("meta"):
-        count = sum(each.numel() for each in wide.model(chosen.hidden).parameters())
+    count = parameters(chosen.hidden)
     print(f"{count:,} parameters, {chosen.shards} micro-batches, {chosen.topology}")
     print(f"{'':14}{'workers':>8}{'peak':>8}{'/ parameter':>13}{'held':>8}{'/ parameter':>13}", flush=True)
     for workers in chosen.workers:
         for side in chosen.sides:
-            small, large = (_measure(side, workers, hidden, chosen) for hidden in (1, chosen.hidden))
-            sizes = [after - before for before, after in zip(small, large, strict=True)]
+            more = [] if side == "DDP" else [f"topology={chosen.topology}"]
+            sizes = above_tiny(side, workers, chosen.hidden, chosen.shards, chosen.steps, more)
             columns = "".join(f"{size / 1e6:8.0f}{size / count:13.1f}" for size in sizes)
             print(f"{side:14}{workers:8}{columns}", flush=True)
 
 
-def _measure(side: str, workers: int, hidden: int, chosen: argparse.Namespace) -> Sizes:
+def parameters(hidden: int) -> int:
+    with torch.device("meta"):
+        return sum(each.numel() for each in wide.model(hidden).parameters())
+
+
+def above_tiny(side: str, workers: int, hidden: int, shards: int, steps: int, more: Sequence[str] = ()) -> Sizes:
+    """Bytes of the median process above those with a model of one unit. side: "DDP", or ours with `more` settings."""
+    small, large = (_measure(side, workers, each, shards, steps, more) for each in (1, hidden))
+    return large[0] - small[0], large[1] - small[1]
+
+
+def _measure(side: str, workers: int, hidden: int, shards: int, steps: int, more: Sequence[str]) -> Sizes:
     with tempfile.TemporaryDirectory(prefix="mem-", dir="/tmp") as name:  # short, because Ray puts Unix sockets into it
         folder = Path(name)
         (folder / "marks").mkdir()
-        shutil.copy2(REPOSITORY / "benchmarks" / "wide.py", folder)
-        (folder / "wide.yaml").write_text(
-            f"run: {{steps: {chosen.steps}, seed: 1}}\n"
-            f"pipeline: {{target: 'wide:Wide', args: {{hidden: {hidden}, marks: {folder}/marks}}}}\n"
-            f"data: {{shards: {chosen.shards}, batch_size: {wide.ROWS * chosen.shards}}}\n"
-            f"cluster: {{workers: {workers}}}\ntopology: {chosen.topology}\n"
-        )
-        alike = [f"--hidden={hidden}", f"--workers={workers}", f"--shards={chosen.shards}", f"--steps={chosen.steps}"]
-        theirs = ["-m", "benchmarks.memory", *alike, f"--ddp={folder}/marks"]
-        command = theirs if side == "DDP" else ["-m", "orchestrator", "conf=wide.yaml"]
+        marks = str(folder / "marks")
+        if side == "DDP":
+            meeting = {"world": workers, "meeting": f"file://{folder}/meeting", "interface": "lo"}
+            each = {"model": "mlp", **meeting, "shards": shards // workers, "steps": steps, "hidden": hidden}
+            commands = [["benchmarks.wired", marks, json.dumps({**each, "rank": n})] for n in range(workers)]
+        else:
+            settings = {
+                "run": {"steps": steps, "seed": 1},
+                "pipeline": {"target": "benchmarks.wired:Mlp", "args": {"folder": marks, "hidden": hidden}},
+                "data": {"shards": shards, "batch_size": wide.ROWS * shards},
+                "optimizer": {"name": "adamw", "lr": RATE},
+                "cluster": {"workers": workers},
+            }
+            (folder / "run.yaml").write_text(json.dumps(settings))
+            commands = [["orchestrator", "conf=run.yaml", *more]]
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
         given = {"PYTHONPATH": str(REPOSITORY), "TMPDIR": name, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
         with (folder / "output.txt").open("w") as output:
-            process = subprocess.Popen(
-                [sys.executable, *command], cwd=folder, env={**inherited, **given}, stdout=output, stderr=output
-            )
-            found = _watch(process, folder / "marks")
-        if process.returncode != 0 or len(found) < workers:
-            sys.exit(f"{side} failed:\n{(folder / 'output.txt').read_text()[-4000:]}")
+            processes = [
+                subprocess.Popen(
+                    [sys.executable, "-m", *command],
+                    cwd=folder,
+                    env={**inherited, **given},
+                    stdout=output,
+                    stderr=output,
+                )
+                for command in commands
+            ]
+            found = _watch(processes, folder / "marks")
+        if any(process.returncode for process in processes) or len(found) < workers:
+            raise RuntimeError(f"{side} failed:\n{(folder / 'output.txt').read_text()[-4000:]}")
     return statistics.median(peak for peak, _ in found), statistics.median(held for _, held in found)
 
 
-def _watch(process: subprocess.Popen[bytes], marks: Path) -> list[Sizes]:
-    """Of each process that has marked a step, until the command has ended."""
+def _watch(processes: Sequence[subprocess.Popen[bytes]], marks: Path) -> list[Sizes]:
+    """Of each process that has marked a step, until all commands have ended."""
     found: dict[str, Sizes] = {}
-    while process.poll() is None:
-        for pid in (mark.name for mark in marks.iterdir()):
+    while any(process.poll() is None for process in processes):
+        for pid in (mark.name.partition("-")[2] for mark in marks.iterdir()):
             try:
                 peak, anonymous = (_bytes(Path(f"/proc/{pid}/status"), name) for name in ("VmHWM:", "RssAnon:"))
                 held = anonymous + _regions(Path(f"/proc/{pid}/fd"))
@@ -117,25 +132,6 @@ def _regions(descriptors: Path) -> float:
             if str(descriptor.readlink()).startswith("/memfd:"):
                 found += descriptor.stat().st_blocks * 512
     return float(found)
-
-
-def _ddp(rank: int, workers: int, chosen: argparse.Namespace) -> None:
-    """The loop as the documentation of torch has it: micro-batches are accumulated, the last one is reduced."""
-    torch.set_num_threads(1)
-    meeting = Path(chosen.ddp).parent / "meeting"
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=workers)
-    inner = wide.model(chosen.hidden)
-    optimizer = wide.optimizer(inner, Path(chosen.ddp))
-    model = DistributedDataParallel(inner)
-    own = len(range(rank, chosen.shards, workers))
-    for _ in range(chosen.steps):
-        optimizer.zero_grad()
-        for micro in range(own):
-            model.require_backward_grad_sync = micro == own - 1
-            inputs, targets = torch.randn(wide.ROWS, wide.INPUTS), torch.randn(wide.ROWS, wide.INPUTS)
-            functional.mse_loss(model(inputs), targets).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

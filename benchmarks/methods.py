@@ -24,9 +24,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import pages
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 STEPS, INNER = 400, 10
-BEGIN, END = "<!-- methods: made by python -m benchmarks.methods --page -->", "<!-- end of methods -->"
 RUNS: dict[str, tuple[str, ...]] = {
     "digits": ("conf=digits", "topology=ring", "cluster.workers=4", "data.batch_size=64"),
     "characters": ("conf=characters", "topology=ring", "cluster.workers=4", "data.shards=4", "data.batch_size=16"),
@@ -118,9 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = table(found, chosen.only if chosen.only == "characters-64" else "characters")
     print(text)
     if chosen.page is not None:
-        page = chosen.page.read_text()
-        before, after = page.split(BEGIN)[0], page.split(END)[1]
-        chosen.page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+        pages.replace(chosen.page, "methods", text)
     return 0
 
 

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--every", type=int, default=5, help="steps between checkpoints")
     chosen = parser.parse_args(arguments)
     if importlib.util.find_spec("tensorboardX") is None:
-        sys.exit("Ray Train needs tensorboardX, which is not installed: pip install -e '.[benchmarks]'")
+        sys.exit("Ray Train needs tensorboardX, which is not there: make peers, and PYTHONPATH=.venv/peers")
     found: dict[str, list[Loss]] = {side: [] for side in SIDES}
     for number in range(chosen.rounds):
         for side in SIDES:
@@ -106,6 +106,20 @@ def lose(side: str, losses: int, hidden: int, every: int) -> list[Loss]:
         begin = _ours if side == SIDES[-1] else _ray_train(fast=side == SIDES[1])
         with begin(folder, hidden, every, losses) as process:
             return [_lose_one(process, folder / "marks") for _ in range(losses)]
+
+
+def first_step_of_ray_train(hidden: int) -> float:
+    """Seconds from the command to the first completed step."""
+    with tempfile.TemporaryDirectory(prefix="rec-", dir="/tmp") as name:
+        folder = Path(name)
+        (folder / "marks").mkdir()
+        began = time.monotonic()
+        with _ray_train(fast=False)(folder, hidden, 1_000_000, 0) as process:
+            return _wait(process, lambda: _first(read(folder / "marks"))) - began
+
+
+def _first(marks: Marks) -> float | None:
+    return min((at for own in marks.values() for at, _ in own), default=None)
 
 
 def _lose_one(process: subprocess.Popen[str], marks: Path) -> Loss:

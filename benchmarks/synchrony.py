@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import pages
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 WORKERS, SHARDS = 4, 8
 MODES: dict[str, dict[str, Any]] = {
@@ -127,23 +129,16 @@ def _rate(courses: Sequence[Course]) -> float:
 
 def draw(found: Mapping[tuple[str, str], Sequence[Course]], path: Path) -> None:
     """Validation loss against time, one panel per condition."""
-    import matplotlib as mpl
-
-    mpl.use("svg")
-    from matplotlib import pyplot
-
     conditions = list(dict.fromkeys(condition for condition, _ in found))
-    figure, axes = pyplot.subplots(1, len(conditions), figsize=(4 * len(conditions), 3.2), sharey=True, squeeze=False)
-    for axis, condition in zip(axes[0], conditions, strict=True):
-        for (of, mode), courses in found.items():
-            if of == condition:
-                axis.plot(*zip(*courses[0].losses, strict=True), label=mode)
-        axis.set_title({"none": "no straggler"}.get(condition, condition))
-        axis.set_xlabel("seconds")
-    axes[0][0].set_ylabel("validation loss")
-    axes[0][-1].legend(fontsize=7)
-    figure.tight_layout()
-    figure.savefig(path)
+    with pages.picture(path, len(conditions), 4) as axes:
+        for axis, condition in zip(axes, conditions, strict=True):
+            for (of, mode), courses in found.items():
+                if of == condition:
+                    axis.plot(*zip(*courses[0].losses, strict=True), label=mode)
+            axis.set_title({"none": "no straggler"}.get(condition, condition))
+            axis.set_xlabel("seconds")
+        axes[0].set_ylabel("validation loss")
+        axes[-1].legend(fontsize=7)
 
 
 if __name__ == "__main__":

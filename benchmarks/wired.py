@@ -1,4 +1,4 @@
-"""The models of benchmarks/hosts.py, trained here and by DDP; both mark each step with the time and the bytes of the wire.
+"""Models that are trained here and by DDP; both mark each step with the time and the bytes of the wire.
 
     python -m benchmarks.wired FOLDER '{"model": "mlp", "rank": 0, "world": 2, ...}'      one process of DDP
 
@@ -9,6 +9,7 @@ process, written when the step's first micro-batch begins. All hosts share the m
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import sys
@@ -21,13 +22,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from benchmarks.namespaces import here, interface, traffic
+from benchmarks import wide
+from benchmarks.namespaces import here, traffic
 from orchestrator import Pipeline
+from orchestrator.data.fetching import fetch
 from pipelines.characters import Characters
+from pipelines.digits import Digits
 
-INPUTS, HIDDEN = 1024, 4096
-ROWS = 8  # of a shard
+HIDDEN = 4096  # 25 million parameters
 RATE = 0.001
+WARM_UP = 3  # steps that are not counted: the first fits the grid and computes twice
+Marks = dict[int, dict[int, list[float]]]  # host -> step -> when it began there, bytes sent and received until then
 
 
 class _Marks:
@@ -45,23 +50,25 @@ class _Marks:
             with self._path.open("a") as file:
                 file.write(f"{time.monotonic():.6f} {step} {sent} {received}\n")
             self._last = step
-        time.sleep(self._sleep_s)
+        if self._sleep_s:
+            time.sleep(self._sleep_s)
 
 
 class Mlp(Pipeline):
-    """25 million parameters on random numbers."""
+    """Wide layers on random numbers."""
 
-    def __init__(self, folder: str, sleep_s: float = 0.0, slow: int = -1, factor: float = 1.0) -> None:
+    def __init__(
+        self, folder: str, hidden: int = HIDDEN, sleep_s: float = 0.0, slow: int = -1, factor: float = 1.0
+    ) -> None:
+        self._hidden = hidden
         self._marks = _Marks(folder, sleep_s, slow, factor)
 
     def model(self) -> nn.Module:
-        return nn.Sequential(
-            nn.Linear(INPUTS, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, HIDDEN), nn.GELU(), nn.Linear(HIDDEN, INPUTS)
-        )
+        return wide.model(self._hidden)
 
     def datasets(self) -> tuple[TensorDataset, None]:
         draw = torch.Generator().manual_seed(0)
-        inputs, targets = (torch.randn(64 * ROWS, INPUTS, generator=draw) for _ in range(2))
+        inputs, targets = (torch.randn(64 * wide.ROWS, wide.INPUTS, generator=draw) for _ in range(2))
         return TensorDataset(inputs, targets), None
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor], step: int = 0) -> Tensor:
@@ -83,34 +90,81 @@ class Text(Characters):
         return super().loss(model, batch)
 
 
-MODELS: dict[str, Any] = {"mlp": Mlp, "characters": Text}
+class Images(Digits):
+    """pipelines/digits.py."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self._marks = _Marks(folder, 0.0, -1, 1.0)
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor], step: int = 0) -> Tensor:
+        if model.training:
+            self._marks.micro_batch(step)
+        return super().loss(model, batch)
 
 
-def train(folder: str, model: str, rank: int, world: int, master: str, shards: int, steps: int, **pace: Any) -> None:
-    """One process of DDP. shards: of each process, whose gradients add up before they are sent."""
+MODELS: dict[str, Any] = {"mlp": Mlp, "characters": Text, "digits": Images}
+
+
+def train(
+    folder: str,
+    model: str,
+    rank: int,
+    world: int,
+    meeting: str,
+    interface: str,
+    shards: int,
+    steps: int,
+    rows: int = wide.ROWS,
+    lr: float = RATE,
+    clip: float | None = None,
+    **args: Any,
+) -> None:
+    """One process of DDP, as the documentation of torch has it. meeting: a URL for `init_process_group`; shards: of each
+    process, whose gradients add up before they are sent; rows: of each of them; args: of the pipeline."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
     torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = interface(here())
-    dist.init_process_group("gloo", init_method=f"tcp://{master}", rank=rank, world_size=world)
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
     torch.manual_seed(0)
-    pipeline = MODELS[model](folder, **pace)
+    pipeline = MODELS[model](folder, **args)
     replicated = DistributedDataParallel(pipeline.model())
-    optimizer = torch.optim.AdamW(replicated.parameters(), lr=RATE)
+    optimizer = torch.optim.AdamW(replicated.parameters(), lr=lr)
     items = pipeline.datasets()[0]
     for step in range(steps):
         optimizer.zero_grad()
         for shard in range(shards):
-            first = ((step * world + rank) * shards + shard) * ROWS
-            rows = [items[(first + row) % len(items)] for row in range(ROWS)]
-            batch = tuple(torch.stack(column) for column in zip(*rows, strict=True))
+            first = ((step * world + rank) * shards + shard) * rows
+            batch = fetch(items, [(first + row) % len(items) for row in range(rows)], pipeline.collate)
             last = shard == shards - 1
             with contextlib.nullcontext() if last else replicated.no_sync():
                 (pipeline.loss(replicated, batch, step) / shards).backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(replicated.parameters(), clip)
         optimizer.step()
     dist.barrier()
     dist.destroy_process_group()
+
+
+def marks_of(folder: Path) -> Marks:
+    """Of all processes, without those of the warm-up: of a host and a step the first one counts."""
+    marks: Marks = {}
+    for path in folder.glob("[0-9]*-[0-9]*"):
+        of_host = marks.setdefault(int(path.name.partition("-")[0]), {})
+        for line in path.read_text().splitlines():
+            at, step, *wire = map(float, line.split())
+            if step >= WARM_UP:
+                of_host[int(step)] = min(of_host.get(int(step), [at, *wire]), [at, *wire])
+    return marks
+
+
+def spans_of(marks: Marks) -> list[float]:
+    """Seconds from step to step that all hosts have marked."""
+    common = sorted(set.intersection(*map(set, marks.values())))
+    began = [min(of_host[step][0] for of_host in marks.values()) for step in common]
+    return [later - earlier for earlier, later in itertools.pairwise(began)]
 
 
 if __name__ == "__main__":
