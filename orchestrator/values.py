@@ -16,7 +16,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
@@ -233,6 +233,21 @@ def are_speeds(texts: Collection[str]) -> bool:
     except ValueError:
         return False
     return len(found) == len(texts) and all(address and 0 < speed < math.inf for address, speed in found.items())
+
+
+def sites_of(given: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    """The shards of each site, in order."""
+    return {site: tuple(sorted(shards)) for site, shards in given.items()}
+
+
+def are_sites(given: Mapping[str, Any]) -> bool:
+    """Whether each is a list of shards, and no shard is in two."""
+    lists = list(given.values())
+    if not all(isinstance(each, list | tuple) and each for each in lists):
+        return False
+    shards = [shard for each in lists for shard in each]
+    whole = all(isinstance(shard, int) and not isinstance(shard, bool) and shard >= 0 for shard in shards)
+    return whole and all(given) and len(set(shards)) == len(shards)
 
 
 _LABEL = re.compile(r"([\w.-]+)(?:=(.+))?")

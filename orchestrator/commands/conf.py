@@ -20,6 +20,6 @@ def run(given: Arguments) -> Answer:
     from orchestrator.commands.tune import tune
 
     settings, where, tuning = tune.decided(given.settings, given.origins)
-    repeated = Repeated(given.get("replay"), given.get("segments"), given.get("streams"))
+    repeated = Repeated(given.get("replay"), given.get("segments"), given.get("streams"), given.get("sat_out"))
     run_id, outcome = launch(settings, where, repeated=repeated, tuning=tuning)
     return ended_run(run_id, outcome, given)

@@ -27,6 +27,7 @@ from orchestrator.values import (
     Steps,
     Workers,
     are_labels,
+    are_sites,
     are_speeds,
     at_least,
     matching,
@@ -94,6 +95,9 @@ TUNABLE = Must(f"among {', '.join(AUTO.values())}", lambda names: set(names) <= 
 SPEEDS = Must("a list of ADDRESS=SPEED with numbers above 0, each address once", are_speeds)
 MIXTURE = Must(
     f"numbers above 0 by name, whole ones in at most {LONGEST} rows (0.7 and 0.3: 7 and 3 in 10)", are_weights
+)
+SITES = Must(
+    "a list of shards by the name of each site, no shard at two: {hospital_a: [0, 1], hospital_b: [2]}", are_sites
 )
 NO_NAME = Must("a mapping without the key 'name'", lambda options: "name" not in options)
 
@@ -225,6 +229,19 @@ class DataSettings:
     store_timeout_s: float = field(
         default=600.0,
         metadata=execution("Seconds for which a store that does not answer is waited for, and asked again.", POSITIVE),
+    )
+    sites: dict[str, Any] = field(
+        default_factory=dict,
+        metadata=execution(
+            "Which shards' bytes are read where only: shards by site, a resource of Ray that the site's nodes offer.",
+            SITES,
+        ),
+    )
+    absent: Literal["wait", "sit_out"] | None = field(
+        default=None,
+        metadata=execution(
+            "What is done while a site is away: wait for it, or go on without it; null: with local, go on, else wait."
+        ),
     )
     inputs: tuple[str, ...] = field(
         default=(), metadata=result("The files and folders that the pipeline reads.", NONE_EMPTY)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -53,6 +53,15 @@ def _hide_gpus() -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
+def _sites(wanted: Collection[str]) -> tuple[str, ...]:
+    """Those of them that this node offers, as resources of Ray."""
+    if not wanted:
+        return ()
+    here = ray.get_runtime_context().get_node_id()
+    nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes()}  # type: ignore[no-untyped-call]
+    return tuple(site for site in wanted if nodes[here].get(site, 0) > 0)
+
+
 def with_imports(heartbeat: Answer) -> Answer:
     """The heartbeat, with one beat more for each imported module while the member prepares: on a busy machine importing
     torch alone takes minutes, in which nothing else would show progress."""
@@ -91,7 +100,8 @@ class MemberActor:
         self._heartbeat = Heartbeat(self._crash_record.note, TimeAccount(spans=plan.cadence.timeline))
 
     def prepare(self) -> Answer:
-        """`{"run_manifest", "addresses", "pid", "node", "niceness", "crash_record", "reads"}`: ready to join a generation."""
+        """`{"run_manifest", "addresses", "pid", "node", "niceness", "crash_record", "reads", "sites"}`: ready to join
+        a generation."""
         return self._answer(self._prepare)
 
     def run(
@@ -192,6 +202,7 @@ class MemberActor:
             self._checkpoint_client.load,
             self._checkpoint_client,
             self._open_slots,
+            sites := _sites(self._plan.data.sites),
         )
         self._member: Any = (Worker if self._role == "worker" else Server)(self._plan, self._regions, services)
         run_manifest = self._member.prepare()
@@ -204,6 +215,7 @@ class MemberActor:
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),
             "crash_record": self._crash_record.fd,
             "reads": self._member.reads.as_dict(),
+            "sites": sites,
         }
 
     def _open_slots(self, shards: int, row: Mapping[str, torch.Tensor]) -> ShardSlots | None:
@@ -221,12 +233,13 @@ class MemberActor:
         return ShardSlots(fd, shards, row)
 
     def _profile(self) -> Answer:
-        from orchestrator.data.profile import profile
+        from orchestrator.data.profile import at_sites, profile
         from orchestrator.numerics.streams import seeded
 
+        train = self._member.training_data()
         with seeded(0, "profile"):
             return {
-                "profile": profile(self._member.training_data()),
+                "profile": at_sites(train) if self._plan.data.sites else profile(train),
                 "partition": self._member.partition(),
                 "layers": self._member.layers(),
             }
