@@ -194,6 +194,34 @@ class Workers(Notation):
 
 
 @dataclass(frozen=True)
+class Sites(Notation):
+    """Which shards are pinned to which site; a shard to one at most."""
+
+    by_name: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def parse(cls, value: object) -> Self:
+        """From `{hospital_a: [0, 1], hospital_b: [2]}`; `{}`: nowhere. Raises ValueError."""
+        given = value if isinstance(value, dict) else {"": None}
+        whole = [
+            all(type(shard) is int and shard >= 0 for shard in own) for own in given.values() if isinstance(own, list)
+        ]
+        if len(whole) < len(given) or not all(whole) or not all(name and isinstance(name, str) for name in given):
+            raise ValueError(f"not a list of shards for each site: {value!r}")
+        shards = [shard for own in given.values() for shard in own]
+        if len(set(shards)) < len(shards) or not all(given.values()):
+            raise ValueError(f"a shard at two sites, or a site without one: {value!r}")
+        return cls({name: tuple(sorted(own)) for name, own in given.items()})
+
+    def __bool__(self) -> bool:
+        return bool(self.by_name)
+
+    def plain(self) -> dict[str, list[int]]:
+        """What `parse` reads as this value."""
+        return {name: list(shards) for name, shards in self.by_name.items()}
+
+
+@dataclass(frozen=True)
 class Given:
     """A value as a source gave it: understood as YAML, and as typed (None where that is not known)."""
 
@@ -233,21 +261,6 @@ def are_speeds(texts: Collection[str]) -> bool:
     except ValueError:
         return False
     return len(found) == len(texts) and all(address and 0 < speed < math.inf for address, speed in found.items())
-
-
-def sites_of(given: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """The shards of each site, in order."""
-    return {site: tuple(sorted(shards)) for site, shards in given.items()}
-
-
-def are_sites(given: Mapping[str, Any]) -> bool:
-    """Whether each is a list of shards, and no shard is in two."""
-    lists = list(given.values())
-    if not all(isinstance(each, list | tuple) and each for each in lists):
-        return False
-    shards = [shard for each in lists for shard in each]
-    whole = all(isinstance(shard, int) and not isinstance(shard, bool) and shard >= 0 for shard in shards)
-    return whole and all(given) and len(set(shards)) == len(shards)
 
 
 _LABEL = re.compile(r"([\w.-]+)(?:=(.+))?")

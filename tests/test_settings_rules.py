@@ -15,7 +15,7 @@ BASE: dict[str, Any] = {"pipeline": {"target": "a:B"}, "run": {"steps": 100}, "o
 LOCAL = "local.steps=4 local.optimizer={name: sgd, lr: 0.1}"
 NOISY = "privacy.clipping_norm=1.0 privacy.noise_multiplier=1.0 privacy.delta=1e-4 data.partition=iid"
 STAGES = "cluster.stages=2 cluster.workers=4"
-SITES = "data.sites.a=[0] data.sites.b=[1] cluster.address=h:1 data.partition=natural"
+SITES = "data.sites={a:[0],b:[1]} cluster.address=h:1 data.partition=natural"
 TWO_SITES = f"{SITES} cluster.workers=2"
 # What is given, in words without blanks, and where the one sentence about it begins.
 REFUSED = {
@@ -116,7 +116,7 @@ REFUSED = {
     f"{TWO_SITES} data.loaders=auto": "tuning.auto: no layout is chosen by measuring where data.sites fixes it",
     f"{TWO_SITES} data.partition=shared": "data.partition.name: without one every shard reads all files",
     f"{TWO_SITES} {NOISY}": "privacy.noise_multiplier: with noise it is secret who plays",
-    f"{TWO_SITES} data.sites.b=[8]": "data.sites: there are shards 0 to data.shards - 1, with data.shards=8; name only these",
+    f"{TWO_SITES} data.sites={{a:[0],b:[8]}}": "data.sites: there are shards 0 to data.shards - 1, with data.shards=8",
     SITES: "cluster.workers: 1 for 2 sites, each of which needs one; set cluster.workers=2 or more",
     f"{SITES} cluster.workers={{min:2,max:4}}": "cluster.workers: with data.sites each has its place, so give a number",
     "data.absent=wait": "data.absent: wait is about sites that are away; set data.sites, or leave it out",

@@ -33,7 +33,7 @@ from orchestrator.settings.sections import BY_MEMORY, OptimizerSettings
 from orchestrator.topologies import TOPOLOGIES
 from orchestrator.updates.ranking import Best
 from orchestrator.updates.schedules import SCHEDULES
-from orchestrator.values import Span, sites_of, speeds_of
+from orchestrator.values import Span, speeds_of
 
 INITIAL_FOLDER = ".orchestrator/initial"  # where a launch puts the weights that training begins with
 
@@ -79,7 +79,7 @@ def resolve(settings: Settings) -> Plan:
             cache_bytes=round(data.cache_gb * 1e9),
             cache_folder=data.cache_folder,
             store_timeout_s=data.store_timeout_s,
-            sites=sites_of(data.sites),
+            sites=data.sites.by_name,
             sits_out=bool(data.sites) and _sits_out(settings),
         ),
         update=_update(settings),

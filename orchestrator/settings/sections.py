@@ -24,10 +24,10 @@ from orchestrator.values import (
     POSITIVE,
     Every,
     Must,
+    Sites,
     Steps,
     Workers,
     are_labels,
-    are_sites,
     are_speeds,
     at_least,
     matching,
@@ -95,9 +95,6 @@ TUNABLE = Must(f"among {', '.join(AUTO.values())}", lambda names: set(names) <= 
 SPEEDS = Must("a list of ADDRESS=SPEED with numbers above 0, each address once", are_speeds)
 MIXTURE = Must(
     f"numbers above 0 by name, whole ones in at most {LONGEST} rows (0.7 and 0.3: 7 and 3 in 10)", are_weights
-)
-SITES = Must(
-    "a list of shards by the name of each site, no shard at two: {hospital_a: [0, 1], hospital_b: [2]}", are_sites
 )
 NO_NAME = Must("a mapping without the key 'name'", lambda options: "name" not in options)
 
@@ -230,11 +227,10 @@ class DataSettings:
         default=600.0,
         metadata=execution("Seconds for which a store that does not answer is waited for, and asked again.", POSITIVE),
     )
-    sites: dict[str, Any] = field(
-        default_factory=dict,
+    sites: Sites = field(
+        default=Sites({}),
         metadata=execution(
-            "Which shards' bytes are read where only: shards by site, a resource of Ray that the site's nodes offer.",
-            SITES,
+            "Which shards' samples are read where only: by site, a resource of Ray that its nodes offer."
         ),
     )
     absent: Literal["wait", "sit_out"] | None = field(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from orchestrator.settings.rules.rule import Case, Rule
-from orchestrator.values import Workers
+from orchestrator.values import Sites, Workers
 
 _SITES = Case(("data.sites",), bool)
 
@@ -14,11 +14,11 @@ def _requires(key: str, fit: Any, sentence: str) -> Rule:
     return _SITES.requires(key, fit, f"{key}: {sentence}, or leave data.sites out")
 
 
-def _too_few(sites: dict[str, Any], workers: Workers) -> str:
+def _too_few(sites: Sites, workers: Workers) -> str:
     if workers.start != workers.most:
         return "cluster.workers: with data.sites each has its place, so give a number and no range"
-    few = f"{workers.most} for {len(sites)} sites"
-    return f"cluster.workers: {few}, each of which needs one; set cluster.workers={len(sites)} or more"
+    few = f"{workers.most} for {len(sites.by_name)} sites"
+    return f"cluster.workers: {few}, each of which needs one; set cluster.workers={len(sites.by_name)} or more"
 
 
 RULES: tuple[Rule, ...] = (
@@ -55,12 +55,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         ("data.sites", "cluster.workers"),
-        lambda sites, workers: sites and not len(sites) <= workers.start == workers.most,
+        lambda sites, workers: sites and not len(sites.by_name) <= workers.start == workers.most,
         _too_few,
     ),
     Rule(
         ("data.sites", "data.shards"),
-        lambda sites, shards: any(shard >= shards for own in sites.values() for shard in own),
+        lambda sites, shards: any(shard >= shards for own in sites.by_name.values() for shard in own),
         "data.sites: there are shards 0 to data.shards - 1, with data.shards={1}; name only these",
     ),
     _SITES.is_required_by(
