@@ -16,7 +16,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
@@ -191,6 +191,34 @@ class Workers(Notation):
     def plain(self) -> int | dict[str, int]:
         """What `parse` reads as this value."""
         return self.most if (self.start, self.least) == (self.most, 1) else {"min": self.least, "max": self.most}
+
+
+@dataclass(frozen=True)
+class Sites(Notation):
+    """Which shards are pinned to which site; a shard to one at most."""
+
+    by_name: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def parse(cls, value: object) -> Self:
+        """From `{hospital_a: [0, 1], hospital_b: [2]}`; `{}`: nowhere. Raises ValueError."""
+        given = value if isinstance(value, dict) else {"": None}
+        whole = [
+            all(type(shard) is int and shard >= 0 for shard in own) for own in given.values() if isinstance(own, list)
+        ]
+        if len(whole) < len(given) or not all(whole) or not all(name and isinstance(name, str) for name in given):
+            raise ValueError(f"not a list of shards for each site: {value!r}")
+        shards = [shard for own in given.values() for shard in own]
+        if len(set(shards)) < len(shards) or not all(given.values()):
+            raise ValueError(f"a shard at two sites, or a site without one: {value!r}")
+        return cls({name: tuple(sorted(own)) for name, own in given.items()})
+
+    def __bool__(self) -> bool:
+        return bool(self.by_name)
+
+    def plain(self) -> dict[str, list[int]]:
+        """What `parse` reads as this value."""
+        return {name: list(shards) for name, shards in self.by_name.items()}
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,7 @@ ROOMS = {
         "dealing",
         "hand_over",
         "shard_assignment",
+        "sites",
         "claiming",
         "events",
     ],

@@ -401,7 +401,7 @@ WRONG = {
     "--run.seed=3": "--run.seed: no such key; did you mean run.seed?",
     "run.seed.x=3": "run.seed.x: no such key; did you mean run.seed?",
     "data.foo=3": "data.foo: no such key; data has shards, batch_size, loaders, cache_gb, cache_folder, store_timeout_s, "
-    "inputs, mixture, order, partition, sampling, subset",
+    "sites, absent, inputs, mixture, order, partition, sampling, subset",
     "zzz=3": "zzz: no such key; there are run, pipeline, data, cluster, topology, sync, reduction, transport, "
     "initial, begin, optimizer, contribution, compression, local, privacy, secure_aggregation, gradient, "
     "schedule, early_stopping, checkpoint, evaluation, trace, tracking, tuning, strict, environment, output",

@@ -15,6 +15,8 @@ BASE: dict[str, Any] = {"pipeline": {"target": "a:B"}, "run": {"steps": 100}, "o
 LOCAL = "local.steps=4 local.optimizer={name: sgd, lr: 0.1}"
 NOISY = "privacy.clipping_norm=1.0 privacy.noise_multiplier=1.0 privacy.delta=1e-4 data.partition=iid"
 STAGES = "cluster.stages=2 cluster.workers=4"
+SITES = "data.sites={a:[0],b:[1]} cluster.address=h:1 data.partition=natural"
+TWO_SITES = f"{SITES} cluster.workers=2"
 # What is given, in words without blanks, and where the one sentence about it begins.
 REFUSED = {
     "tracking.metrics_port=9100 cluster.address=h:1": "tracking.metrics_port: the Ray at h:1 shows metrics at its own port",
@@ -104,6 +106,20 @@ REFUSED = {
     f"{STAGES} reduction=fast": "reduction: with cluster.stages a stage's gradient is added up exactly",
     f"{STAGES} run.device=cuda cluster.gpus_per_worker=0.5": "run.device: with cluster.stages activations travel",
     f"{STAGES} cluster.gpus_per_worker=1": "cluster.gpus_per_worker: with cluster.stages stages are computed on CPUs, so 1 is",
+    f"{TWO_SITES} cluster.address=null": "cluster.address: a private Ray is this machine alone, and data.sites names nodes",
+    f"{TWO_SITES} sync=ssp": "sync.name: with data.sites all shards go in lockstep; set sync=bsp",
+    f"{TWO_SITES} cluster.stages=2": "cluster.stages: with data.sites every worker has the whole model",
+    f"{TWO_SITES} reduction=fast": "reduction: who hosts a shard would change its sums where sites come and go",
+    f"{TWO_SITES} cluster.spares=1": "cluster.spares: a spare would be at one site only",
+    f"{TWO_SITES} cluster.speeds=[h=2]": "cluster.speeds: with data.sites shards stay at their site",
+    f"{TWO_SITES} transport=shared_memory": "transport.name: sites are nodes, which share no memory; set transport=auto",
+    f"{TWO_SITES} data.loaders=auto": "tuning.auto: no layout is chosen by measuring where data.sites fixes it",
+    f"{TWO_SITES} data.partition=shared": "data.partition.name: without one every shard reads all files",
+    f"{TWO_SITES} {NOISY}": "privacy.noise_multiplier: with noise it is secret who plays",
+    f"{TWO_SITES} data.sites={{a:[0],b:[8]}}": "data.sites: there are shards 0 to data.shards - 1, with data.shards=8",
+    SITES: "cluster.workers: 1 for 2 sites, each of which needs one; set cluster.workers=2 or more",
+    f"{SITES} cluster.workers={{min:2,max:4}}": "cluster.workers: with data.sites each has its place, so give a number",
+    "data.absent=wait": "data.absent: wait is about sites that are away; set data.sites, or leave it out",
     f"{STAGES} optimizer=a:b": "optimizer: with cluster.stages an optimizer of your own may look at all parameters",
 }
 

@@ -20,7 +20,7 @@ def run(given: Arguments) -> Answer:
     from orchestrator.commands.tune import tune
 
     settings, where, tuning = tune.decided(given.settings, given.origins)
-    repeated = Repeated(given.get("replay"), given.get("segments"), given.get("streams"))
+    repeated = Repeated(given.get("replay"), given.get("segments"), given.get("streams"), given.get("sat_out"))
     typed = ["output=json"] if given.as_json else []
     run_id, outcome = launch(settings, where, repeated=repeated, tuning=tuning, typed=typed)
     return ended_run(run_id, outcome, given)

@@ -106,7 +106,7 @@ _ALL = (
                 "its best, and without either from its newest; conf=.orchestrator/RUN_ID/settings.yaml: with its settings"
             ),
         },
-        settings=lambda given: given.without("replay", "segments", "streams", "show", "plan"),
+        settings=lambda given: given.without("replay", "segments", "streams", "sat_out", "show", "plan"),
         refused=lambda _: _NO_RUN,
     ),
     Verb(
@@ -171,6 +171,10 @@ _ALL = (
             "streams=FILE": (
                 "with conf=: live streams give what they gave in another run, whose streams.jsonl that is; rerun= does so by "
                 "itself"
+            ),
+            "sat_out=FILE": (
+                "with conf=: the shards of sites that were away in another run, whose trace.jsonl that is, sit out as they did "
+                "then; rerun= does so by itself"
             ),
         },
         at="rerun.rerun",

@@ -111,7 +111,7 @@ def _ready(decision: Decision, event: Ready) -> None:
             return
     now = decision.now
     told: dict[str, Any] = {"run_manifest": event.run_manifest, "can_restore": event.can_restore, "node": event.node}
-    decision.update(member.id, ready=now, speed=event.speed, **told, heard=now, moved=now)
+    decision.update(member.id, ready=now, speed=event.speed, sites=event.sites, **told, heard=now, moved=now)
     decision.set(retry=None)
     if decision.state.phase == "preparing":
         _begin_first(decision)
@@ -427,6 +427,9 @@ def _watch_joiners(decision: Decision) -> None:
     for member in list(decision.state.members.values()):
         if member.ready is None and decision.now - progressed(member) > limit:
             decision.kill(member, f"its start has not progressed for {limit:g} s: {_how_far(member)}")
+            if decision.state.requirements.sites and member.heartbeat is None:  # its site is away, which may last
+                decision.set(retry=decision.now)
+                continue
             start_failed(decision, f"the start of {member.name} has not progressed for {limit:g} s")
 
 

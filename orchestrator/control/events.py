@@ -25,7 +25,7 @@ class Ready:
 
     run_manifest: what it found out about the run (a server: nothing); can_restore: it reaches the checkpoints. node: a number
     that it has in common with whom it shares memory, and with nobody else; 0 for all where there is one node. speed: declared,
-    in proportion to others'.
+    in proportion to others'. sites: whose bytes its node holds.
     """
 
     member: int
@@ -33,6 +33,7 @@ class Ready:
     can_restore: bool = False
     node: int = 0
     speed: float = 1.0
+    sites: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,7 @@ class Begin:
     forgets: all go back to what the donor restores, also those who are farther; where there is no checkpoint, to the state
     in which the run began.
     nodes: by rank, servers too; two that have the same number share memory.
+    absent: the shards of sites that are away, which sit out: whoever hosts them computes nothing of them.
     """
 
     generation: int
@@ -215,6 +217,7 @@ class Begin:
     restorers: tuple[int, ...] = ()
     applies: tuple[int, ...] = ()
     run_states: tuple[tuple[int, int], ...] = ()
+    absent: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from orchestrator.control.dealing import Host, Pace, deal_by_speed, expected_sec
 from orchestrator.control.events import Begin, Finished, Heartbeat, Inheritance, Left, Move, Role
 from orchestrator.control.hand_over import HandOver, Standing, hand_over
 from orchestrator.control.shard_assignment import assign_shards, assign_stages
+from orchestrator.control.sites import away, deal_at_sites, hosts, shards_of
 from orchestrator.errors import Inconsistent
 from orchestrator.records.progress import Progress, advances_of, behind, latest, steps_of
 
@@ -34,7 +35,9 @@ class Requirements:
     otherwise all go back. watches: micro-batches are alike, so that a worker that is far slower than others is worth a word;
     by_speed: shards are dealt by how fast their workers are seen to be, as no result depends on who hosts them; claims: workers
     of one node share their shards in a step, unless shards keep something; leaps: members go from the end of a segment of the
-    run to the beginning of the next one, so some may be many steps ahead.
+    run to the beginning of the next one, so some may be many steps ahead. sites: the shards of each, which only a worker may
+    host whose node holds its bytes; sits_out: the run goes on without a site that is away, once it has begun, and otherwise
+    waits.
     start_timeout_s: how long a start may go without progress. unreachable_s: after so long an accused member that is not heard
     of is taken for dead. generation, member: the first numbers to give, above all that
     an earlier part of the run has used.
@@ -58,8 +61,15 @@ class Requirements:
     by_speed: bool = False
     claims: bool = False
     leaps: bool = False
+    sites: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    sits_out: bool = False
     generation: int = 0
     member: int = 0
+
+    @property
+    def supersedes(self) -> bool:
+        """Whether what is done again after a loss may come out otherwise, and counts in the place of what was."""
+        return self.inherits or self.sits_out
 
     def __post_init__(self) -> None:
         most = self.shards * self.stages
@@ -78,8 +88,8 @@ class Member:
     in a generation (a spare did not). stage: which one it hosts, from its first generation on; None before, and where
     every worker has the whole model. held, staged: the shards whose state it has, as of its last committed step and as of
     the one after it. holds_sum: as of its report. heard, moved: when it last answered, and when its compute thread last moved.
-    node, speed: as of `Ready`, from then on. lately: its last reports of how long a micro-batch takes it, which outlive a
-    generation.
+    node, speed, sites: as of `Ready`, from then on. lately: its last reports of how long a micro-batch takes it, which outlive
+    a generation.
     """
 
     id: int
@@ -91,6 +101,7 @@ class Member:
     joins: bool = False
     node: int = 0
     speed: float = 1.0
+    sites: tuple[str, ...] = ()
     lately: tuple[float, ...] = ()
     stage: int | None = None
     progress: Progress | None = None
@@ -265,12 +276,14 @@ def compose(state: ControllerState) -> Begin | str:
     ready = [member for member in living(state, "worker") if member.ready is not None]
     before = () if state.generation is None else state.generation.begin.members
     holders_first = sorted(ready, key=lambda member: (member.progress is None, member.id not in before, member.id))
-    workers = by_node(holders_first[: state.requirements.most])
+    workers = by_node(_seated(state, holders_first[: state.requirements.most]))
     servers = [member for member in living(state, "server") if member.ready is not None]
     if len(workers) < quorum(state):
         return f"{len(workers)} workers are ready, {quorum(state)} are needed"
     if (state.generation is None or state.requirements.whole) and len(servers) < state.requirements.servers:
         return f"{len(servers)} servers are ready, {state.requirements.servers} are needed"
+    if (missing := away(state.requirements.sites, [member.sites for member in workers])) and not _may_sit_out(state):
+        return f"no worker is ready at site{'s' * (len(missing) > 1)} {', '.join(missing)}"
     if state.requirements.stages > 1:
         return _compose_stages(state, workers)
     heirs = inherited(state, workers)
@@ -298,7 +311,28 @@ def compose(state: ControllerState) -> Begin | str:
         heirs=() if restore is not None else heirs,
         inherited=() if restore is not None else (*_inherited_before(state, workers), *heirs),
         forgets=_keeps_shard_state(state, workers) and restore is not None,
+        absent=shards_of(state.requirements.sites, missing),
     )
+
+
+def _may_sit_out(state: ControllerState) -> bool:
+    return state.requirements.sits_out and state.generation is not None
+
+
+def _seated(state: ControllerState, workers: Sequence[Member]) -> Sequence[Member]:
+    """Of these those for whom there is a shard."""
+    if not state.requirements.sites:
+        return workers
+    return [worker for worker, dealt in zip(workers, _deal_at_sites(state, workers), strict=True) if dealt]
+
+
+def _deal_at_sites(state: ControllerState, workers: Sequence[Member]) -> tuple[tuple[int, ...], ...]:
+    begin = None if state.generation is None else state.generation.begin
+    held = {} if begin is None else dict(zip(begin.members, begin.shards, strict=False))
+    absent = () if begin is None else begin.absent
+    own = [frozenset(held.get(worker.id, ())).difference(absent) for worker in workers]
+    may = hosts(state.requirements.shards, state.requirements.sites, [worker.sites for worker in workers])
+    return deal_at_sites(may, own)
 
 
 def by_node(members: Sequence[Member]) -> list[Member]:
@@ -349,7 +383,12 @@ def _compose_stages(state: ControllerState, workers: Sequence[Member]) -> Begin 
 def deal_shards(
     state: ControllerState, workers: Sequence[Member], stages: Sequence[int] = ()
 ) -> tuple[tuple[int, ...], ...]:
-    """By rank the shards that it hosts, of its stage if there are stages: by speed where that is known and asked for."""
+    """By rank the shards that it hosts, of its stage if there are stages: by speed where that is known and asked for. Where
+    shards are pinned to sites, those of sites that are away are the first one's, which computes nothing of them."""
+    if state.requirements.sites:
+        first, *others = _deal_at_sites(state, workers)
+        left = set(range(state.requirements.shards)).difference(first, *others)
+        return tuple(sorted({*first, *left})), *others
     of_stage: dict[int, tuple[tuple[int, ...], ...]] = {}
     for stage, places in stage_mates(len(workers), stages).items():
         hosts = hosts_in(state, [workers[place] for place in places])

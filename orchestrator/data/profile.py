@@ -24,6 +24,7 @@ LIMIT, ELEMENTS = 64, 1 << 16
 _MOST_ITEMS, _ALL_ELEMENTS = 512, 1 << 18  # of small items more are read, while all together have so many elements
 _FILES = 4  # of a data set in many files so many are looked into: it may be larger than any disk
 _MOST_LABELS, _MOST_PARTS, _MOST_CLASSES, _MOST_FAULTS = 1 << 20, 256, 1000, 3
+_AT_SITES = "samples are read at their sites only (data.sites), and none was read for this"
 _NO_NUMBERS = "a Stream: its samples have no numbers, and none was read for this"
 
 
@@ -58,6 +59,11 @@ def profile(dataset: Any, limit: int | None = None, *, elements: int = ELEMENTS)
         found["classes"] = {str(label): counts[label] for label in sorted(counts)}
         found["counted"] = counted
     return {**found, "unreadable": sample.faults} if sample.faults else found
+
+
+def at_sites(dataset: Any) -> dict[str, Any]:
+    """What is told where samples may not be read here."""
+    return {"length": len(dataset), "unreadable": [_AT_SITES]}
 
 
 class _Sample:

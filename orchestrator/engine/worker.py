@@ -84,7 +84,7 @@ class Worker:
         if defines(kind, "on_evaluation"):
             self._callbacks = Callbacks(plan, self._services.emit)
         self._services.heartbeat.beat("prepare")
-        self._workload = Workload(kind, plan.run, plan.data, self._staging)
+        self._workload = Workload(kind, plan.run, plan.data, self._staging, self._services.sites)
         construction.refuse_statistics(self._workload.model, plan)
         if self._workload.streams is not None:
             _refuse_epochs(plan)
@@ -100,6 +100,7 @@ class Worker:
         updater = Updater(self._workload, replica, optimizer, plan.update)
         parts = Parts(plan, self._workload, replica, updater, before, self._regions, self._services, self._staging)
         self._execution = execution(parts)
+        _refuse_absence(plan, keeps=self._execution.keeps_shard_state)
         self._services.heartbeat.beat("prepare")
         compute = self._prepare_thread()  # once more: scripts set threads, precision and cudnn.benchmark as they begin
         watches = plan.update.watches_a_metric or plan.checkpoints.best is not None
@@ -265,6 +266,7 @@ class Worker:
             hooks.arrive(transport)
             state.timing.keeps_time = rank == 0
             state.held.shards = shards
+            self._workload.attendance.goes_on_without(generation.absent)
             self._workload.host_streams(shards, lambda: _stream_log(generation, rank))
             if not state.loop.ended:
                 self._look_ahead(generation, rank, run_manifest["steps"])
@@ -346,6 +348,15 @@ def _refuse_live(plan: Plan) -> None:
     ]
     if problems:
         raise ConfigurationError(problems)
+
+
+def _refuse_absence(plan: Plan, *, keeps: bool) -> None:
+    """Raises ConfigurationError where a site may sit out, and with it would go what its shards keep."""
+    if plan.data.sits_out and keeps:
+        raise ConfigurationError(
+            ["data.absent: shards keep something from step to step here, which is lost with a site that goes"],
+            "set data.absent=wait, or train without what is kept (compression, a contribution with a state, a Stream)",
+        )
 
 
 def _stream_log(generation: Generation, rank: int) -> StreamLog:

@@ -131,8 +131,9 @@ class WorkerHooks:
         *,
         digest: bool,
     ) -> None:
-        # Where replicas run free, what is done again after a loss comes out otherwise: the later generation counts.
-        again = {} if rest is None else {"generation": self._generation.number}
+        # Where replicas run free, or a site sits out, what is done again comes out otherwise: the later generation counts.
+        differs = rest is not None or self._state.plan.data.sits_out
+        again = {"generation": self._generation.number} if differs else {}
         for line in lines[:-1]:
             self._services.emit({"trace": line, **again})
         if lines:

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -73,6 +73,7 @@ class Files:
         self._reader = build(self._manifest.reader, self._manifest.options)
         self._memory = memory
         self._cache: Cache | None = None
+        self._only: Collection[int] | None = None
         self._checked: dict[str, tuple[int, int]] = {}  # of files in place, by path: the one whose content was right
         self._lock = threading.RLock()  # of what is open
         self._opened: OrderedDict[int, _Opened] = OrderedDict()
@@ -130,6 +131,11 @@ class Files:
         self._cache = self._cache or current()
         return Ahead(self._place, self._manifest.files, self._file_of, min(share, self._cache.limit), self.keep_only)
 
+    def only(self, numbers: Collection[int]) -> None:
+        """From now on the other files are of sites elsewhere (`data.sites`), and to read one raises ConfigurationError. What
+        wraps this data set, sample by sample, hands it on."""
+        self._only = numbers
+
     def keep_only(self, numbers: Iterable[int]) -> None:
         """Close the other files."""
         kept = set(numbers)
@@ -162,11 +168,19 @@ class Files:
     def _open(self, number: int) -> Samples:
         found = self._opened.get(number)
         if found is None:
+            self._refuse_other_sites(number)
             found = self._opened[number] = self._newly_opened(self._manifest.files[number])
             self._close_the_oldest()
         self._opened.move_to_end(number)
         found.used = time.monotonic()
         return found.samples
+
+    def _refuse_other_sites(self, number: int) -> None:
+        if self._only is not None and number not in self._only:
+            raise ConfigurationError(
+                [f"data.sites: {self._place.describe(self._manifest.files[number].path)} is read at its own site only"],
+                "have labels() and __init__ of the pipeline ask the manifest, not the samples: train.manifest.files",
+            )
 
     def _newly_opened(self, file: File) -> _Opened:
         handle = self._hold(file)

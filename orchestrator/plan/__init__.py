@@ -140,7 +140,9 @@ class Data:
     sampling: with which weights, None for each once in a pass; local: how
     long a shard trains by itself in a step of the run, None for a single micro-batch; privacy: None where contributions are
     added as they are; cache_bytes, cache_folder: of files from elsewhere on each node, None: in the user's cache folder;
-    store_timeout_s: for how long a store that does not answer is asked; stream_log: a file with what live streams gave in a run
+    store_timeout_s: for how long a store that does not answer is asked; sites: of each the shards whose bytes are read there
+    only; sits_out: the run goes on without a site that is away; sat_out: by step of the run the shards that sat out in one that
+    is repeated; stream_log: a file with what live streams gave in a run
     that is repeated."""
 
     shards: int
@@ -158,6 +160,9 @@ class Data:
     cache_folder: str | None = None
     store_timeout_s: float = 600.0
     stream_log: str | None = None
+    sites: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    sits_out: bool = False
+    sat_out: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def cache(self) -> tuple[int, str | None, float]:
@@ -342,8 +347,9 @@ class Plan:
     @property
     def deals_by_speed(self) -> bool:
         """Whether shards are dealt by how fast their workers are: where who hosts a shard is no part of the result or of its
-        record, and shards are alike."""
-        return self.cluster.by_speed and self.lockstep and self.exchange.exact and self.update.local is None
+        record, shards are alike, and none is pinned to a site."""
+        free = self.exchange.exact and not self.data.sites
+        return self.cluster.by_speed and self.lockstep and free and self.update.local is None
 
     @property
     def lockstep(self) -> bool:

@@ -79,6 +79,8 @@ def resolve(settings: Settings) -> Plan:
             cache_bytes=round(data.cache_gb * 1e9),
             cache_folder=data.cache_folder,
             store_timeout_s=data.store_timeout_s,
+            sites=data.sites.by_name,
+            sits_out=bool(data.sites) and _sits_out(settings),
         ),
         update=_update(settings),
         exchange=_exchange(settings),
@@ -114,6 +116,11 @@ def _checkpoints(settings: Settings) -> Checkpoints:
 def _cadence(settings: Settings) -> Cadence:
     trace = settings.trace
     return Cadence(settings.evaluation.every, trace.digest_every, trace.tensors_every, trace.timeline)
+
+
+def _sits_out(settings: Settings) -> bool:
+    absent = settings.data.absent
+    return settings.has_local_steps if absent is None else absent == "sit_out"
 
 
 def _unless(nothing: str, chosen: Variant) -> Variant | None:

@@ -61,11 +61,11 @@ class LineFile:
         self.trouble = None
 
 
-def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of the file, in order."""
+def read(path: Path, holding: bytes = b"") -> Iterator[dict[str, Any]]:
+    """The whole lines of the file, in order. holding: only those with these bytes, which is faster to see than to parse."""
     with path.open("rb") as file:  # a torn line may end within a character
         for line in file:
-            if line.endswith(b"\n"):
+            if holding in line and line.endswith(b"\n"):
                 yield json.loads(line)
 
 

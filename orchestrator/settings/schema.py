@@ -63,7 +63,7 @@ from orchestrator.topologies import TOPOLOGIES
 from orchestrator.updates.compressions import COMPRESSIONS
 from orchestrator.updates.contributions import CONTRIBUTIONS
 from orchestrator.updates.schedules import SCHEDULES
-from orchestrator.values import Given, MismatchError, Notation, Steps, Workers, plain, read, show, unwrap
+from orchestrator.values import Given, MismatchError, Notation, Sites, Steps, Workers, plain, read, show, unwrap
 
 TABLES: dict[str, Table[Any]] = {
     table.key: table
@@ -195,7 +195,7 @@ class Key:
     @property
     def takes_mapping(self) -> bool:
         """Whether its value may be a mapping, which is then one value and no section."""
-        return self.is_open or self.kind in (Steps, Workers)
+        return self.is_open or self.kind in (Sites, Steps, Workers)
 
     @property
     def is_required(self) -> bool:

@@ -24,6 +24,7 @@ from orchestrator.values import (
     POSITIVE,
     Every,
     Must,
+    Sites,
     Steps,
     Workers,
     are_labels,
@@ -231,6 +232,18 @@ class DataSettings:
     store_timeout_s: float = field(
         default=600.0,
         metadata=execution("Seconds for which a store that does not answer is waited for, and asked again.", POSITIVE),
+    )
+    sites: Sites = field(
+        default=Sites({}),
+        metadata=execution(
+            "Which shards' samples are read where only: by site, a resource of Ray that its nodes offer."
+        ),
+    )
+    absent: Literal["wait", "sit_out"] | None = field(
+        default=None,
+        metadata=execution(
+            "What is done while a site is away: wait for it, or go on without it; null: with local, go on, else wait."
+        ),
     )
     inputs: tuple[str, ...] = field(
         default=(), metadata=result("The files and folders that the pipeline reads.", NONE_EMPTY)

@@ -19,7 +19,7 @@ from orchestrator.records import masking
 from orchestrator.settings.schema import KEYS, TABLES, Key, Settings
 from orchestrator.settings.sources import Loader
 from orchestrator.table import Option
-from orchestrator.values import Every, Span, Steps, Workers, must, plain, show, unwrap, without_none
+from orchestrator.values import Every, Sites, Span, Steps, Workers, must, plain, show, unwrap, without_none
 
 _INTRODUCTION = """\
 # Settings
@@ -49,6 +49,7 @@ _TYPES = {
     Every: "steps (`20`) or seconds (`30s`)",
     Span: "steps (`20`) or epochs (`5epochs`)",
     Steps: "`64`, or by step `{0: 64, 400: 256}`",
+    Sites: "`{hospital_a: [0, 1], hospital_b: [2]}`",
     Workers: "`4`, or a range `{min: 2, max: 4}`",
 }
 

@@ -44,8 +44,14 @@ class Joined:
                     os.kill(int(folder.name), signal.SIGKILL)
 
     def kill_last_node(self) -> None:
+        self._tell("remove")
+
+    def add_node(self, size: str) -> None:
+        self._tell(f"add {size}")
+
+    def _tell(self, line: str) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write("remove\n")
+        self.process.stdin.write(f"{line}\n")
         self.process.stdin.flush()
 
 

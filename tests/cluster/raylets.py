@@ -1,6 +1,8 @@
-"""Several raylets on this machine, as a process of their own: `python -m tests.cluster.raylets CPUS[:GPUS]...`, one node each.
+"""Several raylets on this machine, as a process of their own: `python -m tests.cluster.raylets SIZE...`, one node each, by
+CPUS[:GPUS][@SITE], the last a resource of its own.
 
-Prints the address when all nodes are there. A line "remove" on stdin kills the last node; the end of stdin ends them all.
+Prints the address when all nodes are there. A line "remove" on stdin kills the last node, "add SIZE" starts another one; its
+end ends them all.
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ STORE_BYTES = 80 * 2**20
 
 def size(argument: str) -> dict[str, Any]:
     """GPUs are only said to be there; none that is there counts."""
-    cpus, _, gpus = argument.partition(":")
-    return {"num_cpus": int(cpus), "num_gpus": int(gpus or 0), "object_store_memory": STORE_BYTES}
+    sizes, _, site = argument.partition("@")
+    cpus, _, gpus = sizes.partition(":")
+    resources = {"resources": {site: 1}} if site else {}
+    return {"num_cpus": int(cpus), "num_gpus": int(gpus or 0), "object_store_memory": STORE_BYTES, **resources}
 
 
 def main() -> None:
@@ -38,6 +42,8 @@ def main() -> None:
         for line in sys.stdin:
             if line.strip() == "remove":
                 cluster.remove_node(nodes.pop(), allow_graceful=False)
+            elif line.startswith("add "):
+                nodes.append(cluster.add_node(**size(line.split()[1])))
     finally:
         cluster.shutdown()  # type: ignore[no-untyped-call]
 

@@ -10,8 +10,20 @@ FIRST, SECOND, ELSEWHERE = (ActorPlacement(name, {}) for name in ("first", "seco
 
 def test_a_replacement_takes_the_seat_of_the_lost() -> None:
     actor_slots = ActorSlots([FIRST, SECOND], ELSEWHERE)
-    assert [actor_slots.take(0), actor_slots.take(1), actor_slots.take(2)] == [FIRST, SECOND, ELSEWHERE]
+    assert [actor_slots.take(0, "worker"), actor_slots.take(1, "worker"), actor_slots.take(2, "worker")] == [
+        FIRST,
+        SECOND,
+        ELSEWHERE,
+    ]
     actor_slots.leave(0)
     actor_slots.leave(2)  # which had none
     actor_slots.leave(0)
-    assert [actor_slots.take(3), actor_slots.take(4)] == [FIRST, ELSEWHERE]
+    assert [actor_slots.take(3, "worker"), actor_slots.take(4, "worker")] == [FIRST, ELSEWHERE]
+
+
+def test_a_worker_at_a_site_is_not_replaced_in_the_place_of_a_server() -> None:
+    actor_slots = ActorSlots([FIRST, SECOND], ELSEWHERE, servers=1)
+    assert [actor_slots.take(0, "worker"), actor_slots.take(1, "server")] == [FIRST, SECOND]
+    actor_slots.leave(0)
+    actor_slots.leave(1)
+    assert [actor_slots.take(2, "worker"), actor_slots.take(3, "server")] == [FIRST, SECOND]

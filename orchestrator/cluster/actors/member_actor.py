@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -54,6 +54,15 @@ def _hide_gpus() -> None:
     GPU that is not recorded cannot be repeated. To be called before torch is imported."""
     if not ray.get_runtime_context().get_accelerator_ids()["GPU"]:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def _sites(wanted: Collection[str]) -> tuple[str, ...]:
+    """Those of them that this node offers, as resources of Ray."""
+    if not wanted:
+        return ()
+    here = ray.get_runtime_context().get_node_id()
+    nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes()}  # type: ignore[no-untyped-call]
+    return tuple(site for site in wanted if nodes[here].get(site, 0) > 0)
 
 
 def with_imports(heartbeat: Answer) -> Answer:
@@ -106,7 +115,8 @@ class MemberActor:
             DriverWatch(overseen, self._orphaned)
 
     def prepare(self) -> Answer:
-        """`{"run_manifest", "addresses", "pid", "node", "niceness", "crash_record", "reads"}`: ready to join a generation."""
+        """`{"run_manifest", "addresses", "pid", "node", "niceness", "crash_record", "reads", "sites"}`: ready to join
+        a generation."""
         return self._answer(self._prepare)
 
     def run(
@@ -207,6 +217,7 @@ class MemberActor:
             self._checkpoint_client.load,
             self._checkpoint_client,
             self._open_slots,
+            sites := _sites(self._plan.data.sites),
         )
         self._member = (Worker if self._role == "worker" else Server)(self._plan, self._regions, services)
         run_manifest = self._member.prepare()
@@ -219,6 +230,7 @@ class MemberActor:
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),
             "crash_record": self._crash_record.fd,
             "reads": self._member.reads.as_dict(),
+            "sites": sites,
         }
 
     def _open_slots(self, shards: int, row: Mapping[str, torch.Tensor]) -> ShardSlots | None:
@@ -236,12 +248,13 @@ class MemberActor:
         return ShardSlots(fd, shards, row)
 
     def _profile(self) -> Answer:
-        from orchestrator.data.profile import profile
+        from orchestrator.data.profile import at_sites, profile
         from orchestrator.numerics.streams import seeded
 
+        train = self._member.training_data()
         with seeded(0, "profile"):
             return {
-                "profile": profile(self._member.training_data()),
+                "profile": at_sites(train) if self._plan.data.sites else profile(train),
                 "partition": self._member.partition(),
                 "layers": self._member.layers(),
             }

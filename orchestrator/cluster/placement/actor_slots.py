@@ -12,22 +12,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from orchestrator.cluster.actors.members import ActorPlacement
+from orchestrator.control.events import Role
 
 
 class ActorSlots:
-    """The slots of a run's members. places: the reserved ones; elsewhere: for all further members."""
+    """The slots of a run's members. places: the reserved ones, those of workers first; elsewhere: for all further members;
+    servers: how many of the reserved ones are kept for servers, where workers have to be at sites."""
 
-    def __init__(self, places: Sequence[ActorPlacement], elsewhere: ActorPlacement) -> None:
+    def __init__(self, places: Sequence[ActorPlacement], elsewhere: ActorPlacement, servers: int = 0) -> None:
+        self._servers = {id(place) for place in places[len(places) - servers :]}
         self._free = list(reversed(places))
         self._elsewhere = elsewhere
         self._taken: dict[int, ActorPlacement] = {}
 
-    def take(self, member: int) -> ActorPlacement:
+    def take(self, member: int, role: Role) -> ActorPlacement:
         """The slot for a new member."""
-        if not self._free:
+        fit = [place for place in self._free if not self._servers or (id(place) in self._servers) == (role == "server")]
+        if not fit:
             return self._elsewhere
-        self._taken[member] = self._free.pop()
-        return self._taken[member]
+        self._free.remove(fit[-1])
+        self._taken[member] = fit[-1]
+        return fit[-1]
 
     def leave(self, member: int) -> None:
         """The member is gone, and its slot is free again."""

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -21,17 +21,20 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from orchestrator.errors import ClusterUnavailable
 
 _LOOK_S = 0.5
+_SITE_SHARE = 0.001
 _PARTS = 10_000  # Ray counts resources in ten-thousandths
 
 
 @dataclass(frozen=True)
 class Need:
-    """The resources that a run needs: members, each with that much; together: all on one node."""
+    """The resources that a run needs: members, each with that much; together: all on one node; sites: how many of them, the
+    first ones, are to be on nodes that offer this resource, and "" anywhere."""
 
     members: int
     cpus: float
     gpus: float = 0.0
     together: bool = False
+    sites: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
         where = " on one node, as transport=shared_memory needs it" if self.together else ""
@@ -41,6 +44,21 @@ class Need:
     @property
     def bundle(self) -> dict[str, float]:
         return {"CPU": self.cpus, **({"GPU": self.gpus} if self.gpus else {})}
+
+    @property
+    def site_of(self) -> list[str]:
+        """Of each member."""
+        named = [site for site, count in sorted(self.sites.items(), reverse=True) for _ in range(count)]
+        return [*named, *[""] * (self.members - len(named))]
+
+    @property
+    def bundles(self) -> list[dict[str, float]]:
+        return [{**self.bundle, **site_share(site)} for site in self.site_of]
+
+
+def site_share(site: str) -> dict[str, float]:
+    """Of the resource of a site what each of its workers takes, so that Ray puts it there: next to nothing."""
+    return {site: _SITE_SHARE} if site else {}
 
 
 @dataclass(frozen=True)
@@ -71,10 +89,28 @@ class ActorSlot:
 
 def lack(need: Need, nodes: Sequence[Node]) -> str | None:
     """Why these nodes can never give what is needed, or None when they can."""
+    for site, count in need.sites.items():
+        if site and (why := _lacks_site(site, count, need, nodes)):
+            return why
     rooms = [node.holds(need) for node in nodes]
     if (max(rooms, default=0) if need.together else sum(rooms)) >= need.members:
         return None
     return f"the run needs {need}, more than this Ray has: {_listed(nodes)}"
+
+
+def _lacks_site(site: str, count: int, need: Need, nodes: Sequence[Node]) -> str | None:
+    offering = [node for node in nodes if node.resources.get(site, 0) > 0]
+    if not offering:
+        return (
+            f"data.sites: no node of this Ray offers {site}; start that site's node with "
+            f"ray start --address=... --resources='{{\"{site}\": 1}}'"
+        )
+    if sum(node.holds(need) for node in offering) < count:
+        each = _amount(need.bundle)
+        return (
+            f"data.sites: {count} workers with {each} each are to be at {site}, which offers less: {_listed(offering)}"
+        )
+    return None
 
 
 @contextmanager
@@ -88,7 +124,7 @@ def reserved(
     if why_not is not None:
         remedy = "ask for less with cluster.workers, cluster.cpus_per_worker or cluster.gpus_per_worker, or add nodes"
         raise ClusterUnavailable(why_not, f"{remedy}; or transport=auto" if need.together else remedy)
-    group: Any = placement_group([need.bundle] * need.members, strategy="STRICT_PACK" if need.together else "PACK")
+    group: Any = placement_group(need.bundles, strategy="STRICT_PACK" if need.together else "PACK")
     try:
         _await(group, need, timeout_s, check)
         yield _slots(group, need, nodes)
@@ -136,7 +172,9 @@ def living_nodes() -> list[Node]:
 
 def _options(need: Need, group: Any, member: int) -> dict[str, Any]:
     strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=member)
-    return {"num_cpus": need.cpus, "num_gpus": need.gpus, "scheduling_strategy": strategy}
+    share = site_share(need.site_of[member])
+    resources = {"resources": share} if share else {}
+    return {"num_cpus": need.cpus, "num_gpus": need.gpus, "scheduling_strategy": strategy, **resources}
 
 
 def _free(nodes: Sequence[Node]) -> str:

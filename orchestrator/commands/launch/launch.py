@@ -24,7 +24,7 @@ from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import Parts, for_stream
 from orchestrator.errors import ConfigurationError, RunFailed, UsageError
 from orchestrator.plan import Plan, Segments
-from orchestrator.records import lines, rests
+from orchestrator.records import lines, rests, trace
 from orchestrator.settings import Settings
 from orchestrator.tracking import KIND
 
@@ -32,11 +32,13 @@ from orchestrator.tracking import KIND
 @dataclass(frozen=True)
 class Repeated:
     """What of another run is repeated. replay: the file of the rests of an asynchronous one; segments: the file that says which
-    steps an audit repeats, as `rerun=RUN_ID audit=N` writes it; streams: the file of what live streams gave."""
+    steps an audit repeats, as `rerun=RUN_ID audit=N` writes it; streams: the file of what live streams gave; sat_out: the trace
+    that tells which shards sat out, since their site was away."""
 
     replay: str | None = None
     segments: str | None = None
     streams: str | None = None
+    sat_out: str | None = None
 
     def planned(self, plan: Plan) -> Plan:
         """Raises UsageError."""
@@ -44,6 +46,8 @@ class Repeated:
             plan = replace(plan, replay=_rests_of(Path(self.replay), plan))
         if self.streams is not None:
             plan = replace(plan, data=replace(plan.data, stream_log=_log_of_streams(Path(self.streams))))
+        if self.sat_out is not None:
+            plan = replace(plan, data=replace(plan.data, sat_out=_sat_out_of(Path(self.sat_out), plan)))
         return plan if self.segments is None else replace(plan, segments=_segments_of(Path(self.segments), plan))
 
 
@@ -128,6 +132,21 @@ def _log_of_streams(file: Path) -> str:
             "give the streams.jsonl of a run with live streams, which rerun=RUN_ID does",
         )
     return str(file.resolve())
+
+
+def _sat_out_of(file: Path, plan: Plan) -> dict[int, tuple[int, ...]]:
+    """Raises UsageError."""
+    remedy = "give the trace.jsonl of a run with data.sites, which rerun=RUN_ID does"
+    try:
+        found = trace.sat_out(file)
+        known = range(plan.data.shards)
+        if not all(shard in known for shards in found.values() for shard in shards):
+            raise ValueError(f"it has shards that are none of {plan.data.shards}")
+    except OSError as error:
+        raise UsageError(f"sat_out={file}: it cannot be read: {error.strerror}", remedy) from error
+    except ValueError as error:
+        raise UsageError(f"sat_out={file}: {error}", remedy) from None
+    return found
 
 
 def _segments_of(file: Path, plan: Plan) -> Segments:

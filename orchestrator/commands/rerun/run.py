@@ -36,7 +36,7 @@ from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, U
 from orchestrator.provenance.code import checkout
 from orchestrator.provenance.crates import crate, statement
 from orchestrator.provenance.environment import container
-from orchestrator.records import lines
+from orchestrator.records import lines, trace
 from orchestrator.records.comparison import compare
 from orchestrator.records.explanation import Explanation, explain
 from orchestrator.records.preparation import Preparation
@@ -241,8 +241,8 @@ def _checked(path: Path, came: crate.Crate, key: Path | None) -> str:
 
 
 def _replay(original: Recorded) -> list[str]:
-    """What makes the repetition of an asynchronous run take the order of its updates from the record, and that of a run with
-    live streams their samples. Raises NotRerunnable."""
+    """What makes the repetition of an asynchronous run take the order of its updates from the record, that of a run with live
+    streams their samples, and that of a run with sites who sat out. Raises NotRerunnable."""
     rests = original.rests()
     if rests == []:
         raise NotRerunnable(
@@ -251,6 +251,8 @@ def _replay(original: Recorded) -> list[str]:
         )
     streams = original.files.streams
     given = [f"streams={streams.resolve()}"] if streams.exists() else []
+    if original.files.trace.exists() and trace.sat_out(original.files.trace):
+        given.append(f"sat_out={original.files.trace.resolve()}")
     return [*given, *([] if rests is None else [f"replay={original.files.rests.resolve()}"])]
 
 

@@ -26,6 +26,7 @@ from orchestrator.control.membership import (
     why_back,
 )
 from orchestrator.control.rendezvous.scaling import FAILURES, start_missing
+from orchestrator.control.sites import away
 from orchestrator.errors import Interrupted, WorkerLost
 from orchestrator.records.progress import Progress, advances_of, steps_of
 
@@ -101,6 +102,11 @@ def begin(decision: Decision, plan: Begin) -> None:
         decision.say(f"what {shards} had kept is lost with its only holder, so {follows}")
     if back := why_back(state, plan):
         decision.say(f"{back}, so all members go back to step {steps}")
+    if plan.absent:
+        missing_sites = away(state.requirements.sites, [worker.sites for worker in workers])
+        decision.say(
+            f"{', '.join(missing_sites)} away: shards {', '.join(map(str, plan.absent))} sit out until they are back"
+        )
     if state.generation is not None:
         _account(decision, plan, workers, steps)
         if decision.state.phase == "ended":
@@ -155,7 +161,7 @@ def _account(decision: Decision, plan: Begin, workers: list[Member], steps: int)
     """Note the recoveries that the new generation completes: a loss, the loss of all state, a joiner. They are reported
     when its first step is done."""
     state = decision.state
-    redone = plan.heirs or state.requirements.inherits  # what is done since the last rest is done again, differently
+    redone = plan.heirs or state.requirements.supersedes  # what is done again is done differently
     lost = max(0, state.seen - steps, _given_up(state, steps) if redone else 0)
     restarted = plan.restore is not None or top(workers) is None or (lost > 1 and not redone)
     why = why_back(state, plan)

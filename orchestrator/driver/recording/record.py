@@ -36,7 +36,7 @@ from orchestrator.plan.resolve import resolve
 from orchestrator.provenance.code import imported, worktree
 from orchestrator.provenance.data.versions import Input
 from orchestrator.provenance.environment import container, lock
-from orchestrator.records import files_read, identity, lines, masking, merkle, reads, rests, times
+from orchestrator.records import files_read, identity, lines, masking, merkle, reads, rests, times, trace
 from orchestrator.records.comparison import LISTING
 from orchestrator.records.lines import LineFile
 from orchestrator.records.masking import Masker
@@ -388,7 +388,8 @@ class Record:
             return
         ordered = {} if self.rests is None else {identity.RESTS: rests.digest(lines.read(self.files.rests))}
         given = {identity.STREAMS: stream_log.digest(self.files.streams)} if self.files.streams.exists() else {}
-        parts = {**known, **ordered, **given}
+        away = identity.absences(trace.sat_out(self.files.trace)) if self.files.trace.exists() else {}
+        parts = {**known, **ordered, **given, **away}
         write_json(self.files.identity, {"identity": identity.of(parts), "parts": parts})
         self.tracker.tag("identity", identity.of(parts))
 

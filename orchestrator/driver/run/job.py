@@ -31,6 +31,7 @@ from orchestrator.cluster.sessions.joined import JoinedRay
 from orchestrator.cluster.sessions.local import LocalRay
 from orchestrator.cluster.sessions.metrics import Gauges
 from orchestrator.control.membership import Requirements
+from orchestrator.control.sites import workers_at
 from orchestrator.driver.before_start import begin
 from orchestrator.driver.before_start.preflight import Provenance
 from orchestrator.driver.before_start.private import Private
@@ -186,7 +187,8 @@ class Job:
         for sentence in record.earlier:
             self.display.say(f"note: {sentence}")
         private = self._private(record)
-        watch = DriftWatch(plan.run, record.data if private is None else {}, record.predecessor, plan.data.cache)
+        reads_here = private is None and not plan.data.sites
+        watch = DriftWatch(plan.run, record.data if reads_here else {}, record.predecessor, plan.data.cache)
         time_log = TimeLog(record.files, record.tracker, self.display.say)
         event_sink = EventSink(record, self.audience, None if private is None else private.epsilon, watch, time_log)
         storage = storage_of(plan, record.files)
@@ -252,7 +254,9 @@ class Job:
         cluster, timeout_s = self.plan.cluster, self.plan.cluster.timeouts.start_s
         refuse_unknown(cluster.speeds, living_nodes())
         wanted = cluster.members.total(cluster.members.most if cluster.address is None else cluster.members.start)
-        need = Need(wanted, cluster.cpus, cluster.gpus, cluster.together)
+        data, servers = self.plan.data, cluster.members.servers if self.plan.data.sites else 0
+        sites = workers_at(data.sites, cluster.members.most, data.shards) if data.sites else {}
+        need = Need(wanted, cluster.cpus, cluster.gpus, cluster.together, sites)
         slots = held.enter_context(reserved(need, timeout_s, self._check, trouble))
         anywhere = {"num_cpus": need.cpus, "num_gpus": need.gpus}
         if cluster.address is None:
@@ -282,7 +286,7 @@ class Job:
             known.update([node] if problem is None else [])
             return problem
 
-        return ActorSlots(places, elsewhere), check_node
+        return ActorSlots(places, elsewhere, servers), check_node
 
     def _variables(self) -> dict[str, Any]:
         """What members have to be told of arithmetic by a Ray that was started without."""
@@ -353,6 +357,8 @@ def requirements(plan: Plan, *, checkpoint: int | None = None, generation: int =
         by_speed=plan.deals_by_speed,
         claims=plan.cluster.claims,
         leaps=plan.segments is not None,
+        sites=plan.data.sites,
+        sits_out=plan.data.sits_out,
         checkpoint=checkpoint,
         generation=generation,
         member=member,

@@ -69,6 +69,7 @@ class MemberDirectory:
             restorers=begin.restorers,
             applies=begin.applies,
             run_states=begin.run_states,
+            absent=begin.absent,
         )
 
     def _boards(self, begin: Begin) -> tuple[Place | None, ...]:

@@ -49,7 +49,7 @@ _LAST_S = 10.0  # for what members were asked about themselves, and have not ans
 class ActorSlots(Protocol):
     """Where members are started."""
 
-    def take(self, member: int) -> ActorPlacement:
+    def take(self, member: int, role: events.Role) -> ActorPlacement:
         """The slot for a new member."""
 
     def leave(self, member: int) -> None:
@@ -121,7 +121,7 @@ class Startup:
         state, commands = controller.initial(run_start.requirements, time.monotonic())
         roles = {command.member: command.role for command in commands if isinstance(command, events.Start)}
         for member, role in roles.items():
-            members.start(member, role, actor_slots.take(member))
+            members.start(member, role, actor_slots.take(member, role))
         return cls(run_start, members, actor_slots, node_check, state, roles, niceness, traits)
 
 
@@ -152,8 +152,8 @@ class Session:
         self._servers: list[int] = []  # of the present generation
         self._nodes: dict[int, str] = {}  # of every member that was ever ready
         self._keys = keys
-        # What nobody kept is replaced by what somebody else did: then what is done again comes out otherwise.
-        supersedes = run_start.requirements.inherits
+        # What is done again comes out otherwise where what nobody kept is replaced, or a site sits out.
+        supersedes = run_start.requirements.supersedes
         self._history = History(run_start.written, run_start.rests, supersedes=supersedes, ranges=run_start.ranges)
         self._history.expect(run_start.cut)
         self._roles = dict(startup.roles)
@@ -265,7 +265,8 @@ class Session:
             self._refuse_out_of_reach(member, answer["node"])
             return
         node, speed = self._member_directory.node(member), self._traits(answer["node"]).speed
-        self._decide(events.Ready(member, answer["run_manifest"], can_restore, node, speed))
+        sites = tuple(answer.get("sites", ()))
+        self._decide(events.Ready(member, answer["run_manifest"], can_restore, node, speed, sites))
 
     def _node_name(self, member: int) -> str:
         """Also of one that is gone: what it said last may come later."""
@@ -341,7 +342,7 @@ class Session:
             match command:
                 case events.Start(member, role):
                     self._roles[member] = role
-                    self._members.start(member, role, self._actor_slots.take(member))
+                    self._members.start(member, role, self._actor_slots.take(member, role))
                 case events.Begin():
                     self._begin(command, reason)
                 case events.StandBy(member):

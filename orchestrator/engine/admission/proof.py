@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import struct
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import torch
 
@@ -29,14 +29,22 @@ Loss = Callable[[int, int], tuple[float, float] | None]
 
 
 def reference(workload: Workload, replica: Replica, *, sparing: bool = False) -> str:
-    """A digest of the gradient of the first micro-batch, none where samples are live. sparing: `fingerprint_sparing`
-    takes it. Raises Inconsistent; PipelineRaised for what may not be changed or used, and for a fault in the metrics."""
+    """A digest of the gradient of the first micro-batch, none where samples are live; of the first validation batch where
+    shards are pinned to sites, of which a worker reads its own only. sparing: `fingerprint_sparing` takes it. Raises
+    Inconsistent; PipelineRaised for what may not be changed or used, and for a fault in the metrics."""
     compiled = _compiled()
-    batches = range(min(2, workload.order.shards))
+    own, pinned = workload.attendance.own, workload.attendance.is_pinned
     take = fingerprint_sparing if sparing else fingerprint
     first: str | None = ""
     if not workload.is_live:
-        first = _prove(workload, "micro-batch (step 0, shard 0)", batches, lambda shard: take(workload, replica, shard))
+        what = f"micro-batch (step 0, shard {next(iter(own), 0)})"
+        first = _prove(workload, what, own[:2], lambda shard: take(workload, replica, shard)) or (
+            "" if not own else None
+        )
+    if pinned and first is not None:
+        common = range(min(1, len(workload.evaluation_batches)))
+        of = lambda batch: fingerprint(workload, replica, batch, workload.loss_of_validation)  # noqa: E731
+        first = _prove(workload, "the gradient of validation batch 0", common, of) if common else ""
     if first is not None:  # else the words of the step come first
         batches = range(min(2, len(workload.evaluation_batches)))
         _prove(workload, "validation batch 0", batches, lambda batch: _evaluated(workload, replica, batch))
@@ -54,14 +62,15 @@ def operators(workload: Workload, replica: Replica) -> set[str]:
     """The operators of torch that the first micro-batch and the first validation batch use; none of a batch that fails, as its
     step will."""
     with used.recorded() as found:
-        fingerprint(workload, replica, 0)
+        for shard in workload.attendance.own[:1]:
+            fingerprint(workload, replica, shard)
         if workload.evaluation_batches:
             with contextlib.suppress(OrchestratorError):
                 _evaluated(workload, replica, 0)
     return found
 
 
-def _prove(workload: Workload, what: str, batches: range, compute: Callable[[int], str | None]) -> str | None:
+def _prove(workload: Workload, what: str, batches: Sequence[int], compute: Callable[[int], str | None]) -> str | None:
     """What `compute` returns for batch 0, which has to be the same each time; None where it returns None for one of the
     batches. Raises Inconsistent."""
     if not batches:
@@ -95,11 +104,17 @@ def _look(workload: Workload) -> state_detection.Observations:
         return state_detection.look(workload.held(), workload.model)
 
 
-def fingerprint(workload: Workload, replica: Replica, shard: int) -> str | None:
-    """Of all that micro-batch (step 0, shard) would put into the sum; None where it fails, as its step will. Raises
-    PipelineRaised where it changes what has to stay, and where the GPU failed of it: nothing is computed there any more."""
+def fingerprint(
+    workload: Workload,
+    replica: Replica,
+    number: int,
+    loss: Callable[[int], tuple[float, float] | None] | None = None,
+) -> str | None:
+    """Of all that micro-batch (step 0, number) would put into the sum, or what `loss` of that number would; None where it
+    fails, as its step will. Raises PipelineRaised where it changes what has to stay, and where the GPU failed of it: nothing is
+    computed there any more."""
     digest = hashlib.sha256()
-    tensors = _contributed(replica, lambda: workload.loss(0, shard))
+    tensors = _contributed(replica, lambda: workload.loss(0, number) if loss is None else loss(number))
     if tensors is None:
         return None
     for slot, tensor in zip(replica.layout.slots, tensors, strict=False):

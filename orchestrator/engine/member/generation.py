@@ -48,6 +48,7 @@ class Generation:
     the checkpoint of `restore`. Before the transfers of state, which are within a stage then, the second of each pair of
     `run_states` gets the run's state from the first, without parameters; with that a rank of `applies` applies the sum that it
     holds (Ended.holds_sum). Whoever holds one and is not named drops it.
+    absent: the shards of sites that are away, which sit out.
     """
 
     number: int
@@ -68,6 +69,7 @@ class Generation:
     applies: tuple[int, ...] = ()
     run_states: tuple[tuple[int, int], ...] = ()
     boards: tuple[Place | None, ...] = ()
+    absent: tuple[int, ...] = ()
 
     @property
     def workers(self) -> int:
@@ -93,6 +95,7 @@ class Generation:
             "storage": self.storage,
             **({"moves": self.moves} if self.moves else {}),
             **({"heirs": self.heirs} if self.heirs else {}),
+            **({"absent": self.absent} if self.absent else {}),
             **({"stages": self.stages} if self.stages else {}),
             **({"applies": self.applies} if self.applies else {}),
             **({"run_states": self.run_states} if self.run_states else {}),
@@ -179,7 +182,7 @@ class ProcessServices:
     emit: takes `{"trace": line}` and events for the driver. unacknowledged: the entries that the driver may not have
     received yet; they are sent with the state when this member gives it to others. load: the state in a checkpoint, of it
     those tensors that are wanted. slots: where what so many shards keep outlives this process, given one row; None where
-    that is nowhere.
+    that is nowhere. sites: whose bytes its node holds.
     """
 
     heartbeat: Heartbeat = field(default_factory=Heartbeat)
@@ -188,6 +191,7 @@ class ProcessServices:
     load: Load = _nothing_to_load
     writer: Writer = field(default_factory=NoWriter)
     slots: Callable[[int, Row], ShardSlots | None] = _nowhere
+    sites: tuple[str, ...] = ()
 
     def await_copied(self) -> None:
         """Wait until no checkpoint is being copied: before that the state may not change. Raises CalledOff."""

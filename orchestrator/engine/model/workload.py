@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from orchestrator.data.mixture import Mixture, Sources
 from orchestrator.data.order import Epochs, evaluation_batches
 from orchestrator.data.poisson import PoissonSampler
 from orchestrator.data.positions import Positions, positions
+from orchestrator.data.sites import Attendance
 from orchestrator.engine.model import construction
 from orchestrator.engine.model.foresight import Account, Ahead, Foresight
 from orchestrator.engine.model.stream_readers import StreamReaders
@@ -77,13 +78,21 @@ class Workload:
     """Micro-batches and evaluation batches of one run. Built under the run's seed; raises PipelineRaised. taken: whether
     another worker computes a shard that this one hosts in a step of the run."""
 
-    def __init__(self, kind: type[Pipeline], run: Run, data: Data, staging: Staging | None = None) -> None:
-        """kind: the class that `run.pipeline` names."""
+    def __init__(
+        self,
+        kind: type[Pipeline],
+        run: Run,
+        data: Data,
+        staging: Staging | None = None,
+        sites: Collection[str] = (),
+    ) -> None:
+        """kind: the class that `run.pipeline` names; sites: whose bytes this node holds."""
         self._seed = seed = run.seed
         self._mixed = run.compute.precision == "bfloat16"
         self._staging = staging or Direct()
         self._loaders: Loaders | None = None
         self.taken: Callable[[int, int], bool] = lambda _step, _shard: False
+        self.attendance = Attendance(data, sites)
         self._planned: dict[tuple[int, int], _MicroBatch] = {}
         self.pipeline = construction.make_pipeline(kind, run.pipeline.args, seed)
         with naming("reading the parameters of loss()"):
@@ -121,9 +130,12 @@ class Workload:
         samples = _length(self._train, "training")
         if data.subset is not None:
             self.subset = chosen(data.subset.name, data.subset.options, samples)
+        if self.attendance.is_pinned and hasattr(self._train, "only"):
+            self._train.only(frozenset())  # until it is known whose they are
         self._labels = Labels(self.pipeline, self._train, samples, seed, self.subset)
         samples = samples if self.subset is None else len(self.subset)
         self.division = divide(self._labels, data)
+        self.attendance.confine(self._train, self.division, _files(self._train), self.subset)
         self.order, self._sampler = _order(seed, self._train, samples, data, self.division)
         self._refuse_small_cache()
 
@@ -139,8 +151,12 @@ class Workload:
     def samples(self, most: int) -> Any:
         """A batch of the first ones, of the validation set where there is one. Raises PipelineRaised."""
         of = self._validation if self.held_out else self._train
+        indices: Sequence[int] = range(min(most, len(of)))
+        if not self.held_out and self.attendance.is_pinned:
+            first = next((found for shard in self.attendance.own if (found := self._drawn(0, shard))), ())
+            indices = first[:most]
         with naming("reading samples"):
-            return fetch(of, range(min(most, len(of))), self.pipeline.collate)
+            return fetch(of, indices, self.pipeline.collate)
 
     def partition(self) -> dict[str, Any] | None:
         """How the samples are divided, for a picture; None where they are not."""
@@ -224,13 +240,16 @@ class Workload:
 
     def prove(self, loaders: Loaders) -> None:
         """Raises Inconsistent where the loaders read other samples than this process does."""
-        shards = range(self.order.shards)
-        first = next(found for shard in shards if (found := self._micro_batch(0, shard)).key.indices)
-        loaders.prove(first.key, self._read(first))
+        shards = self.attendance.own
+        first = next((found for shard in shards if (found := self._micro_batch(0, shard)).key.indices), None)
+        if first is not None:
+            loaders.prove(first.key, self._read(first))
 
     def local_steps(self, step: int, shard: int) -> range:
         """The local steps of a shard in a step of the run, numbered through the run as micro-batches are then; of some the
         micro-batch may be empty."""
+        if shard in self.attendance.absent(step):
+            return range(0)
         local = self._sampler.local_steps(step, shard) if isinstance(self._sampler, ClientSampler) else self._stretch
         return range(step * self._stretch, step * self._stretch + local)
 
@@ -263,7 +282,21 @@ class Workload:
         if not rows:
             return None
         batch = self._fetch(micro_batch)
-        with naming(f"loss() ({where})", lambda: self._of_one_row(step, shard)), streams.seeded_with(micro_batch.seed):
+        hint = lambda: self._of_one_row(step, shard)  # noqa: E731
+        return self._gradients(batch, step, rows, where, micro_batch.seed, hint)
+
+    def loss_of_validation(self, batch: int) -> tuple[float, float] | None:
+        """As `loss`, of a validation batch: by that workers prove that they compute alike who may not read the same training
+        samples."""
+        indices, where = self.evaluation_batches[batch], _evaluated(-1, batch)
+        with naming(f"reading samples ({where})"), streams.seeded(self._seed, "evaluation samples", -1, batch):
+            items = fetch(self._validation, indices, self.pipeline.collate)
+        return self._gradients(items, 0, len(indices), where, streams.seed_of(self._seed, "compute", -1, batch))
+
+    def _gradients(
+        self, batch: Any, step: int, rows: int, where: str, seed: int, hint: Callable[[], str | None] = lambda: None
+    ) -> tuple[float, float] | None:
+        with naming(f"loss() ({where})", hint), streams.seeded_with(seed):
             batch = self._staging.batch(batch)
             with self._autocast():
                 returned = self._loss(batch, step)
@@ -452,6 +485,8 @@ class Workload:
         return self._drawn(step, shard) if known is None else known
 
     def _drawn(self, step: int, shard: int) -> Sequence[int]:
+        if shard in self.attendance.absent(step // self._stretch):
+            return ()
         found = self._sampler.indices(step, shard)
         if self.subset is None:
             return found
@@ -467,6 +502,7 @@ class Workload:
 
     def _fetched(self, micro_batch: _MicroBatch) -> Any:
         step, shard, _ = key = micro_batch.key
+        self.attendance.check(shard)
         if (
             self._loaders is None or shard not in self._hosted
         ):  # of another worker: loaders go on with what is hosted here

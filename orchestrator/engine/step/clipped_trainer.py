@@ -154,7 +154,7 @@ class ClippedTrainer(LocalTrainer):
         return StepReport(present=present, counters=self._counters)
 
     def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:  # noqa: ARG002
-        return trace.line(step, self._clipped.told_loss(step), fingerprint)
+        return trace.line(step, self._clipped.told_loss(step), fingerprint, absent=self._gradients.absent(step))
 
     def beat(self, step: int, shard: int) -> None:
         """Which client a shard plays is not told: crash records and the driver see shards."""

@@ -65,11 +65,15 @@ class LocalSteps:
         self._starts = [slot.view(self._start) for slot in replica.layout.slots[: len(replica.parameters)]]
 
     def dealt(self, step: int, assigned: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
-        """By the local steps of each shard in this round, which every worker knows. What a shard keeps stays with its host."""
-        if self.keeps_state:
+        """By the local steps of each shard in this round, which every worker knows. What a shard keeps stays with its host, and
+        what is read at its site only."""
+        if self.keeps_state or self._workload.attendance.is_pinned:
             return assigned
         sizes = [len(self._workload.local_steps(step, shard)) for shard in range(self._workload.order.shards)]
         return assigned if len(set(sizes)) == 1 else deal_by_size(sizes, len(assigned))
+
+    def absent(self, step: int) -> tuple[int, ...]:
+        return self._workload.attendance.absent(step)
 
     def plan(self, step: int, shards: Sequence[int]) -> None:  # noqa: ARG002
         """Micro-batches are planned with their shard: those of a whole round may be many."""

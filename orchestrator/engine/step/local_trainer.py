@@ -107,7 +107,7 @@ class LocalTrainer:
         return self._summation.total(exchange, step, attempt, consensus)
 
     def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:
-        return trace.line(step, consensus.loss, fingerprint)
+        return trace.line(step, consensus.loss, fingerprint, absent=self._gradients.absent(step))
 
     def apply(self, state: RunState, consensus: Consensus) -> None:
         """May raise CalledOff before it changes anything, and not after."""

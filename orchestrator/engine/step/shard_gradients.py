@@ -38,6 +38,9 @@ class Contributing(Protocol):
     def dealt(self, step: int, assigned: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
         """The shards of each worker in a step: those that it hosts, or a deal that all workers make alike."""
 
+    def absent(self, step: int) -> tuple[int, ...]:
+        """The shards of sites that are away."""
+
     def plan(self, step: int, shards: Sequence[int]) -> None:
         """These are computed next."""
 
@@ -64,6 +67,9 @@ class ShardGradients:
     def dealt(self, step: int, assigned: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:  # noqa: ARG002
         """Micro-batches of a step are equal in length."""
         return assigned
+
+    def absent(self, step: int) -> tuple[int, ...]:
+        return self._workload.attendance.absent(step)
 
     def plan(self, step: int, shards: Sequence[int]) -> None:
         """Prepare for these micro-batches, which are computed next."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from orchestrator.settings.rules import execution, idle, local_steps, privacy, stages, training
+from orchestrator.settings.rules import execution, idle, local_steps, privacy, sites, stages, training
 from orchestrator.settings.rules.rule import Idle, Rule
 
-RULES: tuple[Rule, ...] = (*training.RULES, *local_steps.RULES, *execution.RULES, *privacy.RULES, *stages.RULES)
+RULES: tuple[Rule, ...] = (
+    *(*training.RULES, *local_steps.RULES, *execution.RULES, *privacy.RULES, *stages.RULES, *sites.RULES),
+)
 IDLE: tuple[Idle, ...] = idle.RULES
