@@ -48,7 +48,8 @@ class Clinics(Pipeline):
         return torch.tensor([[float(item["x"])] for item in items])
 
     def loss(self, model: nn.Module, batch: Any) -> torch.Tensor:
-        return model(batch).mean()
+        loss: torch.Tensor = model(batch).mean()
+        return loss
 
 
 @pytest.fixture

@@ -61,14 +61,14 @@ class AtSites(Run):
 
 
 def free(mode: str, layout: Layout = ONE) -> Settings:
-    plain = {"steps": STEPS, "shards": 4, "partition": {"name": "contiguous"}}
+    plain: dict[str, Any] = {"steps": STEPS, "shards": 4, "partition": {"name": "contiguous"}}
     return settings_for(pipelines.Mlp, layout, **plain, **MODES[mode])
 
 
 def pinned(mode: str, workers: int, absent: Literal["wait", "sit_out"]) -> Settings:
     plain = free(mode, Layout(workers))
     data = replace(plain.data, sites=Sites({HERE: (0, 1), THERE: (2, 3)}), absent=absent)
-    timeouts = {"step_timeout_s": STEP_TIMEOUT_S, "start_timeout_s": START_TIMEOUT_S}
+    timeouts: dict[str, Any] = {"step_timeout_s": STEP_TIMEOUT_S, "start_timeout_s": START_TIMEOUT_S}
     return replace(plain, data=data, cluster=replace(plain.cluster, address="h:1", **timeouts))
 
 
