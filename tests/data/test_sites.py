@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from orchestrator import Files, Pipeline
+from orchestrator.data import watching
 from orchestrator.engine.model.workload import Workload
 from orchestrator.errors import ConfigurationError, Inconsistent
 from orchestrator.files.index import index
-from orchestrator.plan import Compute, Data, Run, Source, Variant
+from orchestrator.plan import Compute, Data, Declared, Run, Source, Variant
 from orchestrator.values import Steps
 
 CLINICS = ("a", "b", "c")
@@ -103,3 +104,20 @@ def test_who_sat_out_then_has_nothing_to_compute(place: Path) -> None:
     assert [work.rows(2, shard) for shard in range(3)] == [2, 2, 2]
     work.attendance.goes_on_without((2,))
     assert work.rows(2, 2) == 0
+
+
+@pytest.mark.parametrize(("elsewhere", "noted"), [(True, []), (False, ["a.jsonl", "b.jsonl", "c.jsonl"])])
+def test_files_of_a_list_that_lies_elsewhere_need_not_be_declared(
+    tmp_path: Path, elsewhere: bool, noted: list[str]
+) -> None:
+    """The list is, and each of them is compared with it: they lie where no driver could look for them."""
+    folder = tmp_path / "clinics"
+    folder.mkdir()
+    for clinic in CLINICS:
+        (folder / f"{clinic}.jsonl").write_text('{"x": 1}\n')
+    listed = str(tmp_path / "list.json") if elsewhere else None
+    index(str(folder), "jsonl", {}, to=listed)
+    with watching.window(Declared((str(tmp_path / "list.json"), str(folder / "files.json")))) as window:
+        files = Files(listed or str(folder))
+        assert [files[number]["x"] for number in range(3)] == [1, 1, 1]
+    assert sorted(Path(name).name for name in window.reads.files) == noted
