@@ -202,15 +202,14 @@ class Sites(Notation):
     @classmethod
     def parse(cls, value: object) -> Self:
         """From `{hospital_a: [0, 1], hospital_b: [2]}`; `{}`: nowhere. Raises ValueError."""
-        given = value if isinstance(value, dict) else {"": None}
-        whole = [
-            all(type(shard) is int and shard >= 0 for shard in own) for own in given.values() if isinstance(own, list)
-        ]
-        if len(whole) < len(given) or not all(whole) or not all(name and isinstance(name, str) for name in given):
+        if not isinstance(value, dict) or not all(name and isinstance(name, str) for name in value):
             raise ValueError(f"not a list of shards for each site: {value!r}")
+        given: dict[str, list[Any]] = {name: own if isinstance(own, list) else [] for name, own in value.items()}
         shards = [shard for own in given.values() for shard in own]
-        if len(set(shards)) < len(shards) or not all(given.values()):
-            raise ValueError(f"a shard at two sites, or a site without one: {value!r}")
+        if not all(given.values()) or not all(type(shard) is int and shard >= 0 for shard in shards):
+            raise ValueError(f"not a list of shards for each site: {value!r}")
+        if len(set(shards)) < len(shards):
+            raise ValueError(f"a shard at two sites: {value!r}")
         return cls({name: tuple(sorted(own)) for name, own in given.items()})
 
     def __bool__(self) -> bool:

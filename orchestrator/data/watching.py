@@ -30,6 +30,7 @@ from typing import Any
 
 from orchestrator.files import waiting
 from orchestrator.files.cache import folder as cache_folder
+from orchestrator.files.dataset import CHECKED
 from orchestrator.plan import Declared
 from orchestrator.records.reads import File, Reads, Value, holds, is_below, recorded
 
@@ -166,7 +167,7 @@ class Window:
         """Whether it is neither of the environment nor declared."""
         inside = self._inside(place)
         path = place if inside is None else f"/{inside}"
-        if is_below(place, self._inputs) or _RECORDS in f"{path}/" or _CODE.fullmatch(place):
+        if place in CHECKED or is_below(place, self._inputs) or _RECORDS in f"{path}/" or _CODE.fullmatch(place):
             return False
         if _SITES & set(path.split("/")) or is_below(place, (*_installed(), *_caches(), str(cache_folder()))):
             return False

@@ -57,3 +57,13 @@ def test_a_ray_that_is_gone_is_not_asked_and_one_that_goes_is_not_waited_for(mon
     reservation._remove("group", lambda: "the head has ended" if called.is_set() else None)
     assert called.is_set()
     gone.set()
+
+
+def test_a_site_has_to_be_offered_by_nodes_with_room_for_its_workers() -> None:
+    nodes = [Node("1", "10.0.0.1", {"CPU": 2.0, "a": 1.0}), Node("2", "10.0.0.2", {"CPU": 8.0})]
+    assert lack(Need(5, 1.0, sites={"a": 2, "": 1}), nodes) is None
+    assert "no node of this Ray offers b" in str(lack(Need(2, 1.0, sites={"a": 1, "b": 1}), nodes))
+    assert "3 workers with 1 CPU and 0 GPUs each are to be at a, which offers less" in str(
+        lack(Need(3, 1.0, sites={"a": 3}), nodes)
+    )
+    assert Need(4, 1.0, sites={"": 1, "a": 2}).site_of == ["a", "a", "", ""], "servers come last, and may be anywhere"

@@ -127,6 +127,7 @@ class Cluster:
         self.lives_on = False  # the driver of the present life has begun a generation
         self.contribution: Variant | None = None
         self.replay: Sequence[Mapping[str, Any]] = ()
+        self.sat_out: Mapping[int, tuple[int, ...]] = {}
 
     # ---- for who looks at it
 
@@ -137,7 +138,8 @@ class Cluster:
     @property
     def plan(self) -> Plan:
         plan = resolve(self.settings)
-        return replace(plan, update=replace(plan.update, contribution=self.contribution), replay=tuple(self.replay))
+        update = replace(plan.update, contribution=self.contribution)
+        return replace(plan, update=update, replay=tuple(self.replay), data=replace(plan.data, sat_out=self.sat_out))
 
     def tell(self, text: str) -> None:
         self.story.append(f"{self.schedule.now:9.3f} {text}")
@@ -534,7 +536,10 @@ def simulated(cluster: Cluster) -> Iterator[None]:
         kill=lambda handle, **_: cluster.end(handle.member),
         get_runtime_context=within(lambda: HERE),
     )
-    ray_inside = SimpleNamespace(get_runtime_context=within(lambda: cluster.here().node))
+    offers = [{"NodeID": node, "Resources": {node: 1.0}} for node in (HERE, THERE)]  # each is a site of its name
+    addresses = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
+    inside = within(lambda: cluster.here().node)
+    ray_inside = SimpleNamespace(get_runtime_context=inside, nodes=lambda: offers, util=addresses)
     conditions = SimpleNamespace(Condition=lambda: Condition(schedule))
     system = SimpleNamespace(**{name: getattr(os, name) for name in ("close", "getpriority", "PRIO_PROCESS")})
     system.getpid, system.environ = lambda: cluster.here().pid, {}

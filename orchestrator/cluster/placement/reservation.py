@@ -101,10 +101,7 @@ def lack(need: Need, nodes: Sequence[Node]) -> str | None:
 def _lacks_site(site: str, count: int, need: Need, nodes: Sequence[Node]) -> str | None:
     offering = [node for node in nodes if node.resources.get(site, 0) > 0]
     if not offering:
-        return (
-            f"data.sites: no node of this Ray offers {site}; start that site's node with "
-            f"ray start --address=... --resources='{{\"{site}\": 1}}'"
-        )
+        return f"data.sites: no node of this Ray offers {site}: {_listed(nodes)}"
     if sum(node.holds(need) for node in offering) < count:
         each = _amount(need.bundle)
         return (
@@ -123,6 +120,8 @@ def reserved(
     why_not = lack(need, nodes)
     if why_not is not None:
         remedy = "ask for less with cluster.workers, cluster.cpus_per_worker or cluster.gpus_per_worker, or add nodes"
+        if why_not.startswith("data.sites"):
+            remedy = "start that site's nodes with ray start --address=HOST:PORT --resources='{\"SITE\": 1}', and CPUs enough"
         raise ClusterUnavailable(why_not, f"{remedy}; or transport=auto" if need.together else remedy)
     group: Any = placement_group(need.bundles, strategy="STRICT_PACK" if need.together else "PACK")
     try:
