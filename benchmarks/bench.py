@@ -39,7 +39,6 @@ from benchmarks import launch, pages
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PICTURE = "side-by-side.svg"  # beside the page
-PATIENCE_S = 600.0  # of one command
 KEEPS = ("torch", "numpy", "numba", "ray", "mlflow")  # whose versions stand with the figures
 Found = dict[str, list[float]]  # contestant -> samples, of which less is better
 Act = Callable[[], Found]
@@ -100,10 +99,6 @@ class Group:
     rows: Sequence[Row]
     acts: Callable[[Effort], Acts]
     rounds: int = 3
-
-
-class Failed(Exception):
-    """A contestant did not get through. Its message names the command and the end of what it said."""
 
 
 # --- The contestants --------------------------------------------------------------------------------------------------------
@@ -168,7 +163,7 @@ def _launched(
     with tempfile.TemporaryDirectory(prefix="marks-", dir="/tmp") as marks:
         pipeline = (f"pipeline.target={trained.target}", f"pipeline.args={json.dumps({'folder': marks, **args})}")
         common = (f"run.steps={steps}", "evaluation.every=null", "cluster.workers=2")
-        orchestrator(project, *trained.settings, *pipeline, *common, *more)
+        launch.outcome(project, *trained.settings, *pipeline, *common, *more)
         return {name: [_step_ms(marks)]}
 
 
@@ -226,12 +221,12 @@ def start(effort: Effort) -> Iterator[Sequence[Act]]:
     from benchmarks.recovery import first_step_of_ray_train
 
     def launched(name: str, *command: str) -> Found:
-        outcome = orchestrator(project, *command, "run.steps=5", "cluster.workers=2")
+        outcome = launch.outcome(project, *command, "run.steps=5", "cluster.workers=2")
         return {name: [outcome["launch_s"]]}
 
     def warm(name: str, *command: str) -> Found:
         assert WARM
-        run((sys.executable, "-m", "orchestrator", *WARM), project)
+        launch.run((sys.executable, "-m", "orchestrator", *WARM), project)
         return launched(name, *command)
 
     def ray_train(name: str, hidden: int) -> Found:
@@ -253,11 +248,11 @@ def start(effort: Effort) -> Iterator[Sequence[Act]]:
 def verbs(effort: Effort) -> Iterator[Sequence[Act]]:  # noqa: ARG001
     def timed(name: str, *command: str) -> Found:
         began = time.perf_counter()
-        run(command, project)
+        launch.run(command, project)
         return {name: [time.perf_counter() - began]}
 
     with projects() as project:
-        orchestrator(project, "conf=digits", "run.steps=5", "cluster.workers=1")
+        launch.outcome(project, "conf=digits", "run.steps=5", "cluster.workers=1")
         ours = {"runs": ("runs",), "compare": ("compare=last,last",), "plan": ("conf=digits", "plan=true")}
         program = (sys.executable, "-m", "orchestrator")
         yield [
@@ -421,27 +416,6 @@ def projects() -> Iterator[Path]:
         yield folder
 
 
-def orchestrator(project: Path, *command: str) -> dict[str, Any]:
-    """What the command says at its end; nothing for one that says nothing as JSON."""
-    said = run((sys.executable, "-m", "orchestrator", *command, "output=json"), project)
-    outcome: dict[str, Any] = json.loads(said.splitlines()[-1])
-    return outcome
-
-
-def run(command: Sequence[str], folder: Path) -> str:
-    done = subprocess.run(
-        command, cwd=folder, env=launch.environment(), capture_output=True, text=True, check=False, timeout=PATIENCE_S
-    )
-    if done.returncode:
-        raise Failed(f"`{' '.join(command[1:])}` exited with {done.returncode}: {_said(done.stderr)}")
-    return done.stdout
-
-
-def _said(text: str) -> str:
-    """The command's own message, or the end of what it said."""
-    return next((line for line in text.splitlines() if line.startswith("error:")), text.strip()[-1000:])
-
-
 def run_all(modules: Sequence[Sequence[str]], folder: Path) -> None:
     """Processes that need each other; when one fails, the others are killed."""
     processes = [
@@ -452,9 +426,9 @@ def run_all(modules: Sequence[Sequence[str]], folder: Path) -> None:
     ]
     try:
         for process in processes:
-            _, said = process.communicate(timeout=PATIENCE_S)
+            _, said = process.communicate(timeout=launch.PATIENCE_S)
             if process.returncode:
-                raise Failed(f"{modules[0][0]} exited with {process.returncode}: {_said(said)}")
+                sys.exit(f"{modules[0][0]} exited with {process.returncode}: {said.strip()[-1000:]}")
     finally:
         for process in processes:
             process.kill()

@@ -14,13 +14,14 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from benchmarks import launch
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 WORKERS, ROWS = 4, 4  # of a shard in a step
@@ -108,12 +109,7 @@ def run(condition: Condition, steps: int, *, claims: bool) -> Course:
             "cluster": {"workers": WORKERS, "claims": claims, "deal": "equal"},
             "evaluation": {"every": steps // EVALUATIONS},
         }
-        (folder / "run.yaml").write_text(json.dumps(settings))
-        command = [sys.executable, "-m", "orchestrator", f"conf={folder}/run.yaml", "output=json"]
-        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
-        return _course(folder, json.loads(done.stdout.splitlines()[-1]), steps)
+        return _course(folder, launch.outcome_of(settings, folder), steps)
 
 
 def _course(folder: Path, outcome: dict[str, Any], steps: int) -> Course:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import launch
 from benchmarks.synchrony import times_of
 from orchestrator.control.dealing import shortest_end
 from orchestrator.records.times import added
@@ -78,12 +78,7 @@ def run(deal: str, steps: int, shards: int, factor: float) -> Found:
             "transport": "tcp",
             "evaluation": {"every": steps // EVALUATIONS},
         }
-        (folder / "run.yaml").write_text(json.dumps(settings))
-        command = [sys.executable, "-m", "orchestrator", f"conf={folder}/run.yaml", "output=json"]
-        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
-        return _found(folder, json.loads(done.stdout.splitlines()[-1]), shards)
+        return _found(folder, launch.outcome_of(settings, folder), shards)
 
 
 def _found(folder: Path, outcome: dict[str, Any], shards: int) -> Found:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import json
 import os
 import shutil
 import subprocess
@@ -26,6 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 KINDS = {  # what the name of a process begins with -> as what it is counted
@@ -47,6 +49,7 @@ VERBS = {
     "compare": ("compare=last,last",),
 }
 _LOOK_S = 0.02
+PATIENCE_S = 1800.0  # of one command
 _SUBREAPER = 36  # prctl.h: what the command's processes leave behind becomes a child of this one
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -134,6 +137,32 @@ def environment() -> dict[str, str]:
     left_out = ("RAY_", "MLFLOW_", "PYTHONDONTWRITEBYTECODE")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     return {**inherited, "PYTHONPATH": str(REPOSITORY), "DVC_NO_ANALYTICS": "1"}
+
+
+def run(command: Sequence[str], folder: Path) -> str:
+    """What a command says to its end. Exits when it fails, with its own message or the end of what it said."""
+    done = subprocess.run(
+        command, cwd=folder, env=environment(), capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
+    if done.returncode:
+        own = next(
+            (line for line in done.stderr.splitlines() if line.startswith("error:")), done.stderr.strip()[-1000:]
+        )
+        sys.exit(f"`{' '.join(command[1:])}` exited with {done.returncode}: {own}")
+    return done.stdout
+
+
+def outcome(folder: Path, *command: str) -> dict[str, Any]:
+    """Of a launch."""
+    said = run((sys.executable, "-m", "orchestrator", *command, "output=json"), folder)
+    told: dict[str, Any] = json.loads(said.splitlines()[-1])
+    return told
+
+
+def outcome_of(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Of a launch in the repository by these settings, which are written to the folder."""
+    (folder / "run.yaml").write_text(json.dumps(settings))
+    return outcome(REPOSITORY, f"conf={folder}/run.yaml")
 
 
 def measure(command: Sequence[str], project: Path) -> Spent:

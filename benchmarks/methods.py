@@ -17,14 +17,13 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import pages
+from benchmarks import launch, pages
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 STEPS, INNER = 400, 10
@@ -137,11 +136,7 @@ def run(pipeline: str, method: Method, seed: int) -> Found:
         given += [f"run.steps={steps}", f"run.seed={seed}", *method.compression]
         given += LOCAL[pipeline] if method.inner > 1 else ()
         given += ["evaluation.every=null"] if pipeline != "matrix" else []
-        command = [sys.executable, "-m", "orchestrator", *given, "output=json"]
-        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
-        outcome = json.loads(done.stdout.splitlines()[-1])
+        outcome = launch.outcome(REPOSITORY, *given)
     metrics = outcome["metrics"]
     sent = outcome["bytes_per_step"] / method.inner
     return Found(sent, metrics.get("validation/loss"), metrics.get("validation/accuracy"))

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import pages
+from benchmarks import launch, pages
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 WORKERS, SHARDS = 4, 8
@@ -85,13 +84,7 @@ def run(mode: Mapping[str, Any], options: Mapping[str, float] | None, steps: int
             "evaluation": {"every": steps // EVALUATIONS},
             "sync": mode,
         }
-        (folder / "run.yaml").write_text(json.dumps(settings))
-        command = [sys.executable, "-m", "orchestrator", f"conf={folder}/run.yaml", "output=json"]
-        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
-        outcome = json.loads(done.stdout.splitlines()[-1])
-        return _course(folder, outcome)
+        return _course(folder, launch.outcome_of(settings, folder))
 
 
 def _course(folder: Path, outcome: Mapping[str, Any]) -> Course:
