@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from orchestrator.settings.rules import execution, idle, local_steps, privacy, stages, training
+from orchestrator.settings.rules import execution, idle, local_steps, privacy, sharded, stages, training
 from orchestrator.settings.rules.rule import Idle, Rule
 
-RULES: tuple[Rule, ...] = (*training.RULES, *local_steps.RULES, *execution.RULES, *privacy.RULES, *stages.RULES)
+RULES: tuple[Rule, ...] = (
+    *training.RULES,
+    *local_steps.RULES,
+    *execution.RULES,
+    *privacy.RULES,
+    *stages.RULES,
+    *sharded.RULES,
+)
 IDLE: tuple[Idle, ...] = idle.RULES
