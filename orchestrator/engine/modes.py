@@ -160,6 +160,7 @@ class LockstepExecution(_Unsplit):
         replica, updater, plan = parts.replica, parts.updater, parts.plan
         self._plan = plan
         self._services = parts.services
+        self._updater = updater
         self._workload = parts.workload
         codec = construction.make_codec(plan, replica.layout, len(replica.parameters))
         _require_memory_for_a_step(parts)
@@ -212,11 +213,22 @@ class LockstepExecution(_Unsplit):
         if isinstance(self._trainer, ClippedTrainer):
             self._trainer.unlock(moment.generation.keys)
         schedule = moment.generation.schedule
+        self._divide(moment)
         turns = self._claims(moment)
         self._trainer.take_on(moment.generation.shards, moment.rank, alone=schedule.members == 1, claims=turns)
         exchange = moment.exchange(self._memory)
         contents = StepContents.of(self._plan, moment.run_manifest)
         return Lockstep(self._trainer, exchange, contents, moment.timing.requests), exchange
+
+    def _divide(self, moment: Moment) -> None:
+        """Let the workers of this host divide the update, where it is to be."""
+        if self._updater.divided is None:
+            return
+        places = moment.generation.updates
+        place = places[moment.rank] if places else None
+        beside = [rank for rank, other in enumerate(places) if place is not None and other == place]
+        nth = beside.index(moment.rank) if beside else 0
+        self._updater.divided.settle(place, nth, len(beside))
 
     def _claims(self, moment: Moment) -> Claims | None:
         """How this worker claims shards in a generation; None where nobody does. Whose board is out of reach computes what was

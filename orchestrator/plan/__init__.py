@@ -213,7 +213,7 @@ class Update:
     which the learning rate rises, before `schedule` has its way; contribution: what a shard makes of its gradient before the
     sum, and may keep state for, None for nothing; scaling: of the rate with the batch size, None for none; compression: in
     which form gradients travel, None for as they are; local: steps of a shard by itself, whose sum is then applied as a
-    gradient is, None for none."""
+    gradient is, None for none; sharded: the workers of a host divide it."""
 
     optimizer: Variant | None
     clip: float | None
@@ -225,6 +225,7 @@ class Update:
     scaling: Scaling | None = None
     compression: Variant | None = None
     local: Local | None = None
+    sharded: bool = False
 
     @property
     def watches_a_metric(self) -> bool:

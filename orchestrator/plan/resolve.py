@@ -147,6 +147,7 @@ def _update(settings: Settings) -> Update:
         scaling=_scaling(settings),
         compression=_unless("none", settings.compression),
         local=_local(settings),
+        sharded=settings.update.sharded,
     )
 
 

@@ -43,6 +43,7 @@ from orchestrator.settings.sections import (
     TrackingSettings,
     TransportSettings,
     TuningSettings,
+    UpdateSettings,
 )
 from orchestrator.settings.views import (
     as_yaml,
@@ -80,6 +81,7 @@ __all__ = [
     "TrackingSettings",
     "TransportSettings",
     "TuningSettings",
+    "UpdateSettings",
     "Workers",
     "as_yaml",
     "choices",

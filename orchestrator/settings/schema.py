@@ -52,6 +52,7 @@ from orchestrator.settings.sections import (
     TrackingSettings,
     TransportSettings,
     TuningSettings,
+    UpdateSettings,
     execution,
     optimizer,
     result,
@@ -125,6 +126,7 @@ class Settings:
         metadata=execution("Whether workers mask what they send, so that servers and observers see only sums."),
     )
     gradient: GradientSettings = field(default_factory=GradientSettings)
+    update: UpdateSettings = field(default_factory=UpdateSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)

@@ -430,6 +430,16 @@ class GradientSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UpdateSettings:
+    """How the optimizer's step is computed; see `engine/model/divided_update.py`."""
+
+    sharded: bool = field(
+        default=False,
+        metadata=execution("Whether the workers of a host divide the optimizer's step, and share its state."),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScheduleSettings:
     """How the learning rate changes; see `orchestrator/updates/schedules`. Options as those of a topology."""
 

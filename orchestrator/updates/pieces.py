@@ -18,15 +18,11 @@ from typing import Any, Final
 
 import torch
 
+from orchestrator.updates.by_element import BY_ELEMENT
+
 State = dict[str, Any]
 
 PIECE: Final = 1 << 17  # elements; with their gradients, state and what is in between, some megabytes
-BY_ELEMENT: Final = frozenset(
-    getattr(torch.optim, name)
-    for name in (
-        *("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"),
-    )
-)
 _IN_ONE_PASS = ("foreach", "fused", "capturable", "differentiable")  # options for which torch goes another way
 _GAP = 64  # bytes, less than which may lie between neighbours (numerics.layout)
 

@@ -43,7 +43,7 @@ from orchestrator.records.trace import Line
 from orchestrator.settings import CheckpointSettings, Every, Settings
 from orchestrator.topologies import Schedule, build_schedule
 from orchestrator.transports.base import Received, Tag, Transport
-from tests.engine.runs import SECRET, Layout, in_stages, settings_for
+from tests.engine.runs import SECRET, Layout, Shared, in_stages, settings_for
 from tests.transports.memory import LEFT, Hub, LocalRegions
 
 What = Literal["die", "call off", "regroup", "stop", "save", "join"]
@@ -343,6 +343,7 @@ class Elastic:
         self.plan = replace(plan, update=replace(plan.update, contribution=contribution), replay=tuple(replay))
         self.went_back = 0
         self.lasting = lasting_memory.created() if outlives else None
+        self._shared = Shared()
         self._ground = (
             Ground()
         )  # a moment of a script is the same in each run only where nobody claims; who wants that says so
@@ -380,6 +381,14 @@ class Elastic:
     def load(self, where: str, wanted: Callable[[str], bool] | None = None) -> TrainingState:
         state = self.saved.complete[int(where)][1]
         return replace(state, tensors={n: t for n, t in state.tensors.items() if wanted is None or wanted(n)})
+
+    def _updates(self, nodes: Sequence[int]) -> tuple[Place | None, ...]:
+        """Where workers divide the update: somewhere else now and then, as when the worker is gone whose memory it was."""
+        if not self.plan.update.sharded:
+            return ()
+        if self.generations % 3 == 2:
+            self._shared = Shared()
+        return self._shared.places(nodes)
 
     def _start(self, role: type[Worker] | type[Server]) -> Member:
         member = Member(self, next(self._numbers), role)
@@ -437,6 +446,7 @@ class Elastic:
             inherited=tuple(pair for each, pair in self.inherited if each == base),
             keys=SECRET.keys("tests"),
             boards=(Place(0, *self._ground.place),) * len(workers) if self.settings.cluster.claims else (),
+            updates=self._updates(self._layout.nodes_of(len(self.members))[: len(workers)]),
             nodes=self._layout.nodes_of(len(self.members)),
         )
         self.generations += 1

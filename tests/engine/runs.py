@@ -11,6 +11,7 @@ Not here: the driver's part. The traces of the workers are compared, as the driv
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -51,6 +52,7 @@ from orchestrator.settings import (
     Settings,
     Steps,
     TraceSettings,
+    UpdateSettings,
     Workers,
 )
 from orchestrator.topologies import Schedule, build_schedule
@@ -120,6 +122,20 @@ def rotating(count: int, start: int) -> list[Layout]:
     return list(itertools.islice(endless, start * count % len(LAYOUTS), start * count % len(LAYOUTS) + count))
 
 
+class Shared:
+    """Memory in which the workers of each node divide the update."""
+
+    def __init__(self) -> None:
+        self._grounds: defaultdict[int, Ground] = defaultdict(Ground)
+
+    def places(self, nodes: Sequence[int]) -> tuple[Place | None, ...]:
+        """By worker's rank; as `driver.run.member_directory` gives them."""
+        first = {node: nodes.index(node) for node in nodes}
+        return tuple(
+            Place(first[node], *self._grounds[node].place) if nodes.count(node) > 1 else None for node in nodes
+        )
+
+
 @dataclass(frozen=True)
 class Run:
     """What a run left behind. metrics: of each evaluation, in order; parameters: and buffers at the end; rests: the
@@ -171,6 +187,7 @@ def settings_for(
     initial: dict[str, Any] | None = None,
     timeline: bool = False,
     claims: bool | None = None,
+    sharded: bool = False,
 ) -> Settings:
     options, mode = dict(optimizer or {}), dict(sync or {"name": "bsp"})
     parts, draws = {"name": "shared", **(partition or {})}, {"name": "uniform", **(sampling or {})}
@@ -201,6 +218,7 @@ def settings_for(
         reduction=reduction,
         optimizer=OptimizerSettings(name=options.pop("name", None), options=options),
         gradient=GradientSettings(clip=clip),
+        update=UpdateSettings(sharded=sharded),
         evaluation=EvaluationSettings(every=evaluate_every),
         trace=TraceSettings(digest_every=digest_every, tensors_every=tensors_every, timeline=timeline),
         schedule=_schedule(schedule or {}),
@@ -380,8 +398,12 @@ class _Members:
         generation = _generation(self._schedule, plan, nodes)
         self._ground = Ground()
         boards = (Place(0, *self._ground.place),) * generation.workers if plan.cluster.claims else ()
+        self._shared = Shared() if plan.update.sharded else None
+        updates = () if self._shared is None else self._shared.places(generation.nodes[: generation.workers])
         writers = () if keeping is None else tuple(range(generation.workers))
-        self._generation = replace(generation, keys=SECRET.keys("tests"), boards=boards, writers=writers)
+        self._generation = replace(
+            generation, keys=SECRET.keys("tests"), boards=boards, updates=updates, writers=writers
+        )
 
     def run(self) -> list[End]:
         with ThreadPoolExecutor(self._schedule.members) as pool:

@@ -54,6 +54,9 @@ class Scripted:
     def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:
         return trace.line(step, consensus.loss, fingerprint)
 
+    def make(self, state: RunState, consensus: Consensus) -> None:
+        """Only a divided update is made before it is applied."""
+
     def apply(self, state: RunState, consensus: Consensus) -> None:
         self.applied.append((state.steps, consensus))
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from orchestrator.numerics.layout import Layout
 from orchestrator.updates import pieces
+from orchestrator.updates.by_element import BY_ELEMENT
 from orchestrator.updates.optimizers import CLASSES
-from orchestrator.updates.pieces import BY_ELEMENT, Pieces
+from orchestrator.updates.pieces import Pieces
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "SGD": [{}, {"momentum": 0.9, "dampening": 0.1}, {"momentum": 0.9, "nesterov": True}, {"weight_decay": 0.1}],

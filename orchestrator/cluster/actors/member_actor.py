@@ -209,6 +209,8 @@ class MemberActor:
         self._regions = SharedRegions()
         self._ground = Ground() if self._role == "worker" and self._plan.cluster.claims else None
         board = {} if self._ground is None else {"board": self._ground.place}
+        self._shared = Ground() if self._role == "worker" and self._plan.update.sharded else None
+        shared = {} if self._shared is None else {"update": self._shared.place}
         self._checkpoint_client = CheckpointClient(self._emit)
         services = ProcessServices(
             self._heartbeat,
@@ -224,7 +226,7 @@ class MemberActor:
         self._heartbeat.rest()
         return {
             "run_manifest": run_manifest,
-            "addresses": {**self._listener.addresses, **board},
+            "addresses": {**self._listener.addresses, **board, **shared},
             "pid": os.getpid(),
             "node": ray.get_runtime_context().get_node_id(),
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),

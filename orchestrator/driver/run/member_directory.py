@@ -63,7 +63,8 @@ class MemberDirectory:
             begin.heirs,
             begin.inherited,
             nodes=begin.nodes,
-            boards=self._boards(begin),
+            boards=self._places(begin, "board"),
+            updates=self._places(begin, "update"),
             stages=begin.stages,
             groups=groups_of(begin, self._exchange),
             restorers=begin.restorers,
@@ -72,14 +73,15 @@ class MemberDirectory:
             absent=begin.absent,
         )
 
-    def _boards(self, begin: Begin) -> tuple[Place | None, ...]:
-        """By worker's rank, where it claims shards: in the memory of the first worker on its node, if there is another one."""
-        boards: list[Place | None] = []
+    def _places(self, begin: Begin, what: str) -> tuple[Place | None, ...]:
+        """By worker's rank, where it shares this with others: in the memory of the first worker on its node, if there is
+        another one."""
+        places: list[Place | None] = []
         for node in begin.nodes[: begin.workers]:
             beside = [rank for rank in range(begin.workers) if begin.nodes[rank] == node]
-            memory = self._addresses[begin.members[beside[0]]].get("board")
-            boards.append(None if memory is None or len(beside) == 1 else Place(beside[0], *memory))
-        return tuple(boards)
+            memory = self._addresses[begin.members[beside[0]]].get(what)
+            places.append(None if memory is None or len(beside) == 1 else Place(beside[0], *memory))
+        return tuple(places)
 
     def peers(self, members: tuple[int, ...], generation: Generation, rank: int) -> dict[int, Any]:
         """The addresses of all ranks that `rank` is connected with: its links of the schedule and its state transfers."""

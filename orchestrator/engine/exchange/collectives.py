@@ -34,12 +34,12 @@ from orchestrator.topologies.schedule import Action, Add, Base, Copy, Finish, Re
 from orchestrator.transports.base import Received, Regions, Tag, Transport, intact
 
 # Phases, part of every message's tag.
-VOTE, SUM, EVALUATION_VOTE, EVALUATION, END, STATE_TRANSFER, SPRINT, REST, HEIRS = range(9)
+VOTE, SUM, EVALUATION_VOTE, EVALUATION, END, STATE_TRANSFER, SPRINT, REST, HEIRS, MADE = range(10)
 LATTICE, LATTICE_KEYS = 12, 13  # of clipped contributions
 COMPRESSED = 16  # the first phase of a compression
 _PIECE: Final = 64 * BLOCK  # elements of a sum that travel as one message
 # Where a member waits until the others have come as far, and does not go on with what it did (`CancellableTransport.waits`).
-VOTES = dict.fromkeys((VOTE, EVALUATION_VOTE, END), False)
+VOTES = dict.fromkeys((VOTE, EVALUATION_VOTE, END, MADE), False)
 
 
 class Memory:

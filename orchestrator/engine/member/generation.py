@@ -39,7 +39,8 @@ class Generation:
     recipient, shards): who hands over what these shards keep, after that and in this order. heirs: (lost, heir): the lost shard
     goes on with what the heir keeps; before the moves. inherited: all such pairs since the last rest, in order. restore: (rank,
     where): that rank loads a checkpoint before anything else; INITIAL: it goes back to the state in which the run began.
-    boards: by worker's rank, where it claims shards; None of one that is alone on its host.
+    boards: by worker's rank, where it claims shards; None of one that is alone on its host. updates: likewise, where it shares
+    the update, if that is divided.
     writers: the ranks that write the parts of checkpoints, in order, and storage: where these lie. keys: of a private run, told
     to workers only, and to no record. nodes: by rank, servers too; two that have the same number share memory, others do not.
 
@@ -70,6 +71,7 @@ class Generation:
     run_states: tuple[tuple[int, int], ...] = ()
     boards: tuple[Place | None, ...] = ()
     absent: tuple[int, ...] = ()
+    updates: tuple[Place | None, ...] = ()
 
     @property
     def workers(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from orchestrator.engine.model.divided_update import DividedUpdate
 from orchestrator.engine.model.replica import Replica
 from orchestrator.engine.model.workload import Workload
 from orchestrator.plan import Update
@@ -14,7 +15,7 @@ from orchestrator.updates import optimizers, schedules
 from orchestrator.updates.clipping import Clipping
 from orchestrator.updates.pieces import Pieces
 from orchestrator.updates.rates import rates_of, set_rates
-from orchestrator.updates.transforms import Chain, Transform
+from orchestrator.updates.transforms import Chain, State, Transform
 
 
 class Updater:
@@ -41,6 +42,8 @@ class Updater:
             clipping = clipping or Clipping(update.clip)
         self._after = Chain(*([] if clipping is None else [clipping]))
         self.state = self._after.init(replica.parameters)
+        self.divided = DividedUpdate(optimizer, replica) if update.sharded else None
+        self._made: State | None = None
         self._rate: Callable[[int, int], float] = lambda _step, _reductions: 1.0
 
     def start(self, steps: int) -> None:
@@ -65,6 +68,25 @@ class Updater:
         """The optimizer's options, to see whether anything changes them."""
         return optimizers.options(self.optimizer)
 
+    def make(
+        self,
+        step: int,
+        reductions: int,
+        agreed: Sequence[torch.Tensor | None],
+        result: torch.Tensor,
+    ) -> None:
+        """Where the workers of a host divide the update: make this worker's part of what `apply` is to take, with the same
+        arguments. Until then nothing of a step is changed."""
+        self._made = None
+        if self.divided is None or not self.divided.divides:
+            return
+        self._replica.forget()
+        gradients, following = self._after.update(agreed[: len(self._replica.parameters)], self.state)
+        set_rates(self.optimizer, self._rates, self._rate(step, reductions))
+        optimize = lambda: self._workload.optimize(step, self.optimizer, result, self.optimizer.step)  # noqa: E731
+        self.divided.make(step, gradients, optimize)
+        self._made = following
+
     def apply(
         self,
         step: int,
@@ -76,7 +98,12 @@ class Updater:
         """agreed: views of `result`, in the order of the layout, None where no shard had anything (rule A7); counters: the
         values of the integer buffers; reductions: how often the plateau schedule has lowered the rate."""
         count = len(self._replica.parameters)
-        self.move(step, reductions, agreed[:count], result)
+        if self._made is None:
+            self.move(step, reductions, agreed[:count], result)
+        else:
+            assert self.divided is not None
+            self.divided.commit()
+            self.state, self._made = self._made, None
         self._replica.adopt(agreed[count:], counters)
 
     def move(self, step: int, reductions: int, gradients: Sequence[torch.Tensor | None], result: torch.Tensor) -> None:

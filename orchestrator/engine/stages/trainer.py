@@ -136,6 +136,9 @@ class StageTrainer:
     def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:
         return trace.line(step, consensus.loss, fingerprint)
 
+    def make(self, state: RunState, consensus: Consensus) -> None:
+        """The update of a stage is not divided (`settings.rules.sharded`)."""
+
     def apply(self, state: RunState, consensus: Consensus) -> None:
         """May raise CalledOff before it changes anything, and not after."""
         self._services.heartbeat.beat("update", state.steps)

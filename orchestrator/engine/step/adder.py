@@ -38,5 +38,8 @@ class Adder:
         """Of clipped contributions a server knows no loss."""
         return trace.line(step, "" if self._lattice is not None else consensus.loss, fingerprint)
 
+    def make(self, state: RunState, consensus: Consensus) -> None:
+        pass
+
     def apply(self, state: RunState, consensus: Consensus) -> None:
         pass

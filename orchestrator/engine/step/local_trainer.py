@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy
+import torch
 from numpy.typing import NDArray
 
 from orchestrator.engine.between_steps.run_state import RunState
@@ -109,6 +110,12 @@ class LocalTrainer:
     def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:
         return trace.line(step, consensus.loss, fingerprint, absent=self._gradients.absent(step))
 
+    def make(self, state: RunState, consensus: Consensus) -> None:
+        """May raise CalledOff."""
+        self._services.heartbeat.beat("update", state.steps)
+        self._services.await_copied()
+        self._updater.make(state.steps, state.reductions, self._agreed(consensus), self._summation.result)
+
     def apply(self, state: RunState, consensus: Consensus) -> None:
         """May raise CalledOff before it changes anything, and not after."""
         self._services.heartbeat.beat("update", state.steps)
@@ -116,14 +123,18 @@ class LocalTrainer:
         self._sent.tell(state.steps - 1, consensus.sent_bytes)
         self._services.await_copied()
         self._host_transfer.back()
-        results = zip(consensus.present, self._host_transfer.result, strict=True)
-        agreed = [result if present else None for present, result in results]
+        agreed = self._agreed(consensus)
         self._updater.apply(state.steps, state.reductions, agreed, consensus.counters, self._summation.result)
         self._summation.commit()
         self._gradients.states.commit()
         if self._claims is not None:
             others = sum(shard not in self._dealt[self._rank] for shard in self._shards)
             self._services.heartbeat.times.computed(len(self._shards), others)
+
+    def _agreed(self, consensus: Consensus) -> list[torch.Tensor | None]:
+        """The result, tensor by tensor; None where no shard had anything."""
+        results = zip(consensus.present, self._host_transfer.result, strict=True)
+        return [result if present else None for present, result in results]
 
     def _turns(self, step: int, attempt: int) -> Iterator[int]:
         """The shards to compute, each noted when it is its turn. A repetition computes those of the first attempt, so that

@@ -15,8 +15,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
+import torch
+
 from orchestrator.engine.between_steps.run_state import RunState
-from orchestrator.engine.exchange.collectives import VOTE, Exchange
+from orchestrator.engine.exchange.collectives import MADE, VOTE, Exchange
 from orchestrator.engine.exchange.step_report import UNKNOWN, Consensus, Requests, Shape, StepReport
 from orchestrator.engine.member import claims
 from orchestrator.engine.member.generation import Withdrawn
@@ -45,6 +47,9 @@ class Member(Protocol):
     def line(self, step: int, consensus: Consensus, fingerprint: int) -> trace.Line:
         """What the trace says of a step that was added up."""
 
+    def make(self, state: RunState, consensus: Consensus) -> None:
+        """Where the update is divided: make this member's part of it, of which nothing counts yet. state: before this step."""
+
     def apply(self, state: RunState, consensus: Consensus) -> None:
         """Apply the summed gradient. state: before this step."""
 
@@ -54,13 +59,15 @@ class StepContents:
     """What is added up in a step. shape: the lengths of a step report; names: of the layout's tensors, then of the
     counters; exact: on the grid of the run state, which a compression does without: it rounds after the vote. counters_agree:
     whether every shard has to leave the same, or else the largest are taken. weighted: shards tell their weights and losses
-    before the sum; not so where contributions are clipped."""
+    before the sum; not so where contributions are clipped. divided: members wait until all have made their part of the update,
+    before they apply any of it."""
 
     shape: Shape
     names: tuple[str, ...]
     exact: bool
     counters_agree: bool = True
     weighted: bool = True
+    divided: bool = False
 
     @classmethod
     def of(cls, plan: Plan, run_manifest: Mapping[str, Any]) -> Self:
@@ -69,12 +76,14 @@ class StepContents:
         shape = Shape(plan.data.shards, len(tensors), len(counters), claims.goes(plan, run_manifest))
         weighted = plan.data.privacy is None
         exact = plan.exchange.exact and plan.update.compression is None and weighted
-        return cls(shape, (*tensors, *counters), exact, counters_agree=plan.update.local is None, weighted=weighted)
+        agree, divided = plan.update.local is None, plan.update.sharded
+        names = (*tensors, *counters)
+        return cls(shape, names, exact, counters_agree=agree, weighted=weighted, divided=divided)
 
 
 class Lockstep:
     """An Executor (executor.py) whose `advance` is one step. It has no state of its own but what it counts, and nothing
-    interrupts a step between its sum and its end, so a step that raises has changed nothing (rule D1)."""
+    interrupts a step from when it begins to be applied until its end, so a step that raises has changed nothing (rule D1)."""
 
     def __init__(
         self, member: Member, exchange: Exchange, contents: StepContents, requests: Callable[[], Requests] = Requests
@@ -92,6 +101,9 @@ class Lockstep:
         fingerprint = self._member.total(self._exchange, step, attempt, consensus)
         self._sent_bytes = self._exchange.sent_bytes - sent_bytes
         line = self._member.line(step, consensus, fingerprint)
+        if self._contents.divided:
+            self._member.make(state, consensus)
+            self._exchange.maximum(step, attempt, MADE, torch.zeros(1, dtype=torch.int64))
         self._member.apply(state, consensus)
         if self._contents.exact:
             grid = grid.committed(consensus.magnitudes)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from orchestrator.settings.rules import execution, idle, local_steps, privacy, sites, stages, training
+from orchestrator.settings.rules import execution, idle, local_steps, privacy, sharded, sites, stages, training
 from orchestrator.settings.rules.rule import Idle, Rule
 
 RULES: tuple[Rule, ...] = (
     *(*training.RULES, *local_steps.RULES, *execution.RULES, *privacy.RULES, *stages.RULES, *sites.RULES),
+    *sharded.RULES,
 )
 IDLE: tuple[Idle, ...] = idle.RULES
