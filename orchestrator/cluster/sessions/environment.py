@@ -19,6 +19,8 @@ _PATIENCE = {
     "RAY_agent_register_timeout_ms": 1000,
     "RAY_worker_register_timeout_seconds": 1,
 }
+# Else `ray.init` waits until idle workers are up, which actors with options of their own do not take.
+_UNHURRIED = {"RAY_prestart_worker_first_driver": "0"}
 _SAID_BY_US = "worker died or was killed|Raylet is terminated|state-dump|marked dead|raylet crashes|lagging heartbeats"
 
 
@@ -50,7 +52,7 @@ def enter(address: str, **options: Any) -> None:
 def patient(seconds: float) -> Iterator[None]:
     """A private Ray that is started within this block waits this long for its own processes; values that the user has
     set are kept."""
-    with _set({name: str(math.ceil(seconds) * unit) for name, unit in _PATIENCE.items()}):
+    with _set({name: str(math.ceil(seconds) * unit) for name, unit in _PATIENCE.items()} | _UNHURRIED):
         yield
 
 

@@ -31,7 +31,7 @@ _AGENT_PORTS = {  # of each kind of agent, the ports that the raylet waits for
     "runtime_env_agent": ("runtime_env_agent_port",),
 }
 _TRIES = 3  # of Ray's start
-_LOOK_S = 0.1
+_LOOK_S = 0.02
 
 
 class LocalRay:
@@ -170,14 +170,13 @@ def _awaited_raylet(timeout_s: float, check: Callable[[], None]) -> contextlib.A
 
 def _await_raylet(node: Any, timeout_s: float, check: Callable[[], None]) -> None:
     """Raises RuntimeError when a process of the node has ended, TimeoutError when none has and the raylet is not there."""
-    from ray._private import services
-
     deadline = time.monotonic() + timeout_s
     while True:
+        why: Exception | None = None
         try:
-            services.get_node(node.gcs_address, node._node_id)  # type: ignore[no-untyped-call]
-            return
-        except Exception as error:  # not registered yet, or the head is too busy to say
+            if _is_registered(node):
+                return
+        except Exception as error:  # the head is too busy to say
             why = error
         ended = [_VITAL[kind] for kind, _ in node.dead_processes() if kind in _VITAL]
         if ended:
@@ -186,6 +185,16 @@ def _await_raylet(node: Any, timeout_s: float, check: Callable[[], None]) -> Non
         if time.monotonic() > deadline:
             raise TimeoutError(f"{_VITAL['raylet']} was not up after {timeout_s:g} s") from why
         time.sleep(_LOOK_S)
+
+
+def _is_registered(node: Any) -> bool:
+    """Of the table of all nodes, which Ray gives at once; asked for one that is not there it sleeps for a second. Raises what
+    Ray raises."""
+    from ray._private import services, state
+
+    known = state.GlobalState()
+    known._initialize_global_state(services._get_gcs_client_options(node.gcs_address))
+    return any(each["NodeID"] == node._node_id and each["Alive"] for each in known.node_table())
 
 
 @contextlib.contextmanager
