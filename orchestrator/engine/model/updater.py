@@ -81,7 +81,7 @@ class Updater:
         self._replica.forget()
         gradients, following = self._after.update(agreed[: len(self._replica.parameters)], self.state)
         set_rates(self.optimizer, self._rates, self._rate(step, reductions))
-        self.divided.make(step, gradients, lambda: self._workload.optimize(step, self.optimizer, result))
+        self.divided.make(step, gradients, lambda go: self._workload.optimize(step, self.optimizer, result, go))
         self._made = following
 
     def apply(

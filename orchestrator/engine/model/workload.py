@@ -341,12 +341,19 @@ class Workload:
         with naming(where), streams.seeded(self._seed, "local optimizer step", step, shard):
             optimizer.step()
 
-    def optimize(self, step: int, optimizer: torch.optim.Optimizer, gradients: torch.Tensor) -> None:
-        """One step of the optimizer, which finds its gradients as views of `gradients`; peers may still be reading those."""
+    def optimize(
+        self,
+        step: int,
+        optimizer: torch.optim.Optimizer,
+        gradients: torch.Tensor,
+        go: Callable[[], object] | None = None,
+    ) -> None:
+        """One step of the optimizer, which finds its gradients as views of `gradients`; peers may still be reading those. go:
+        how it steps, if not as a whole."""
         version, head = gradients._version, gradients[:_HEAD].clone()
         aside, options = kept_aside(optimizer, self.model), optimizers.options(optimizer)
         with naming(f"the optimizer (step {step})"), streams.seeded(self._seed, "optimizer step", step):
-            optimizer.step()
+            (go or optimizer.step)()
         optimizers.keep_own(optimizer, gradients)
         for name, after in kept_aside(optimizer, self.model).items():
             if after != aside.get(name):
