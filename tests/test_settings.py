@@ -403,7 +403,7 @@ WRONG = {
     "data.foo=3": "data.foo: no such key; data has shards, batch_size, loaders, cache_gb, cache_folder, store_timeout_s, "
     "sites, absent, inputs, mixture, order, partition, sampling, subset",
     "zzz=3": "zzz: no such key; there are run, pipeline, data, cluster, topology, sync, reduction, transport, "
-    "initial, begin, optimizer, contribution, compression, local, privacy, secure_aggregation, gradient, "
+    "initial, begin, optimizer, contribution, compression, local, privacy, secure_aggregation, gradient, update, "
     "schedule, early_stopping, checkpoint, evaluation, trace, tracking, tuning, strict, environment, output",
     "run.seed=abc": "run.seed: expected a whole number, got 'abc'",
     "run.seed=1.5": "run.seed: expected a whole number, got 1.5",

@@ -113,12 +113,12 @@ def ray_node(*dead: str) -> Any:
 def registers(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = itertools.count(1)
 
-    def get_node(_address: str, _node: str) -> dict[str, Any]:
-        if next(looks) < after:
-            raise RuntimeError("no such node")
-        return {}
+    def is_registered(_node: Any) -> bool:
+        if next(looks) == 1:
+            raise RuntimeError("the head is too busy to say")
+        return next(looks) >= after
 
-    monkeypatch.setattr(services, "get_node", get_node)
+    monkeypatch.setattr(local, "_is_registered", is_registered)
 
 
 @pytest.mark.usefixtures("clock")

@@ -28,7 +28,7 @@ import fcntl
 import mmap
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
@@ -111,6 +111,12 @@ class DividedUpdate:
         slots = replica.layout.slots[: len(replica.parameters)]
         self._slots = {id(parameter): slot for parameter, slot in zip(replica.parameters, slots, strict=True)}
         self._numbers = {id(parameter): n for n, parameter in enumerate(replica.parameters)}
+        self._group_of = {  # in the order of the groups
+            self._numbers[id(parameter)]: nth
+            for nth, group in enumerate(optimizer.param_groups)
+            for parameter in group["params"]
+            if id(parameter) in self._numbers
+        }
         self._pieces = tuple(piece for n, slot in enumerate(slots) for piece in _pieces_of(n, slot))
         self._version = 0
         self._memory: HostMemory | None = None
@@ -137,33 +143,25 @@ class DividedUpdate:
         self,
         step: int,
         gradients: Sequence[torch.Tensor | None],
-        optimize: Callable[[], None],
+        optimize: Callable[[Callable[[], None]], None],
     ) -> None:
-        """Make this worker's pieces of the step. gradients: of the replica's parameters; optimize: steps the optimizer."""
+        """Make this worker's pieces of the step. gradients: of the replica's parameters; optimize: calls what it is given, as
+        the optimizer's step."""
         memory = self._memory
         assert memory is not None
         self._bind(memory, step)
         new, stamp = (step + 1) % _VERSIONS, step + 2
         mine = [n for n in self._own if (memory.stamps[[new, _MADE], n] != stamp).any()]
         memory.stamps[new, mine] = memory.stamps[_MADE, mine] = 0
-        shadows = {n: torch.zeros(_SHADOW) for n in range(len(gradients))}
-        pieces = {n: memory.made[self._pieces[n].place] for n in mine}
-        state = self._state_of(memory, step, shadows, pieces)
-        for n, shadow in shadows.items():
-            shadow.grad = None if gradients[n] is None else torch.zeros(_SHADOW)
-        for n, tensor in pieces.items():
-            piece = self._pieces[n]
-            gradient = gradients[piece.parameter]
-            tensor.copy_(self._replica.flat[piece.place])
-            tensor.grad = None if gradient is None else _in_memory(gradient)[piece.start : piece.stop]
-        with by_element.stepping(self._optimizer, self._groups(shadows, pieces), state) as stepped:
-            optimize()
-        for n, tensor in pieces.items():
-            self._keep(memory, new, self._pieces[n], stepped.get(tensor, {}))
+
+        def go() -> None:
+            self._following = self._numbers_after(gradients)
+            for batch in self._batches(mine):
+                self._step(memory, step, batch, gradients)
+
+        optimize(go)
         memory.stamps[new, mine] = memory.stamps[_MADE, mine] = stamp
-        parameters = {id(shadow): self._replica.parameters[n] for n, shadow in shadows.items()}
-        self._following = {parameters[id(each)]: entry for each, entry in stepped.items() if id(each) in parameters}
-        self._moved = [n for n in self._grouped() if gradients[n] is not None]
+        self._moved = [n for n in self._group_of if gradients[n] is not None]
 
     def commit(self) -> None:
         """Take what all have made. The step is that of `make`."""
@@ -228,26 +226,73 @@ class DividedUpdate:
             }
         self._bound = dict(state)
 
-    def _state_of(
-        self, memory: HostMemory, step: int, shadows: dict[int, torch.Tensor], pieces: dict[int, torch.Tensor]
-    ) -> State:
-        """The present state of shadows and pieces; of the pieces it lies where the next version is to be."""
+    def _numbers_after(self, gradients: Sequence[torch.Tensor | None]) -> State:
+        """By parameter what the optimizer keeps after the step; of the elements, only that it does."""
+        shadows = {n: torch.zeros(_SHADOW) for n in range(len(gradients))}
+        for n, shadow in shadows.items():
+            shadow.grad = None if gradients[n] is None else torch.zeros(_SHADOW)
+        state: State = {
+            shadows[self._numbers[id(parameter)]]: {
+                key: self._number(key, value, torch.zeros(_SHADOW)) for key, value in entry.items()
+            }
+            for parameter, entry in self._optimizer.state.items()
+        }
+        parameters = {id(shadow): self._replica.parameters[n] for n, shadow in shadows.items()}
+        with by_element.stepping(self._optimizer, self._grouped(shadows.items()), state) as stepped:
+            self._optimizer.step()
+        return {parameters[id(shadow)]: entry for shadow, entry in stepped.items()}
+
+    def _step(
+        self, memory: HostMemory, step: int, batch: Sequence[int], gradients: Sequence[torch.Tensor | None]
+    ) -> None:
+        """Make these pieces, one pass over memory for all that is done with them."""
         old, new = step % _VERSIONS, (step + 1) % _VERSIONS
-        found: State = {}
-        for parameter, entry in self._optimizer.state.items():
-            shadow = shadows[self._numbers[id(parameter)]]
-            found[shadow] = {key: self._number(key, value, torch.zeros(_SHADOW)) for key, value in entry.items()}
-        for n, tensor in pieces.items():
+        state: State = {}
+        tensors: list[tuple[int, torch.Tensor]] = []
+        for n in batch:
             piece = self._pieces[n]
+            gradient, tensor = gradients[piece.parameter], memory.made[piece.place]
+            tensor.copy_(self._replica.flat[piece.place])
+            tensor.grad = None if gradient is None else _in_memory(gradient)[piece.start : piece.stop]
+            tensors.append((piece.parameter, tensor))
             known = self._optimizer.state.get(self._replica.parameters[piece.parameter])
-            if known is None:
-                continue
-            found[tensor] = {}
-            for key, value in known.items():
-                place = memory.kept[key][new][piece.place] if key in self._keys else None
-                if place is not None:
-                    place.copy_(memory.kept[key][old][piece.place])
-                found[tensor][key] = self._number(key, value, place)
+            if known is not None:
+                state[tensor] = self._moved_on(memory, old, new, piece, known)
+        with by_element.stepping(self._optimizer, self._grouped(tensors), state) as stepped:
+            self._optimizer.step()
+        for n, (_, tensor) in zip(batch, tensors, strict=True):
+            self._keep(memory, new, self._pieces[n], stepped.get(tensor, {}))
+
+    def _moved_on(self, memory: HostMemory, old: int, new: int, piece: Piece, known: dict[str, Any]) -> dict[str, Any]:
+        """The present state of a piece, of its elements where the next version is to be."""
+        found = {}
+        for key, value in known.items():
+            place = memory.kept[key][new][piece.place] if key in self._keys else None
+            if place is not None:
+                place.copy_(memory.kept[key][old][piece.place])
+            found[key] = self._number(key, value, place)
+        return found
+
+    def _batches(self, pieces: Sequence[int]) -> Iterator[list[int]]:
+        """Small pieces together, up to the size of a large one."""
+        batch: list[int] = []
+        elements = 0
+        for n in pieces:
+            size = self._pieces[n].stop - self._pieces[n].start
+            if batch and elements + size > PIECE:
+                yield batch
+                batch, elements = [], 0
+            batch.append(n)
+            elements += size
+        if batch:
+            yield batch
+
+    def _grouped(self, tensors: Iterable[tuple[int, torch.Tensor]]) -> list[list[torch.Tensor]]:
+        """By the optimizer's group, these tensors, each with the number of its parameter."""
+        found: list[list[torch.Tensor]] = [[] for _ in self._optimizer.param_groups]
+        for n, tensor in tensors:
+            if n in self._group_of:
+                found[self._group_of[n]].append(tensor)
         return found
 
     def _number(self, key: str, value: Any, place: torch.Tensor | None) -> Any:
@@ -263,25 +308,6 @@ class DividedUpdate:
                 place = memory.kept[key][version][piece.place]
                 if value.data_ptr() != place.data_ptr():
                     place.copy_(value)
-
-    def _groups(self, shadows: dict[int, torch.Tensor], pieces: dict[int, torch.Tensor]) -> list[list[torch.Tensor]]:
-        """By group, what is stepped: of each parameter its shadow, and the pieces."""
-        of_parameter: dict[int, list[torch.Tensor]] = {n: [shadow] for n, shadow in shadows.items()}
-        for n, tensor in pieces.items():
-            of_parameter[self._pieces[n].parameter].append(tensor)
-        return [
-            [
-                each
-                for parameter in group["params"]
-                if id(parameter) in self._numbers
-                for each in of_parameter[self._numbers[id(parameter)]]
-            ]
-            for group in self._optimizer.param_groups
-        ]
-
-    def _grouped(self) -> list[int]:
-        known = {id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]}
-        return [n for n, parameter in enumerate(self._replica.parameters) if id(parameter) in known]
 
     def _slot(self, parameter: torch.Tensor) -> Slot:
         return self._slots[id(parameter)]

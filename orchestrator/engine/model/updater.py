@@ -83,8 +83,7 @@ class Updater:
         self._replica.forget()
         gradients, following = self._after.update(agreed[: len(self._replica.parameters)], self.state)
         set_rates(self.optimizer, self._rates, self._rate(step, reductions))
-        optimize = lambda: self._workload.optimize(step, self.optimizer, result, self.optimizer.step)  # noqa: E731
-        self.divided.make(step, gradients, optimize)
+        self.divided.make(step, gradients, lambda go: self._workload.optimize(step, self.optimizer, result, go))
         self._made = following
 
     def apply(
