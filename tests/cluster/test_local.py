@@ -114,9 +114,10 @@ def registers(after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = itertools.count(1)
 
     def is_registered(_node: Any) -> bool:
-        if next(looks) == 1:
+        look = next(looks)
+        if look == 1:
             raise RuntimeError("the head is too busy to say")
-        return next(looks) >= after
+        return look >= after
 
     monkeypatch.setattr(local, "_is_registered", is_registered)
 

@@ -192,8 +192,9 @@ def _is_registered(node: Any) -> bool:
     Ray raises."""
     from ray._private import services, state
 
-    known = state.GlobalState()
-    known._initialize_global_state(services._get_gcs_client_options(node.gcs_address))
+    known: Any = state.GlobalState()  # type: ignore[no-untyped-call]
+    options: Any = services._get_gcs_client_options(node.gcs_address)  # type: ignore[no-untyped-call]
+    known._initialize_global_state(options)
     return any(each["NodeID"] == node._node_id and each["Alive"] for each in known.node_table())
 
 
