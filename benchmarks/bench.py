@@ -139,7 +139,7 @@ MLP = Trained("mlp", "benchmarks.wired:Mlp", ("conf=mlp", "data.shards=2", "data
 DIGITS = Trained("digits", "benchmarks.wired:Images", ("conf=digits", "run.arithmetic=native"), 10, 32, 0.002)
 CHARACTERS = Trained("characters", "benchmarks.wired:Text", ("conf=characters",), 2, 32, 0.002, 1.0)
 # What this version does not have yet: with a value here, its rows are there.
-SHARDED: Sequence[str] | None = None  # ("update=sharded",)
+SHARDED: Sequence[str] | None = ("update.sharded=true",)
 WARM: Sequence[str] | None = None  # ("warm",)
 
 
