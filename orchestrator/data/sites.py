@@ -55,8 +55,6 @@ class Attendance:
     ) -> None:
         """From now on no file of the training set is opened here but those of `own`; lengths: samples of each file, where it
         has files. Raises ConfigurationError where a site is no matter of whole clients and files."""
-        if not self.is_pinned:
-            return
         if division is None or division.owners is None:
             raise ConfigurationError(
                 ["data.sites: without a data.partition every shard reads all files"],

@@ -135,7 +135,8 @@ class Workload:
         self._labels = Labels(self.pipeline, self._train, samples, seed, self.subset)
         samples = samples if self.subset is None else len(self.subset)
         self.division = divide(self._labels, data)
-        self.attendance.confine(self._train, self.division, _files(self._train), self.subset)
+        if self.attendance.is_pinned:
+            self.attendance.confine(self._train, self.division, _files(self._train), self.subset)
         self.order, self._sampler = _order(seed, self._train, samples, data, self.division)
         self._refuse_small_cache()
 
