@@ -7,7 +7,8 @@ What the same processes hold with a model of 1 unit is subtracted: Python, torch
 parameter, of the median process:
 
     peak      the largest resident set (VmHWM), in which what a process has read of its peers' regions counts too
-    held      the most that it held itself: anonymous memory and its own shared regions, touched or not; these add up
+    held      the most that it held itself: anonymous memory and the shared regions that it has open, touched or not, each
+              divided by the processes that have it open; these add up
 
 What it does not do: measure checkpoints, whose copy of the state comes on top in the worker that writes it.
 """
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -109,12 +111,15 @@ def _watch(processes: Sequence[subprocess.Popen[bytes]], marks: Path) -> list[Si
     """Of each process that has marked a step, until all commands have ended."""
     found: dict[str, Sizes] = {}
     while any(process.poll() is None for process in processes):
-        for pid in (mark.name.partition("-")[2] for mark in marks.iterdir()):
+        pids = {mark.name.partition("-")[2] for mark in marks.iterdir()}
+        regions = {pid: _regions(Path(f"/proc/{pid}/fd")) for pid in pids}
+        holders = Counter(region for own in regions.values() for region in own)
+        for pid, own in regions.items():
             try:
                 peak, anonymous = (_bytes(Path(f"/proc/{pid}/status"), name) for name in ("VmHWM:", "RssAnon:"))
-                held = anonymous + _regions(Path(f"/proc/{pid}/fd"))
-            except (OSError, StopIteration, RuntimeError):  # it has ended
+            except (OSError, StopIteration):  # it has ended
                 continue
+            held = anonymous + sum(size / holders[region] for region, size in own.items())
             found[pid] = peak, max(held, found.get(pid, (0.0, 0.0))[1])
         time.sleep(EVERY_S)
     return list(found.values())
@@ -124,14 +129,16 @@ def _bytes(file: Path, name: str) -> float:
     return next(float(line.split()[1]) * 1024 for line in file.read_text().splitlines() if line.startswith(name))
 
 
-def _regions(descriptors: Path) -> float:
-    """The bytes of the memfds that a process has open: those that it made."""
-    found = 0
-    for descriptor in descriptors.iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            if str(descriptor.readlink()).startswith("/memfd:"):
-                found += descriptor.stat().st_blocks * 512
-    return float(found)
+def _regions(descriptors: Path) -> dict[int, int]:
+    """The bytes of the memfds that a process has open, by their number; nothing of one that has ended."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for descriptor in descriptors.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if str(descriptor.readlink()).startswith("/memfd:"):
+                    about = descriptor.stat()
+                    found[about.st_ino] = about.st_blocks * 512
+    return found
 
 
 if __name__ == "__main__":

@@ -15,10 +15,14 @@ has let go.
 What it does not do: make the peer read. What a peer has not taken lies in this member's send queue, without a limit of
 its own: a schedule bounds it, or whatever rule says how much a member may have sent without an answer. By the same
 bound `poll` comes to an end, which reads until nothing more is there.
+
+Where each member of a host has a core of its own, `receive` looks again and again for a moment before it sleeps: what a
+peer sends within it comes without the time in which a core is woken up (`benchmarks.exchange`: 4 kB among 2 members).
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Collection
@@ -34,6 +38,7 @@ from orchestrator.transports.shared_memory import SharedRegions
 
 _LEFT: Final = "it has left"
 _CHECK_S: Final = 1.0  # how often hosts of remote peers are looked after, while waiting
+_LOOKING_S: Final = 100e-6  # before sleeping: longer than waking up takes, and short beside a step
 _FAREWELL: Final = frames.Frame(frames.FAREWELL, Tag(0, 0, 0, 0, 0))
 FAREWELL: Final = frames.encode(_FAREWELL)
 
@@ -47,6 +52,7 @@ class SocketTransport:
         self._shared = len(regions.descriptors) if regions else 0  # peers know those; later ones are copied
         self._links: dict[int, Link] = {}
         self._remote: list[Link] = []
+        self._cores = len(os.sched_getaffinity(0))
         self._shared_bytes = 0
         self._next_check = 0.0
         self._using = threading.Lock()  # held by whoever sends, receives or closes
@@ -183,6 +189,7 @@ class SocketTransport:
     def _wait_for(self, link: Link, tag: Tag, timeout_s: float) -> None:
         """Until the link's inbox holds a message. What came before a loss is delivered before the loss is told."""
         began = time.monotonic()
+        self._look_for(link, began + _LOOKING_S)
         while not link.inbox:
             self._check_open()
             if link.lost:
@@ -194,6 +201,12 @@ class SocketTransport:
             if remaining <= 0:
                 raise DeadlineExceeded(link.peer, tag, timeout_s)
             self._progress(remaining)
+
+    def _look_for(self, link: Link, until: float) -> None:
+        """Without sleeping, where that takes no core from another member."""
+        if len(self._links) - len(self._remote) < self._cores:
+            while not (link.inbox or link.ended) and time.monotonic() < until:
+                link.read()
 
     def _progress(self, timeout_s: float) -> bool:
         """Whether anything was read, written or ended."""
