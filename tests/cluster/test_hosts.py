@@ -34,7 +34,7 @@ def test_a_host_without_the_project_gets_it_and_the_result_is_the_same(
         assert "10.77.0.1" not in done.err
 
 
-ENDLESS = ("conf=digits", "run.steps=300", "evaluation.every=100", "checkpoint.every=null", "output=json")
+ENDLESS = ("conf=digits", "run.steps=2000", "evaluation.every=500", "checkpoint.every=null", "output=json")
 
 
 @pytest.mark.long
