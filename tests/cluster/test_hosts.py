@@ -49,7 +49,7 @@ def test_a_cable_that_is_out_costs_no_step(digits: Project, for_good: bool) -> N
         project = replace(digits, variables=hosts.access, before=hosts.inside)
         layout = (f"cluster.address={hosts.address}", "cluster.workers={min: 1, max: 3}", "cluster.unreachable_s=2")
         run = WatchedRun(project, *ENDLESS, *layout)
-        run.wait(lambda: len(run.living()) == 3 or None)
+        run.wait(lambda: any(len(_workers(each)) == 3 for each in run.journal("generation_started")) or None)
         run.wait_for_steps(run.steps + 20)
         hosts.cable("down")
         out_since, steps = time.monotonic(), run.steps
