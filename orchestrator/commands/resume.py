@@ -1,4 +1,4 @@
-"""`resume=RUN_ID [key=value ...]`: go on with a run, a sweep or an ensemble."""
+"""`resume=RUN_ID [trust=true] [key=value ...]`: go on with a run, a sweep or an ensemble."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from orchestrator.driver.sweep.record import find_sweep
 
 
 def run(given: Arguments) -> Answer:
-    past = find_sweep(given.value, given.uri)
+    past, overrides, trusted = find_sweep(given.value, given.uri), given.without("trust"), given.flag("trust")
     if past is not None:
-        return ended_sweep(resume_sweep(past, given.rest, given.uri), given, past.kind)
-    run_id, outcome = resume(given.value, given.rest, given.uri, typed=given.rest)
+        return ended_sweep(resume_sweep(past, overrides, given.uri, trusted=trusted), given, past.kind)
+    run_id, outcome = resume(given.value, overrides, given.uri, typed=given.rest, trusted=trusted)
     return ended_run(run_id, outcome, given)

@@ -137,11 +137,12 @@ _ALL = (
     ),
     Verb(
         "resume",
-        "resume=RUN_ID [key=value ...]",
+        "resume=RUN_ID [trust=true] [key=value ...]",
         {
             "resume=RUN_ID": (
                 "go on with that run from its last checkpoint, in the same MLflow run; the beginning of an id is "
-                "enough, and `last` is the newest run; how it is executed may change (cluster.*, topology.*)"
+                "enough, and `last` is the newest run; how it is executed may change (cluster.*, topology.*); trust=true: "
+                "also one of somebody else, after saying what that would execute"
             )
         },
         starts_ray=True,

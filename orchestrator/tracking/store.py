@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import pwd
 import re
 import shutil
 import socket
@@ -17,7 +18,7 @@ import sqlite3
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -93,6 +94,14 @@ class Past:
 def user() -> str:
     """Who this process says it runs for: `USER`, or else the number of the account."""
     return os.environ.get("USER") or str(os.getuid())
+
+
+def accounts() -> set[str]:
+    """The names under which this user may have launched a run: `user` is another one where the variable is not set."""
+    number = os.getuid()
+    with suppress(KeyError):  # an account without a name
+        return {user(), str(number), pwd.getpwuid(number).pw_name}
+    return {user(), str(number)}
 
 
 def identity_of_process() -> dict[str, str]:

@@ -11,9 +11,11 @@ from orchestrator.commands.arguments import Arguments
 from orchestrator.commands.launch.launch import launch
 from orchestrator.commands.launch.resume import resume
 from orchestrator.driver.folders import project_folder
+from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report.outcome import Outcome
 from orchestrator.driver.terminal.progress import for_stream
+from orchestrator.errors import UsageError
 from orchestrator.settings import Settings, kept
 from orchestrator.tracking import Past, Store
 
@@ -46,6 +48,11 @@ def once(
     if past.status == "FINISHED":
         for_stream().say(f"run {past.run_id} of job {name} has finished already")
         return past.run_id, past
+    if not trust.is_own(past):
+        raise UsageError(
+            f"run {past.run_id} of job {name} was launched by {past.user or 'somebody unknown'}",
+            f"take another id, or go on with it if you trust who made it: resume={past.run_id} trust=true",
+        )
     for_stream().say(f"going on with run {past.run_id} of job {name}")
     again = kept.restored(Recorded.of(store, folder, past).files.settings, settings)
     return resume(past.run_id, [*again, *execution], settings.tracking.uri)

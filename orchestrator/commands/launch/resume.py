@@ -18,7 +18,7 @@ from orchestrator.checkpoints.state import TrainingState
 from orchestrator.checkpoints.storage import open_storage
 from orchestrator.driver.before_start import begin, initial, preflight, private
 from orchestrator.driver.folders import RunFolder, project_folder
-from orchestrator.driver.recording import handed_over, unsent
+from orchestrator.driver.recording import handed_over, trust, unsent
 from orchestrator.driver.recording.opening import reopen_record
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report.outcome import Outcome
@@ -48,9 +48,11 @@ def resume(
     ray: Sharing | None = None,
     beside: Beside | None = None,
     typed: Sequence[str] | None = None,
+    *,
+    trusted: bool = False,
 ) -> tuple[str, Outcome]:
     """The whole story; returns the run's id and what it came to. name: of the run, see `Store.find`; uri: of the MLflow store;
-    ray, beside, typed: as `launch` takes them.
+    ray, beside, typed: as `launch` takes them; trusted: whether it may be somebody else's.
 
     Raises UsageError, ConfigurationError and NotRerunnable before anything is started; an error of the run itself is in the
     outcome.
@@ -73,6 +75,7 @@ def resume(
             f"a new run trains on from its end: conf=NAME begin={past.run_id} run.steps=MORE",
         )
     recorded = Recorded.of(store, folder, past)
+    trust.require_own(past, trusted, "a resume", lambda: trust.examine(recorded, overrides))
     recorded.files.lease()
     settings = recorded.settings(overrides)
     _check_filed(recorded.held, settings)

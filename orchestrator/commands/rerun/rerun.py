@@ -51,7 +51,7 @@ def run(given: Arguments) -> Answer:
         raise UsageError("environment=rebuild: a sweep has many runs", "name one of its trials")
     if wanted.preparing:
         raise UsageError("stages=true: a sweep has many runs", "name one of its trials")
-    all_done = rerun_sweep(past, passed, given.uri, check_environment=wanted.check_environment)
+    all_done = rerun_sweep(past, passed, given.uri, check_environment=wanted.check_environment, trusted=wanted.trusted)
     return _said(all_done, f"{past.kind} {all_done.sweep_id} repeats {past.kind}", given)
 
 

@@ -26,10 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.commands.compare import changed_files
-from orchestrator.commands.rerun import audit, preparation, rebuild, trust
+from orchestrator.commands.rerun import audit, preparation, rebuild
 from orchestrator.commands.rerun.repeater import Repeater, failure
 from orchestrator.driver.before_start import begin, initial, private
 from orchestrator.driver.folders import RunFolder, project_folder
+from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import Interrupted, NotRerunnable, OrchestratorError, UsageError, bulleted, ending
@@ -137,10 +138,10 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) 
         folder = project_folder(project)
         store = Store(uri, folder)
         original = Recorded.find(store, folder, name)
-        if not (wanted.trusted or trust.is_own(original)):
-            original.require()
-            whose = f"run {original.past.run_id} was launched by {original.past.user or 'somebody unknown'}"
-            raise trust.Untrusted(whose, _examined(original, overrides, folder, wanted))
+        original.require()
+        trust.require_own(
+            original.past, wanted.trusted, "a rerun", lambda: _examined(original, overrides, folder, wanted)
+        )
         return _repeat(Repeater(project, folder, store, original, overrides, for_stream()), wanted)
     path = Path(name)
     if not path.exists():
@@ -156,7 +157,7 @@ def rerun(name: str, overrides: Sequence[str], uri: str | None, wanted: Wanted) 
         original.require()
         if not wanted.trusted:
             found = _examined(original, passed, folder, wanted)
-            raise trust.Untrusted(f"{path} is a record that was sent to you", found)
+            raise trust.Untrusted(f"{path} is a record that was sent to you", "a rerun", found)
         if came.weights is not None:
             initial.keep(came.weights, original.initial.digest, folder, f"of {path}")
         store = Store(uri, folder)

@@ -16,8 +16,9 @@ from typing import Any
 from orchestrator.commands.rerun.repeater import Repeater
 from orchestrator.commands.rerun.run import exit_code, judged, why_not
 from orchestrator.driver.folders import RunFolder, project_folder
+from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
-from orchestrator.driver.sweep.record import ENSEMBLE, Known, SweepFolder, folder_of, require_secret
+from orchestrator.driver.sweep.record import ENSEMBLE, Known, SweepFolder, examine_sweep, folder_of, require_secret
 from orchestrator.driver.terminal.progress import for_stream
 from orchestrator.errors import ConfigurationError, NotRerunnable, OrchestratorError, ending
 from orchestrator.search.outlook import Place
@@ -67,8 +68,11 @@ class SweepRerun:
         return report
 
 
-def rerun_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, check_environment: bool) -> SweepRerun:
-    """The whole story. Raises UsageError, ConfigurationError and NotRerunnable before anything is started."""
+def rerun_sweep(
+    past: Past, overrides: Sequence[str], uri: str | None, *, check_environment: bool, trusted: bool = False
+) -> SweepRerun:
+    """The whole story. trusted: whether it may be somebody else's. Raises UsageError, ConfigurationError and NotRerunnable
+    before anything is started."""
     project = Path.cwd()
     folder = project_folder(project)
     store = Store(uri, folder)
@@ -78,7 +82,6 @@ def rerun_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, check_
         raise NotRerunnable(
             f"{past.kind} {past.run_id} ({past.status}) has not finished", f"go on with it first: resume={past.run_id}"
         )
-    _refuse_changes(files, overrides)
     recorded = {place: _recorded(store, folder, run_id) for place, run_id in sorted(known.begun.items())}
     if not recorded:
         raise NotRerunnable(f"{past.kind} {past.run_id} has no trial that began", "launch it again")
@@ -87,6 +90,8 @@ def rerun_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, check_
         (each for each in recorded.values() if each.past.status == "FINISHED"), next(iter(recorded.values()))
     )
     original.require()
+    trust.require_own(past, trusted, "a rerun", lambda: examine_sweep(past.kind, files, original, overrides))
+    _refuse_changes(files, overrides)
     require_secret(recorded.values(), overrides)
     more = ["ensemble.register=null"] if past.kind == ENSEMBLE else []  # a repetition is no new version
     repeater = Repeater(project, folder, store, original, [*overrides, *more], for_stream())

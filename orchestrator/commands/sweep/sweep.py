@@ -24,11 +24,12 @@ from orchestrator.commands.sweep import combining
 from orchestrator.commands.sweep.trials import Trials, failed_all
 from orchestrator.driver.before_start import begin, initial, preflight
 from orchestrator.driver.folders import project_folder
+from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.driver.report import pictures
 from orchestrator.driver.report.summary import not_recorded
 from orchestrator.driver.sweep.board import Board, Seen, ranked, show_point
-from orchestrator.driver.sweep.record import Known, SweepRecord, folder_of, of_runs, require_secret
+from orchestrator.driver.sweep.record import Known, SweepRecord, examine_sweep, folder_of, of_runs, require_secret
 from orchestrator.driver.sweep.report import SweepReport, report_of, summary_of_whole
 from orchestrator.driver.terminal import signals
 from orchestrator.driver.terminal.progress import for_stream
@@ -83,9 +84,9 @@ def sweep(entry: str, overrides: Sequence[str], kind: Literal["sweep", "ensemble
     return _drive(described, record, folder, [])
 
 
-def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None) -> SweepReport:
-    """Go on with a sweep: what had ended stands, what was interrupted goes on from its checkpoint. Raises UsageError,
-    ConfigurationError and NotRerunnable before anything is started."""
+def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None, *, trusted: bool = False) -> SweepReport:
+    """Go on with a sweep: what had ended stands, what was interrupted goes on from its checkpoint. trusted: whether it may be
+    somebody else's. Raises UsageError, ConfigurationError and NotRerunnable before anything is started."""
     project = Path.cwd()
     folder = project_folder(project)
     store = Store(uri, folder)
@@ -95,6 +96,9 @@ def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None) -> Sweep
         )
     files = folder_of(store, folder, past)
     given = [each for each in overrides if each.partition("=")[0] not in _LEAST_OVERRIDES]
+    known = Known.read(files.journal)
+    first = _first_recorded(store, folder, known)
+    trust.require_own(past, trusted, "a resume", lambda: examine_sweep(past.kind, files, first, overrides))
     described = load_sweep(str(files.settings), kept.given_again(files.settings, given))
     changed = load_sweep(str(files.settings), given)
     different = sorted(key for key, value in described.determining().items() if changed.determining()[key] != value)
@@ -104,11 +108,10 @@ def resume_sweep(past: Past, overrides: Sequence[str], uri: str | None) -> Sweep
             f"leave it out, or launch a new {past.kind}; parallel and what changes only the execution may differ",
         )
     files.lease()
-    known = Known.read(files.journal)
+    known = Known.read(files.journal)  # as it is now that nobody else writes it
     verify(changed.course, look(changed.course, known.ended, known.asked))
     display = for_stream()
     display.say(f"going on with {past.kind} {past.run_id}: {len(known.ended)} runs have ended")
-    first = _first_recorded(store, folder, known)
     require_secret([] if first is None else [first], given)
     with contextlib.ExitStack() as held:
         if first is not None:

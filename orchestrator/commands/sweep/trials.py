@@ -135,7 +135,12 @@ class Trials:
                 return done
             if earlier is not None and self._can_go_on(earlier):
                 run_id, outcome = resume(
-                    earlier, self.overrides, self.sweep.settings.tracking.uri, self._sharing, self._beside(place)
+                    earlier,
+                    self.overrides,
+                    self.sweep.settings.tracking.uri,
+                    self._sharing,
+                    self._beside(place),
+                    trusted=True,  # as the sweep is
                 )
             else:
                 settings = self._settings(place, point)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.driver.folders import RunFolder, project_folder
+from orchestrator.driver.recording import trust
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import ConfigurationError, NotRerunnable, RunFailed, Status, UsageError
 from orchestrator.records import lines, masking
@@ -250,6 +251,16 @@ def folder_of(store: Store, folder: Path, past: Past) -> SweepFolder:
     if not (files.settings.exists() and files.journal.exists()):
         raise NotRerunnable(f"the record of sweep {past.run_id} is not here", "launch it again")
     return files
+
+
+def examine_sweep(
+    kind: str, files: SweepFolder, recorded: Recorded | None, overrides: Sequence[str]
+) -> trust.WouldExecute:
+    """What a sweep or an ensemble (`kind`) would execute, by its own file and by one of its runs; nothing of either is
+    imported. Raises ConfigurationError and NotRerunnable."""
+    if recorded is None:
+        raise NotRerunnable(f"{kind} {files.path.name} has no run that tells of its code", "launch it again")
+    return trust.examine_whole(recorded, files.settings, kind, of_runs(overrides))
 
 
 def parameters(sweep: Sweep) -> dict[str, Any]:

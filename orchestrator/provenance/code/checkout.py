@@ -30,6 +30,7 @@ _SETTINGS = """
     auto = 0
 """
 _ATTRIBUTES = "* -text !eol -crlf -filter -ident !working-tree-encoding\n"
+MOST_ENTRIES = 2_000_000  # files and folders of a tree
 REMEDY = "take the bundle from the run's artifacts again"
 
 
@@ -162,16 +163,48 @@ def _restore(bundle: Path, root: Path) -> Restored:
     (root / ".git" / "info" / "attributes").write_text(_ATTRIBUTES)
     unpack(bundle, root)
     git.run(root, "update-ref", snapshot.BUNDLE_REF, header.commit, variables=git.ALONE)
+    _require_room(root, header.commit)
     git.run(root, "reset", "--quiet", "--hard", variables=git.ALONE)
     fields, _, message = git.run(root, "cat-file", "commit", header.commit, variables=git.ALONE).partition(b"\n\n")
     tree = fields.split(b"\n")[0].removeprefix(b"tree ").decode()
     found = objects.tree(objects.below(root, header.algorithm), header.algorithm)
     if found != tree:
         raise NotRerunnable(f"the restored code is {found}, and the recorded one is {tree}", REMEDY)
-    named = worktree.trailers(message.decode())
-    project = root / json.loads(named["Project"])
+    named = worktree.trailers(message.decode(errors="replace"))
+    project = _project(root, named.get("Project", ""))
     project.mkdir(parents=True, exist_ok=True)
     return Restored(root, project, tree, header.commit, named.get("Origin"))
+
+
+def _require_room(root: Path, commit: str) -> None:
+    """A pack of a few hundred bytes can hold a tree with more files than any disk: the same one below each of its names. Raises
+    NotRerunnable."""
+    count, size, free = 0, 0, shutil.disk_usage(root).free
+    with git.entries(root, "ls-tree", "-r", "-t", "-l", "-z", "--full-tree", commit, variables=git.ALONE) as found:
+        for entry in found:
+            length = entry.split(b"\t", 1)[0].split()[-1]
+            count, size = count + 1, size + (int(length) if length.isdigit() else 0)
+            if count > MOST_ENTRIES or size > free:
+                raise NotRerunnable(
+                    f"the code unpacks to more than {MOST_ENTRIES} files and folders, or to more than the {free / 1e9:.1f} GB "
+                    f"that are left at {root.parent}",
+                    "make room, or ask who made the record",
+                )
+
+
+def _project(root: Path, told: str) -> Path:
+    """The folder of the project in the restored tree. told: as the snapshot says it. Raises NotRerunnable for what is none, or
+    not in the tree."""
+    try:
+        place = root / json.loads(told)
+        inside = Path(os.path.realpath(place)).relative_to(os.path.realpath(root))
+    except (ValueError, TypeError, RecursionError):
+        raise NotRerunnable(
+            f"the code says that its project lies in {told!r}, which is no folder of it", REMEDY
+        ) from None
+    if inside.parts[:1] == (".git",):
+        raise NotRerunnable(f"the code says that its project lies in {told!r}, which is git's", REMEDY)
+    return place
 
 
 @contextmanager

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -29,6 +30,8 @@ _ALWAYS = {
     "GIT_NO_REPLACE_OBJECTS": "1",  # a commit means its own tree, whatever refs/replace says
     "GIT_NO_LAZY_FETCH": "1",  # a partial clone asks nobody for what it lacks
 }
+_GIT = ("git", "-c", "core.fsmonitor=false")
+_PIECE_BYTES = 1 << 16
 ALONE = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_SYSTEM": os.devnull}
 
 
@@ -48,13 +51,12 @@ def run(
     stdout: IO[bytes] | None = None,
 ) -> bytes:
     """git's answer, or nothing where it goes to `stdout`. Raises GitMissing and GitError."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name in _KEPT}
     data, source = (stdin, None) if isinstance(stdin, bytes) else (None, stdin)
     try:
         done = subprocess.run(
-            ["git", "-c", "core.fsmonitor=false", *arguments],
+            [*_GIT, *arguments],
             cwd=folder,
-            env={**environment, **_ALWAYS, **(variables or {})},
+            env=_environment(variables),
             input=data,
             stdin=source,
             stdout=stdout or subprocess.PIPE,
@@ -70,6 +72,36 @@ def run(
         verb = next((argument for argument in arguments if not argument.startswith("-")), "")
         raise GitError(f"git {verb}: {said}")
     return done.stdout or b""
+
+
+@contextmanager
+def entries(folder: Path, *arguments: str, variables: Mapping[str, str] | None = None) -> Iterator[Iterator[bytes]]:
+    """The entries of an answer that ends each with NUL, as they come: of one without end, too. git is ended with the block."""
+    with subprocess.Popen(
+        [*_GIT, *arguments],
+        cwd=folder,
+        env=_environment(variables),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield _entries(process.stdout)
+        finally:
+            process.kill()
+
+
+def _entries(stream: IO[bytes]) -> Iterator[bytes]:
+    rest = b""
+    while piece := stream.read(_PIECE_BYTES):
+        *whole, rest = (rest + piece).split(b"\0")
+        yield from whole
+
+
+def _environment(variables: Mapping[str, str] | None) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GIT_") or name in _KEPT}
+    return {**kept, **_ALWAYS, **(variables or {})}
 
 
 def line(folder: Path, *arguments: str) -> str | None:

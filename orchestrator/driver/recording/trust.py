@@ -1,23 +1,29 @@
-"""What a rerun would execute, read from the record alone, and the question whether that is wanted.
+"""What a rerun or a resume would execute, read from the record alone, and the question whether that is wanted.
 
-A record may come from somebody else: in a crate, or in a store that several people share. To repeat it is to run their program
-with one's own rights. So before anything of it is imported or started it is said what that would be, and `trust=true` is asked
-for. That another user launched a run is known by what their launch says of itself: a courtesy between people who share a
-store, and no protection against one who writes another's name into it.
+A record may come from somebody else: in a crate, or in a store that several people share. To repeat it, or to go on with it, is
+to run their program with one's own rights. So before anything of it is imported or started it is said what that would be, and
+`trust=true` is asked for. That another user launched a run is known by what their launch says of itself: a courtesy between
+people who share a store, and no protection against one who writes another's name into it.
+
+What a record says is shown without characters that move the cursor, change colours or turn the direction of writing, so that no
+record can hide what it would execute.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from orchestrator.driver.recording.recorded import Recorded
 from orchestrator.errors import UsageError
 from orchestrator.provenance.environment import packages
-from orchestrator.settings import flat
+from orchestrator.records.reads import settable
+from orchestrator.settings import flat, sources
 from orchestrator.table import is_reference
-from orchestrator.tracking.store import user
+from orchestrator.tracking import Past
+from orchestrator.tracking.store import accounts
 
 _SHOWN = 12
 _PLACES = ("initial.name", "tracking.uri", "checkpoint.uri", "cluster.address")  # with a colon too, and no code
@@ -50,7 +56,7 @@ class WouldExecute:
         rows = {
             "command": " ".join(self.command),
             "pipeline": self.names[0],
-            "other code named by settings": _list(self.names[1:]),
+            "other code named by settings": ", ".join(self.names[1:]),
             "code": f"tree {self.tree}, made from commit {self.commit or 'none'}",
             "modules of its code": _list(self.modules),
             "modules from elsewhere": _list(self.elsewhere),
@@ -60,28 +66,36 @@ class WouldExecute:
                 if self.installs
                 else {"packages, recorded -> here": _list(self.packages)}
             ),
-            "variables": _list([f"{name}={value}" for name, value in self.variables.items()]),
+            "variables": ", ".join(f"{name}={value}" for name, value in self.variables.items()),
             "data": _list([f"{path} ({md5})" for path, md5 in self.data.items()]),
             "weights at the start": self.initial,
             "stages of DVC": "; ".join(self.stages),
         }
-        return "\n".join(f"  {what}: {said}" for what, said in rows.items() if said)
+        return "\n".join(f"  {what}: {_plain(said)}" for what, said in rows.items() if said)
 
 
 class Untrusted(UsageError):
     """Nothing was executed; the JSON object has what would have been, `would_execute`."""
 
-    def __init__(self, whose: str, found: WouldExecute) -> None:
+    def __init__(self, whose: str, what: str, found: WouldExecute) -> None:
         super().__init__(
-            f"{whose}, and a rerun executes its code with your rights. It would execute:\n{found.text}",
+            f"{_plain(whose)}, and {what} executes its code with your rights. It would execute:\n{found.text}",
             "if you trust who made it, add trust=true; nothing of it was executed or imported",
         )
         self.more = {"would_execute": asdict(found)}
 
 
-def is_own(original: Recorded) -> bool:
-    """Whether this user launched the run."""
-    return original.past.user == user()
+def is_own(past: Past) -> bool:
+    """Whether this user launched it; cron and containers do not say in `USER` who that is."""
+    return past.user in accounts()
+
+
+def require_own(past: Past, trusted: bool, what: str, found: Callable[[], WouldExecute]) -> None:
+    """Raises Untrusted for a run, a sweep or an ensemble that another user launched. trusted: whether its code may be executed;
+    what: is about to do so, "a rerun"; found: what that would be."""
+    if not (trusted or is_own(past)):
+        whose = f"{past.kind} {past.run_id} was launched by {past.user or 'somebody unknown'}"
+        raise Untrusted(whose, what, found())
 
 
 def examine(
@@ -93,8 +107,7 @@ def examine(
     code, bits = original.code, next(iter(original.environments), {})
     modules: dict[str, Any] = code.get("modules", {})
     own = sorted(name for name, each in modules.items() if each.get("kind") == "snapshot")
-    given = {key: value for key, value in flat(settings).items() if key not in _PLACES}
-    named = [value for value in given.values() if isinstance(value, str) and is_reference(value)]
+    named = _named({key: value for key, value in flat(settings).items() if key not in _PLACES})
     target = settings.pipeline.target
     return WouldExecute(
         command=["python", "-m", _OURS, "conf=settings.yaml", *overrides],
@@ -105,12 +118,47 @@ def examine(
         elsewhere=sorted(set(modules) - set(own)),
         packages=_differing(bits.get("packages", {})),
         installs=_installed(bits) if rebuilding else [],
-        variables=dict(bits.get("bits", {}).get("variables", {})),
+        variables={**bits.get("bits", {}).get("variables", {}), **_read(original)},
         search_path=list(code.get("search_path", [])),
         data={item.path: item.md5 for item in original.inputs},
         initial=settings.initial.name,
         stages=list(stages),
     )
+
+
+def examine_whole(original: Recorded, file: Path, kind: str, overrides: Sequence[str]) -> WouldExecute:
+    """The same of a sweep or an ensemble (`kind`), whose `file` names code too. original: one of its runs. Raises as
+    `examine`."""
+    found = examine(original, overrides)
+    described = sources.from_name(str(file), Path())
+    named = _named({".".join(leaf.path): leaf.given.value for leaf in described.leaves})
+    command = [*found.command[:3], f"{kind}={file.name}", *overrides]
+    return replace(found, command=command, names=list(dict.fromkeys([*found.names, *named])))
+
+
+def _named(given: Mapping[str, Any]) -> list[str]:
+    """The code that settings name, wherever it stands in them."""
+    return [each for key, value in given.items() if key not in _PLACES for each in _references(value)]
+
+
+def _references(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _references(each)
+    elif isinstance(value, str) and is_reference(value):
+        yield value
+
+
+def _read(original: Recorded) -> dict[str, str]:
+    """The variables that a rerun sets since the code read them."""
+    return {name: "(removed)" if value is None else value for name, value in settable(original.reads).items()}
+
+
+def _plain(text: str) -> str:
+    """As it can be shown: what is no printable character is written as Python escapes it."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def _installed(node: Mapping[str, Any]) -> list[str]:
