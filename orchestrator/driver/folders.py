@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -11,6 +12,7 @@ from typing import IO, Any
 from orchestrator.errors import ConfigurationError, UsageError
 
 NAME = ".orchestrator"
+_ID = re.compile(r"\w[\w-]*", re.ASCII)
 
 
 def project_folder(project: Path) -> Path:
@@ -32,6 +34,9 @@ class RunFolder:
     """The files of one run, in `.orchestrator/<run id>/`."""
 
     def __init__(self, folder: Path, run_id: str) -> None:
+        """Raises UsageError."""
+        if not _ID.fullmatch(run_id):  # a store of others has given it
+            raise UsageError(f"{run_id!r} is no id of a run", "list the runs with: python -m orchestrator runs")
         self.path = folder / run_id
         self.path.mkdir(exist_ok=True)
         self._lock: IO[str] | None = None

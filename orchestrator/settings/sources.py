@@ -39,6 +39,7 @@ _BESIDE = {
     "settings.yaml": "data.json",
     "sweep.yaml": "sweep.jsonl",
 }  # in a record: the settings, and what lies with them
+_MOST_LEVELS = 5000
 _MOST_NODES = 100_000  # with those that aliases repeat
 
 
@@ -70,6 +71,17 @@ Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != _TIME_TAG]
     for first, resolvers in Loader.yaml_implicit_resolvers.items()
 }
+
+
+def _require_shallow(text: str) -> None:
+    """libyaml's reader calls itself for each level, and ends the process where there are too many. Raises ValueError."""
+    if len(text) < _MOST_LEVELS:
+        return
+    levels = 0
+    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+        levels += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if levels > _MOST_LEVELS:
+            raise ValueError(f"it is nested in more than {_MOST_LEVELS} levels")
 
 
 def _count(node: yaml.Node, above: tuple[yaml.Node, ...]) -> int:
@@ -178,6 +190,7 @@ def _from_override(override: str) -> Source:
 def _compose(text: str, at: Callable[[yaml.Mark | None], str]) -> tuple[Any, yaml.Node | None]:
     """The root node, with merge keys resolved; duplicate keys and circular aliases excluded. Raises _MalformedError."""
     try:
+        _require_shallow(text)
         loader = Loader(text)
         node = loader.get_single_node()
         if node is not None:

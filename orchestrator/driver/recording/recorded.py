@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,13 +95,25 @@ class Recorded:
         """Raises NotRerunnable, naming everything that is missing for a rerun."""
         missing = [f"{what} ({path.name})" for what, path in self._needed.items() if not path.exists()]
         if not missing:
-            self._require_whole()
+            with self.readable():
+                self._require_whole()
         if missing:
             git = "" if self.files.bundle.exists() else " from a project in a git repository"
             raise NotRerunnable(
                 f"the record of run {self.past.run_id} ({self.past.status}) is not complete: it lacks {', '.join(missing)}",
                 f"launch it again{git}",
             )
+
+    @contextmanager
+    def readable(self) -> Iterator[None]:
+        """Within, plain data of another form than a launch writes are a NotRerunnable: a record may be made by hand."""
+        try:
+            yield
+        except (TypeError, AttributeError, KeyError, ValueError, RecursionError) as error:
+            raise NotRerunnable(
+                f"the record of run {self.past.run_id} has another form than that of a launch: {type(error).__name__}: {error}",
+                "ask who made it for another one",
+            ) from None
 
     def _require_whole(self) -> None:
         """Raises NotRerunnable for an incomplete record, with which no comparison can be called exact."""
@@ -114,6 +127,9 @@ class Recorded:
             raise _damaged(self.files.environment, "it tells of no node")
         if "inputs" not in _read(self.files.data):
             raise _damaged(self.files.data, "it tells of no inputs")
+        if not all(isinstance(part, Mapping) for node in self.environments for part in (node, node.get("bits", {}))):
+            raise _damaged(self.files.environment, "its nodes are no nodes")
+        self.inputs, self.reads, self.obstacles  # noqa: B018 - each is read whole
 
     @property
     def inputs(self) -> list[Input]:
@@ -225,7 +241,7 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _damaged(path, str(error)) from None
     if not isinstance(found, dict):
         raise _damaged(path, "it is no JSON object")

@@ -103,6 +103,13 @@ def examine(
 ) -> WouldExecute:
     """Read it from the record; imports nothing of it. rebuilding: the environment is made from the record, too; stages: as
     in WouldExecute. Raises ConfigurationError and NotRerunnable."""
+    with original.readable():
+        found = _examined(original, overrides, rebuilding=rebuilding, stages=stages)
+        assert found.text
+        return found
+
+
+def _examined(original: Recorded, overrides: Sequence[str], *, rebuilding: bool, stages: Sequence[str]) -> WouldExecute:
     settings = original.settings(overrides)
     code, bits = original.code, next(iter(original.environments), {})
     modules: dict[str, Any] = code.get("modules", {})

@@ -1,0 +1,148 @@
+"""Records and settings that were made by hand: whatever stands in them, there is one message, and nothing is executed."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.driver.folders import RunFolder
+from orchestrator.driver.recording import trust
+from orchestrator.driver.recording.recorded import Recorded
+from orchestrator.errors import ConfigurationError, OrchestratorError, UsageError
+from orchestrator.provenance.environment import packages
+from orchestrator.settings import load
+from orchestrator.tracking import Past
+from tests.attacks import strangers
+from tests.attacks.strangers import NODE, SETTINGS
+
+PAST = Past("0123abcd", "a gift", "default", "FINISHED", 0, 2, {}, "4a4d", user="mallory")
+FULL = {
+    "node": {
+        **NODE,
+        "packages": {"numpy": "1"},
+        "origins": {"numpy": {"url": "https://host.invalid/numpy", "commit": "c"}},
+        "bits": {"variables": {"MKL_CBWR": "1"}, "python": "3.11.7"},
+        "conda": [{"name": "a", "version": "1", "build": "b", "url": "https://host.invalid/a.conda"}],
+    },
+    "code": {"modules": {"m": {"kind": "snapshot", "sha256": "a"}}, "search_path": ["a"], "obstacles": ["x"]},
+    "reads": {"files": {"f": {"path": "/f", "inside": None}}, "hosts": ["h"], "variables": {"A": ["1"]}, "more": 0},
+    "data": {
+        "inputs": [{"path": "a", "md5": "b", "size": 1, "files": 1, "outs": [], "lists": [1, 2]}],
+        "profile": None,
+    },
+}
+WRONG = [None, 7, "text", [1], {"a": 1}, [None], True, "\ud800"]
+
+
+def places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield above
+    for key, below in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places(below, (*above, key))
+
+
+def changed(value: Any, place: tuple[Any, ...], other: Any) -> Any:
+    if not place:
+        return other
+    found = copy.deepcopy(value)
+    inner = found
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = other
+    return found
+
+
+def examined(folder: Path, files: dict[str, bytes]) -> None:
+    recorded = Recorded(PAST, RunFolder(folder, PAST.run_id))
+    for name, content in files.items():
+        (recorded.files.path / name).write_bytes(content)
+    recorded.require()
+    trust.examine(recorded, [], rebuilding=True)
+
+
+@pytest.mark.slow
+def test_any_value_of_another_type_anywhere_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "installed", list)  # which takes most of the time
+    whole = strangers.record(**FULL)
+    examined(tmp_path, whole)
+    wrong = itertools.cycle(WRONG)
+    refused = 0
+    for name in ("code.json", "data.json", "environment.json", "reads.json"):
+        document = json.loads(whole[name])
+        for place, other in zip(places(document), wrong, strict=False):
+            content = json.dumps(changed(document, place, other)).encode()
+            try:
+                examined(tmp_path, {**whole, name: content})
+            except OrchestratorError:
+                refused += 1
+    assert refused > 10
+
+
+@pytest.mark.parametrize("name", ["code.json", "data.json", "environment.json", "reads.json", "trace.jsonl"])
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000, b"null", b"NaN", b"[NaN]"])
+def test_rubbish_is_one_message(tmp_path: Path, name: str, content: bytes) -> None:
+    if (name, content) == ("code.json", b""):  # as where there is no git
+        return
+    with pytest.raises(OrchestratorError):
+        examined(tmp_path, {**strangers.record(**FULL), name: content})
+
+
+BOMBS = {
+    "levels": "a: " + "[" * 100_000,
+    "levels that end": "a: " + "[" * 100_000 + "]" * 100_000,
+    "blocks": "".join(f"{' ' * level}-\n" for level in range(6000)),
+    "dashes": "- " * 100_000,
+    "mappings": "{a: " * 100_000,
+    "aliases": "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 40)),
+    "merges": "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 30)),
+    "digits": f"run: {{steps: {'9' * 100_000}}}",
+    "interpolations": f"run: {{name: '{'${' * 3000}'}}",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_settings_that_grow_when_they_are_read_are_refused(tmp_path: Path, bomb: str) -> None:
+    """In a process of its own, which what overflows its stack would end, and in 1 GB of memory and 30 s of a processor."""
+    (tmp_path / "settings.yaml").write_text(BOMBS[bomb])
+    code = (
+        "import resource; resource.setrlimit(resource.RLIMIT_CPU, (30, 30))\n"
+        "resource.setrlimit(resource.RLIMIT_DATA, (1 << 30, 1 << 30))\n"
+        "from orchestrator.settings import load\nfrom orchestrator.errors import ConfigurationError\n"
+        "try:\n    load(['settings.yaml'], [])\nexcept ConfigurationError as error:\n    print(str(error)[:300])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-300:]
+    assert "the configuration is wrong" in done.stdout
+
+
+CYCLES = {
+    "run: {name: '${run.experiment}', experiment: '${run.name}'}": "Recursive interpolation detected",
+    "pipeline: {target: a:B, args: {a: '${.b}', b: '${.a}'}}": "Recursive interpolation detected",
+    "run: {seed: .nan}": "expected a whole number",
+    "data: {batch_size: .inf}": "expected",
+}
+
+
+@pytest.mark.parametrize("text", CYCLES)
+def test_cycles_and_numbers_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ConfigurationError) as error:
+        load([SETTINGS, str(tmp_path / "a.yaml")], [])
+    assert CYCLES[text] in error.value.message
+
+
+@pytest.mark.parametrize("run_id", ["../outside", "a/b", "/tmp/outside", "..", ".", "", "a\0b", "-rf"])
+def test_the_id_of_a_run_is_no_path(tmp_path: Path, run_id: str) -> None:
+    """One that a store of others gives its runs."""
+    (tmp_path / "inside").mkdir()
+    with pytest.raises(UsageError, match="is no id of a run"):
+        RunFolder(tmp_path / "inside", run_id)
+    assert [each.name for each in tmp_path.rglob("*")] == ["inside"]
