@@ -7,8 +7,9 @@ the server does not give a process, this one becomes the worker as Ray meant it.
 orchestrator. Ray knows a worker by the token in its arguments and by the process that registers with it, so it may be another
 one than Ray has started; tried with Ray 2.60 (see `cluster.sessions.workers`).
 
-    request     {"argv", "environ", "path", "package", "flags"}, with the descriptors 0, 1, 2 and one of the working directory
-    answer      {"pid"} or {"refused"}, of a driver {"status"} once more when it has ended
+    request     {"argv", "environ", "interpreter"}, with the descriptors 0, 1, 2 and one of the working directory; of a command
+                also {"path", "flags", "tells"}; or {"about"} or {"stop"} alone
+    answer      {"pid"} or {"refused"}; of a command {"status"}, when its process has ended; {"pid", ...} of the server
 """
 
 from __future__ import annotations

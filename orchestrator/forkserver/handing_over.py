@@ -63,7 +63,7 @@ def _stood_for(connection: client.socket.socket, process: int) -> int:
         os.kill(os.getpid(), signal.SIGSTOP)
 
     for number in _PASSED_ON:
-        if signal.getsignal(number) != signal.SIG_IGN:
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as the command itself does
             signal.signal(number, pass_on)
     signal.signal(signal.SIGTSTP, stop)
     try:

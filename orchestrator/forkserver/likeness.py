@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import signal
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -148,6 +149,19 @@ def rights(process: int) -> dict[str, str]:
 
 def other_rights(own: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
     return sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name))
+
+
+def take_signals_over(process: int) -> None:
+    """Those that it ignores, as under `nohup` or behind `&`, and those that it blocks. Raises OSError."""
+    status = Path(f"/proc/{process}/status").read_text()
+    ignored, blocked = (
+        {number for number in range(1, signal.NSIG) if int(found[1], 16) >> (number - 1) & 1} if found else set()
+        for found in (re.search(rf"^{name}:\s*(\w+)", status, re.MULTILINE) for name in ("SigIgn", "SigBlk"))
+    )
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if number in ignored else usual)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def take_over(process: int) -> None:

@@ -9,7 +9,6 @@ made. It runs a single thread, so what is forked holds no lock of another one.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import gc
 import importlib
@@ -26,6 +25,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from orchestrator.forkserver import client, likeness
 from orchestrator.forkserver.client import Message
@@ -137,11 +137,11 @@ class Server:
                 os.read(wake, 4096)
             self._reap()
             if self._owner in ready or self._left_ms() == 0:
-                return None
+                return self._over()
             if self._listener.fileno() in ready:
                 request = self._accept()
                 if request == "over":
-                    return None
+                    return self._over()
                 if isinstance(request, Request):
                     signal.set_wakeup_fd(-1)
                     for descriptor in (
@@ -153,6 +153,11 @@ class Server:
                         os.close(descriptor)
                     self._listener.detach()
                     return request
+
+    def _over(self) -> None:
+        """From now on nobody finds this server."""
+        Path(self._listener.getsockname()).unlink(missing_ok=True)
+        self._listener.close()
 
     def _left_ms(self) -> int | None:
         """Until it is idle for too long; None while a process of its own lives."""
@@ -246,18 +251,33 @@ class Server:
 
 def _become(asker: int, message: Message, descriptors: list[int]) -> None:
     """Raises OSError."""
+    os.setpgid(0, 0)  # Ray ends a worker's whole group with it
     likeness.take_over(asker)
     os.fchdir(descriptors[3])
     for number in (0, 1, 2):
         os.dup2(descriptors[number], number)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    likeness.take_signals_over(asker)
     os.environ.clear()
     os.environ.update(message["environ"])
+    _open_streams()
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     importlib.invalidate_caches()
+
+
+def _open_streams() -> None:
+    """As Python does when it starts; an import may have wrapped them, and the server's went elsewhere."""
+    at_once = bool(os.environ.get("PYTHONUNBUFFERED"))
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        usual = getattr(sys, f"__{name}__")
+        how: dict[str, Any] = {"encoding": usual.encoding, "errors": usual.errors, "closefd": False}
+        stream = open(number, "w" if number else "r", **how)  # noqa: SIM115
+        if number:
+            stream.reconfigure(line_buffering=number == 2 or stream.isatty(), write_through=at_once)  # type: ignore[attr-defined]
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 def run(request: Request) -> None:
@@ -270,7 +290,6 @@ def run(request: Request) -> None:
     sys.path[:] = request.path or ()
     connection = request.connection
     threading.Thread(target=_end_with, args=(connection,), name="asker", daemon=True).start()
-    atexit.register(sys.stdout.flush)
     runpy.run_module("orchestrator.commands.line", run_name="__main__", alter_sys=False)
 
 
