@@ -9,7 +9,7 @@ def main() -> int:
     """The exit code of the command."""
     from orchestrator.forkserver import handing_over
 
-    code = handing_over.handed_over(sys.argv)
+    code = handing_over.handed_over(sys.argv, "orchestrator.commands.line")
     if code is not None:
         return code
     from orchestrator.commands import line

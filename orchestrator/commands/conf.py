@@ -19,6 +19,13 @@ def run(given: Arguments) -> Answer:
         from orchestrator.commands.launch.dry_run import dry_run
 
         return reported(dry_run(given.settings), given)
+    try:
+        return _launched(given)
+    finally:
+        workers.end()
+
+
+def _launched(given: Arguments) -> Answer:
     settings = given.settings
     if settings.cluster.address is None:
         with determinism.environment_of(settings.run.arithmetic):

@@ -42,6 +42,8 @@ class Pool:
 def run(given: Arguments) -> Answer:
     """Raises UsageError, RunFailed."""
     idle_s = _seconds(given.get("idle") or _IDLE)
+    if (why := places.untried()) is not None:
+        raise UsageError(f"warm: {why}", "launch without it, which takes the time of the imports")
     if given.flag("stop"):
         return reported(Pool([], places.stop()), given)
     places.stop()  # what is there may be of another time, and of code that has changed

@@ -8,8 +8,11 @@ orchestrator. Ray knows a worker by the token in its arguments and by the proces
 one than Ray has started; tried with Ray 2.60 (see `cluster.sessions.workers`).
 
     request     {"argv", "environ", "interpreter"}, with the descriptors 0, 1, 2 and one of the working directory; of a command
-                also {"path", "flags", "tells"}; or {"about"} or {"stop"} alone
-    answer      {"pid"} or {"refused"}; of a command {"status"}, when its process has ended; {"pid", ...} of the server
+                also {"program", "path", "flags", "began"}; or {"about"} or {"stop"} alone
+    answer      {"forked"}: a process, which begins when it is told to go on; {"refused"}; {"pid", ...}: of the server
+    later       {"status"}: how the process of a command has ended
+
+A process that is not told to go on ends, so there are never two where who asks has waited for too long and begun by itself.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from typing import Any
 _LENGTH = struct.Struct("!I")
 _CREDENTIALS = struct.Struct("3i")
 _MOST_BYTES = 2**24
+_ANSWER_S = 60.0  # a server may still import, on a busy machine
+_GO = b"g"
 _SETUP, _CONTEXT, _LANGUAGE = "setup_worker.py", "--serialized-runtime-env-context", "--language="
 
 Message = dict[str, Any]
@@ -50,16 +55,29 @@ def peer(connection: socket.socket) -> tuple[int, int]:
     return process, user
 
 
-def ask(connection: socket.socket, request: Message) -> Message | None:
-    """The first answer; None where the server is gone."""
-    folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+def ask(connection: socket.socket, request: Message, patience_s: float = _ANSWER_S) -> Message | None:
+    """The first answer; None where the server is gone, or says nothing for so long."""
+    folder = -1
     try:
+        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY)
+        connection.settimeout(patience_s)
         send(connection, request, [0, 1, 2, folder])
-        return receive(connection)[0]
+        answer, _ = receive(connection)
+        if answer is not None and "forked" in answer:
+            connection.sendall(_GO)
+        connection.settimeout(None)
+        return answer
     except (OSError, ValueError):
         return None
     finally:
-        os.close(folder)
+        if folder >= 0:
+            os.close(folder)
+
+
+def is_told_to_go_on(connection: socket.socket) -> bool:
+    """In the process that was forked, once it has answered. Raises OSError."""
+    connection.settimeout(_ANSWER_S)
+    return connection.recv(len(_GO)) == _GO
 
 
 def send(connection: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
@@ -71,8 +89,17 @@ def send(connection: socket.socket, message: Message, descriptors: Sequence[int]
 def receive(connection: socket.socket, most: int = 0) -> tuple[Message | None, list[int]]:
     """The message, None where the other side has closed; and at most so many descriptors. Raises OSError, ValueError."""
     head, descriptors, _, _ = socket.recv_fds(connection, _LENGTH.size, most)
+    try:
+        return _message(connection, head), descriptors
+    except BaseException:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+
+
+def _message(connection: socket.socket, head: bytes) -> Message | None:
     if len(head) < _LENGTH.size:
-        return None, descriptors
+        return None
     left = _LENGTH.unpack(head)[0]
     if left > _MOST_BYTES:
         raise ValueError("a message is too long")
@@ -80,8 +107,10 @@ def receive(connection: socket.socket, most: int = 0) -> tuple[Message | None, l
     while left and (piece := connection.recv(left)):
         data += piece
         left -= len(piece)
-    found: Message | None = None if left else json.loads(data)
-    return found, descriptors
+    found = None if left else json.loads(data)
+    if not isinstance(found, dict | None):
+        raise ValueError("a message is no object")
+    return found
 
 
 def without_setup(command: Sequence[str]) -> list[str]:
@@ -102,7 +131,7 @@ def forked(place: str, command: Sequence[str]) -> bool:
         return False
     with connection:
         answer = ask(connection, {"argv": list(command[1:]), "environ": dict(os.environ), "interpreter": command[0]})
-    return answer is not None and "pid" in answer
+    return answer is not None and "forked" in answer
 
 
 def main(arguments: Sequence[str]) -> None:

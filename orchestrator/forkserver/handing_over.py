@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from orchestrator.errors import Interrupted
 from orchestrator.forkserver import client, likeness, places
+from orchestrator.records import phases
 
 _STAY = frozenset({"warm", "doctor", "--help", "-h"})  # what runs here in any case; doctor loads torch in its own way
 _PASSED_ON = (
@@ -26,11 +29,13 @@ _PASSED_ON = (
     signal.SIGUSR2,
     signal.SIGCONT,
 )
+_ANSWER_S = 20.0  # of a server that is ready
 _GONE = "the process of the warm pool that ran this command is gone, and how it ended is not known"
 
 
-def handed_over(argv: Sequence[str]) -> int | None:
-    """The exit code of the command; None where there is no pool that takes it, so that it has to run here."""
+def handed_over(argv: Sequence[str], program: str) -> int | None:
+    """The exit code of the command; None where there is no pool that takes it, so that it has to run here. program: the module
+    whose `main` it is."""
     if _STAY & {argument.partition("=")[0] for argument in argv[1:]}:
         return None
     place = places.pooled("driver")
@@ -39,24 +44,40 @@ def handed_over(argv: Sequence[str]) -> int | None:
         if place is not None:
             places.remove_abandoned()
         return None
-    path = ["", *(each for each in sys.path[1:])] if sys.path[:1] in ([""], [str(Path.cwd())]) else list(sys.path)
-    request = {"argv": list(argv), "environ": dict(os.environ), "path": path, "flags": likeness.flags()}
     with connection:
-        answer = client.ask(connection, {**request, "interpreter": sys.executable, "tells": True})
-        if answer is None or "pid" not in answer:
-            why = "it has ended" if answer is None else answer.get("refused", "it does not understand this command")
+        try:
+            answer = client.ask(connection, {**_request(argv), "program": program}, _ANSWER_S)
+        except KeyboardInterrupt:
+            print("error: interrupted by SIGINT", file=sys.stderr)
+            return Interrupted.exit_code
+        if answer is None or "forked" not in answer:
+            why = "it does not answer" if answer is None else answer.get("refused", "it has ended")
             print(f"note: the warm pool is not used: {why}", file=sys.stderr)
             return None
-        return _stood_for(connection, answer["pid"])
+        return _stood_for(connection, answer["forked"])
 
 
-def _stood_for(connection: client.socket.socket, process: int) -> int:
+def _request(argv: Sequence[str]) -> client.Message:
+    return {
+        "argv": list(argv),
+        "environ": dict(os.environ),
+        "path": ["", *sys.path[1:]] if sys.path[:1] in ([""], [str(Path.cwd())]) else list(sys.path),
+        "flags": likeness.flags(),
+        "interpreter": sys.executable,
+        "began": phases.process_began(),
+    }
+
+
+def _stood_for(connection: socket.socket, process: int) -> int:
     """Pass signals on until the process has ended."""
-    descriptor = os.pidfd_open(process)
+    descriptor: int | None = None
+    with contextlib.suppress(ProcessLookupError):  # it has ended already
+        descriptor = os.pidfd_open(process)
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(descriptor, number)
+        if descriptor is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, number)
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         pass_on(signal.SIGSTOP, None)

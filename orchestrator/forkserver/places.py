@@ -22,6 +22,7 @@ from typing import Any
 
 from orchestrator.forkserver import client, likeness
 from orchestrator.forkserver.client import Message
+from orchestrator.numerics import cuda
 
 _ROOT = Path(__file__).resolve().parents[2]
 _START = "import sys; sys.path.append(sys.argv[-1]); from orchestrator.forkserver.server import main; main()"
@@ -84,19 +85,36 @@ def start(role: str, idle_s: float, environ: Mapping[str, str]) -> Message:
     if place is None:
         return {"failed": "there is no folder for its socket that only this user may enter"}
     remove_abandoned()
-    process = _begun(
-        role, place / _name(role), idle_s, environ=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+    where = place / _name(role)
+    try:
+        process = _begun(role, where, idle_s, environ=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    except OSError as error:
+        return {"failed": f"{where}: {error.strerror or error}"}
     assert process.stdout is not None
+    said = []
     with process.stdout as output:
-        said = output.readline()
-        try:
-            found: Message = json.loads(said)
-        except ValueError:
-            (place / _name(role)).unlink(missing_ok=True)
-            return {"failed": (said + output.read()).decode(errors="replace").strip()}
-    process.returncode = 0  # it is nobody's to wait for
-    return found
+        for line in output:
+            if (found := _as_ready(line)) is not None:
+                process.returncode = 0  # it is nobody's to wait for
+                return found
+            said.append(line)  # such as a warning of a library
+    process.wait()
+    where.unlink(missing_ok=True)
+    return {"failed": b"".join(said).decode(errors="replace").strip()}
+
+
+def _as_ready(line: bytes) -> Message | None:
+    """What a server says of itself once it has imported; None of any other line."""
+    with contextlib.suppress(ValueError):
+        found = json.loads(line)
+        if isinstance(found, dict) and {"pid", "role"} <= found.keys():
+            return found
+    return None
+
+
+def untried() -> str | None:
+    """Why nothing is forked on this machine; None where it is."""
+    return None if cuda.driver() is None else "this machine has a GPU of NVIDIA's, with which it has not been tried"
 
 
 class OfLaunch:
@@ -120,7 +138,7 @@ class OfLaunch:
         idle_s = _idle_s_of_pool()
         if idle_s is not None and pooled("worker") is None:  # the next launch has it, too
             self.place = place / _name("worker")
-            _begun("worker", self.place, idle_s, **quiet)
+            _begun("worker", self.place, idle_s, **quiet).returncode = 0  # it is nobody's to wait for
             return
         self.place = place / f"{os.getpid()}-{os.urandom(4).hex()}.sock"
         read, write = os.pipe()
@@ -142,16 +160,11 @@ def _begun(
 ) -> subprocess.Popen[bytes]:
     """A server that listens from now on, and answers once it has imported. Raises OSError."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        before = os.umask(0o177)
-        try:
-            listener.bind(str(place))
-        finally:
-            os.umask(before)
-        listener.listen(64)
+        _listen(listener, place)
         descriptors = [listener.fileno(), *([] if owner < 0 else [owner])]
-        command = [sys.executable, "-P", *subprocess._args_from_interpreter_flags(), "-c", _START]  # type: ignore[attr-defined]
+        command = [sys.executable, "-P", *_options(), "-c", _START]
         return subprocess.Popen(
-            [*command, role, str(listener.fileno()), str(owner), str(idle_s), str(_ROOT)],
+            [*command, role, str(place), str(listener.fileno()), str(owner), str(idle_s), str(_ROOT)],
             cwd="/",
             env=environ,
             stdin=subprocess.DEVNULL,
@@ -161,13 +174,33 @@ def _begun(
         )
 
 
+def _options() -> list[str]:
+    """Those of this interpreter, but for the one that each server has."""
+    options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [each for each in options if each != "-P"]
+
+
+def _listen(listener: socket.socket, place: Path) -> None:
+    """The file is there once it listens: one that does not is taken for abandoned. Raises OSError where there is one."""
+    unheard = place.with_suffix(f".{os.getpid()}")
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(unheard))
+    finally:
+        os.umask(before)
+    try:
+        listener.listen(64)
+        os.link(unheard, place)
+    finally:
+        unheard.unlink()
+
+
 def _asked(place: Path, message: Message) -> Message | None:
     connection = client.connected(str(place))
     if connection is None:
         return None
     with connection:
-        connection.settimeout(_PROBE_S)
-        return client.ask(connection, message)
+        return client.ask(connection, message, _PROBE_S)
 
 
 def _of_pool() -> list[Path]:

@@ -19,10 +19,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
-_Span = tuple[
-    str, str, float, float
-]  # the line it stands in, what is done, when it began in seconds of the epoch, seconds
-
+# The line it stands in, what is done, when it began in seconds of the epoch, and how many it took.
+_Span = tuple[str, str, float, float]
 _T = TypeVar("_T")
 _of_process: list[_Span] = []
 _of_launch: ContextVar[list[_Span]] = ContextVar("phases", default=_of_process)
@@ -35,7 +33,7 @@ def begin() -> None:
 
 def began(what: str, line: str | None = None) -> None:
     """What has been done since this process began is a phase."""
-    note(what, _process_started(), time.time(), line)
+    note(what, process_began(), time.time(), line)
 
 
 @contextmanager
@@ -69,7 +67,7 @@ def told(member: str | None = None) -> list[dict[str, Any]]:
     return [_line(name, sorted(spans, key=lambda span: span[1])) for name, spans in lines.items()]
 
 
-def _process_started() -> float:
+def process_began() -> float:
     """When this process began, in seconds of the epoch; now, where the system does not tell."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])

@@ -5,7 +5,7 @@ trial of a sweep. The raylet starts `forkserver/client.py` in place of a worker'
 the worker itself. Begun as soon as it is known that there will be a private Ray, so that it imports beside the driver.
 
 Left out with other versions of Ray than `tried.RAY`: that a raylet takes workers which it has not started itself is promised
-nowhere. ORCHESTRATOR_FORK=0 leaves it out, too.
+nowhere; and where nothing is forked at all (`places.untried`). ORCHESTRATOR_FORK=0 leaves it out, too.
 """
 
 from __future__ import annotations
@@ -72,4 +72,4 @@ def _asking(argument: str, place: str) -> str:
 def _can_be_forked(cpus: float) -> bool:
     """Ray has numpy's library start a thread for each CPU of a worker while it is loaded, and a server runs a single one."""
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, math.floor(cpus)))
-    return tried.RAY.is_here and threads == "1" and os.environ.get(OFF) != "0"
+    return tried.RAY.is_here and threads == "1" and os.environ.get(OFF) != "0" and places.untried() is None
