@@ -319,10 +319,17 @@ def _become(asker: int, message: Message, descriptors: Sequence[int], made: Mapp
     os.environ.clear()
     os.environ.update({**made, **message["environ"]})
     _open_streams()
+    _seed_anew()
+    importlib.invalidate_caches()
+
+
+def _seed_anew() -> None:
+    """The generators that each process begins with numbers of its own: torch's too."""
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
-    importlib.invalidate_caches()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
 
 
 def _open_streams() -> None:

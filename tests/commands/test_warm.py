@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def warmed(digits: Project) -> Iterator[Project]:
     ended = digits.run("warm", "stop=true", "output=json")
     assert ended.code == 0, ended.err
     for each in done.report["servers"]:
-        wait_for_end(each["pid"], PATIENCE_S)
+        wait_for_end(each["pid"], time.monotonic() + PATIENCE_S)
     assert [*sockets(digits)] == []
 
 
@@ -103,10 +104,10 @@ def test_a_forked_worker_that_is_killed_costs_no_step(
     assert all("forkserver.server import main; main() worker" in forked_by(pid) for pid in members)
     watched.kill(first)
     (lost,) = watched.wait_for("worker_lost")
+    assert f"(pid {first}) ended" in lost["why"]
     done = watched.end()
     assert_as_alone(digits, done, expected)
-    assert [each["steps_lost"] for each in done.report["recoveries"]] == [0]
-    assert "SIGKILL" in str(lost), lost
+    assert {each["steps_lost"] for each in done.report["recoveries"]} == {0}
 
 
 @pytest.mark.ray
@@ -120,7 +121,7 @@ def test_after_sigkill_of_the_command_its_driver_and_members_end(warmed: Project
     watched.process.kill()
     watched.process.communicate()
     for pid in (driver, *members):
-        wait_for_end(pid, PATIENCE_S)
+        wait_for_end(pid, time.monotonic() + PATIENCE_S)
     done = warmed.run(*SHORT)  # tidies up
     assert done.code == 0, done.err
     assert warmed.runs()[watched.run_id] == "KILLED"
@@ -158,9 +159,10 @@ def test_a_second_signal_ends_it_at_once_and_the_shell_sees_by_which(warmed: Pro
     watched.process.send_signal(number)
     watched.wait_for("signal")
     watched.process.send_signal(number)
-    assert watched.end().code in (-number, 130)
+    assert watched.end().code == -number
     for pid in (driver, *members):
-        wait_for_end(pid, PATIENCE_S)
+        wait_for_end(pid, time.monotonic() + PATIENCE_S)
+    assert warmed.run(*SHORT).code == 0  # tidies up
 
 
 @pytest.mark.ray
@@ -201,16 +203,14 @@ def test_what_is_refused_says_so_and_runs_all_the_same(warmed: Project) -> None:
 @pytest.mark.slow
 @pytest.mark.long
 def test_libraries_keep_no_generator_that_all_who_are_forked_would_share() -> None:
-    """Of Python's own, whose state would be the same in each; torch's and numpy's are begun anew or never drawn from."""
+    """Those that every process has begin anew; what a library made of its own while it was imported would not."""
     code = """
-import gc, random, sys, torch
+import gc, random
 from orchestrator.forkserver import server
-state = torch.get_rng_state()
 found = server.Server("driver", None, None, -1, 1.0)
 found.load()
 gc.unfreeze()
 kept = {id(each): each for each in gc.get_objects() if type(each) is random.Random}
-assert torch.equal(state, torch.get_rng_state())
 print(found._made, [type(each).__module__ for each in kept.values() if each is not random._inst])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

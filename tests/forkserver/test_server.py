@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import select
 import signal
 import socket
@@ -15,9 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
+import torch
 
-from orchestrator.forkserver import client
+from orchestrator.forkserver import client, server
+from orchestrator.numerics import determinism
 from tests.projects import PATIENCE_S, REPOSITORY
 
 pytestmark = pytest.mark.slow
@@ -230,6 +234,14 @@ def test_a_command_outlives_a_server_that_is_killed(light: Light) -> None:
         waits.write_text("go on")
         ended(process)
         assert client.receive(connection)[0] is None
+
+
+def test_generators_that_all_processes_have_begin_anew() -> None:
+    with determinism.left_as_it_was():
+        before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+        server._seed_anew()
+        after = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    assert [first == second for first, second in zip(before, after, strict=True)] == [False] * 3
 
 
 def test_it_ends_with_its_owner_and_when_it_is_idle(tmp_path: Path) -> None:
