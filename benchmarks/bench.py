@@ -140,7 +140,7 @@ DIGITS = Trained("digits", "benchmarks.wired:Images", ("conf=digits", "run.arith
 CHARACTERS = Trained("characters", "benchmarks.wired:Text", ("conf=characters",), 2, 32, 0.002, 1.0)
 # What this version does not have yet: with a value here, its rows are there.
 SHARDED: Sequence[str] | None = ("update.sharded=true",)
-WARM: Sequence[str] | None = None  # ("warm",)
+WARM: Sequence[str] | None = ("warm",)
 
 
 def training(trained: Trained, variants: Mapping[str, Sequence[str]]) -> Callable[[Effort], Acts]:
@@ -225,14 +225,20 @@ def start(effort: Effort) -> Iterator[Sequence[Act]]:
         return {name: [outcome["launch_s"]]}
 
     def warm(name: str, *command: str) -> Found:
+        """Of the launches after the first, which adds to the pool what it needs."""
         assert WARM
-        launch.run((sys.executable, "-m", "orchestrator", *WARM), project)
-        return launched(name, *command)
+        launch.run((*program, *WARM), project)
+        try:
+            launched(name, *command)
+            return launched(name, *command)
+        finally:
+            launch.run((*program, *WARM, "stop=true"), project)
 
     def ray_train(name: str, hidden: int) -> Found:
         return {name: [first_step_of_ray_train(hidden)]}
 
     with projects() as project, tempfile.TemporaryDirectory(prefix="marks-", dir="/tmp") as marks:
+        program = (sys.executable, "-m", "orchestrator")
         args = json.dumps({"folder": marks, "hidden": effort.hidden})
         wide = (*MLP.settings, f"pipeline.target={MLP.target}", f"pipeline.args={args}")
         yield [

@@ -127,6 +127,8 @@ class Watch:
 
 def _kind(name: str) -> str:
     program = name.split(" ")[0].rpartition("/")[2]
+    if "orchestrator.forkserver.server" in name:
+        return "fork server"
     begins = next((kind for start, kind in KINDS.items() if name.startswith(start) or program == start), None)
     return begins or (f"other: {name[:60]}" if "default_worker" not in name else "idle worker")
 

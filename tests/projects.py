@@ -55,7 +55,9 @@ class Project:
 
     def environment(self) -> dict[str, str]:
         inherited = {
-            name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "GIT_", "MLFLOW_"))
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("RAY_", "GIT_", "MLFLOW_", "PYTEST_"))
         }
         # What is tested is the code beside these tests, also where another checkout is the one that is installed.
         ours = {"PYTHONPATH": str(REPOSITORY), MARK: self.mark, "TMPDIR": self.temporary}

@@ -20,6 +20,7 @@ FLOORS = [
     "commands",
     "driver",
     "cluster",
+    "forkserver",
     "tracking",
     "provenance",
     "serving",
@@ -49,12 +50,27 @@ FLOORS = [
     "references",
     "records",
     "caches",
+    "tried",
     "errors",
 ]
 # Rooms of a floor, in the same order: packages, and modules that stand beside them.
 ROOMS = {
     "commands": [
-        *("completion", "table", "conf", "resume", "jobs", "export", "rerun", "tune", "sweep", "launch", "ui"),
+        *(
+            "line",
+            "completion",
+            "table",
+            "conf",
+            "warm",
+            "resume",
+            "jobs",
+            "export",
+            "rerun",
+            "tune",
+            "sweep",
+            "launch",
+            "ui",
+        ),
         *(
             "compare",
             "doctor",

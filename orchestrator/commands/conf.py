@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from orchestrator.cluster.sessions import workers
 from orchestrator.commands.answer import Answer, ended_run, reported
 from orchestrator.commands.arguments import Arguments
+from orchestrator.numerics import determinism
+from orchestrator.records import phases
 from orchestrator.settings import to_yaml
 
 
@@ -16,8 +19,20 @@ def run(given: Arguments) -> Answer:
         from orchestrator.commands.launch.dry_run import dry_run
 
         return reported(dry_run(given.settings), given)
-    from orchestrator.commands.launch.launch import Repeated, launch
-    from orchestrator.commands.tune import tune
+    try:
+        return _launched(given)
+    finally:
+        workers.end()
+
+
+def _launched(given: Arguments) -> Answer:
+    settings = given.settings
+    if settings.cluster.address is None:
+        with determinism.environment_of(settings.run.arithmetic):
+            workers.begin(settings.cluster.cpus_per_worker)  # it imports beside this process
+    with phases.of("imports"):
+        from orchestrator.commands.launch.launch import Repeated, launch
+        from orchestrator.commands.tune import tune
 
     settings, where, tuning = tune.decided(given.settings, given.origins)
     repeated = Repeated(given.get("replay"), given.get("segments"), given.get("streams"), given.get("sat_out"))

@@ -18,6 +18,7 @@ from orchestrator.driver.report.outcome import Outcome
 from orchestrator.errors import UsageError
 from orchestrator.numerics import determinism
 from orchestrator.numerics.determinism import Arithmetic
+from orchestrator.records import phases
 
 Refused = Callable[[Arguments], Mapping[str, Any]]
 
@@ -58,7 +59,8 @@ class Verb:
             given.only(self.name, self.takes)
         given.conf = self._conf(given) if self.with_conf else given.value
         if self.settings is not None:
-            given.load(self.settings(given), self.uses)
+            with phases.of("settings"):
+                given.load(self.settings(given), self.uses)
             prepare_environment(given.settings.cluster.address)
         elif self.starts_ray:
             prepare_environment(given.get("cluster.address"))
@@ -359,6 +361,18 @@ _ALL = (
         speaks=True,
     ),
     Verb(
+        "warm",
+        "warm [idle=10min] [stop=true]",
+        {
+            "warm": (
+                "keep processes that have imported torch, MLflow and the rest, in which the next commands begin at once, until "
+                "they are idle for 10 minutes, or for idle=TIME; stop=true: end them now, and not what goes on in them"
+            )
+        },
+        takes=(_JSON, "idle=TIME", "stop=true"),
+        refused=lambda _: {"servers": []},
+    ),
+    Verb(
         "new",
         "new NAME",
         {
@@ -432,6 +446,9 @@ def the_verb(arguments: list[str]) -> tuple[Verb, str]:
     found = [argument for argument in arguments if argument.partition("=")[0] in VERBS]
     if any(VERBS[argument.partition("=")[0]].with_conf for argument in found):
         found = [argument for argument in found if not argument.startswith("conf=")]
+    beside = {key.partition("=")[0] for each in found for key in VERBS[each.partition("=")[0]].takes or ()}
+    if len(found) > 1:  # `warm stop=true` is no `stop=`
+        found = [argument for argument in found if argument.partition("=")[0] not in beside]
     if len(found) != 1:
         typed = f"found {' and '.join(found)}" if found else "there is none"
         known = listed([verb.form.split()[0] for verb in VERBS.values()], "and")

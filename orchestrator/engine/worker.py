@@ -40,6 +40,7 @@ from orchestrator.numerics import allocator, cuda, determinism, staging
 from orchestrator.numerics.digests import model_digest
 from orchestrator.pipeline import defines, find, naming
 from orchestrator.plan import Plan
+from orchestrator.records import phases
 from orchestrator.records.progress import Progress
 from orchestrator.records.reads import Reads
 from orchestrator.transports.base import Regions
@@ -80,11 +81,13 @@ class Worker:
             cuda.start()
         self._prepare_thread()
         source = plan.run.pipeline
-        kind = find(source.target, source.args)
+        with phases.of("pipeline", "worker"):
+            kind = find(source.target, source.args)
         if defines(kind, "on_evaluation"):
             self._callbacks = Callbacks(plan, self._services.emit)
         self._services.heartbeat.beat("prepare")
-        self._workload = Workload(kind, plan.run, plan.data, self._staging, self._services.sites)
+        with phases.of("data and model", "worker"):
+            self._workload = Workload(kind, plan.run, plan.data, self._staging, self._services.sites)
         construction.refuse_statistics(self._workload.model, plan)
         if self._workload.streams is not None:
             _refuse_epochs(plan)
@@ -92,6 +95,7 @@ class Worker:
             _refuse_live(plan)
         self._services.heartbeat.beat("prepare")
         in_stages = plan.cluster.members.stages > 1
+        began = time.time()
         replica = Replica(self._workload.model, self._staging, watches_all=not in_stages)
         if in_stages:  # it may be short of memory, and what the model took before is free now
             allocator.give_back()
@@ -102,6 +106,7 @@ class Worker:
         self._execution = execution(parts)
         _refuse_absence(plan, keeps=self._execution.keeps_shard_state)
         self._services.heartbeat.beat("prepare")
+        phases.note("optimizer and memory", began, time.time(), "worker")
         compute = self._prepare_thread()  # once more: scripts set threads, precision and cudnn.benchmark as they begin
         watches = plan.update.watches_a_metric or plan.checkpoints.best is not None
         if watches and not self._workload.evaluation_batches:
@@ -109,8 +114,9 @@ class Worker:
             raise ConfigurationError([f"{who} watch a metric, but datasets() returned no validation set"])
         division = self._workload.division
         listing = getattr(self._workload.training_data, "listing", None)
-        reference = proof.reference(self._workload, replica, sparing=in_stages)
-        more = self._execution.prove(reference)
+        with phases.of("admission", "worker"):
+            reference = proof.reference(self._workload, replica, sparing=in_stages)
+            more = self._execution.prove(reference)
         steps = plan.run.length(self._workload.order.steps_of)
         if steps <= plan.run.first_step:
             raise ConfigurationError(

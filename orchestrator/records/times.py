@@ -151,5 +151,6 @@ def chrome(lines: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _place(member: str) -> tuple[bool, int]:
+    """Workers by their numbers, then servers; before them what belongs to the driver."""
     role, _, number = member.partition(" ")
-    return role != "worker", int(number)
+    return role != "worker", int(number) if number.isdigit() else -1

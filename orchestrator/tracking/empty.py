@@ -1,8 +1,9 @@
 """The tables of a new database, which MLflow makes by repeating all changes of its history: 1.5 s of processor time.
 
 The first new store on a machine is made so. What it is before anything is recorded in it is kept for the next ones, under a
-name that changes with the versions of MLflow, SQLAlchemy and Alembic. MLflow opens it like any other database: it looks whether
-the tables are those of its version, and makes its default experiment.
+name that changes with the versions of MLflow, SQLAlchemy and Alembic; with versions of MLflow that this was not tried with
+(`tried.MLFLOW`) each is made anew. MLflow opens one that was kept like any other database: it looks whether the tables are
+those of its version, and makes its default experiment.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from orchestrator import caches
+from orchestrator import caches, tried
 
 _MAKERS = ("mlflow", "sqlalchemy", "alembic")
 
@@ -21,7 +22,7 @@ _MAKERS = ("mlflow", "sqlalchemy", "alembic")
 def place(database: Path) -> bool:
     """Put what is kept where a new database shall be; whether there was something to put. To be called under the store's
     lock. Raises OSError."""
-    tables = caches.read(_folders(), _name())
+    tables = caches.read(_folders(), _name()) if tried.MLFLOW.is_here else None
     if tables is None:
         return False
     unfinished = database.with_name(f"{database.name}.unfinished")
@@ -33,6 +34,8 @@ def place(database: Path) -> bool:
 def keep(database: Path) -> None:
     """Keep what MLflow has just made, without its default experiment, whose place is that of this store. Where no folder takes
     it, nothing is kept."""
+    if not tried.MLFLOW.is_here:
+        return
     try:
         with closing(sqlite3.connect(":memory:")) as copy:
             with closing(sqlite3.connect(database, timeout=30)) as connection:

@@ -2,7 +2,7 @@
 
 MLflow, and Mako behind it, do without them where they are not installed, so while MLflow is imported they are as if they were
 not, for the thread that imports it. Only a process that belongs to this program may do that: MLflow lacks
-`mlflow.data.from_pandas` from then on.
+`mlflow.data.from_pandas` from then on. With other versions of MLflow than `tried.MLFLOW` all is imported.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
+
+from orchestrator import tried
 
 _SPARED = ("pandas", "scipy", "pygments")
 _wanted = False
@@ -26,7 +28,7 @@ def prefer() -> None:
 @contextmanager
 def importing() -> Iterator[None]:
     """Inside the block, MLflow is imported, or those parts of it that come with a store."""
-    if not _wanted:
+    if not _wanted or not tried.MLFLOW.is_here:
         yield
         return
     finder = _Absence()

@@ -2,6 +2,7 @@
 
 torch.optim imports it when it is first called, only to keep it from compiling what is called there. As long as nobody has
 imported it, it compiles nothing, and there is nothing to keep it from; once somebody has, torch's own functions are called.
+With other versions of torch than `tried.TORCH` they always are.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 
+from orchestrator import tried
+
 Function = Callable[..., Any]
 
 _METHODS = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
@@ -20,6 +23,8 @@ _METHODS = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
 
 def leave_the_compiler_out(kinds: Iterable[type[torch.optim.Optimizer]]) -> None:
     """For the steps of these optimizers, and for what all have in common. Safe to call twice."""
+    if not tried.TORCH.is_here:
+        return
     for name in _METHODS:
         _replace(torch.optim.Optimizer, name)
     for kind in kinds:

@@ -14,8 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from orchestrator.__main__ import main
 from orchestrator.cluster.sessions.environment import prepare_environment
+from orchestrator.commands.line import main
 
 prepare_environment(None)
 

@@ -18,6 +18,8 @@ COMMANDS = Path(table.__file__).parent
 LIGHT = """
 import sys
 import orchestrator.__main__
+import orchestrator.commands.line
+import orchestrator.forkserver.handing_over
 from orchestrator.commands import completion
 assert not {"torch", "numpy", "ray", "mlflow", "matplotlib", "requests"} & sys.modules.keys()
 """

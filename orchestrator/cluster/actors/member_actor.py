@@ -21,6 +21,7 @@ from orchestrator import errors
 from orchestrator.cluster.actors.event_queue import Entry, EventQueue, capture_prints
 from orchestrator.cluster.actors.lease import Lease
 from orchestrator.cluster.actors.orphaned import PREFIX, DriverWatch, Overseen, written
+from orchestrator.records import phases
 
 if TYPE_CHECKING:
     import torch
@@ -88,6 +89,7 @@ class MemberActor:
         project: str | None,
         overseen: Overseen | None = None,
     ) -> None:
+        phases.began("process of Ray", role)
         _hide_gpus()
         from orchestrator.engine.member.crash_record import CrashRecord
         from orchestrator.engine.member.heartbeat import Heartbeat
@@ -193,7 +195,7 @@ class MemberActor:
     def _prepare(self) -> Answer:
         from orchestrator.numerics import allocator
 
-        with allocator.without_collections():
+        with phases.of("imports", self._role), allocator.without_collections():
             from orchestrator.cluster.actors.checkpoint_client import CheckpointClient
             from orchestrator.engine.member.claims import Ground
             from orchestrator.engine.worker import ProcessServices, Server, Worker
@@ -233,6 +235,7 @@ class MemberActor:
             "crash_record": self._crash_record.fd,
             "reads": self._member.reads.as_dict(),
             "sites": sites,
+            "phases": phases.told(),
         }
 
     def _open_slots(self, shards: int, row: Mapping[str, torch.Tensor]) -> ShardSlots | None:

@@ -18,9 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from orchestrator.cluster.sessions import agent, folders, metrics
+from orchestrator import tried
+from orchestrator.cluster.sessions import agent, folders, metrics, workers
 from orchestrator.cluster.sessions.environment import enter, outliving, patient, prepare_environment, replaced
 from orchestrator.errors import ClusterUnavailable, OrchestratorError
+from orchestrator.forkserver.places import OfLaunch
 
 _new_folder, _remove_abandoned = folders.new, folders.remove_abandoned
 _VITAL = {"raylet": "the raylet of the private Ray", "gcs_server": "the head (gcs_server) of the private Ray"}
@@ -41,7 +43,7 @@ class LocalRay:
     Ray's processes may take to start, and until when a start that failed is tried again. check: called while waiting,
     may raise. runtime_envs: whether actors may ask for a runtime environment; where none does, its agent is left out.
     metrics_port: where its agent shows metrics to Prometheus; None for no agent. outlived: whether actors go on when
-    this process is gone, which end themselves then; otherwise Ray ends them within seconds.
+    this process is gone, which end themselves then; otherwise Ray ends them within seconds. cpus_each: of an actor.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class LocalRay:
         runtime_envs: bool = True,
         metrics_port: int | None = None,
         outlived: bool = False,
+        cpus_each: float = 1.0,
     ) -> None:
         self._cpus = cpus
         self._runtime_envs = runtime_envs
@@ -61,6 +64,8 @@ class LocalRay:
         self._start_timeout_s = start_timeout_s
         self._check = check
         self._folder: Path | None = None
+        self._server: OfLaunch | None = None
+        self._cpus_each = cpus_each
 
     def __enter__(self) -> Self:
         _remove_abandoned()
@@ -92,6 +97,7 @@ class LocalRay:
             if self._outlived:
                 stack.enter_context(outliving())
                 self.lock.touch()
+            self._server = stack.enter_context(workers.forked(self._cpus_each))
             enter(
                 "local",
                 num_cpus=max(1, math.ceil(self._cpus)),
@@ -125,6 +131,9 @@ class LocalRay:
         import ray
 
         ray.shutdown()
+        if self._server is not None:
+            self._server.close()
+            self._server = None
         if self._folder is not None:
             folders.remove(self._folder)
 
@@ -188,10 +197,13 @@ def _await_raylet(node: Any, timeout_s: float, check: Callable[[], None]) -> Non
 
 
 def _is_registered(node: Any) -> bool:
-    """Of the table of all nodes, which Ray gives at once; asked for one that is not there it sleeps for a second. Raises what
-    Ray raises."""
+    """Of the table of all nodes, which Ray gives at once; asked for one that is not there, it sleeps for a second, which makes
+    up half of the start of a Ray. Raises what Ray raises."""
     from ray._private import services, state
 
+    if not tried.RAY.is_here:
+        services.get_node(node.gcs_address, node._node_id)  # type: ignore[no-untyped-call]
+        return True
     known: Any = state.GlobalState()  # type: ignore[no-untyped-call]
     options: Any = services._get_gcs_client_options(node.gcs_address)  # type: ignore[no-untyped-call]
     known._initialize_global_state(options)
@@ -202,8 +214,8 @@ def _is_registered(node: Any) -> bool:
 def _fewer_processes(*, agent: bool = False) -> Iterator[None]:
     """Within this a Ray starts without the autoscaler's monitor, the monitor of logs and the dashboard's server, and takes the
     dashboard for not installed, without trying to import it: it has one node, logs that nobody follows and no dashboard, and
-    these cost seconds of a processor at the start of each run. Ray has no public way to leave them out; a Ray that starts them
-    in another way starts them. agent: whether there is to be an agent with all it can do, which does not start without the
+    these cost seconds of a processor at the start of each run. Ray has no public way to leave them out; one of another version
+    than `tried.RAY` starts them. agent: whether there is to be an agent with all it can do, which does not start without the
     packages of a dashboard."""
     from ray._private import node, services, utils
 
@@ -214,6 +226,8 @@ def _fewer_processes(*, agent: bool = False) -> Iterator[None]:
     ]
     if not agent:
         helpers.append((utils, "get_dashboard_dependency_error", ImportError("no dashboard is wanted")))
+    if not tried.RAY.is_here:
+        helpers.clear()
     with contextlib.ExitStack() as stack:
         for place, name, answer in helpers:
             start = lambda *_arguments, _answer=answer, **_options: _answer  # noqa: E731
@@ -228,7 +242,7 @@ def _smaller_agents(runtime_envs: bool, *, metrics: bool = False) -> contextlib.
 
     usual = getattr(services, _AGENT_COMMAND, None)
     wanted = {"runtime_env_agent": runtime_envs, "dashboard_agent": metrics}
-    ports = {kind: names for kind, names in _AGENT_PORTS.items() if not wanted[kind]}
+    ports = {kind: names for kind, names in _AGENT_PORTS.items() if tried.RAY.is_here and not wanted[kind]}
 
     def command(kind: str, *arguments: Any, **options: Any) -> list[str]:
         assert usual is not None

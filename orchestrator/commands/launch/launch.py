@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from contextvars import copy_context
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,11 +93,11 @@ def launch(
     with (
         posted as pending_signal,
         supervised(settings, typed, pending_signal) as supervision,
-        ThreadPoolExecutor(1) as pool,
+        ThreadPoolExecutor(1, "record") as pool,
     ):
         # MLflow and DVC take as long to import as Ray to start, so they do it side by side.
         kind = {} if plan.segments is None else {KIND: "audit"}
-        opening = pool.submit(_open, settings, folder, provenance, origins, beside, tuning, kind)
+        opening = pool.submit(copy_context().run, _open, settings, folder, provenance, origins, beside, tuning, kind)
         audience = Audience(display, on_event)
         job = Job(settings, plan, project, audience, pending_signal, ray, secret, supervision, tuple(notes))
         return job.complete(opening, beginning_of(plan))

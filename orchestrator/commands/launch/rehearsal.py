@@ -15,7 +15,7 @@ from orchestrator.engine.model.construction import Rehearsal
 from orchestrator.engine.stages.rehearsal import rehearse_cuts
 from orchestrator.plan import Declared, Plan
 from orchestrator.plan.resolve import resolve
-from orchestrator.records import reads
+from orchestrator.records import phases, reads
 from orchestrator.records.reads import Reads
 from orchestrator.settings import Settings
 
@@ -37,9 +37,10 @@ def rehearse(settings: Settings, project: Path) -> Rehearsed:
     """Raises ConfigurationError, PipelineRaised, and NotRerunnable under `strict`."""
     declared = Declared(tuple(settings.data.inputs), tuple(settings.environment.variables))
     with watching.window(declared) as whole:  # the pipeline's module is imported by the first of these
-        provenance = preflight.check(settings, project)
+        with phases.of("code and data"):
+            provenance = preflight.check(settings, project)
         plan = resolve(settings)
-        with _rehearsing, watching.window(declared) as building:
+        with _rehearsing, phases.of("pipeline and model"), watching.window(declared) as building:
             built, cut = construction.rehearse(plan), rehearse_cuts(plan)
     seen = replace(building.reads, variables=whole.reads.variables)
     read = reads.undeclared(reads.elsewhere(seen, provenance.is_code), settings.environment.variables)

@@ -14,7 +14,7 @@ from orchestrator.driver.recording import telling, unsent
 from orchestrator.driver.recording.record import Contents, Record
 from orchestrator.errors import ConfigurationError
 from orchestrator.provenance.code import checkout, git, snapshot, worktree
-from orchestrator.records import masking
+from orchestrator.records import masking, phases
 from orchestrator.settings import Settings, flat, to_yaml
 from orchestrator.tracking import Store, Tracker
 from orchestrator.tracking.store import USER, user
@@ -32,9 +32,12 @@ def open_record(
 
     Raises ConfigurationError when the store cannot be opened."""
     checkout.sweep(folder / "worktrees")
-    inputs, obstacles = provenance.inputs, provenance.obstacles  # DVC is asked before there is a run in the store
-    store = Store(settings.tracking.uri, folder)
-    with store.usable():
+    with phases.of("DVC"):
+        inputs, obstacles = provenance.inputs, provenance.obstacles  # asked before there is a run in the store
+    with phases.of("MLflow"):
+        store = Store(settings.tracking.uri, folder)
+        _ = store.client
+    with phases.of("run in the store"), store.usable():
         experiment_id = store.experiment(settings.run.experiment)
         sent = unsent.send(store)  # before orphans are looked for: a run that is not told as ended looks like one
         orphans = store.mark_orphans(experiment_id)
@@ -53,8 +56,10 @@ def open_record(
         ) from error
     write_json(files.data, {"inputs": [item.as_dict() for item in inputs], "profile": None})
     write_json(files.origins, origins)
-    work = None if provenance.work is None else _keep(provenance.work, files, tracker)
-    lacking = unshared.of(provenance, store, tracker, settings.initial.name)
+    with phases.of("snapshot of the code"):
+        work = None if provenance.work is None else _keep(provenance.work, files, tracker)
+    with phases.of("what others lack"):
+        lacking = unshared.of(provenance, store, tracker, settings.initial.name)
     earlier = [*(each.sentence for each in sent), *map(_orphan, orphans)]
     record = Record(settings, store, tracker, files, earlier, Contents(inputs, obstacles, work, lacking))
     record.feed = telling.begin(settings, tracker, files)

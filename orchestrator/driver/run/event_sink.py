@@ -22,7 +22,7 @@ from orchestrator.driver.supervision import TakenOver
 from orchestrator.driver.terminal.progress import ProgressDisplay, say_obstacles
 from orchestrator.engine.member.generation import Generation
 from orchestrator.errors import NotRerunnable
-from orchestrator.records import reads, trace
+from orchestrator.records import phases, reads, trace
 from orchestrator.records.files_read import FilesRead
 from orchestrator.records.lines import LineFile
 from orchestrator.records.merging import Change
@@ -211,7 +211,9 @@ class EventSink:
         if self._drift_watch is not None:
             self._drift_watch.begin()
         now = time.monotonic()
-        self.outcome.first_step_at = self.outcome.first_step_at or now
+        if self.outcome.first_step_at is None:
+            self.outcome.first_step_at = now
+            self.began(phases.told())
         for line in new:
             self.outcome.steps = line["step"] + 1
             self.outcome.loss = trace.loss_of(line)
@@ -229,6 +231,11 @@ class EventSink:
         elif now > self._first_report[1]:
             self.outcome.steps_per_s = (self.outcome.steps - self._first_report[0]) / (now - self._first_report[1])
         self._progress.step(self.outcome.steps, self.outcome.loss, self.outcome.epsilon)
+
+    def began(self, told: Sequence[Mapping[str, Any]]) -> None:
+        """What was done before the first step, by the driver or by a member (`records.phases`)."""
+        if self._time_log is not None:
+            self._time_log.begun(told)
 
     def rests(self, change: Change) -> None:
         """Record new rests of an asynchronous run, in order."""

@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -56,7 +57,7 @@ from orchestrator.errors import ConfigurationError, DataDamaged, Interrupted, Or
 from orchestrator.numerics import determinism
 from orchestrator.plan import Plan
 from orchestrator.privacy.secret import Secret
-from orchestrator.records import lines, rests, times
+from orchestrator.records import lines, phases, rests, times
 from orchestrator.settings import Settings
 from orchestrator.topologies import Schedule, build_schedule
 from orchestrator.tracking import default_uri, is_server
@@ -163,9 +164,10 @@ class Job:
             self.display.say(f"note: {note}")
         # What is started from here on inherits it; a Ray that is shared has been started, and is told by the slots.
         own = determinism.environment_of(plan.run.compute.arithmetic if self.ray is None else "native")
-        with own, (self.ray or self._own_ray)(plan) as ray:
+        with own, phases.entered("Ray", (self.ray or self._own_ray)(plan)) as ray:
             self.pending_signal.watch()
             with contextlib.ExitStack() as held:
+                began = time.time()
                 actor_slots, node_check = self._actor_slots(held, ray.trouble)
                 credentials = make_credentials() if plan.exchange.tls else None
                 members = held.enter_context(Members(plan, secrets.token_bytes(32), credentials, self._overseen(ray)))
@@ -173,7 +175,10 @@ class Job:
                 niceness = None if plan.cluster.address is None else os.getpriority(os.PRIO_PROCESS, 0)
                 traits = _Traits(plan.cluster.speeds)
                 startup = Startup.begin(run_start, members, actor_slots, node_check, niceness, traits)
-                return self._drive(startup, opening.result(), ray)
+                phases.note("start of members", began, time.time())
+                with phases.of("wait for the record"):
+                    record = opening.result()
+                return self._drive(startup, record, ray)
 
     def _drive(self, startup: Startup, record: Record, ray: RaySession) -> Outcome:
         plan, tracker = self.plan, record.tracker
@@ -189,7 +194,7 @@ class Job:
         private = self._private(record)
         reads_here = private is None and not plan.data.sites
         watch = DriftWatch(plan.run, record.data if reads_here else {}, record.predecessor, plan.data.cache)
-        time_log = TimeLog(record.files, record.tracker, self.display.say)
+        time_log = TimeLog(record.files, record.tracker, self.display.say, timeline=plan.cadence.timeline)
         event_sink = EventSink(record, self.audience, None if private is None else private.epsilon, watch, time_log)
         storage = storage_of(plan, record.files)
         if plan.run.begin is not None and not open_storage(storage).sizes():
@@ -320,6 +325,7 @@ class Job:
             runtime_envs=False,
             metrics_port=port,
             outlived=self.supervision is not None,
+            cpus_each=cluster.cpus,
         )
 
     def _crowding(self) -> str:

@@ -253,6 +253,8 @@ class Session:
         self._member_directory.add(member, answer["addresses"], answer["node"])
         self._ready[member] = {"pid": answer["pid"], "node": answer["node"]}
         self._nodes[member] = answer["node"]
+        name = f"{self._roles[member]} {member}"
+        self._event_sink.began([{**line, "member": name} for line in answer.get("phases", ())])
         if self._niceness is not None and answer["niceness"] > self._niceness:
             self._event_sink.gives_way(answer["node"], answer["niceness"], self._niceness)
             self._niceness = None  # one note is enough

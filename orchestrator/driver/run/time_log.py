@@ -19,9 +19,13 @@ _MOST_WORKERS = 64  # of more, MLflow is told the mean only
 
 
 class TimeLog:
-    """say: told once where the timeline ends before the run does."""
+    """say: told once where the timeline ends before the run does; timeline: whether there is one, so that what was done before
+    the first step is in it."""
 
-    def __init__(self, files: RunFolder, tracker: Tracker, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, files: RunFolder, tracker: Tracker, say: Callable[[str], None], *, timeline: bool = False
+    ) -> None:
+        self._timeline = timeline
         self._files = files
         self._tracker = tracker
         self._say = say
@@ -35,8 +39,7 @@ class TimeLog:
         told = {key: value for key, value in window.items() if key not in ("event", "spans", "timeline_full")}
         self._file.append([{"member": member, **({} if rank is None else {"rank": rank}), **told}])
         if "spans" in window:
-            self._spans = self._spans or LineFile(self._files.spans)
-            self._spans.append([{"member": member, "started": window["started"], "spans": window["spans"]}])
+            self._keep([{"member": member, "started": window["started"], "spans": window["spans"]}])
         if window.get("timeline_full") and not self._full:
             self._full = True
             self._say(
@@ -47,6 +50,15 @@ class TimeLog:
         if member in self._recent:  # a round of windows is complete
             self._tell(window["first"])
         self._recent[member] = told
+
+    def begun(self, told: Sequence[Mapping[str, Any]]) -> None:
+        """told: phases of the start (`records.phases`), of the driver or of a member."""
+        if self._timeline and told:
+            self._keep(told)
+
+    def _keep(self, told: Sequence[Mapping[str, Any]]) -> None:
+        self._spans = self._spans or LineFile(self._files.spans)
+        self._spans.append(told)
 
     def shards(self) -> dict[str, tuple[int, int]]:
         """As `records.times.shards_by_member`, after `close`."""

@@ -1,0 +1,75 @@
+"""The workers of a private Ray are forked from a process that has imported torch and this package already.
+
+Each worker imports them otherwise: 1.2 s of a processor for each, and again for each that replaces a lost one and for each
+trial of a sweep. The raylet starts `forkserver/client.py` in place of a worker's program, which asks for a process or becomes
+the worker itself. Begun as soon as it is known that there will be a private Ray, so that it imports beside the driver.
+
+Left out with other versions of Ray than `tried.RAY`: that a raylet takes workers which it has not started itself is promised
+nowhere; and where nothing is forked at all (`places.untried`). ORCHESTRATOR_FORK=0 leaves it out, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from orchestrator import tried
+from orchestrator.cluster.sessions.environment import replaced
+from orchestrator.forkserver import client, places
+
+OFF = "ORCHESTRATOR_FORK"  # set to 0, it keeps every process of this program from being forked
+_COMMAND = "--python_worker_command="
+_begun: list[places.OfLaunch] = []
+
+
+def begin(cpus: float) -> None:
+    """Have the server import from now on, if workers with so many CPUs each can be forked; `taken` gives it."""
+    if not _begun and _can_be_forked(cpus):
+        with contextlib.suppress(OSError):  # without it workers begin as Ray starts them
+            _begun.append(places.OfLaunch())
+
+
+def end() -> None:
+    """Of a server that was begun and not taken."""
+    while _begun:
+        _begun.pop().close()
+
+
+@contextlib.contextmanager
+def forked(cpus: float) -> Iterator[places.OfLaunch | None]:
+    """Within this a Ray that is started has its workers forked. Gives what has to be closed once that Ray has ended."""
+    begin(cpus)
+    server = _begun.pop() if _begun else None
+    if server is None or server.place is None:
+        yield None
+        return
+    from ray._private import services
+
+    usual = getattr(services, "start_ray_process", None)
+    place = str(server.place)
+
+    def start(command: list[str], *arguments: Any, **options: Any) -> Any:
+        assert usual is not None
+        return usual([_asking(each, place) for each in command], *arguments, **options)
+
+    with replaced(services, "start_ray_process", start):
+        yield server
+
+
+def _asking(argument: str, place: str) -> str:
+    """Of the raylet's command: what it starts as a worker asks the server at this place first."""
+    if not argument.startswith(_COMMAND):
+        return argument
+    first = subprocess.list2cmdline([sys.executable, "-I", "-S", client.__file__, place])
+    return f"{_COMMAND}{first} {argument.removeprefix(_COMMAND)}"
+
+
+def _can_be_forked(cpus: float) -> bool:
+    """Ray has numpy's library start a thread for each CPU of a worker while it is loaded, and a server runs a single one."""
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, math.floor(cpus)))
+    return tried.RAY.is_here and threads == "1" and os.environ.get(OFF) != "0" and places.untried() is None

@@ -1,0 +1,179 @@
+"""Whether a process that is forked would be the one that its user would have started: the same libraries, imported with the
+same variables, under the same rights.
+
+What is looked at of the other process the kernel tells (`/proc`), so that nobody can claim it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+# What libraries in C read when they are loaded, and Python when it starts; of others it is seen which are read.
+_READ_BY_C = re.compile(
+    r"(PYTHON|LC_|LD_|MALLOC_|MKL_|OMP_|KMP_|GOMP_|ATEN_|ONEDNN_|DNNL_|OPENBLAS_|BLIS_|NPY_|CUDA_|CUBLAS|CUDNN_|NCCL_|NVIDIA_"
+    r"|TORCH|PYTORCH_)\w*|LANG|LANGUAGE|GLIBC_TUNABLES"
+)
+_RIGHTS = ("Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+_SPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+_LIMITS = sorted(value for name, value in vars(resource).items() if name.startswith("RLIMIT_"))
+
+Files = dict[str, tuple[int, int]]
+
+
+def is_read_by_c(name: str) -> bool:
+    return _READ_BY_C.fullmatch(name) is not None
+
+
+@contextmanager
+def variables_read() -> Iterator[dict[str, str | None]]:
+    """Which variables Python code asks for inside the block, with their values; whoever takes all of them asks for none.
+    `os.environ` is as it was afterwards."""
+    found: dict[str, str | None] = {}
+    kind: Any = type(os.environ)
+    usual, usual_names = kind.__getitem__, kind.__iter__
+    passed: deque[str] = deque()  # names that were given to who goes through all, and may ask for each of them now
+
+    def noting(environment: Any, name: Any) -> Any:
+        value = None
+        try:
+            value = usual(environment, name)
+            return value
+        finally:
+            if passed and passed[0] == name:
+                passed.popleft()
+            elif isinstance(name, str):
+                found.setdefault(name, value)
+
+    def names(environment: Any) -> Iterator[str]:
+        passed.clear()
+        for name in usual_names(environment):
+            passed.append(name)
+            yield name
+
+    kind.__getitem__, kind.__iter__ = noting, names
+    try:
+        yield found
+    finally:
+        kind.__getitem__, kind.__iter__ = usual, usual_names
+
+
+def other_variables(
+    own: Mapping[str, str], read: Mapping[str, str | None], theirs: Mapping[str, str], given: Mapping[str, str]
+) -> list[str]:
+    """Variables by which imports may have come out otherwise. own: of the server when it began; read: what was asked for;
+    given: what it set for its imports alone, which who asks may have set to the same. Pure."""
+    of_c = {name for name in (*own, *theirs) if is_read_by_c(name)}
+    before = {**{name: own.get(name) for name in of_c}, **read}
+    other = {name for name, value in before.items() if name not in given and theirs.get(name) != value}
+    return sorted(other | {name for name, value in given.items() if theirs.get(name, value) != value})
+
+
+def imported_files() -> Files:
+    """Of each module that has one its file, with the time and the size that tell whether it has changed."""
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    return {file: found for file in files if isinstance(file, str) and (found := _looks(file)) is not None}
+
+
+def changed(files: Files) -> str | None:
+    """The first file that is another one now."""
+    return next((file for file, before in files.items() if _looks(file) != before), None)
+
+
+def _looks(file: str) -> tuple[int, int] | None:
+    try:
+        found = Path(file).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def shadowed(folder: int) -> str | None:
+    """A file of the working directory that Python would import in place of a library that has been imported."""
+    loaded = {name.partition(".")[0] for name in sys.modules}
+    for name in sorted(os.listdir(folder)):
+        stem, _, suffix = name.partition(".")
+        is_code = suffix.endswith(("py", "pyc", "so")) or (not suffix and _has_init(folder, name))
+        if is_code and stem in loaded and not _is_ours(folder, stem):
+            return name
+    return None
+
+
+def _has_init(folder: int, name: str) -> bool:
+    try:
+        os.stat(f"{name}/__init__.py", dir_fd=folder)
+    except OSError:
+        return False
+    return True
+
+
+def _is_ours(folder: int, name: str) -> bool:
+    """Whether it is the module that has been imported: orchestrator itself, in its own checkout."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    try:
+        return file is not None and os.path.samestat(os.stat(f"{name}/__init__.py", dir_fd=folder), Path(file).stat())
+    except OSError:
+        return False
+
+
+def flags() -> list[Any]:
+    """The options that this interpreter was started with."""
+    flags = {name: getattr(sys.flags, name) for name in dir(sys.flags) if name[0] != "_" and name.isidentifier()}
+    shown = {name: value for name, value in flags.items() if isinstance(value, int) and name != "safe_path"}
+    return [sorted(map(list, shown.items())), sys.warnoptions, sorted(map(str, sys._xoptions.items()))]
+
+
+def rights(process: int) -> dict[str, str]:
+    """What a process may do, and in which namespaces and groups it lives. Raises OSError."""
+    place = Path(f"/proc/{process}")
+    lines = dict(line.split(":", 1) for line in (place / "status").read_text().splitlines() if ":" in line)
+    found = {name: lines[name].strip() for name in _RIGHTS if name in lines}
+    found |= {
+        f"{name} namespace": str((place / "ns" / name).readlink())
+        for name in _SPACES
+        if (place / "ns" / name).is_symlink()
+    }
+    found["cgroup"] = (place / "cgroup").read_text()
+    found["root"] = str((place / "root").readlink())
+    found["hard limits"] = str([resource.prlimit(process, each)[1] for each in _LIMITS])
+    return found
+
+
+def other_rights(own: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    return sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name))
+
+
+def take_signals_over(process: int) -> None:
+    """Those that it ignores, as under `nohup` or behind `&`, and those that it blocks. Raises OSError."""
+    status = Path(f"/proc/{process}/status").read_text()
+    ignored, blocked = (
+        {number for number in range(1, signal.NSIG) if int(found[1], 16) >> (number - 1) & 1} if found else set()
+        for found in (re.search(rf"^{name}:\s*(\w+)", status, re.MULTILINE) for name in ("SigIgn", "SigBlk"))
+    )
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN if number in ignored else usual)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def take_over(process: int) -> None:
+    """Have this process be like that one in what rights leave open. Raises OSError where that cannot be."""
+    status = Path(f"/proc/{process}/status").read_text()
+    if found := re.search(r"^Umask:\s*(\d+)", status, re.MULTILINE):
+        os.umask(int(found[1], 8))
+    for each in _LIMITS:
+        resource.setrlimit(each, resource.prlimit(process, each))
+    os.sched_setaffinity(0, os.sched_getaffinity(process))
+    if (theirs := os.getpriority(os.PRIO_PROCESS, process)) != os.getpriority(os.PRIO_PROCESS, 0):
+        os.setpriority(os.PRIO_PROCESS, 0, theirs)
+    killed_first, own = Path(f"/proc/{process}/oom_score_adj").read_text(), Path("/proc/self/oom_score_adj")
+    if own.read_text() != killed_first:
+        own.write_text(killed_first)

@@ -1,0 +1,88 @@
+"""What the start of a launch consists of: phases, with when each began and how long it took, for the timeline of the run.
+
+    with phases.of("Ray"): ...          # in whichever thread of the launch does it
+    phases.told()                       # [{"member": "driver", "started": 1795448868.85, "spans": [...]}, ...]
+
+A process has one list of them, and each launch that it drives beside others one of its own: a thread that works for such a
+launch takes it along (`contextvars.copy_context`). They are noted always, since that costs two clocks each. The form is
+that of the spans of `records.times.chrome`. What it does not do: decide what a phase is; who does something says so.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, TypeVar
+
+# The line it stands in, what is done, when it began in seconds of the epoch, and how many it took.
+_Span = tuple[str, str, float, float]
+_T = TypeVar("_T")
+_of_process: list[_Span] = []
+_of_launch: ContextVar[list[_Span]] = ContextVar("phases", default=_of_process)
+
+
+def begin() -> None:
+    """From now on phases of this context are those of a launch beside others."""
+    _of_launch.set([])
+
+
+def began(what: str, line: str | None = None) -> None:
+    """What has been done since this process began is a phase."""
+    note(what, process_began(), time.time(), line)
+
+
+@contextmanager
+def of(what: str, line: str | None = None) -> Iterator[None]:
+    """The block is a phase. line: where it stands, the name of the thread where nothing is said."""
+    began = time.time()
+    try:
+        yield
+    finally:
+        note(what, began, time.time(), line)
+
+
+@contextmanager
+def entered(what: str, resource: AbstractContextManager[_T]) -> Iterator[_T]:
+    """Entering the resource is a phase; what is done with it is none."""
+    began = time.time()
+    with resource as found:
+        note(what, began, time.time())
+        yield found
+
+
+def note(what: str, began: float, ended: float, line: str | None = None) -> None:
+    _of_launch.get().append((line or _thread(), what, began, ended - began))
+
+
+def told(member: str | None = None) -> list[dict[str, Any]]:
+    """The phases so far, of each line one after another. member: in place of all lines."""
+    lines: dict[str, list[tuple[str, float, float]]] = {}
+    for line, what, began, seconds in list(_of_launch.get()):
+        lines.setdefault(member or line, []).append((what, began, seconds))
+    return [_line(name, sorted(spans, key=lambda span: span[1])) for name, spans in lines.items()]
+
+
+def process_began() -> float:
+    """When this process began, in seconds of the epoch; now, where the system does not tell."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        up = float(Path("/proc/uptime").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return time.time()
+    return time.time() - up + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _line(name: str, spans: list[tuple[str, float, float]]) -> dict[str, Any]:
+    started = spans[0][1]
+    told = [[what, None, None, round(began - started, 6), round(seconds, 6)] for what, began, seconds in spans]
+    return {"member": name, "started": round(started, 6), "spans": told}
+
+
+def _thread() -> str:
+    thread = threading.current_thread()
+    return "driver" if thread is threading.main_thread() else f"driver, {thread.name}"

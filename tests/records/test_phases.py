@@ -1,0 +1,65 @@
+"""What was done before the first step, and when."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from contextvars import copy_context
+
+import pytest
+
+from orchestrator.records import phases, times
+
+
+def of_a_launch(*notes: tuple[str, float, float, str | None]) -> list[dict[str, object]]:
+    def within() -> list[dict[str, object]]:
+        phases.begin()
+        for what, began, ended, line in notes:
+            phases.note(what, began, ended, line)
+        return phases.told()
+
+    return copy_context().run(within)
+
+
+def test_each_line_begins_with_its_first_phase() -> None:
+    told = of_a_launch(("b", 11.0, 12.5, "driver"), ("a", 10.0, 10.5, "driver"), ("c", 9.0, 9.25, "worker 1"))
+    assert told == [
+        {"member": "driver", "started": 10.0, "spans": [["a", None, None, 0.0, 0.5], ["b", None, None, 1.0, 1.5]]},
+        {"member": "worker 1", "started": 9.0, "spans": [["c", None, None, 0.0, 0.25]]},
+    ]
+    names = [each["args"]["name"] for each in times.chrome(told) if each["name"] == "thread_name"]
+    assert sorted(names) == ["driver", "worker 1"]
+
+
+def test_a_phase_is_noted_also_where_it_fails_and_entering_is_all_of_it() -> None:
+    @contextmanager
+    def resource():  # type: ignore[no-untyped-def]
+        yield 5
+
+    def within() -> list[str]:
+        phases.begin()
+        with pytest.raises(ValueError, match="no"), phases.of("fails"):
+            raise ValueError("no")
+        with phases.entered("enters", resource()) as found:
+            assert found == 5
+            return [span[0] for span in phases.told()[0]["spans"]]
+
+    assert copy_context().run(within) == ["fails", "enters"]
+
+
+def test_launches_side_by_side_have_lists_of_their_own_and_threads_take_them_along() -> None:
+    def within() -> list[str]:
+        phases.begin()
+        context = copy_context()
+        thread = threading.Thread(target=context.run, args=(phases.note, "beside", 1.0, 2.0), name="record")
+        thread.start()
+        thread.join()
+        return [line["member"] for line in phases.told()]
+
+    assert copy_context().run(within) == ["driver, record"]
+    assert of_a_launch() == []
+
+
+def test_a_process_began_before_now() -> None:
+    assert 0 < time.time() - phases.process_began() < 1e6
